@@ -1,0 +1,24 @@
+"""rlrun: reinforcement-learning experiments from one YAML file.
+
+The public names below are imported on first use, so that ``import rlrun`` (and ``rlrun --help``)
+costs neither torch nor Ray.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC_NAMES: dict[str, str] = {}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _PUBLIC_NAMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'rlrun' has no attribute {name!r}") from None
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC_NAMES])
