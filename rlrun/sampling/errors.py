@@ -1,0 +1,113 @@
+"""The one exception that carries a failure of the user's environment out of a runner.
+
+It crosses process borders (Ray pickles it), so everything it needs to be read is plain text: the
+user's own traceback, without a frame of Ray or rlrun, comes first in its message.
+"""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+from typing import Literal
+
+EnvPhase = Literal["constructor", "reset", "step", "observation"]
+
+_OWN_PACKAGES = ("rlrun.", "gymnasium.", "ray.")
+
+
+class EnvError(Exception):
+    """A user's environment raised, or broke its own contract.
+
+    Attributes:
+        env_id: what the experiment calls the environment.
+        runner_index: 0 for the runner in the driver, 1..n for Ray actors.
+        lane: index of the sub-environment within its runner.
+        env_step: 0-based step of the episode at which it happened; -1 before the first step.
+        phase: what the environment was doing.
+        user_traceback: the user's traceback as text, empty if nothing was raised.
+        reason: one line: the exception, or what is wrong with what the environment returned.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        phase: EnvPhase,
+        reason: str,
+        *,
+        user_traceback: str = "",
+        runner_index: int = 0,
+        lane: int = 0,
+        env_step: int = -1,
+    ) -> None:
+        super().__init__(env_id, phase, reason)
+        self.env_id = env_id
+        self.phase = phase
+        self.reason = reason
+        self.user_traceback = user_traceback
+        self.runner_index = runner_index
+        self.lane = lane
+        self.env_step = env_step
+
+    @classmethod
+    def from_exception(
+        cls,
+        error: BaseException,
+        env_id: str,
+        phase: EnvPhase,
+        *,
+        runner_index: int = 0,
+        lane: int = 0,
+        env_step: int = -1,
+    ) -> EnvError:
+        """Wrap what the environment raised, keeping only the user's own frames."""
+        return cls(
+            env_id,
+            phase,
+            f"{type(error).__name__}: {error}",
+            user_traceback=user_traceback(error),
+            runner_index=runner_index,
+            lane=lane,
+            env_step=env_step,
+        )
+
+    def __str__(self) -> str:
+        where = f"env {self.env_id!r}, runner {self.runner_index}, sub-env {self.lane}"
+        if self.env_step >= 0:
+            where += f", step {self.env_step}"
+        # Without a traceback the reason is all there is; with one, its last line says it already.
+        head = self.user_traceback.rstrip() if self.user_traceback else self.reason
+        return f"{head}\n{self.phase} failed: {where}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (dict(vars(self)),))
+
+
+def _rebuild(fields: dict[str, object]) -> EnvError:
+    error = EnvError.__new__(EnvError)
+    Exception.__init__(error, fields["env_id"], fields["phase"], fields["reason"])
+    vars(error).update(fields)
+    return error
+
+
+def user_traceback(error: BaseException) -> str:
+    """Format ``error`` with the frames of the user's code only.
+
+    Frames of rlrun, gymnasium and Ray are dropped; if nothing else remains, all are kept, since then
+    the failure lies there.
+    """
+    frames = [
+        frame
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if not f"{frame.f_globals.get('__name__', '')}.".startswith(_OWN_PACKAGES)
+    ]
+    if not frames or error.__traceback__ is None:
+        return "".join(traceback.format_exception(error))
+    summary = traceback.StackSummary.extract(_kept(error.__traceback__, {id(f) for f in frames}))
+    lines = ["Traceback (most recent call last):\n", *summary.format()]
+    return "".join([*lines, *traceback.format_exception_only(error)])
+
+
+def _kept(tb: TracebackType | None, frame_ids: set[int]):  # type: ignore[no-untyped-def]
+    for frame, line_number in traceback.walk_tb(tb):
+        if id(frame) in frame_ids:
+            yield frame, line_number
