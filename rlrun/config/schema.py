@@ -1,0 +1,341 @@
+"""The schema of an experiment: frozen pydantic objects, one for each section of the file.
+
+Owns: what keys exist, their types, defaults and documentation (the string under each field is its
+documentation: docs/config.md and ``rlrun init`` are generated from it). One schema stands behind
+the YAML file and the fluent builder. Must not know: files, lines, overrides (loader.py), relations
+between fields (checks.py), or any other room of rlrun.
+
+Values are strict: a boolean is no number and a number in quotes is text. A whole float such as
+``1e6`` is accepted where a whole number is asked for. YAML lists become tuples.
+"""
+
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, strings under the fields are docs."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_plain(cls, data: Any) -> Any:
+        """What YAML cannot say: ``1e6`` for a whole number is an int, a list for a tuple is one."""
+        if not isinstance(data, dict):
+            return data
+        return {key: _adapted(value, cls.model_fields.get(key)) for key, value in data.items()}
+
+
+def _adapted(value: Any, field: FieldInfo | None) -> Any:
+    if field is None:
+        return value
+    types = get_args(field.annotation) or (field.annotation,)
+    if isinstance(value, float) and value.is_integer() and int in types and float not in types:
+        return int(value)
+    wants_tuple = tuple in (get_origin(field.annotation), *map(get_origin, types))
+    return _as_tuple(value) if wants_tuple else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+Count = Annotated[int, Field(ge=1)]
+"""A whole number of at least one."""
+
+
+class UseSpec(Section):
+    """A piece of code and its arguments: ``name``, or ``{use: name, key: value, ...}``."""
+
+    use: str
+    """A registered name, or an import path "package.module:attribute"."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments; in a file they stand beside `use`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_kwargs(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"use": data}
+        return gather_kwargs(data, known=("use",))
+
+    def to_plain(self) -> Any:
+        """The shortest form that a file may hold for this object."""
+        if not self.kwargs:
+            return self.use
+        if self.kwargs.keys() & {"use", "kwargs"}:
+            return {"use": self.use, "kwargs": self.kwargs}
+        return {"use": self.use, **self.kwargs}
+
+
+def gather_kwargs(data: Any, known: tuple[str, ...]) -> Any:
+    """Move the keys of a ``{use: ..., key: value}`` mapping that are not `known` into `kwargs`."""
+    if not isinstance(data, dict) or not isinstance(data.get("kwargs", {}), dict):
+        return data
+    own = {key: value for key, value in data.items() if key in known}
+    extra = {key: value for key, value in data.items() if key not in known and key != "kwargs"}
+    return {**own, "kwargs": {**data.get("kwargs", {}), **extra}}
+
+
+class EnvSpec(UseSpec):
+    """The environment: ``CartPole-v1``, or ``{use: CartPole-v1, key: value}`` with arguments."""
+
+    use: str
+    """A gymnasium id, a name given to `register_env`, or "package.module:callable"."""
+
+
+def check_schedule(value: Any) -> Any:
+    """Turn ``[[env_steps, value], ...]`` into tuples; errors name the item that is wrong."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    points: list[tuple[int, float]] = []
+    if not value:
+        raise _schedule_error("a schedule needs at least one [env_steps, value] pair", [])
+    for i, point in enumerate(value):
+        if not isinstance(point, (list, tuple)) or len(point) != 2:
+            raise _schedule_error(f"expected a pair [env_steps, value], got {point!r}", [i])
+        for j, number in enumerate(point):
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise _schedule_error(f"expected a number, got {number!r}", [i, j])
+        if point[0] != int(point[0]) or point[0] < 0:
+            raise _schedule_error(f"env_steps is a whole number, got {point[0]!r}", [i, 0])
+        if i == 0 and point[0] != 0:
+            raise _schedule_error(f"a schedule starts at env step 0, not at {point[0]}", [0, 0])
+        if i and point[0] <= points[-1][0]:
+            message = f"env steps must rise: {point[0]} follows {points[-1][0]}"
+            raise _schedule_error(message, [i, 0])
+        points.append((int(point[0]), float(point[1])))
+    return tuple(points)
+
+
+def _schedule_error(message: str, at: list[int]) -> PydanticCustomError:
+    return PydanticCustomError("schedule", "{message}", {"message": message, "at": at})
+
+
+Schedule = Annotated[float | tuple[tuple[int, float], ...], BeforeValidator(check_schedule)]
+"""A number, or ``[[env_steps, value], ...]``: linear between points, constant after the last."""
+
+
+class EnvRunnersConfig(Section):
+    """How experience is collected. The parameter names are those of RLlib's `env_runners()`."""
+
+    env_runner_cls: str | None = None
+    """Import path of a class to use instead of `EnvRunner`, for local and remote runners alike."""
+    num_env_runners: int = Field(default=0, ge=0)
+    """Ray actors that collect experience; 0 samples in the training process, without Ray."""
+    num_envs_per_env_runner: Count = 1
+    """Environments that one env runner steps together: one policy call serves all of them."""
+    num_cpus_per_env_runner: float = Field(default=1.0, ge=0)
+    """CPUs that Ray reserves for each env runner; may be a fraction."""
+    num_gpus_per_env_runner: float = Field(default=0.0, ge=0)
+    """GPUs that Ray reserves for each env runner; may be a fraction."""
+    custom_resources_per_env_runner: dict[str, int | float] = Field(default_factory=dict)
+    """Further Ray resources for each env runner, by name."""
+    validate_env_runners_after_construction: bool = True
+    """Wait until each new env runner has built its environments, and raise its own error if not."""
+    sample_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds to wait for the env runners in one round of sampling; what comes later is dropped."""
+    rollout_fragment_length: Count | Literal["auto"] = "auto"
+    """Steps of each environment in a fragment; "auto" divides the train batch exactly."""
+    explore: bool = True
+    """Sample actions from the policy's distribution; false takes the most probable one."""
+    create_env_on_local_worker: bool = False
+    """Also build the environment in the training process when there are remote env runners."""
+    preprocessor_pref: Literal["deepmind", "rllib"] | None = "deepmind"
+    """How Atari frames are prepared: "deepmind" warps them; null hands raw observations on."""
+    observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
+    """"MeanStdFilter" normalises observations by their running mean and standard deviation."""
+    use_worker_filter_stats: bool = True
+    """Merge the filter statistics of the env runners; false throws them away."""
+    update_worker_filter_stats: bool = True
+    """Send the merged filter statistics to the env runners; false lets each keep its own."""
+    gym_env_vectorize_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
+    """How environments are vectorised; "async" gives each a process, for slow environments."""
+    max_requests_in_flight_per_env_runner: Count = 1
+    """Requests an env runner may have waiting; further ones are not sent."""
+    sampler_perf_stats_ema_coef: float | None = Field(default=None, gt=0, le=1)
+    """Weight of a new value in the running sampler timings; null averages since the start."""
+    compress_observations: bool = False
+    """Compress observations on their way to the learner: less traffic for more work."""
+    disable_env_checking: bool = False
+    """Skip the check of one reset and step of the environment before training starts."""
+
+
+class ConnectorsConfig(Section):
+    """What happens to actions and rewards between the policy and the environment."""
+
+    normalize_actions: bool = True
+    """Let the policy act in [-1, 1] and stretch its actions to the bounds of a bounded Box."""
+    clip_actions: bool = False
+    """Clip actions to the bounds of the action space before they reach the environment."""
+    clip_rewards: bool | float | None = None
+    """true learns from the reward's sign, a number clips to +-number, null is true for Atari."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+
+
+class ModelConfig(Section):
+    """The networks. With `use`, keys that are not named here are arguments of that class."""
+
+    use: str | None = None
+    """Import path of an `RLModule` subclass; null takes the default actor-critic network."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the class named by `use`; in a file they stand beside it."""
+    hidden: tuple[Count, ...] = (64, 64)
+    """Widths of the hidden layers; [] is a linear network."""
+    activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = "tanh"
+    """Activation of the hidden layers."""
+    share_layers: bool | None = None
+    """Let policy and value function share the encoder; null shares it for images only."""
+    conv: tuple[tuple[Count, Count, Count], ...] | None = None
+    """Convolutions as [channels, kernel, stride]; null takes the Nature CNN for images."""
+    conv_head: Count = 512
+    """Width of the layer after the convolutions."""
+    log_std_init: float = 0.0
+    """Logarithm of the standard deviation of continuous actions at the start."""
+    free_log_std: bool = True
+    """One learned standard deviation for each action; false makes it depend on the observation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_kwargs(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"use": data}
+        if not isinstance(data, dict) or data.get("use") is None:
+            return data
+        return gather_kwargs(
+            data, known=tuple(name for name in cls.model_fields if name != "kwargs")
+        )
+
+
+class TrainingConfig(Section):
+    """What every algorithm's own config class starts from; these are the keys of `training`."""
+
+    train_batch_size: Count = 2048
+    """Env steps collected for one iteration, exactly."""
+    lr: Schedule = 3e-4
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount of future rewards."""
+    grad_clip: float | None = Field(default=None, gt=0)
+    """Bound on the gradients; null leaves them alone."""
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    """What `grad_clip` bounds: the norm of all gradients, of each tensor, or each value."""
+
+
+class LearnersConfig(Section):
+    """Where and how the networks are trained."""
+
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
+    """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
+    compile: bool = False
+    """Compile the update with torch.compile: seconds at the start for a faster update."""
+    num_threads: Count | None = None
+    """Torch threads of the learner; null is 1 for small networks, torch's own choice for others."""
+
+
+class EvaluationConfig(Section):
+    """Episodes played beside the training, which they do not change."""
+
+    interval: Count | None = None
+    """Evaluate after every so many iterations; null never does."""
+    episodes: Count = 10
+    """Episodes of one evaluation, each started fresh."""
+    num_envs: Count = 8
+    """Environments that play at once; never more than there are episodes."""
+    explore: bool = False
+    """Sample actions; false takes the most probable ones."""
+    seed: int | None = Field(default=None, ge=0)
+    """Seed of the episodes; null derives it from the experiment's."""
+
+
+class FaultToleranceConfig(Section):
+    """What happens when env runners or environments fail. Names of RLlib's `fault_tolerance()`."""
+
+    restart_failed_env_runners: bool = True
+    """Start a lost env runner again, with its state; goes before `ignore_env_runner_failures`."""
+    ignore_env_runner_failures: bool = False
+    """Go on without an env runner that was lost."""
+    max_num_env_runner_restarts: int = Field(default=1000, ge=0)
+    """Restarts of any one env runner after which the run ends."""
+    delay_between_env_runner_restarts_s: float = Field(default=0.0, ge=0)
+    """Seconds to wait before an env runner is started again."""
+    restart_failed_sub_environments: bool = False
+    """Rebuild an environment that raised and drop its episode, instead of losing the env runner."""
+    num_consecutive_env_runner_failures_tolerance: int = Field(default=100, ge=0)
+    """Failures in a row, with nothing sampled between, after which the run ends."""
+    env_runner_health_probe_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds an env runner has to answer when it is asked whether it is well."""
+    env_runner_restore_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds a restarted env runner has to take over its state."""
+
+
+class CheckpointConfig(Section):
+    """When the state of the run is written, and what is kept of it."""
+
+    every: Count | None = None
+    """Write a checkpoint after every so many iterations; null writes none on the way."""
+    keep: Count | None = 3
+    """Newest checkpoints that are kept, the best one always besides; null keeps all."""
+    at_end: bool = True
+    """Write a checkpoint when the run ends."""
+    metric: str = "episode_return_mean"
+    """Result key that decides which checkpoint is the best, `a/b` for nested ones."""
+    mode: Literal["max", "min"] = "max"
+    """Whether the best checkpoint has the highest or the lowest value of `metric`."""
+
+
+class ReportConfig(Section):
+    """What is told about the run, to whom, and how often."""
+
+    smoothing_episodes: Count = 100
+    """Finished episodes that `episode_return_mean` averages; all of an iteration's if more."""
+    min_time_s_per_iteration: float | None = Field(default=None, ge=0)
+    """Seconds an iteration takes at least; makes its length depend on the machine."""
+    min_sample_timesteps_per_iteration: int | None = Field(default=None, ge=0)
+    """Env steps that an iteration collects at least."""
+    min_train_timesteps_per_iteration: int | None = Field(default=None, ge=0)
+    """Env steps that an iteration trains on at least."""
+    sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))
+    """Who receives the results: console, jsonl, tensorboard, or {use: "my.module:Sink", ...}."""
+
+
+class ExperimentConfig(Section):
+    """One experiment: everything that the run depends on."""
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the folder under runs/; the file's own name where it is not given."""
+    algorithm: str
+    """A registered algorithm (`rlrun list algorithms`) or "package.module:Class"."""
+    env: EnvSpec
+    """A gymnasium id, a registered name, "package.module:make", or {use: ..., key: value}."""
+    seed: int | None = Field(default=None, ge=0)
+    """Where every random number of the run descends from; null draws one at the start."""
+    stop: dict[str, int | float] = Field(default_factory=dict)
+    """Result keys (`a/b` for nested ones) and the values that end the run, whichever is first."""
+    env_runners: EnvRunnersConfig = EnvRunnersConfig()
+    """How experience is collected."""
+    model: ModelConfig = ModelConfig()
+    """The networks."""
+    training: SerializeAsAny[TrainingConfig]
+    """The algorithm's own settings."""
+    learners: LearnersConfig = LearnersConfig()
+    """Where and how the networks are trained."""
+    connectors: ConnectorsConfig = ConnectorsConfig()
+    """What happens to actions and rewards on their way."""
+    callbacks: tuple[UseSpec, ...] = ()
+    """Import paths of callback classes, or {use: ..., key: value}."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Episodes played beside the training."""
+    fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
+    """What happens when something fails."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When the state of the run is written."""
+    report: ReportConfig = ReportConfig()
+    """What is told about the run."""
