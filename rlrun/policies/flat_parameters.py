@@ -1,0 +1,136 @@
+"""One contiguous vector that a module's parameters and their gradients are views of.
+
+Owns the re-homing of parameters. With it, weights travel as one buffer, an optimizer steps one
+tensor, the global gradient norm is one call and zeroing gradients is one call. Must not know what
+the module computes or who optimises it.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Layout = dict[str, tuple[int, tuple[int, ...]]]
+
+
+class FlatParameters:
+    """Re-homes every parameter and floating-point buffer of a module into one float32 vector.
+
+    Flatten after the module is on its device: ``module.to(...)`` gives parameters new storage.
+    Buffers (such as running statistics) come after all parameters so that copying the vector
+    copies everything the module computes with; their gradient stays zero, which no optimizer
+    without weight decay answers with a step.
+
+    Attributes:
+        vector: all values, float32 [P]. Changing it in place changes the module.
+        grads: all gradients, float32 [P], also ``vector.grad``. Each parameter's ``.grad`` is a
+            view of it, into which autograd accumulates in place: clear it with ``zero_grad()``,
+            never by setting gradients to None.
+        layout: name -> (offset, shape), in the order of ``module.named_parameters()`` and then
+            ``module.named_buffers()``.
+    """
+
+    vector: Tensor
+    grads: Tensor
+    layout: Layout
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        named = dict(_float_tensors(module))
+        devices = {tensor.device for tensor in named.values()}
+        if len(devices) > 1:
+            raise ValueError(f"a module's parameters must be on one device, not on {devices}")
+        self.layout = {}
+        offset = 0
+        for name, tensor in named.items():
+            if tensor.dtype != torch.float32:
+                raise TypeError(f"parameter {name!r} is {tensor.dtype}; only float32 is supported")
+            self.layout[name] = (offset, tuple(tensor.shape))
+            offset += tensor.numel()
+        device = next(iter(devices), torch.device("cpu"))
+        self.vector = torch.empty(offset, dtype=torch.float32, device=device)
+        self.grads = torch.zeros_like(self.vector)
+        self.vector.grad = self.grads
+        for name, tensor in named.items():
+            self.view(name).copy_(tensor.detach())
+            tensor.data = self.view(name)
+            if tensor.requires_grad:
+                tensor.grad = self._slice(self.grads, name)
+
+    def view(self, name: str) -> Tensor:
+        """The part of the vector that is the parameter of this name, in its shape."""
+        return self._slice(self.vector, name)
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero, in place."""
+        self.grads.zero_()
+
+    def to_numpy(self) -> np.ndarray:
+        """A copy of the vector on the CPU, float32 [P]."""
+        return self.vector.detach().to("cpu", copy=True).numpy()
+
+    def named_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of all parameters by name, as checkpoints store them."""
+        flat = self.to_numpy()
+        return {
+            name: flat[offset : offset + prod(shape)].reshape(shape)
+            for name, (offset, shape) in self.layout.items()
+        }
+
+    def load(self, values: np.ndarray | Tensor) -> None:
+        """Overwrite all parameters from a vector [P]; one copy.
+
+        Raises:
+            ValueError: when the length differs from this module's.
+        """
+        source = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        if source.shape != self.vector.shape:
+            raise ValueError(
+                f"these weights have {source.numel():,} values, the module has "
+                f"{self.vector.numel():,}: they belong to another model"
+            )
+        with torch.no_grad():
+            self.vector.copy_(source)
+
+    def load_named(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Overwrite all parameters from arrays by name.
+
+        Raises:
+            ValueError: naming each parameter that is missing, unknown or of another shape; the
+                module is unchanged then.
+        """
+        problems = [f"{name} is unknown" for name in arrays if name not in self.layout]
+        for name, (_, shape) in self.layout.items():
+            if name not in arrays:
+                problems.append(f"{name} is missing")
+            elif arrays[name].shape != shape:
+                problems.append(f"{name} is {arrays[name].shape}, the module has {shape}")
+        if problems:
+            raise ValueError("these weights belong to another model: " + "; ".join(problems))
+        flat = np.empty(self.vector.numel(), np.float32)
+        for name, (offset, shape) in self.layout.items():
+            flat[offset : offset + prod(shape)] = arrays[name].reshape(-1)
+        self.load(flat)
+
+    def check_valid(self) -> None:
+        """Raise AssertionError if a parameter or gradient is no longer a view of the vectors."""
+        for name, tensor in _float_tensors(self._module):
+            assert tensor.data_ptr() == self.view(name).data_ptr(), f"{name} left the vector"
+            if tensor.requires_grad:
+                assert tensor.grad is not None, f"{name} lost its gradient"
+                expected = self._slice(self.grads, name).data_ptr()
+                assert tensor.grad.data_ptr() == expected, f"the gradient of {name} left the vector"
+
+    def _slice(self, flat: Tensor, name: str) -> Tensor:
+        offset, shape = self.layout[name]
+        return flat[offset : offset + prod(shape)].view(shape)
+
+
+def _float_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    persistent = module.state_dict(keep_vars=True).keys()
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if isinstance(tensor, nn.Parameter) or (name in persistent and tensor.is_floating_point()):
+            yield name, tensor

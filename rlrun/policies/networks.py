@@ -1,0 +1,146 @@
+"""Building blocks of the default networks: MLP, image encoder, orthogonal initialisation.
+
+Owns layer arithmetic only. Must not know of action spaces, policies or training. Shapes: N rows.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod, sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": F.elu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+}
+
+# Channels, kernel, stride of each layer (Mnih et al. 2015), for images of 36 pixels or more.
+NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+# For smaller pictures, such as the 10x10 ones of MinAtar.
+SMALL_CONV = ((16, 3, 1), (32, 3, 1))
+NATURE_MIN_PIXELS = 36
+SMALL_MIN_PIXELS = 5
+
+HIDDEN_GAIN = sqrt(2.0)
+
+
+def init_orthogonal(layer: nn.Module, gain: float) -> None:
+    """Orthogonal weights, zero biases ("The 37 Implementation Details of PPO", detail 2)."""
+    nn.init.orthogonal_(layer.weight, gain)  # type: ignore[arg-type]
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+
+def linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
+    """A linear layer with orthogonal weights of this gain."""
+    # skip_init: the default initialisation would draw random numbers only to be overwritten.
+    layer = nn.utils.skip_init(nn.Linear, num_inputs, num_outputs)
+    init_orthogonal(layer, gain)
+    return layer  # type: ignore[return-value]
+
+
+class MLP(nn.Module):
+    """Linear layers, named "0", "1", ..., with an activation between them: [N, in] -> [N, out].
+
+    Args:
+        sizes: widths from input to output; one size alone makes the identity.
+        activation: a key of ``ACTIVATIONS``.
+        output_gain: orthogonal gain of the last layer. None: the last layer is a hidden layer
+            too, with its gain and followed by the activation.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], activation: str, *, output_gain: float | None = None
+    ) -> None:
+        super().__init__()
+        self.output_size = sizes[-1]
+        self._activation = ACTIVATIONS[activation]
+        self._num_activated = len(sizes) - (1 if output_gain is None else 2)
+        for i, (num_inputs, num_outputs) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+            gain = HIDDEN_GAIN if output_gain is None or i < len(sizes) - 2 else output_gain
+            self.add_module(str(i), linear(num_inputs, num_outputs, gain))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, in] -> [N, out]."""
+        activation = self._activation
+        num_activated = self._num_activated
+        # Reading the parameters directly: a module call each would cost as much as a 64x64 layer.
+        for i, layer in enumerate(self._modules.values()):
+            parameters = layer._parameters  # type: ignore[union-attr]
+            x = F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
+            if i < num_activated:
+                x = activation(x)
+        return x
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    """Whether observations of this shape are encoded by convolutions unless told otherwise."""
+    return len(shape) == 3 and min(image_size(shape)[1:]) >= SMALL_MIN_PIXELS
+
+
+def channels_first(shape: Sequence[int]) -> bool:
+    """Whether an image of this shape is [channels, height, width].
+
+    The smaller outer dimension is taken for the channels; on a tie it is the last one, which is
+    gymnasium's habit.
+    """
+    return shape[0] < shape[2]
+
+
+def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Channels, height and width of an image in either layout."""
+    if channels_first(shape):
+        return shape[0], shape[1], shape[2]
+    return shape[2], shape[0], shape[1]
+
+
+class ConvEncoder(nn.Module):
+    """Convolutions and one linear layer, all followed by ReLU: images to [N, output_size].
+
+    Args:
+        shape: of one image, channels first or last.
+        conv: (channels, kernel, stride) of each layer. None: ``NATURE_CONV``, or ``SMALL_CONV``
+            for small images.
+        output_size: width of the linear layer.
+
+    Raises:
+        ValueError: when a layer's kernel is larger than what is left of the image.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], conv: Sequence[Sequence[int]] | None, output_size: int
+    ) -> None:
+        super().__init__()
+        if len(shape) != 3:
+            raise ValueError(f"model.conv: convolutions need 3-D observations, not {tuple(shape)}")
+        channels, height, width = image_size(shape)
+        if conv is None:
+            conv = NATURE_CONV if min(height, width) >= NATURE_MIN_PIXELS else SMALL_CONV
+        self.output_size = output_size
+        self._channels_first = channels_first(shape)
+        self.conv = nn.ModuleList()
+        for i, (num_filters, kernel, stride) in enumerate(conv):
+            if kernel > min(height, width):
+                raise ValueError(
+                    f"model.conv: layer {i} has a {kernel}x{kernel} kernel, but only "
+                    f"{height}x{width} pixels are left of the {tuple(shape)} image; "
+                    "use fewer layers or smaller kernels and strides"
+                )
+            layer = nn.Conv2d(channels, num_filters, kernel, stride)
+            init_orthogonal(layer, HIDDEN_GAIN)
+            self.conv.append(layer)
+            channels = num_filters
+            height = (height - kernel) // stride + 1
+            width = (width - kernel) // stride + 1
+        self.fc = linear(prod((channels, height, width)), output_size, HIDDEN_GAIN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Float images [N, ...] -> [N, output_size]."""
+        if not self._channels_first:
+            x = x.permute(0, 3, 1, 2)
+        for layer in self.conv:
+            x = torch.relu(layer(x))
+        return torch.relu(self.fc(x.flatten(1)))
