@@ -1,0 +1,129 @@
+"""Stable-Baselines3's PPO. Sampling is `collect_rollouts` (GAE included), learning is `train`."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+from benchmarks.peers import driver
+from benchmarks.peers.driver import EqualWork, Iteration
+
+# hyperparams/ppo.yml of DLR-RM/rl-baselines3-zoo, CartPole-v1; lin_x falls from x to 0.
+ZOO_CARTPOLE: dict[str, Any] = {
+    "n_steps": 32,
+    "batch_size": 256,
+    "gae_lambda": 0.8,
+    "gamma": 0.98,
+    "n_epochs": 20,
+    "ent_coef": 0.0,
+    "learning_rate": lambda remaining: remaining * 0.001,
+    "clip_range": lambda remaining: remaining * 0.2,
+}
+ZOO_TOTAL_STEPS = 100_000
+ZOO_NUM_ENVS = 8
+
+
+class TimedPPO(PPO):
+    """PPO that remembers how long its last rollout and its last update took."""
+
+    iteration = Iteration(env_steps=0)
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        start = time.perf_counter()
+        go_on = super().collect_rollouts(*args, **kwargs)
+        self.iteration.sampling_s = time.perf_counter() - start
+        return go_on
+
+    def train(self) -> None:
+        start = time.perf_counter()
+        super().train()
+        self.iteration.learning_s = time.perf_counter() - start
+
+
+class StopWhenSolved(BaseCallback):
+    """Stops at the first rollout after which the last 100 episodes average 475."""
+
+    def _on_rollout_end(self) -> None:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer]
+        full = len(returns) == driver.SOLVED_WINDOW
+        if full and sum(returns) / len(returns) >= driver.SOLVED_RETURN:
+            self.solved_s = driver.seconds_since_start()
+            self.solved_env_steps = self.num_timesteps
+
+    def _on_step(self) -> bool:
+        return not hasattr(self, "solved_s")
+
+
+def make_environments(name: str, num_envs: int, seed: int) -> Any:
+    """A DummyVecEnv of `num_envs` monitored environments, as SB3's documentation has it."""
+    make = driver.import_environment(name) if ":" in name else lambda: gym.make(name)
+    return make_vec_env(make, n_envs=num_envs, seed=seed)
+
+
+def trainer(task: Any) -> Callable[[], Iteration]:
+    """A function that runs one iteration of `EqualWork`."""
+    work = EqualWork()
+    model = TimedPPO(
+        "MlpPolicy",
+        make_environments(task.env, work.num_envs, task.seed),
+        learning_rate=work.lr,
+        n_steps=work.rollout_length,
+        batch_size=work.minibatch_size,
+        n_epochs=work.num_epochs,
+        gamma=work.gamma,
+        gae_lambda=work.lambda_,
+        clip_range=work.clip,
+        ent_coef=work.entropy_coeff,
+        vf_coef=work.vf_coeff,
+        max_grad_norm=work.grad_clip,
+        policy_kwargs={
+            "net_arch": {"pi": list(work.hidden), "vf": list(work.hidden)},
+            "activation_fn": torch.nn.Tanh,
+        },
+        seed=task.seed,
+        device="cpu",
+    )
+
+    def train() -> Iteration:
+        model.iteration = Iteration(env_steps=work.batch_size)
+        model.learn(work.batch_size, reset_num_timesteps=False)
+        return model.iteration
+
+    return train
+
+
+def solve(task: Any) -> dict[str, Any]:
+    """Trains with the zoo's settings until solved or until the zoo's number of steps."""
+    environments = make_environments(task.env, ZOO_NUM_ENVS, task.seed)
+    model = PPO("MlpPolicy", environments, **ZOO_CARTPOLE, seed=task.seed, device="cpu")
+    callback = StopWhenSolved()
+    model.learn(min(ZOO_TOTAL_STEPS, task.max_steps), callback=callback)
+    return {
+        "solved_s": getattr(callback, "solved_s", None),
+        "env_steps": getattr(callback, "solved_env_steps", model.num_timesteps),
+    }
+
+
+def main() -> None:
+    task = driver.task_from_command_line(__doc__)
+    torch.set_num_threads(1)
+    if task.task == "solve":
+        result = solve(task)
+    elif task.task == "start_up":
+        result = driver.measure_start_up(trainer(task))
+    else:
+        result = driver.measure_throughput(
+            trainer(task), warmup_steps=task.warmup_steps, steps=task.steps
+        )
+    driver.report(
+        **result, versions=driver.versions("stable-baselines3", "torch", "gymnasium", "numpy")
+    )
+
+
+if __name__ == "__main__":
+    main()
