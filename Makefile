@@ -1,0 +1,81 @@
+# The two commands of a new user are `make train` and `make test`; `make check` is what CI runs first.
+#
+#   make train            set up, then train CartPole-v1 with PPO until its stop criterion
+#   make train CONFIG=configs/ppo_pendulum.yaml ARGS='seed=2 training.lr=1e-3'
+#   make test             the fast tests
+#   make test-learning    trains until published numbers are reached      (minutes)
+#   make test-faults      kills processes, fills disks, interrupts runs   (minutes)
+#   make check            format, lint, types, fast tests
+#   make bench            the benchmark suite, side by side with the peers
+#   make docs             regenerates the generated pages of docs/
+#   make lock             re-resolves requirements.lock from pyproject.toml
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CONFIG ?= configs/ppo_cartpole.yaml
+ARGS   ?=
+PYTEST := $(BIN)/python -m pytest $(ARGS)
+EXTRAS := atari,box2d,mujoco,tensorboard,video
+
+# The stamp's name holds a checksum of what decides the installation, so a checkout that only touches
+# time stamps installs nothing, and a changed lock installs the difference.
+INPUTS := requirements.lock pyproject.toml
+STAMP  := $(VENV)/installed-$(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
+
+.PHONY: setup train test test-learning test-faults format lint types check bench docs lock clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "rlrun needs Python 3.11 or newer as '$(PYTHON)', found: $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one with: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "Python cannot create virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/installed-*
+	@touch $@
+
+train: setup
+	$(BIN)/rlrun train $(CONFIG) $(ARGS)
+
+test: setup
+	$(PYTEST)
+
+test-learning: setup
+	$(PYTEST) -m learning
+
+test-faults: setup
+	$(PYTEST) -m faults
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test
+
+docs: setup
+	$(BIN)/python -m rlrun.config.reference
+
+# Resolves in an environment of its own. `+cpu` and the like are dropped: they name a build, not a version.
+lock:
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet --upgrade pip
+	build/lock/bin/python -m pip install --quiet torch==2.13.0 --group dev --editable '.[$(EXTRAS)]'
+	@{ echo "# What \`make setup\` installs: rlrun's dependencies, extras ($(EXTRAS)) and tools."; \
+	   echo "# Written by \`make lock\`; pip takes a CPU build of torch wherever its index offers one."; \
+	   build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > requirements.lock
+	rm -rf build/lock
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
