@@ -2,10 +2,8 @@
 
 Owns the one enumeration of an action space's leaves: which columns of the distribution inputs
 [N, P] and which columns of the module's action array [N, K] belong to each of them. Samplers,
-torch distributions and action connectors all read it, so they cannot disagree. Must not know of
-torch, networks or environments.
-
-Leaves come in sorted key order for Dict spaces and in order for Tuple spaces, recursively.
+torch distributions and action connectors cannot disagree then. Must not know of torch, networks or
+environments.
 
 | space                  | kind        | inputs                | action columns            |
 |------------------------|-------------|-----------------------|---------------------------|
@@ -16,12 +14,13 @@ Leaves come in sorted key order for Dict spaces and in order for Tuple spaces, r
 | Box                    | gaussian    | n means, n log-stds   | n                         |
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+
+from rlrun.policies.action_sampling import action_leaves
 
 Kind = Literal["categorical", "bernoulli", "gaussian"]
 
@@ -66,26 +65,23 @@ class ActionLayout:
         """Of one action: () or (K,)."""
         return () if self.scalar else (self.num_columns,)
 
-    def log_std_inputs(self) -> np.ndarray:
-        """The input columns that hold log standard deviations, int64 [sum of Box widths]."""
-        columns = [
-            np.arange(leaf.inputs.start + leaf.num_columns, leaf.inputs.stop)
-            for leaf in self.leaves
-            if leaf.kind == "gaussian"
-        ]
-        return np.concatenate(columns) if columns else np.empty(0, np.int64)
+    @property
+    def kind(self) -> Kind | Literal["product"]:
+        """Of its only leaf, or "product" for Dict and Tuple spaces."""
+        return "product" if self.nested else self.leaves[0].kind
 
 
 def action_layout(space: gym.Space[Any]) -> ActionLayout:
     """Lay out an action space.
 
     Raises:
-        ValueError: for a space that holds something other than Box, Discrete, MultiDiscrete,
-            MultiBinary, Dict and Tuple, or a Box of integers without finite bounds.
+        TypeError: for a space that holds something other than Box, Discrete, MultiDiscrete,
+            MultiBinary, Dict and Tuple.
+        ValueError: for a Box of integers without finite bounds.
     """
     leaves: list[ActionLeaf] = []
     inputs = columns = 0
-    for leaf_space in _leaf_spaces(space):
+    for leaf_space in action_leaves(space):
         kind, categories, width = _describe(leaf_space)
         num_inputs = {"categorical": sum(categories), "bernoulli": width, "gaussian": 2 * width}
         leaf = ActionLeaf(
@@ -109,17 +105,6 @@ def action_layout(space: gym.Space[Any]) -> ActionLayout:
     )
 
 
-def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    if isinstance(space, gym.spaces.Dict):
-        for key in sorted(space.spaces):
-            yield from _leaf_spaces(space.spaces[key])
-    elif isinstance(space, gym.spaces.Tuple):
-        for child in space.spaces:
-            yield from _leaf_spaces(child)
-    else:
-        yield space
-
-
 def _describe(space: gym.Space[Any]) -> tuple[Kind, tuple[int, ...], int]:
     """Kind, categories and number of action columns of a leaf."""
     if isinstance(space, gym.spaces.Discrete):
@@ -137,7 +122,7 @@ def _describe(space: gym.Space[Any]) -> tuple[Kind, tuple[int, ...], int]:
             raise ValueError(f"cannot choose among unboundedly many integers: {space}")
         counts = space.high.astype(np.int64) - space.low.astype(np.int64) + 1
         return "categorical", tuple(int(n) for n in counts.ravel()), width
-    raise ValueError(
+    raise TypeError(
         f"cannot act in a {type(space).__name__} space; supported are Box, Discrete, "
         "MultiDiscrete, MultiBinary, Dict and Tuple"
     )

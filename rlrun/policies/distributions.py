@@ -1,0 +1,236 @@
+"""Action distributions in torch, for losses: log-probabilities, entropies and KL divergences.
+
+Owns the formulas, one object per action space, made once. They work on the raw distribution
+inputs; building and validating an object per minibatch, as torch.distributions does, costs more
+than the arithmetic. Sampling is numpy's (`action_sampling`). Must not know of networks or losses.
+
+    N  rows                     P  distribution inputs
+    A  action dimensions        K  columns of the action array (see `action_layout`)
+
+Every result is float [N], summed over the dimensions of the action, which are independent.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gymnasium as gym
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlrun.policies.action_layout import ActionLeaf, action_layout
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+class Distribution(ABC):
+    """pi(a|s) of one action space, as functions of its inputs [N, P]."""
+
+    num_inputs: int
+    """P."""
+
+    @abstractmethod
+    def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) [N] of actions as the module acted them: [N] or [N, K]."""
+
+    @abstractmethod
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """Entropy [N] in nats; differential entropy for continuous dimensions."""
+
+    @abstractmethod
+    def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
+        """KL(p || q) [N]."""
+
+    def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once, sharing what they have in common."""
+        return self.logp(inputs, actions), self.entropy(inputs)
+
+
+class Categorical(Distribution):
+    """Discrete: P logits; actions int64 [N]."""
+
+    def __init__(self, num_categories: int) -> None:
+        self.num_inputs = num_categories
+
+    def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) [N]."""
+        return _pick(inputs.log_softmax(-1), actions)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """Entropy [N]."""
+        return _categorical_entropy(inputs.log_softmax(-1))
+
+    def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
+        """KL(p || q) [N]."""
+        logp_p = inputs_p.log_softmax(-1)
+        return (logp_p.exp() * (logp_p - inputs_q.log_softmax(-1))).sum(-1)
+
+    def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one log-softmax."""
+        logp = inputs.log_softmax(-1)
+        return _pick(logp, actions), _categorical_entropy(logp)
+
+
+class MultiCategorical(Distribution):
+    """MultiDiscrete: the logits of each component in turn; actions int64 [N, K]."""
+
+    def __init__(self, categories: tuple[int, ...]) -> None:
+        self.num_inputs = sum(categories)
+        self._categories = categories
+        self._components = [Categorical(n) for n in categories]
+
+    def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) [N]."""
+        return self._sum(
+            [_pick(x.log_softmax(-1), a) for x, a in self._zip(inputs, actions.unbind(-1))]
+        )
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """Entropy [N]."""
+        return self._sum([_categorical_entropy(x.log_softmax(-1)) for x in self._split(inputs)])
+
+    def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
+        """KL(p || q) [N]."""
+        parts = zip(self._components, self._split(inputs_p), self._split(inputs_q), strict=True)
+        return self._sum([component.kl(p, q) for component, p, q in parts])
+
+    def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one log-softmax for each component."""
+        logps = [x.log_softmax(-1) for x in self._split(inputs)]
+        picked = [_pick(x, a) for x, a in zip(logps, actions.unbind(-1), strict=True)]
+        return self._sum(picked), self._sum([_categorical_entropy(x) for x in logps])
+
+    def _split(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs.split(self._categories, -1)
+
+    def _zip(self, inputs: Tensor, actions: tuple[Tensor, ...]) -> Any:
+        return zip(self._split(inputs), actions, strict=True)
+
+    @staticmethod
+    def _sum(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts).sum(0)
+
+
+class Bernoulli(Distribution):
+    """MultiBinary: one logit for each bit; actions 0 or 1, [N, K]."""
+
+    def __init__(self, num_bits: int) -> None:
+        self.num_inputs = num_bits
+
+    def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) [N]: ``a x - softplus(x)`` is log sigmoid(x) or log sigmoid(-x)."""
+        return (actions * inputs - F.softplus(inputs)).sum(-1)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """Entropy [N]."""
+        return (F.softplus(inputs) - inputs * inputs.sigmoid()).sum(-1)
+
+    def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
+        """KL(p || q) [N]."""
+        on = inputs_p.sigmoid() * (inputs_p - inputs_q)
+        return (on + F.softplus(inputs_q) - F.softplus(inputs_p)).sum(-1)
+
+
+class DiagGaussian(Distribution):
+    """Box: A means, then A log standard deviations; actions float [N, A], not squashed."""
+
+    def __init__(self, num_dimensions: int) -> None:
+        self.num_inputs = 2 * num_dimensions
+        self._log_norm = 0.5 * num_dimensions * _LOG_2PI
+        self._entropy_offset = self._log_norm + 0.5 * num_dimensions
+
+    def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) [N]."""
+        mean, log_std = inputs.chunk(2, -1)
+        scaled = (actions - mean) * (-log_std).exp()
+        return scaled.square().sum(-1) * -0.5 - log_std.sum(-1) - self._log_norm
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """Entropy [N]."""
+        return inputs.chunk(2, -1)[1].sum(-1) + self._entropy_offset
+
+    def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
+        """KL(p || q) [N]."""
+        mean_p, log_std_p = inputs_p.chunk(2, -1)
+        mean_q, log_std_q = inputs_q.chunk(2, -1)
+        log_ratio = log_std_p - log_std_q
+        distance = (mean_p - mean_q) * (-log_std_q).exp()
+        return 0.5 * ((2.0 * log_ratio).exp() + distance.square() - 1.0).sum(-1) - log_ratio.sum(-1)
+
+    def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one sum of the log standard deviations."""
+        mean, log_std = inputs.chunk(2, -1)
+        scaled = (actions - mean) * (-log_std).exp()
+        log_volume = log_std.sum(-1)
+        logp = scaled.square().sum(-1) * -0.5 - log_volume - self._log_norm
+        return logp, log_volume + self._entropy_offset
+
+
+class Product(Distribution):
+    """Dict or Tuple: independent leaves; actions float [N, K], categories as float indices."""
+
+    def __init__(self, leaves: tuple[ActionLeaf, ...]) -> None:
+        self.num_inputs = leaves[-1].inputs.stop
+        self._parts = [(leaf, _leaf_distribution(leaf)) for leaf in leaves]
+
+    def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) [N]."""
+        return torch.stack(
+            [
+                part.logp(inputs[:, leaf.inputs], self._leaf_actions(leaf, actions))
+                for leaf, part in self._parts
+            ]
+        ).sum(0)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """Entropy [N]."""
+        return torch.stack(
+            [part.entropy(inputs[:, leaf.inputs]) for leaf, part in self._parts]
+        ).sum(0)
+
+    def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
+        """KL(p || q) [N]."""
+        return torch.stack(
+            [
+                part.kl(inputs_p[:, leaf.inputs], inputs_q[:, leaf.inputs])
+                for leaf, part in self._parts
+            ]
+        ).sum(0)
+
+    @staticmethod
+    def _leaf_actions(leaf: ActionLeaf, actions: Tensor) -> Tensor:
+        columns = actions[:, leaf.columns]
+        if leaf.kind != "categorical":
+            return columns
+        # A category counted in float32 is exact below 2**24.
+        indices = columns.long()
+        return indices.squeeze(-1) if isinstance(leaf.space, gym.spaces.Discrete) else indices
+
+
+def build_distribution(space: gym.Space[Any]) -> Distribution:
+    """The distribution for an action space.
+
+    Raises:
+        TypeError: for a space that no distribution covers.
+    """
+    layout = action_layout(space)
+    return Product(layout.leaves) if layout.nested else _leaf_distribution(layout.leaves[0])
+
+
+def _leaf_distribution(leaf: ActionLeaf) -> Distribution:
+    if leaf.kind == "gaussian":
+        return DiagGaussian(leaf.num_columns)
+    if leaf.kind == "bernoulli":
+        return Bernoulli(leaf.num_columns)
+    if isinstance(leaf.space, gym.spaces.Discrete):
+        return Categorical(leaf.categories[0])
+    return MultiCategorical(leaf.categories)
+
+
+def _pick(logp: Tensor, actions: Tensor) -> Tensor:
+    return logp.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+
+def _categorical_entropy(logp: Tensor) -> Tensor:
+    return -(logp.exp() * logp).sum(-1)
