@@ -1,0 +1,91 @@
+"""Result rows: a result as plain JSON values, addressed as ``a/b``.
+
+Owns what may stand in metrics.jsonl: numpy numbers become Python's, what is not finite becomes
+None (JSON has no NaN), and every row has the keys of the first. It must not know which keys exist;
+that is algorithms/result.py.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+"""Nested: text -> bool, int, float, text, None, or another such dict."""
+
+
+def plain_row(result: Mapping[str, Any]) -> Row:
+    """Copy a result so that ``json.dumps`` takes it: exact floats, null instead of NaN or inf."""
+    return {str(key): _plain(value) for key, value in result.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return plain_row(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def lookup(row: Mapping[str, Any], address: str) -> Any:
+    """The value at ``a/b``, or KeyError; a key that holds a slash itself is found first."""
+    if address in row:
+        return row[address]
+    value: Any = row
+    for part in address.split("/"):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(address)
+        value = value[part]
+    return value
+
+
+def number_at(row: Mapping[str, Any], address: str) -> float | None:
+    """The finite number at ``a/b``; None if it is missing, null or no number."""
+    try:
+        value = lookup(row, address)
+    except KeyError:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def addresses(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Addresses of all values that are no dict, in the row's order."""
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from addresses(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}"
+
+
+def with_keys_of(template: Mapping[str, Any], row: Row) -> Row:
+    """Give ``row`` the template's keys, in its order, null where it has none; its own go last."""
+    filled: Row = {}
+    for key, expected in template.items():
+        value = row.get(key)
+        if isinstance(expected, Mapping):
+            filled[key] = with_keys_of(expected, value if isinstance(value, dict) else {})
+        else:
+            filled[key] = value
+    for key, value in row.items():
+        filled.setdefault(key, value)
+    return filled
+
+
+def counts_already(address: str, row: Mapping[str, Any], smoothing_episodes: int) -> bool:
+    """Whether the number at ``address`` is to be judged by: a mean return needs its full window.
+
+    The mean of three lucky episodes would otherwise end a run or name a best checkpoint.
+    """
+    if address != "episode_return_mean":
+        return True
+    episodes = number_at(row, "episodes_in_mean")
+    return episodes is None or episodes >= smoothing_episodes

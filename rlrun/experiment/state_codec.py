@@ -1,0 +1,136 @@
+"""Nested state as JSON plus named arrays, exactly and without pickle.
+
+Owns the translation between what ``get_state()`` returns (nested dicts and lists of numbers,
+strings, None and numpy arrays) and what a checkpoint stores: one JSON document and one flat dict of
+arrays. ``decode(*encode(state))`` gives the same values back, bit for bit. It must not know what
+the state means, nor where it is stored.
+
+Plain JSON carries dicts with text keys, lists, text, booleans, None, finite floats (``repr`` is
+exact) and integers up to 2**53. Everything else is an object with a single ``$`` key:
+
+=============  ==========================  ===========================================
+tag            value                       stands for
+=============  ==========================  ===========================================
+``$array``     name in the array file      numpy array, dtype and shape kept
+``$scalar``    [dtype, number]             numpy scalar
+``$int``       decimal text                integer that other JSON readers would round
+``$float``     "nan", "inf", "-inf"        float that JSON has no word for
+``$bytes``     base64 text                 bytes
+``$tuple``     list                        tuple
+``$dict``      list of [key, value]        dict whose keys are not all plain text
+=============  ==========================  ===========================================
+"""
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_EXACT_INT = 2**53
+_ARRAY_KINDS = "biuf"
+_LONGEST_FLOAT_BYTES = 8
+
+
+class StateError(TypeError):
+    """A state holds a value that a checkpoint cannot store; the message names its address."""
+
+
+def encode(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """Split ``state`` into a JSON document and the arrays that it refers to by name."""
+    arrays: dict[str, np.ndarray] = {}
+    return _encode(state, "", arrays), arrays
+
+
+def decode(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Put back together what ``encode`` took apart; KeyError or ValueError on a foreign document."""
+    if isinstance(document, list):
+        return [decode(item, arrays) for item in document]
+    if not isinstance(document, dict):
+        return document
+    if len(document) == 1:
+        (tag, value), *_ = document.items()
+        if tag.startswith("$"):
+            return _decode_tagged(tag, value, arrays)
+    return {key: decode(value, arrays) for key, value in document.items()}
+
+
+def _encode(value: Any, address: str, arrays: dict[str, np.ndarray]) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, np.ndarray):
+        return _encode_array(value, address, arrays)
+    if isinstance(value, np.generic):
+        return _encode_scalar(value, address)
+    if isinstance(value, int):
+        return value if abs(value) <= _EXACT_INT else {"$int": str(value)}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, f"{address}/{i}", arrays) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, address, arrays)
+    raise StateError(
+        f"the state at {address or '/'!r} is a {type(value).__module__}.{type(value).__qualname__}; "
+        "a checkpoint stores numbers, text, None, lists, dicts and numpy arrays"
+    )
+
+
+def _encode_mapping(
+    value: Mapping[Any, Any], address: str, arrays: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: _encode(item, f"{address}/{key}", arrays) for key, item in value.items()}
+    pairs = [
+        [_encode(key, f"{address}/{key!r}", arrays), _encode(item, f"{address}/{key}", arrays)]
+        for key, item in value.items()
+    ]
+    return {"$dict": pairs}
+
+
+def _encode_array(value: np.ndarray, address: str, arrays: dict[str, np.ndarray]) -> Any:
+    if value.dtype.kind not in _ARRAY_KINDS or value.dtype.itemsize > _LONGEST_FLOAT_BYTES:
+        raise StateError(
+            f"the state at {address or '/'!r} is an array of {value.dtype}; "
+            "a checkpoint stores booleans, integers and floats of at most 64 bits"
+        )
+    # The address names the array for a human reader; the number keeps odd keys apart.
+    name = f"{len(arrays)}:{address.lstrip('/') or 'state'}"
+    # ascontiguousarray would turn a 0-d array into a 1-d one.
+    arrays[name] = value.astype(value.dtype.newbyteorder("="), order="C", copy=True)
+    return {"$array": name}
+
+
+def _encode_scalar(value: np.generic, address: str) -> Any:
+    if value.dtype.kind == "U":
+        return str(value)
+    if value.dtype.kind not in _ARRAY_KINDS or value.dtype.itemsize > _LONGEST_FLOAT_BYTES:
+        raise StateError(f"the state at {address or '/'!r} is a numpy scalar of {value.dtype}")
+    return {"$scalar": [value.dtype.name, _encode(value.item(), address, {})]}
+
+
+def _decode_tagged(tag: str, value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    match tag:
+        case "$array":
+            return arrays[value]
+        case "$scalar":
+            name, number = value
+            dtype = np.dtype(str(name))
+            if dtype.kind not in _ARRAY_KINDS:
+                raise ValueError(f"no numpy scalar of {name!r} is ever written")
+            return dtype.type(decode(number, arrays))
+        case "$int":
+            return int(value)
+        case "$float":
+            return float(value)
+        case "$bytes":
+            return base64.b64decode(value)
+        case "$tuple":
+            return tuple(decode(item, arrays) for item in value)
+        case "$dict":
+            return {decode(key, arrays): decode(item, arrays) for key, item in value}
+    raise ValueError(f"unknown tag {tag!r}")
