@@ -78,9 +78,13 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = error.strerror or str(error)
-        raise CheckpointError(f"{directory}: the checkpoint could not be written: {reason}") from error
+        raise CheckpointError(
+            f"{directory}: the checkpoint could not be written: {reason}"
+        ) from error
     except StateError as error:
-        raise CheckpointError(f"{directory}: the checkpoint could not be written: {error}") from error
+        raise CheckpointError(
+            f"{directory}: the checkpoint could not be written: {error}"
+        ) from error
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -95,7 +99,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError):
         known = False
     if not known:
-        raise CheckpointError(f"{directory}: not an rlrun checkpoint: {_MANIFEST} is damaged or foreign")
+        raise CheckpointError(
+            f"{directory}: not an rlrun checkpoint: {_MANIFEST} is damaged or foreign"
+        )
     if manifest.get("version") != FORMAT_VERSION:
         raise CheckpointError(
             f"{directory}: written in checkpoint format {manifest.get('version')}; "
@@ -170,7 +176,8 @@ def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
             raise CheckpointError(f"{directory}: the checkpoint is incomplete: no {name}") from None
         if found != promised:
             raise CheckpointError(
-                f"{directory}: the checkpoint is damaged: {name} has {found:,} bytes, not {promised:,}"
+                f"{directory}: the checkpoint is damaged: "
+                f"{name} has {found:,} bytes, not {promised:,}"
             )
 
 

@@ -15,7 +15,6 @@ The environment variables are never written: they hold people's keys.
 """
 
 import fcntl
-import getpass
 import json
 import os
 import platform
@@ -23,7 +22,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -105,7 +104,9 @@ class RunFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise RunFolderError(f"{self.path}: another process is running in this folder") from None
+            raise RunFolderError(
+                f"{self.path}: another process is running in this folder"
+            ) from None
         except OSError:
             # Some network file systems have no locks; a run must be possible there too.
             pass
@@ -136,7 +137,6 @@ class RunFolder:
             "argv": sys.argv,
             "cwd": os.getcwd(),
             "host": socket.gethostname(),
-            "user": _user(),
             "pid": os.getpid(),
             "cpus": os.cpu_count(),
             "platform": platform.platform(),
@@ -159,7 +159,7 @@ class RunFolder:
 
 
 def resolve_run(path: Path) -> Path:
-    """The run folder that a user means by ``path``: itself, or the ``latest`` of ``runs/<name>``."""
+    """The run folder that ``path`` stands for: itself, or the ``latest`` of ``runs/<name>``."""
     if (path / "config.yaml").is_file():
         return path
     if (path / LATEST / "config.yaml").is_file():
@@ -176,15 +176,6 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-@contextmanager
-def as_run_folder_error(path: Path) -> Iterator[None]:
-    """Turn a refusing disk into one line that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
 def _numbered(stem: str) -> Iterator[str]:
     yield stem
     number = 2
@@ -195,13 +186,6 @@ def _numbered(stem: str) -> Iterator[str]:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def _user() -> str | None:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return None
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -44,7 +44,7 @@ def encode(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def decode(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Put back together what ``encode`` took apart; KeyError or ValueError on a foreign document."""
+    """Put back together what ``encode`` took apart; KeyError or ValueError if it is foreign."""
     if isinstance(document, list):
         return [decode(item, arrays) for item in document]
     if not isinstance(document, dict):
@@ -57,25 +57,29 @@ def decode(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _encode(value: Any, address: str, arrays: dict[str, np.ndarray]) -> Any:
-    if value is None or isinstance(value, str | bool):
-        return value
     if isinstance(value, np.ndarray):
         return _encode_array(value, address, arrays)
     if isinstance(value, np.generic):
         return _encode_scalar(value, address)
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, address, arrays)
+    if isinstance(value, list | tuple):
+        items = [_encode(item, f"{address}/{i}", arrays) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    return _encode_leaf(value, address)
+
+
+def _encode_leaf(value: Any, address: str) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
     if isinstance(value, int):
         return value if abs(value) <= _EXACT_INT else {"$int": str(value)}
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, list | tuple):
-        items = [_encode(item, f"{address}/{i}", arrays) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$tuple": items}
-    if isinstance(value, Mapping):
-        return _encode_mapping(value, address, arrays)
     raise StateError(
-        f"the state at {address or '/'!r} is a {type(value).__module__}.{type(value).__qualname__}; "
+        f"the state at {address or '/'!r} is a {type(value).__module__}.{type(value).__name__}; "
         "a checkpoint stores numbers, text, None, lists, dicts and numpy arrays"
     )
 
@@ -116,21 +120,28 @@ def _encode_scalar(value: np.generic, address: str) -> Any:
 def _decode_tagged(tag: str, value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     match tag:
         case "$array":
-            return arrays[value]
+            decoded: Any = arrays[value]
         case "$scalar":
-            name, number = value
-            dtype = np.dtype(str(name))
-            if dtype.kind not in _ARRAY_KINDS:
-                raise ValueError(f"no numpy scalar of {name!r} is ever written")
-            return dtype.type(decode(number, arrays))
+            decoded = _decode_scalar(value)
         case "$int":
-            return int(value)
+            decoded = int(value)
         case "$float":
-            return float(value)
+            decoded = float(value)
         case "$bytes":
-            return base64.b64decode(value)
+            decoded = base64.b64decode(value)
         case "$tuple":
-            return tuple(decode(item, arrays) for item in value)
+            decoded = tuple(decode(item, arrays) for item in value)
         case "$dict":
-            return {decode(key, arrays): decode(item, arrays) for key, item in value}
-    raise ValueError(f"unknown tag {tag!r}")
+            decoded = {decode(key, arrays): decode(item, arrays) for key, item in value}
+        case _:
+            raise ValueError(f"unknown tag {tag!r}")
+    return decoded
+
+
+def _decode_scalar(value: Any) -> np.generic:
+    name, number = value
+    dtype = np.dtype(str(name))
+    if dtype.kind not in _ARRAY_KINDS:
+        raise ValueError(f"no numpy scalar of {name!r} is ever written")
+    scalar: np.generic = dtype.type(decode(number, {}))
+    return scalar

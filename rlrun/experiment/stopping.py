@@ -71,15 +71,18 @@ class StopCriteria:
                 continue
             if isinstance(value, Mapping):
                 inside = ", ".join(f"{criterion.address}/{key}" for key in list(value)[:4])
-                problems.append(f"stop: {criterion.address}: a group, not a number; it has {inside}")
+                problems.append(
+                    f"stop: {criterion.address}: a group, not a number; it has {inside}"
+                )
         if problems:
             raise StopKeyError("\n".join(problems))
 
 
 def _suggest(address: str, result: Mapping[str, Any]) -> str:
     known = list(addresses(result))
-    by_last_part = [name for name in known if name.split("/")[-1] == address.split("/")[-1]]
-    near = by_last_part or difflib.get_close_matches(address, known, n=1, cutoff=0.5)
+    last_part = address.rpartition("/")[2]
+    same_last_part = [name for name in known if name.rpartition("/")[2] == last_part]
+    near = same_last_part or difflib.get_close_matches(address, known, n=1, cutoff=0.5)
     return "no such result key" + (f" - did you mean {near[0]}?" if near else "")
 
 
