@@ -16,8 +16,8 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from rlrun.policies.action_layout import ActionLeaf, action_layout
 
@@ -32,7 +32,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """log pi(a|s) [N] of actions as the module acted them: [N] or [N, K]."""
+        """Log pi(a|s) [N] of actions as the module acted them: [N] or [N, K]."""
 
     @abstractmethod
     def entropy(self, inputs: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Categorical(Distribution):
         self.num_inputs = num_categories
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """log pi(a|s) [N]."""
+        """Log pi(a|s) [N]."""
         return _pick(inputs.log_softmax(-1), actions)
 
     def entropy(self, inputs: Tensor) -> Tensor:
@@ -77,14 +77,13 @@ class MultiCategorical(Distribution):
 
     def __init__(self, categories: tuple[int, ...]) -> None:
         self.num_inputs = sum(categories)
-        self._categories = categories
+        self._categories = list(categories)
         self._components = [Categorical(n) for n in categories]
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """log pi(a|s) [N]."""
-        return self._sum(
-            [_pick(x.log_softmax(-1), a) for x, a in self._zip(inputs, actions.unbind(-1))]
-        )
+        """Log pi(a|s) [N]."""
+        parts = zip(self._split(inputs), actions.unbind(-1), strict=True)
+        return self._sum([_pick(x.log_softmax(-1), a) for x, a in parts])
 
     def entropy(self, inputs: Tensor) -> Tensor:
         """Entropy [N]."""
@@ -102,10 +101,7 @@ class MultiCategorical(Distribution):
         return self._sum(picked), self._sum([_categorical_entropy(x) for x in logps])
 
     def _split(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        return inputs.split(self._categories, -1)
-
-    def _zip(self, inputs: Tensor, actions: tuple[Tensor, ...]) -> Any:
-        return zip(self._split(inputs), actions, strict=True)
+        return torch.split(inputs, self._categories, -1)
 
     @staticmethod
     def _sum(parts: list[Tensor]) -> Tensor:
@@ -119,17 +115,17 @@ class Bernoulli(Distribution):
         self.num_inputs = num_bits
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """log pi(a|s) [N]: ``a x - softplus(x)`` is log sigmoid(x) or log sigmoid(-x)."""
-        return (actions * inputs - F.softplus(inputs)).sum(-1)
+        """Log pi(a|s) [N]: ``a x - softplus(x)`` is log sigmoid(x) or log sigmoid(-x)."""
+        return (actions * inputs - functional.softplus(inputs)).sum(-1)
 
     def entropy(self, inputs: Tensor) -> Tensor:
         """Entropy [N]."""
-        return (F.softplus(inputs) - inputs * inputs.sigmoid()).sum(-1)
+        return (functional.softplus(inputs) - inputs * inputs.sigmoid()).sum(-1)
 
     def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
         """KL(p || q) [N]."""
         on = inputs_p.sigmoid() * (inputs_p - inputs_q)
-        return (on + F.softplus(inputs_q) - F.softplus(inputs_p)).sum(-1)
+        return (on + functional.softplus(inputs_q) - functional.softplus(inputs_p)).sum(-1)
 
 
 class DiagGaussian(Distribution):
@@ -141,7 +137,7 @@ class DiagGaussian(Distribution):
         self._entropy_offset = self._log_norm + 0.5 * num_dimensions
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """log pi(a|s) [N]."""
+        """Log pi(a|s) [N]."""
         mean, log_std = inputs.chunk(2, -1)
         scaled = (actions - mean) * (-log_std).exp()
         return scaled.square().sum(-1) * -0.5 - log_std.sum(-1) - self._log_norm
@@ -175,7 +171,7 @@ class Product(Distribution):
         self._parts = [(leaf, _leaf_distribution(leaf)) for leaf in leaves]
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """log pi(a|s) [N]."""
+        """Log pi(a|s) [N]."""
         return torch.stack(
             [
                 part.logp(inputs[:, leaf.inputs], self._leaf_actions(leaf, actions))

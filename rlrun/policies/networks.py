@@ -4,18 +4,19 @@ Owns layer arithmetic only. Must not know of action spaces, policies or training
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod, sqrt
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
-    "elu": F.elu,
-    "silu": F.silu,
-    "gelu": F.gelu,
+    "elu": functional.elu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
 }
 
 # Channels, kernel, stride of each layer (Mnih et al. 2015), for images of 36 pixels or more.
@@ -28,18 +29,18 @@ SMALL_MIN_PIXELS = 5
 HIDDEN_GAIN = sqrt(2.0)
 
 
-def init_orthogonal(layer: nn.Module, gain: float) -> None:
+def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
     """Orthogonal weights, zero biases ("The 37 Implementation Details of PPO", detail 2)."""
-    nn.init.orthogonal_(layer.weight, gain)  # type: ignore[arg-type]
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
     """A linear layer with orthogonal weights of this gain."""
-    # skip_init: the default initialisation would draw random numbers only to be overwritten.
-    layer = nn.utils.skip_init(nn.Linear, num_inputs, num_outputs)
+    layer = nn.Linear(num_inputs, num_outputs)
     init_orthogonal(layer, gain)
-    return layer  # type: ignore[return-value]
+    return layer
 
 
 class MLP(nn.Module):
@@ -59,9 +60,16 @@ class MLP(nn.Module):
         self.output_size = sizes[-1]
         self._activation = ACTIVATIONS[activation]
         self._num_activated = len(sizes) - (1 if output_gain is None else 2)
-        for i, (num_inputs, num_outputs) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
             gain = HIDDEN_GAIN if output_gain is None or i < len(sizes) - 2 else output_gain
             self.add_module(str(i), linear(num_inputs, num_outputs, gain))
+
+    @property
+    def last(self) -> nn.Linear:
+        """The output layer."""
+        layer = next(reversed(self._modules.values()))
+        assert isinstance(layer, nn.Linear)
+        return layer
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, in] -> [N, out]."""
@@ -70,7 +78,7 @@ class MLP(nn.Module):
         # Reading the parameters directly: a module call each would cost as much as a 64x64 layer.
         for i, layer in enumerate(self._modules.values()):
             parameters = layer._parameters  # type: ignore[union-attr]
-            x = F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
+            x = functional.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
             if i < num_activated:
                 x = activation(x)
         return x

@@ -128,7 +128,7 @@ class ActorCritic(RLModule):
             sizes = [self._num_features(), *model.hidden]
             self.pi = MLP([*sizes, num_outputs], model.activation, output_gain=POLICY_GAIN)
             self.vf = MLP([*sizes, 1], model.activation, output_gain=VALUE_GAIN)
-            head = self.pi.get_submodule(str(len(model.hidden)))
+            head = self.pi.last
         else:
             self.encoder = encoder if encoder is not None else self._build_encoder(conv)
             self.vf_encoder = None if shared or encoder is not None else self._build_encoder(conv)
@@ -199,13 +199,13 @@ class ActorCritic(RLModule):
             return ConvEncoder(self._box().shape, model.conv, model.conv_head)
         return MLP([self._num_features(), *model.hidden], model.activation)
 
-    def _set_log_std_bias(self, head: nn.Module) -> None:
+    def _set_log_std_bias(self, head: nn.Linear) -> None:
         """Start log standard deviations that the head computes at ``log_std_init`` too."""
         with torch.no_grad():
             for leaf in action_layout(self.action_space).leaves:
                 if leaf.kind == "gaussian":
                     start = leaf.inputs.start + leaf.num_columns
-                    head.bias[start : leaf.inputs.stop] = self.model.log_std_init  # type: ignore
+                    head.bias[start : leaf.inputs.stop] = self.model.log_std_init
 
 
 def build_module(

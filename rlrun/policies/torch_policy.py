@@ -1,0 +1,102 @@
+"""TorchPolicy: acting with any RLModule.
+
+Owns the way of observations into the module and of its outputs back to numpy. Actions are sampled
+in numpy (`action_sampling`) from noise that the caller drew, so that they depend on the seed tree
+and not on torch's generators or on the device. Must not know of environments, Ray or losses.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.policies.action_sampling import action_sampler
+from rlrun.policies.flat_parameters import FlatParameters, Layout
+from rlrun.policies.policy import Array, Policy
+from rlrun.policies.rl_module import RLModule, build_module
+
+
+class TorchPolicy(Policy):
+    """Acts with an `RLModule`, in evaluation mode and without gradients.
+
+    Args:
+        observation_space: of the preprocessed observations.
+        action_space: of the environment.
+        model: the `model` section; builds the module unless one is given.
+        module: act with this module, re-homed into one flat vector and moved to ``device``.
+        device: where the forward pass runs.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        model: ModelConfig,
+        *,
+        module: RLModule | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self.device = torch.device(device)
+        if module is None:
+            module = build_module(observation_space, action_space, model)
+        self.module = module.to(self.device).eval()
+        self.sampler = action_sampler(action_space)
+        self._flat = FlatParameters(self.module)
+
+    @property
+    def layout(self) -> Layout:
+        """Where each parameter lies in the weights: name -> (offset, shape)."""
+        return self._flat.layout
+
+    def compute_actions(
+        self,
+        obs_batch: Array,
+        state_batches: Sequence[Array] | None = None,
+        *,
+        explore: bool = True,
+        noise: Array | None = None,
+    ) -> tuple[Array, list[Array], dict[str, Array]]:
+        """Actions for B observations; see `Policy.compute_actions`.
+
+        Everything the module returns besides the distribution inputs becomes a column too.
+        """
+        with torch.inference_mode():
+            batch = {col.OBS: self._to_tensors(obs_batch)}
+            forward = self.module.forward_exploration if explore else self.module.forward_inference
+            fetches = {name: value.cpu().numpy() for name, value in forward(batch).items()}
+        inputs = fetches[col.ACTION_DIST_INPUTS]
+        if not explore:
+            return self.sampler.mode(inputs), [], fetches
+        if noise is None:
+            noise = self.sampler.draw(np.random.default_rng(), 1, len(inputs))[0]
+        return self.sampler.sample(inputs, noise), [], fetches
+
+    def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
+        """Noise for a fragment, ``[length, lanes, K]``."""
+        return self.sampler.draw(rng, length, lanes)
+
+    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        """``action_logp`` [N] of a finished fragment."""
+        inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
+        return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}
+
+    def get_weights(self) -> Array:
+        """The flat vector, float32 [P], copied."""
+        return self._flat.to_numpy()
+
+    def set_weights(self, weights: Array) -> None:
+        """Take over a flat vector [P]; one copy, straight to the device."""
+        self._flat.load(weights)
+
+    def _to_tensors(self, obs: Any) -> Any:
+        """Tensors on the device; nested observations keep their structure."""
+        if isinstance(obs, Mapping):
+            return {key: self._to_tensors(value) for key, value in obs.items()}
+        if isinstance(obs, tuple):
+            return tuple(self._to_tensors(value) for value in obs)
+        return torch.as_tensor(obs, device=self.device)
