@@ -1,0 +1,158 @@
+"""Base files, the file and the command line, laid over each other into one tree.
+
+Owns: reading files, `base:`, KEY=VALUE, and the rules of merging. Must not know: which keys there
+are, beyond `base`, `stop` and the ``{use: ...}`` form.
+
+Merging: mappings merge key by key, everything else is replaced. A mapping with another ``use``
+replaces the whole, since its keys belong to other code. ``null`` takes a stop criterion away.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+
+from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem, join
+from rlrun.config.yaml_tree import Node, from_plain, parse_yaml
+
+
+def read_file(path: FilePath, open_files: tuple[FilePath, ...] = ()) -> Node:
+    """The tree of a file over that of its `base`. Raises ConfigError for what cannot be read."""
+    tree = parse_yaml(_read_text(path), str(path))
+    if tree.value is None:
+        raise ConfigError([Problem(Origin(str(path), 1, 1), "", "the file is empty")])
+    if not isinstance(tree.value, dict):
+        message = "expected keys and values, such as `algorithm: PPO`"
+        raise ConfigError([Problem(tree.origin, "", message)])
+    base = tree.value.pop("base", None)
+    if base is None or base.value is None:
+        return tree
+    return merge(_read_base(path, base, (*open_files, path.resolve())), tree)
+
+
+def _read_text(path: FilePath) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        message = "there is no such file"
+    except UnicodeDecodeError as error:
+        message = f"not a text file: byte {error.start} is not UTF-8"
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+    raise ConfigError([Problem(Origin(str(path)), "", message)])
+
+
+def _read_base(path: FilePath, base: Node, open_files: tuple[FilePath, ...]) -> Node:
+    if not isinstance(base.value, str):
+        message = f"expected the name of one file, got {base.plain()!r}"
+        raise ConfigError([Problem(base.origin, "base", message)])
+    base_path = path.parent / base.value
+    if base_path.resolve() in open_files:
+        chain = " -> ".join(file.name for file in (*open_files, base_path.resolve()))
+        raise ConfigError([Problem(base.origin, "base", f"the files build on each other: {chain}")])
+    if not base_path.is_file():
+        raise ConfigError([Problem(base.origin, "base", f"there is no file {base_path}")])
+    return read_file(base_path, open_files)
+
+
+def merge(below: Node, above: Node) -> Node:
+    """`above` laid over `below`; the origins of both are kept."""
+    if isinstance(below.value, str) and isinstance(above.value, dict) and "use" not in above.value:
+        # Only ever valid for {use: ...} sections: `env: CartPole-v1` below, `env.key=value` above.
+        below = Node({"use": below}, below.origin)
+    if not isinstance(below.value, dict) or not isinstance(above.value, dict):
+        return above
+    uses = [side.value["use"].plain() for side in (below, above) if "use" in side.value]
+    if len(uses) == 2 and uses[0] != uses[1]:
+        return above
+    merged = dict(below.value)
+    for key, node in above.value.items():
+        merged[key] = merge(merged[key], node) if key in merged else node
+    return Node(merged, above.origin)
+
+
+def without_dropped_stops(tree: Node) -> Node:
+    """Leave out the stop criteria that are ``null``."""
+    stop = tree.child("stop")
+    if stop is None or not isinstance(stop.value, dict):
+        return tree
+    kept = {key: node for key, node in stop.value.items() if node.value is not None}
+    return Node({**tree.value, "stop": Node(kept, stop.origin)}, tree.origin)
+
+
+def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
+    """Lay each ``KEY=VALUE`` over the tree, in their order; also what is wrong with them."""
+    problems: list[Problem] = []
+    for override in overrides:
+        address, equals, text = override.partition("=")
+        path = split_address(address.strip())
+        if not equals or not all(path):
+            message = f"expected KEY=VALUE, such as training.lr=1e-3, got {override!r}"
+            problems.append(Problem(COMMAND_LINE, "", message))
+            continue
+        if path == ["base"]:
+            problems.append(Problem(COMMAND_LINE, "base", "only a file can name its base"))
+            continue
+        try:
+            value = parse_yaml(text, COMMAND_LINE.source, lines=False)
+            tree = _set(tree, path, value)
+        except ConfigError as error:
+            where = address.strip()
+            problems += [Problem(p.origin, p.key or where, p.message) for p in error.problems]
+        except LookupError as error:
+            problems.append(Problem(COMMAND_LINE, address.strip(), str(error.args[0])))
+    return tree, problems
+
+
+def split_address(address: str) -> list[str]:
+    """``training.lr`` or ``training/lr`` as keys; a stop key keeps its own slashes."""
+    parts = address.split(".") if "." in address else address.split("/")
+    if parts[0] == "stop" and len(parts) > 2:
+        return ["stop", "/".join(parts[1:])]
+    return parts
+
+
+def _set(tree: Node, path: list[str], value: Node) -> Node:
+    """The tree with `value` merged in at `path`; list items are addressed by their number."""
+    head, *rest = path
+    if isinstance(tree.value, list):
+        if not head.isdigit() or int(head) >= len(tree.value):
+            count = len(tree.value)
+            raise LookupError(f"{head!r} is no position in a list of {count}, counted from 0")
+        items = list(tree.value)
+        index = int(head)
+        items[index] = _set(items[index], rest, value) if rest else merge(items[index], value)
+        return Node(items, COMMAND_LINE)
+    below = tree.child(head)
+    if rest and below is not None and isinstance(below.value, list):
+        return Node({**tree.value, head: _set(below, rest, value)}, tree.origin)
+    nested = Node({head: _nested(rest, value)}, tree.origin)
+    return merge(tree, nested)
+
+
+def _nested(path: list[str], value: Node) -> Node:
+    for key in reversed(path):
+        value = Node({key: value}, COMMAND_LINE)
+    return value
+
+
+def from_keywords(values: dict[str, object]) -> Node:
+    """The tree of top-level values that the command line has options for, such as ``--seed``."""
+    return Node(
+        {key: from_plain(value, COMMAND_LINE) for key, value in values.items()}, COMMAND_LINE
+    )
+
+
+def find(tree: Node, path: Sequence[str | int]) -> Node:
+    """The deepest node on the way along `path`: the value itself, or what should have held it."""
+    for part in path:
+        below = tree.child(part)
+        if below is None and part == "kwargs":
+            continue  # Arguments stand beside `use` in a file.
+        if below is None:
+            break
+        tree = below
+    return tree
+
+
+def address(path: Sequence[str | int]) -> str:
+    """A path as a user writes it: without the `kwargs` level."""
+    return join(tuple(part for part in path if part != "kwargs"))

@@ -1,0 +1,112 @@
+"""Names that a config may use for code, and the way from a name to the object.
+
+Owns: the tables of registered names, import paths ("package.module:attribute") and the nearest name
+to a misspelt one. Must not know: any room of rlrun at import time; the tables hold import paths.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+ALGORITHMS: dict[str, str] = {"PPO": "rlrun.algorithms.ppo:PPO"}
+"""Name -> import path of the algorithm class."""
+
+ENVS: dict[str, Callable[..., Any]] = {}
+"""Name -> callable that makes the environment; filled by `rlrun.register_env`."""
+
+SINKS = ("console", "jsonl", "tensorboard")
+"""Names that `report.sinks` knows besides import paths."""
+
+_IMPORT_PATH = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$")
+
+
+class ImportPathError(ValueError):
+    """An import path leads nowhere; the message says how far it led and suggests what is near."""
+
+
+def is_import_path(name: str) -> bool:
+    """Whether `name` has the form "package.module:attribute"."""
+    return _IMPORT_PATH.match(name) is not None
+
+
+def import_object(path: str) -> Any:
+    """The object at "package.module:attribute"; the working directory is importable too.
+
+    Raises ImportPathError where the path is malformed, a module is missing or raises while it is
+    imported, or the attribute is missing.
+    """
+    if not is_import_path(path):
+        raise ImportPathError(f'expected "package.module:attribute", got {path!r}')
+    module_name, _, attributes = path.partition(":")
+    # A console script has its own folder on sys.path and not, as `python -m` has, the working one.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found = _import_module(module_name)
+    for attribute in attributes.split("."):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError:
+            hint = suggestion(attribute, [name for name in dir(found) if not name.startswith("_")])
+            raise ImportPathError(f"{module_name} has no {attribute!r}{hint}") from None
+    return found
+
+
+def _import_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(missing + "."):
+            raise ImportPathError(f"there is no module {missing!r}") from None
+        raise ImportPathError(f"{name} needs the module {missing!r}, which is missing") from error
+    except Exception as error:
+        message = f"importing {name} failed: {type(error).__name__}: {error}"
+        raise ImportPathError(message) from error
+
+
+def import_path_of(found: Any) -> str | None:
+    """The import path that leads to a class or function, or None where none does."""
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if not module or not name or not is_import_path(f"{module}:{name}"):
+        return None
+    try:
+        return f"{module}:{name}" if import_object(f"{module}:{name}") is found else None
+    except ImportPathError:
+        return None
+
+
+def algorithm_class(name: str) -> Any:
+    """The algorithm class that a registered name or an import path stands for.
+
+    Raises ImportPathError for a name that is neither.
+    """
+    if name in ALGORITHMS:
+        return import_object(ALGORITHMS[name])
+    if is_import_path(name):
+        return import_object(name)
+    known = ", ".join(ALGORITHMS)
+    hint = suggestion(name, ALGORITHMS)
+    raise ImportPathError(f"there is no algorithm {name!r}, there is {known}{hint}")
+
+
+def is_installed(module: str) -> bool:
+    """Whether `module` can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The one of `names` that is most like `name`, upper and lower case alike; None if none is."""
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[found[0]] if found else None
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """`` - did you mean X?`` for the nearest of `names`, or nothing."""
+    found = nearest(name, names)
+    return f" - did you mean {found}?" if found else ""
