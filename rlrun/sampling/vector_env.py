@@ -1,0 +1,410 @@
+"""Several copies of an environment behind one interface: `EpisodeVectorEnv`.
+
+Owns what the sampling loop sees of environments, and the default, serial vectorisation. The loop
+never sees an autoreset mode: a step returns the true final observation of a finished lane, and the
+loop itself asks for the next episode. Adapters for gymnasium's own vector environments are in
+`native_vector_env`. Knows nothing of policies, batches, connectors or Ray.
+
+    B        number of lanes (copies of the environment)
+    lane     index of a copy, 0..B-1
+    batched  one array [B, ...], or for Dict and Tuple spaces a dict or tuple of them
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from rlrun.sampling.envs import (
+    EnvContext,
+    check_env,
+    check_observation,
+    make_env,
+    make_env_or_vector,
+    observation_problem,
+)
+from rlrun.sampling.errors import EnvError, EnvPhase
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvSpec
+
+Batched = Any
+Infos = dict[int, dict[str, Any]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+
+StepResult = tuple[Batched, FloatArray, BoolArray, BoolArray, Infos | None]
+
+
+class EpisodeVectorEnv(Protocol):
+    """B environments in lockstep, whose episodes the caller starts.
+
+    All returned arrays may be buffers that the next call overwrites.
+
+    Attributes:
+        num_envs: B.
+        single_observation_space: of one lane.
+        single_action_space: of one lane.
+        episode_seeds: whether `reset_lanes` gives each episode its own seed. If so an episode is a
+            function of its seed and its actions.
+        valid: [B] after each step; False where the step was the environment's own reset, and the
+            row no transition. None: all rows are transitions.
+    """
+
+    num_envs: int
+    single_observation_space: spaces.Space[Any]
+    single_action_space: spaces.Space[Any]
+    episode_seeds: bool
+    valid: BoolArray | None
+
+    def reset(self, seeds: Sequence[int]) -> Batched:
+        """Start an episode in each lane; the observations [B, ...]."""
+
+    def step(self, actions: Batched) -> StepResult:
+        """Step each lane: observations, rewards [B] float64, terminateds, truncateds, infos.
+
+        The observation of a finished lane is the last one of its episode. ``infos`` maps lanes to
+        their info dicts; lanes without one are left out, and it is None if there are none.
+
+        Raises:
+            EnvError: a lane raised, or returned NaN or something outside of its space.
+        """
+
+    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
+        """Start an episode in the lanes of ``mask``, each with its own one of the B ``seeds``.
+
+        Returns:
+            Observations [B, ...], of which the rows under ``mask`` are the reset ones; None if this
+            environment resets itself during the next step, whose row is then not `valid`.
+        """
+
+    def render(self) -> Any:
+        """What the lanes' own render functions return, as a sequence [B]."""
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The state of all lanes, or None if the environment does not offer it."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`."""
+
+    def close(self) -> None:
+        """Close all lanes."""
+
+
+def make_vector_env(
+    spec: EnvSpec,
+    num_envs: int,
+    *,
+    mode: str = "auto",
+    context: EnvContext | None = None,
+    render_mode: str | None = None,
+    preprocessor_pref: str | None = "deepmind",
+    check: bool = True,
+) -> EpisodeVectorEnv:
+    """Build ``num_envs`` lanes of what ``spec`` names.
+
+    Args:
+        spec: the environment; its function may also return a gymnasium vector environment.
+        num_envs: B.
+        mode: "auto" and "sync" step the lanes one after the other in this process, "async" in a
+            process each, "vector_entry_point" is the environment's own vectorisation.
+        context: what the lanes' constructors are told, apart from the lane.
+        render_mode: passed to each lane.
+        preprocessor_pref: "deepmind" wraps Atari games.
+        check: reset and step one lane before all else, see `check_env`.
+
+    Raises:
+        EnvError: whatever goes wrong, with the environment's name and the user's traceback.
+    """
+    from rlrun.sampling import native_vector_env as native
+
+    place = EnvContext(spec.kwargs) if context is None else context
+    if not place:
+        place.update(spec.kwargs)
+    runner = place.worker_index
+    if mode == "vector_entry_point":
+        return native.from_entry_point(spec, num_envs, place, render_mode)
+    first = make_env_or_vector(
+        spec,
+        place.for_lane(0),
+        num_envs=num_envs,
+        render_mode=render_mode,
+        preprocessor_pref=preprocessor_pref,
+    )
+    if not isinstance(first, gymnasium.Env):
+        return native.adapt(first, spec.use, num_envs, runner_index=runner)
+    if check:
+        check_env(first, spec.use)
+
+    def make_lane(lane: int) -> gymnasium.Env[Any, Any]:
+        return make_env(
+            spec, place.for_lane(lane), render_mode, preprocessor_pref=preprocessor_pref
+        )
+
+    if mode == "async":
+        first.close()
+        return native.make_async(make_lane, num_envs, spec.use, runner_index=runner)
+    envs = [first, *(make_lane(lane) for lane in range(1, num_envs))]
+    return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check)
+
+
+class SerialVectorEnv:
+    """Steps the lanes one after the other in this process; the default.
+
+    Observations are written in place into one buffer, nothing is copied, every episode has its own
+    seed, and an exception of the environment arrives as an `EnvError`.
+    """
+
+    episode_seeds = True
+    valid = None
+
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        env_id: str,
+        *,
+        runner_index: int = 0,
+        check: bool = True,
+    ) -> None:
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        self.single_observation_space = self.envs[0].observation_space
+        self.single_action_space = self.envs[0].action_space
+        self._env_id = env_id
+        self._runner_index = runner_index
+        self._check = check
+        self._require_equal_spaces()
+        self._step_functions = [env.step for env in self.envs]
+        size = self.num_envs
+        self._buffer = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
+        self._in_place = isinstance(self._buffer, np.ndarray)
+        self._lane_observations: list[Any] = [None] * size  # nested spaces only
+        self._has_bad_values = bad_value_test(self.single_observation_space)
+        self._plain_actions = isinstance(
+            self.single_action_space,
+            spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
+        )
+        self._action_space = batch_space(self.single_action_space, size)
+        self._rewards = np.zeros(size, np.float64)  # [B]
+        self._terminateds = np.zeros(size, np.bool_)  # [B]
+        self._truncateds = np.zeros(size, np.bool_)  # [B]
+        self._vector_steps = 0
+        self._episode_starts = [0] * size  # in vector steps
+
+    def reset(self, seeds: Sequence[int]) -> Batched:
+        """Start an episode in each lane; the observations [B, ...]."""
+        observations = self.reset_lanes(np.ones(self.num_envs, np.bool_), seeds)
+        if self._check:
+            check_rows(
+                self.single_observation_space,
+                observations,
+                self.num_envs,
+                self._env_id,
+                runner_index=self._runner_index,
+            )
+        return observations
+
+    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+        """Start an episode in the lanes of ``mask``; rows of the others are left as they were."""
+        lane = 0
+        try:
+            for lane in np.flatnonzero(mask).tolist():
+                observation, _ = self.envs[lane].reset(seed=int(seeds[lane]))
+                self._episode_starts[lane] = self._vector_steps
+                if self._in_place:
+                    self._buffer[lane] = observation
+                else:
+                    self._lane_observations[lane] = observation
+        except Exception as error:
+            raise self._error(error, lane, "reset") from None
+        if not self._in_place:
+            self._concatenate()
+        return self._buffer
+
+    def step(self, actions: Batched) -> StepResult:
+        """Step each lane with its row of ``actions``."""
+        rows = self._in_place
+        out = self._buffer if rows else self._lane_observations
+        rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
+        infos: Infos | None = None
+        lane = 0
+        try:
+            for lane, (step, action) in enumerate(
+                zip(self._step_functions, self._split(actions), strict=True)
+            ):
+                out[lane], rewards[lane], terminateds[lane], truncateds[lane], info = step(action)
+                if info:
+                    if infos is None:
+                        infos = {}
+                    infos[lane] = info
+        except Exception as error:
+            raise self._error(error, lane, "step") from None
+        self._vector_steps += 1
+        if not rows:
+            self._concatenate()
+        if self._has_bad_values(self._buffer):
+            self._raise_bad_value()
+        return self._buffer, rewards, terminateds, truncateds, infos
+
+    def render(self) -> Any:
+        """The frames of all lanes, as a list [B]."""
+        return [env.render() for env in self.envs]
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The lanes' own states where they offer ``get_state`` and ``set_state``, else None."""
+        if not all(
+            env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state")
+            for env in self.envs
+        ):
+            return None
+        return {
+            "lanes": [env.get_wrapper_attr("get_state")() for env in self.envs],
+            "elapsed_steps": [_elapsed_steps(env) for env in self.envs],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Give each lane back its own state, and its time limit the steps counted so far."""
+        for env, lane_state, elapsed in zip(
+            self.envs, state["lanes"], state["elapsed_steps"], strict=True
+        ):
+            env.get_wrapper_attr("set_state")(lane_state)
+            _set_elapsed_steps(env, elapsed)
+
+    def close(self) -> None:
+        """Close all lanes."""
+        for env in self.envs:
+            env.close()
+
+    def _split(self, actions: Batched) -> Any:
+        """One action for each lane; read-only, since they are rows of the batch."""
+        if not self._plain_actions:
+            return iterate(self._action_space, actions)
+        if isinstance(actions, np.ndarray) and actions.ndim > 1:
+            actions = actions.view()
+            actions.flags.writeable = False
+        return actions
+
+    def _concatenate(self) -> None:
+        self._buffer = concatenate(
+            self.single_observation_space, self._lane_observations, self._buffer
+        )
+
+    def _require_equal_spaces(self) -> None:
+        for lane, env in enumerate(self.envs):
+            for name in ("observation_space", "action_space"):
+                if getattr(env, name) != getattr(self.envs[0], name):
+                    raise EnvError(
+                        self._env_id,
+                        "constructor",
+                        f"sub-environments differ in their {name}: {getattr(self.envs[0], name)} "
+                        f"and {getattr(env, name)}",
+                        runner_index=self._runner_index,
+                        lane=lane,
+                    )
+
+    def _raise_bad_value(self) -> None:
+        batched = batch_space(self.single_observation_space, self.num_envs)
+        for lane, row in enumerate(iterate(batched, self._buffer)):
+            problem = observation_problem(self.single_observation_space, row)
+            if problem is not None:
+                raise EnvError(
+                    self._env_id,
+                    "observation",
+                    problem,
+                    runner_index=self._runner_index,
+                    lane=lane,
+                    env_step=self._vector_steps - 1 - self._episode_starts[lane],
+                )
+
+    def _error(self, error: Exception, lane: int, phase: EnvPhase) -> EnvError:
+        episode_step = self._vector_steps - self._episode_starts[lane]
+        return EnvError.from_exception(
+            error,
+            self._env_id,
+            phase,
+            runner_index=self._runner_index,
+            lane=lane,
+            env_step=episode_step if phase == "step" else -1,
+        )
+
+
+def check_rows(
+    space: spaces.Space[Any],
+    batch: Batched,
+    num_envs: int,
+    env_id: str,
+    *,
+    runner_index: int = 0,
+    step: int = -1,
+) -> None:
+    """Raise an `EnvError` for the first row of a batched observation that is not in ``space``."""
+    for lane, row in enumerate(iterate(batch_space(space, num_envs), batch)):
+        check_observation(space, row, env_id, step=step, runner_index=runner_index, lane=lane)
+
+
+def bad_value_test(space: spaces.Space[Any]) -> Callable[[Batched], bool]:
+    """A cheap test of a batched observation for values that must stop the run.
+
+    That is NaN in arrays of floats, and indices out of range of a Discrete or MultiDiscrete space.
+    It is called at every vector step and costs a microsecond for each leaf of the space; images
+    cost nothing. A Box's bounds are checked before the first rollout only: many environments leave
+    them a little, and learning does not care.
+    """
+    if isinstance(space, spaces.Dict):
+        return _any_part([(key, bad_value_test(part)) for key, part in space.spaces.items()])
+    if isinstance(space, spaces.Tuple):
+        return _any_part(list(enumerate(map(bad_value_test, space.spaces))))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return _index_test(space)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return _has_nan
+    return _nothing_to_test
+
+
+def _nothing_to_test(_: Batched) -> bool:
+    return False
+
+
+def _has_nan(batch: np.ndarray[Any, Any]) -> bool:
+    flat = batch.ravel()
+    # x . x is NaN only if an entry is: squares cannot cancel. It is one call, and never warns.
+    return math.isnan(flat.dot(flat))
+
+
+def _index_test(space: spaces.Discrete | spaces.MultiDiscrete) -> Callable[[Batched], bool]:
+    low = space.start
+    high = low + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    return lambda batch: bool(((batch < low) | (batch >= high)).any())
+
+
+def _any_part(parts: list[tuple[Any, Callable[[Batched], bool]]]) -> Callable[[Batched], bool]:
+    tested = [(key, test) for key, test in parts if test is not _nothing_to_test]
+    if not tested:
+        return _nothing_to_test
+    return lambda batch: any(test(batch[key]) for key, test in tested)
+
+
+def _elapsed_steps(env: gymnasium.Env[Any, Any]) -> int | None:
+    wrapper = _time_limit(env)
+    return None if wrapper is None else wrapper._elapsed_steps
+
+
+def _set_elapsed_steps(env: gymnasium.Env[Any, Any], elapsed: int | None) -> None:
+    wrapper = _time_limit(env)
+    if wrapper is not None:
+        wrapper._elapsed_steps = elapsed
+
+
+def _time_limit(env: gymnasium.Env[Any, Any]) -> Any:
+    """The `TimeLimit` around ``env``: its count is the one thing gymnasium's wrappers remember."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            return env
+        env = env.env
+    return None
