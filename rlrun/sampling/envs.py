@@ -46,6 +46,7 @@ class EnvContext(dict[str, Any]):
         worker_index: int = 0,
         vector_index: int = 0,
         num_workers: int = 0,
+        remote: bool | None = None,
         recreated_worker: bool = False,
         training: bool = True,
     ) -> None:
@@ -53,13 +54,9 @@ class EnvContext(dict[str, Any]):
         self.worker_index = worker_index
         self.vector_index = vector_index
         self.num_workers = num_workers
+        self.remote = worker_index > 0 if remote is None else remote
         self.recreated_worker = recreated_worker
         self.training = training
-
-    @property
-    def remote(self) -> bool:
-        """Whether this copy of the environment lives in a Ray actor."""
-        return self.worker_index > 0
 
     def for_lane(self, lane: int) -> EnvContext:
         """The same place in the run, for sub-environment ``lane``, with its own arguments."""
@@ -202,12 +199,20 @@ def _make_registered_id(
     return atari.deepmind(env, training=context.training) if deepmind else env
 
 
-def check_env(env: gymnasium.Env[Any, Any], env_id: str) -> None:
+def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> None:
     """Reset and step ``env`` once; what it returns must be what it promised.
 
     Raises:
         EnvError: naming the environment, what it was doing and what is wrong.
     """
+    try:
+        _check_env(env, env_id)
+    except EnvError as error:
+        error.runner_index = runner_index
+        raise
+
+
+def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> None:
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
             raise EnvError(env_id, "constructor", f"{name} is not a gymnasium space")
@@ -218,34 +223,34 @@ def check_env(env: gymnasium.Env[Any, Any], env_id: str) -> None:
     env.action_space.seed(0)
     action = env.action_space.sample()
     result = _guarded(env_id, "step", lambda: env.step(action))
+    problem = _step_problem(result)
+    if problem is not None:
+        raise EnvError(env_id, "step", problem, env_step=0)
+    check_observation(env.observation_space, result[0], env_id, step=0)
+
+
+def _step_problem(result: Any) -> str | None:
+    """What is wrong with the return value of ``step()``, its observation aside."""
     if not (isinstance(result, tuple) and len(result) == 5):
-        returned = f"{len(result)} values" if isinstance(result, tuple) else repr(type(result))
-        raise EnvError(
-            env_id,
-            "step",
-            "step() must return (observation, reward, terminated, truncated, info), "
-            f"it returned {returned}",
-            env_step=0,
-        )
-    observation, reward, _, _, info = result
-    check_observation(env.observation_space, observation, env_id, step=0)
+        returned = f"{len(result)} values" if isinstance(result, tuple) else str(type(result))
+        expected = "(observation, reward, terminated, truncated, info)"
+        return f"step() must return {expected}, it returned {returned}"
+    reward, info = result[1], result[4]
     try:
         finite = bool(np.isfinite(float(reward)))
     except (TypeError, ValueError):
-        raise EnvError(env_id, "step", f"reward is no number: {reward!r}", env_step=0) from None
+        return f"reward is no number: {reward!r}"
     if not finite:
-        raise EnvError(env_id, "step", f"reward is {float(reward)}", env_step=0)
-    if not isinstance(info, dict):
-        raise EnvError(env_id, "step", f"info must be a dict, it is {type(info)}", env_step=0)
+        return f"reward is {float(reward)}"
+    return None if isinstance(info, dict) else f"info must be a dict, it is {type(info)}"
 
 
 def _guarded(env_id: str, phase: EnvPhase, call: Callable[[], Any]) -> Any:
+    step = 0 if phase == "step" else -1
     try:
         return call()
     except Exception as error:
-        raise EnvError.from_exception(
-            error, env_id, phase, env_step=0 if phase == "step" else -1
-        ) from None
+        raise EnvError.from_exception(error, env_id, phase, env_step=step) from None
 
 
 def check_observation(
@@ -273,33 +278,28 @@ def check_observation(
 def observation_problem(
     space: spaces.Space[Any], observation: Any, where: str = "observation"
 ) -> str | None:
-    """What is wrong with ``observation``, or None. Precision of floats is no problem: it is cast."""
+    """What is wrong with ``observation``, or None; the precision of floats is not: it is cast."""
     if isinstance(space, spaces.Box):
         return _box_problem(space, observation, where)
+    parts: dict[Any, spaces.Space[Any]]
     if isinstance(space, spaces.Dict):
-        if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
-            return f"{where} must be a dict with the keys {sorted(map(str, space.spaces))}"
-        return _first_problem((space[key], observation[key], key) for key in space.spaces)(where)
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(observation, tuple | list) or len(observation) != len(space.spaces):
-            return f"{where} must be a tuple of {len(space.spaces)} entries"
-        parts = zip(space.spaces, observation, range(len(observation)), strict=True)
-        return _first_problem(parts)(where)
-    if not space.contains(observation):
-        return f"{where} {observation!r} is not in {space}"
-    return None
-
-
-def _first_problem(parts: Any) -> Callable[[str], str | None]:
-    """The first problem among ``(space, observation, key)``, named by its place in the nest."""
-
-    def find(where: str) -> str | None:
-        found = (
-            observation_problem(space, part, f"{where}[{key!r}]") for space, part, key in parts
-        )
-        return next((problem for problem in found if problem is not None), None)
-
-    return find
+        parts = dict(space.spaces)
+        fits = isinstance(observation, Mapping) and set(observation) == set(parts)
+        expected = f"a dict with the keys {sorted(map(str, parts))}"
+    elif isinstance(space, spaces.Tuple):
+        parts = dict(enumerate(space.spaces))
+        fits = isinstance(observation, tuple | list) and len(observation) == len(parts)
+        expected = f"a tuple of {len(parts)} entries"
+    else:
+        inside = space.contains(observation)
+        return None if inside else f"{where} {observation!r} is not in {space}"
+    if not fits:
+        return f"{where} must be {expected}"
+    problems = (
+        observation_problem(part, observation[key], f"{where}[{key!r}]")
+        for key, part in parts.items()
+    )
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:

@@ -31,7 +31,7 @@ from rlrun.sampling.errors import EnvError, EnvPhase
 from rlrun.sampling.vector_env import (
     Batched,
     BoolArray,
-    Infos,
+    LaneInfos,
     StepResult,
     bad_value_test,
     check_rows,
@@ -139,6 +139,7 @@ class NativeVectorEnv:
         self._masks = mode is AutoresetMode.DISABLED or known
         self._seed_lists = known or self._accepts_seed_lists()
         self.episode_seeds = self._masks and self._seed_lists
+        self.every_step_counts = self._masks or mode is AutoresetMode.SAME_STEP
         self._finished = np.zeros(self.num_envs, np.bool_)  # [B] NEXT_STEP without masks
         self._reset_observations: Batched = None  # SAME_STEP: of the last step
         self._has_bad_values = bad_value_test(self.single_observation_space)
@@ -230,8 +231,9 @@ class NativeVectorEnv:
 
     def _accepts_seed_lists(self) -> bool:
         """Whether each lane can be given its own seed; elsewhere one seed serves all."""
+        seeds: Any = list(range(self.num_envs))
         try:
-            self.env.reset(seed=list(range(self.num_envs)))
+            self.env.reset(seed=seeds)
         except Exception:  # any: each environment says in its own way that it wants an int
             return False
         return True
@@ -253,7 +255,8 @@ class NativeVectorEnv:
             final[lane] if done[lane] else row
             for lane, row in enumerate(iterate(self.env.observation_space, observations))
         ]
-        return concatenate(space, rows, create_empty_array(space, n=self.num_envs))
+        out: Any = create_empty_array(space, n=self.num_envs)
+        return concatenate(space, rows, out)
 
     def _check_rows(self, observations: Batched) -> None:
         """Raise if a row is out of order in a way that must stop the run."""
@@ -340,19 +343,19 @@ def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:
     return isinstance(base, SyncVectorEnv)
 
 
-def _infos_by_lane(infos: dict[str, Any], done: BoolArray, num_envs: int) -> Infos | None:
+def _infos_by_lane(infos: dict[str, Any], done: BoolArray, num_envs: int) -> LaneInfos | None:
     """Gymnasium's dict of arrays (with masks ``_key``) as one dict for each lane that has any.
 
     In SAME_STEP mode a finished lane's info is the one of its last step.
     """
     final = infos.get("final_info")
-    lanes: Infos = {}
+    lanes: dict[int, dict[str, Any]] = {}
     for lane in range(num_envs):
         source = final if final is not None and done[lane] else infos
         info = _lane_info(source, lane)
         if info:
             lanes[lane] = info
-    return lanes or None
+    return LaneInfos(lanes, num_envs) if lanes else None
 
 
 def _lane_info(infos: dict[str, Any], lane: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ loop itself asks for the next episode. Adapters for gymnasium's own vector envir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium
@@ -25,21 +25,43 @@ from rlrun.sampling.envs import (
     EnvContext,
     check_env,
     check_observation,
-    make_env,
     make_env_or_vector,
     observation_problem,
 )
 from rlrun.sampling.errors import EnvError, EnvPhase
 
 if TYPE_CHECKING:
-    from rlrun.config.schema import EnvSpec
+    from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 
 Batched = Any
-Infos = dict[int, dict[str, Any]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
-StepResult = tuple[Batched, FloatArray, BoolArray, BoolArray, Infos | None]
+
+class LaneInfos(Mapping[str, list[Any]]):
+    """The info dicts of one vector step, put together only when somebody asks.
+
+    ``infos[key]`` is a list [B], None in lanes without that key; ``infos.by_lane[lane]`` is a
+    lane's own dict, missing where it was empty.
+    """
+
+    def __init__(self, by_lane: dict[int, dict[str, Any]], num_envs: int) -> None:
+        self.by_lane = by_lane
+        self._num_envs = num_envs
+
+    def __getitem__(self, key: str) -> list[Any]:
+        if not any(key in info for info in self.by_lane.values()):
+            raise KeyError(key)
+        return [self.by_lane.get(lane, {}).get(key) for lane in range(self._num_envs)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(key for info in self.by_lane.values() for key in info))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+StepResult = tuple[Batched, FloatArray, BoolArray, BoolArray, LaneInfos | None]
 
 
 class EpisodeVectorEnv(Protocol):
@@ -53,6 +75,7 @@ class EpisodeVectorEnv(Protocol):
         single_action_space: of one lane.
         episode_seeds: whether `reset_lanes` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
+        every_step_counts: whether `valid` is always None.
         valid: [B] after each step; False where the step was the environment's own reset, and the
             row no transition. None: all rows are transitions.
     """
@@ -61,6 +84,7 @@ class EpisodeVectorEnv(Protocol):
     single_observation_space: spaces.Space[Any]
     single_action_space: spaces.Space[Any]
     episode_seeds: bool
+    every_step_counts: bool
     valid: BoolArray | None
 
     def reset(self, seeds: Sequence[int]) -> Batched:
@@ -69,8 +93,8 @@ class EpisodeVectorEnv(Protocol):
     def step(self, actions: Batched) -> StepResult:
         """Step each lane: observations, rewards [B] float64, terminateds, truncateds, infos.
 
-        The observation of a finished lane is the last one of its episode. ``infos`` maps lanes to
-        their info dicts; lanes without one are left out, and it is None if there are none.
+        The observation of a finished lane is the last one of its episode; infos are None if all
+        lanes' were empty.
 
         Raises:
             EnvError: a lane raised, or returned NaN or something outside of its space.
@@ -100,24 +124,23 @@ class EpisodeVectorEnv(Protocol):
 def make_vector_env(
     spec: EnvSpec,
     num_envs: int,
-    *,
-    mode: str = "auto",
+    settings: EnvRunnersConfig,
     context: EnvContext | None = None,
+    *,
+    training: bool = True,
     render_mode: str | None = None,
-    preprocessor_pref: str | None = "deepmind",
-    check: bool = True,
 ) -> EpisodeVectorEnv:
     """Build ``num_envs`` lanes of what ``spec`` names.
 
     Args:
         spec: the environment; its function may also return a gymnasium vector environment.
         num_envs: B.
-        mode: "auto" and "sync" step the lanes one after the other in this process, "async" in a
-            process each, "vector_entry_point" is the environment's own vectorisation.
+        settings: for ``gym_env_vectorize_mode`` ("auto" and "sync" step the lanes one after the
+            other in this process, "async" in a process each, "vector_entry_point" is the
+            environment's own vectorisation), ``preprocessor_pref`` and ``disable_env_checking``.
         context: what the lanes' constructors are told, apart from the lane.
+        training: False in evaluation and rollout, see `EnvContext`.
         render_mode: passed to each lane.
-        preprocessor_pref: "deepmind" wraps Atari games.
-        check: reset and step one lane before all else, see `check_env`.
 
     Raises:
         EnvError: whatever goes wrong, with the environment's name and the user's traceback.
@@ -125,33 +148,40 @@ def make_vector_env(
     from rlrun.sampling import native_vector_env as native
 
     place = EnvContext(spec.kwargs) if context is None else context
-    if not place:
-        place.update(spec.kwargs)
-    runner = place.worker_index
+    place.training = training
+    mode, runner = settings.gym_env_vectorize_mode, place.worker_index
     if mode == "vector_entry_point":
         return native.from_entry_point(spec, num_envs, place, render_mode)
-    first = make_env_or_vector(
-        spec,
-        place.for_lane(0),
-        num_envs=num_envs,
-        render_mode=render_mode,
-        preprocessor_pref=preprocessor_pref,
-    )
-    if not isinstance(first, gymnasium.Env):
-        return native.adapt(first, spec.use, num_envs, runner_index=runner)
-    if check:
-        check_env(first, spec.use)
 
-    def make_lane(lane: int) -> gymnasium.Env[Any, Any]:
-        return make_env(
-            spec, place.for_lane(lane), render_mode, preprocessor_pref=preprocessor_pref
+    def make_lane(lane: int) -> Any:
+        return make_env_or_vector(
+            spec,
+            place.for_lane(lane),
+            num_envs=num_envs,
+            render_mode=render_mode,
+            preprocessor_pref=settings.preprocessor_pref,
         )
 
+    first = make_lane(0)
+    if not isinstance(first, gymnasium.Env):
+        return native.adapt(first, spec.use, num_envs, runner_index=runner)
+    check = not settings.disable_env_checking
+    if check:
+        check_env(first, spec.use, runner_index=runner)
     if mode == "async":
         first.close()
         return native.make_async(make_lane, num_envs, spec.use, runner_index=runner)
     envs = [first, *(make_lane(lane) for lane in range(1, num_envs))]
     return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check)
+
+
+def take_lanes(batch: Batched, lanes: np.ndarray[Any, Any]) -> Batched:
+    """The rows ``lanes`` of a batched observation, in arrays of their own."""
+    if isinstance(batch, dict):
+        return {key: take_lanes(part, lanes) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(take_lanes(part, lanes) for part in batch)
+    return batch[lanes]
 
 
 class SerialVectorEnv:
@@ -162,7 +192,8 @@ class SerialVectorEnv:
     """
 
     episode_seeds = True
-    valid = None
+    every_step_counts = True
+    valid: BoolArray | None = None
 
     def __init__(
         self,
@@ -182,7 +213,7 @@ class SerialVectorEnv:
         self._require_equal_spaces()
         self._step_functions = [env.step for env in self.envs]
         size = self.num_envs
-        self._buffer = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
+        self._buffer: Any = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
         self._in_place = isinstance(self._buffer, np.ndarray)
         self._lane_observations: list[Any] = [None] * size  # nested spaces only
         self._has_bad_values = bad_value_test(self.single_observation_space)
@@ -232,7 +263,7 @@ class SerialVectorEnv:
         rows = self._in_place
         out = self._buffer if rows else self._lane_observations
         rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
-        infos: Infos | None = None
+        by_lane: dict[int, dict[str, Any]] = {}
         lane = 0
         try:
             for lane, (step, action) in enumerate(
@@ -240,9 +271,7 @@ class SerialVectorEnv:
             ):
                 out[lane], rewards[lane], terminateds[lane], truncateds[lane], info = step(action)
                 if info:
-                    if infos is None:
-                        infos = {}
-                    infos[lane] = info
+                    by_lane[lane] = info
         except Exception as error:
             raise self._error(error, lane, "step") from None
         self._vector_steps += 1
@@ -250,6 +279,7 @@ class SerialVectorEnv:
             self._concatenate()
         if self._has_bad_values(self._buffer):
             self._raise_bad_value()
+        infos = LaneInfos(by_lane, self.num_envs) if by_lane else None
         return self._buffer, rewards, terminateds, truncateds, infos
 
     def render(self) -> Any:
