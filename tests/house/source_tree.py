@@ -1,0 +1,110 @@
+"""What the house tests share: the tracked text of the project and its modules as syntax trees."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "rlrun"
+
+# From the top down; a room imports from the rooms below it (docs/concepts.md draws the same list).
+LADDER = (
+    "cli",
+    "experiment",
+    "algorithms",
+    "learning",
+    "sampling",
+    "connectors",
+    "policies",
+    "data",
+)
+LEAF = "config"
+
+_TOP_LEVEL = ("rlrun", "tests", "configs", "benchmarks", "docs", ".ci")
+_SUFFIXES = {".py", ".md", ".yaml", ".toml", ".lock", ".sh", ".json", ""}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: `from module import name` (name is None for a plain `import module`)."""
+
+    module: str
+    name: str | None
+    line: int
+    at_import_time: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package."""
+
+    name: str  # "rlrun.data.columns"
+    path: Path
+    tree: ast.Module
+    num_lines: int
+
+    @property
+    def room(self) -> str:
+        """The sub-package it lives in; "" for rlrun/__init__.py and rlrun/__main__.py."""
+        parts = self.path.relative_to(PACKAGE).parts
+        return parts[0] if len(parts) > 1 else ""
+
+    @property
+    def where(self) -> str:
+        """The path as a reader writes it: "data/columns.py"."""
+        return self.path.relative_to(PACKAGE).as_posix()
+
+    def imports(self) -> Iterator[Import]:
+        """Every import of the file, those inside functions too."""
+        yield from _imports(self.tree, at_import_time=True)
+
+
+def _imports(node: ast.AST, *, at_import_time: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, None, child.lineno, at_import_time)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: relative import"
+            for alias in child.names:
+                yield Import(child.module or "", alias.name, child.lineno, at_import_time)
+        else:
+            inside_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            only_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(
+                child.test
+            )
+            yield from _imports(
+                child, at_import_time=at_import_time and not inside_function and not only_for_types
+            )
+
+
+@cache
+def modules() -> dict[str, Module]:
+    """Every module of rlrun by its dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text(encoding="utf-8")
+        found[name] = Module(name, path, ast.parse(text, str(path)), text.count("\n"))
+    return found
+
+
+def target_module(imported: Import) -> str | None:
+    """The module of rlrun that an import reaches, or None for somebody else's."""
+    if imported.module.split(".")[0] != "rlrun":
+        return None
+    as_module = f"{imported.module}.{imported.name}"
+    return as_module if imported.name and as_module in modules() else imported.module
+
+
+def text_files() -> list[Path]:
+    """Every text file that belongs to the project: sources, tests, documents, settings."""
+    files = [path for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".git")]
+    for folder in _TOP_LEVEL:
+        files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return sorted(
+        path for path in files if path.suffix in _SUFFIXES and "__pycache__" not in path.parts
+    )

@@ -1,0 +1,57 @@
+"""Every file in configs/ says what it is, resolves, and trains for one iteration."""
+
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+from rlrun import load_experiment
+from rlrun.config.registry import ALGORITHMS, import_object
+
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+# The same computation, small enough for a test. No Ray: what the actors add is tested in sampling.
+TINY = [
+    "env_runners.num_env_runners=0",
+    "env_runners.num_envs_per_env_runner=2",
+    "training.train_batch_size=64",
+    "training.minibatch_size=32",
+    "training.num_epochs=1",
+    "evaluation.interval=null",
+]
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_there_are_configs() -> None:
+    assert CONFIGS
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=_name)
+def test_header_gives_the_command(path: Path) -> None:
+    header = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        header.append(line)
+    assert f"rlrun train {_name(path)}" in "\n".join(header)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=_name)
+def test_config_resolves_as_it_is(path: Path) -> None:
+    config = load_experiment(path)
+    assert config.stop, "a config without a stop criterion never ends"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=_name)
+def test_config_trains_one_iteration(path: Path) -> None:
+    config = load_experiment(path, TINY)
+    algorithm = import_object(ALGORITHMS[config.algorithm])(config)
+    try:
+        result = algorithm.train()
+    finally:
+        algorithm.stop()
+    assert result["training_iteration"] == 1
+    assert result["env_steps"] == 64

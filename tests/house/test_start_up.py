@@ -1,0 +1,76 @@
+"""What it costs to start, and what the package offers by name."""
+
+import subprocess
+import sys
+
+import pytest
+from source_tree import ROOT
+
+import rlrun
+
+HEAVY = {"torch", "ray", "numpy", "gymnasium", "pandas", "scipy"}
+
+
+def _python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *options, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["rollout", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from rlrun.cli.main import main
+sys.argv = ["rlrun", *{arguments!r}]
+try:
+    main()
+except SystemExit as exit:
+    assert not exit.code, exit.code
+print("LOADED", *{{name.split(".")[0] for name in sys.modules}})
+"""
+    done = _python(code, "-W", "error")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.rsplit("LOADED", 1)[1].split())
+    assert not loaded & HEAVY
+
+
+def test_importing_rlrun_imports_nothing_heavy() -> None:
+    done = _python("import sys, rlrun; print(*{n.split('.')[0] for n in sys.modules})")
+    assert not set(done.stdout.split()) & (HEAVY | {"pydantic", "yaml", "rich", "typer"})
+
+
+@pytest.mark.parametrize("name", sorted(rlrun._PUBLIC_NAMES))
+def test_public_name_imports(name: str) -> None:
+    thing = getattr(rlrun, name)
+    assert thing.__name__ == name
+    assert thing.__doc__
+    assert name in dir(rlrun)
+
+
+def test_public_names_are_there() -> None:
+    expected = {
+        "Algorithm",
+        "AlgorithmConfig",
+        "EnvRunner",
+        "EnvRunnerGroup",
+        "Learner",
+        "MultiAgentBatch",
+        "PPO",
+        "PPOConfig",
+        "Policy",
+        "RLModule",
+        "SampleBatch",
+        "load_experiment",
+        "run_experiment",
+    }
+    assert expected <= set(rlrun._PUBLIC_NAMES)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'rlrun' has no attribute 'PPOO'"):
+        rlrun.PPOO  # noqa: B018
