@@ -85,7 +85,9 @@ class PhaseClock:
         # The first iteration has no start; it is part of the warm-up.
         start = self.ends[-1] if self.ends else self._last_env_step
         self.iterations.append(
-            Iteration(EqualWork().batch_size, self._last_env_step - start, now - self._last_env_step)
+            Iteration(
+                EqualWork().batch_size, self._last_env_step - start, now - self._last_env_step
+            )
         )
         self.ends.append(now)
 

@@ -1,0 +1,52 @@
+"""Writes the tables of all recorded benchmarks into docs/benchmarks.md, between its markers."""
+
+import argparse
+from pathlib import Path
+
+from benchmarks import equal_work, parts, slow_env, start_up, time_to_solve
+from benchmarks.machine import REPOSITORY
+from benchmarks.record import RESULTS, Record
+
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
+BEGIN = "<!-- results: begin (written by `python -m benchmarks.report`, do not edit) -->"
+END = "<!-- results: end -->"
+SECTIONS = (
+    (equal_work, "Equal work: CartPole-v1, env steps per second"),
+    (slow_env, "An env step that costs 100 µs"),
+    (start_up, "Start-up and memory"),
+    (time_to_solve, "Time to solve CartPole-v1"),
+    (parts, "Parts"),
+)
+NOTHING = "No measurement is recorded yet."
+
+
+def results(folder: Path) -> str:
+    """One section a recorded benchmark; medians with the lowest and highest in parentheses."""
+    sections = []
+    for benchmark, title in SECTIONS:
+        path = folder / f"{benchmark.BENCHMARK}.json"
+        if path.exists():
+            sections.append(f"### {title}\n\n{benchmark.table(Record.load(path))}")
+    return "\n\n".join(sections) or NOTHING
+
+
+def insert(page: str, text: str) -> str:
+    """The page with `text` in place of what stands between the markers."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    parser.add_argument("--page", type=Path, default=PAGE, help="default docs/benchmarks.md")
+    options = parser.parse_args()
+    options.page.write_text(insert(options.page.read_text(), results(options.results)))
+    print(f"wrote {options.page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Seconds from process start to the first training result, and memory a few iterations later.
+
+The first result is the end of the first training iteration of 1,024 env steps, imports, Ray and
+actors included. Two ways in for rlrun: its Python API, as for the peers, and `rlrun train`, whose
+first result is the first line of metrics.jsonl. Memory is the PSS of the driver, its actors and
+all of Ray's processes together, after 10,240 env steps. `rlrun --help` is timed to its end.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness, summary
+from benchmarks.harness import Contender, MeasurementError
+from benchmarks.machine import REPOSITORY
+from benchmarks.memory import tree_pss_mb
+from benchmarks.peers.driver import MEMORY_STEPS, EqualWork
+from benchmarks.record import Record
+
+BENCHMARK = "start_up"
+HELP = Contender("rlrun --help", "help", "rlrun")
+COMMAND = Contender("rlrun train, 0 runners", "train", "rlrun")
+COMMAND_2 = Contender("rlrun train, 2 runners", "train-2", "rlrun", ("--runners", "2"))
+CONTENDERS = (
+    HELP,
+    COMMAND,
+    COMMAND_2,
+    harness.RLRUN,
+    harness.RLRUN_2,
+    harness.SB3,
+    harness.CLEANRL,
+    harness.RLLIB,
+    harness.RLLIB_2,
+)
+TIMEOUT_S = 120.0
+
+
+def time_help() -> dict[str, Any]:
+    """Wall time of `rlrun --help`."""
+    start = time.monotonic()
+    harness.run_command([sys.executable, "-m", "rlrun", "--help"], timeout_s=30)
+    return {"first_result_s": time.monotonic() - start}
+
+
+def time_command(num_env_runners: int) -> dict[str, Any]:
+    """Starts `rlrun train`, watches its metrics.jsonl, looks at its memory, interrupts it."""
+    work = EqualWork()
+    with tempfile.TemporaryDirectory() as scratch:
+        run_folder = Path(scratch) / "run"
+        start = time.monotonic()
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rlrun", "train", "--algorithm", "PPO"),
+                *("--env", "CartPole-v1", "--run-dir", str(run_folder), "--seed", "1"),
+                f"env_runners.num_env_runners={num_env_runners}",
+                f"env_runners.num_envs_per_env_runner={work.num_envs // max(1, num_env_runners)}",
+                f"training.train_batch_size={work.batch_size}",
+                f"training.minibatch_size={work.minibatch_size}",
+                f"training.num_epochs={work.num_epochs}",
+                "stop.env_steps=100_000_000",
+            ],
+            cwd=REPOSITORY,
+            env=harness.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            metrics = run_folder / "metrics.jsonl"
+            wait_for_lines(process, metrics, 1)
+            first_result_s = time.monotonic() - start
+            wait_for_lines(process, metrics, MEMORY_STEPS // work.batch_size)
+            return {"first_result_s": first_result_s, "pss_mb": tree_pss_mb(process.pid)}
+        finally:
+            end_politely(process)
+
+
+def wait_for_lines(process: "subprocess.Popen[str]", path: Path, lines: int) -> None:
+    """Returns once the file has so many lines; raises if the process ends or takes too long."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (path.exists() and path.read_bytes().count(b"\n") >= lines):
+        if process.poll() is not None:
+            output = process.stdout.read() if process.stdout else ""
+            raise MeasurementError(f"ended without a result: {harness.tail(output)}")
+        if time.monotonic() > deadline:
+            raise MeasurementError(f"no {lines} results within {TIMEOUT_S:.0f} s")
+        time.sleep(0.005)
+
+
+def end_politely(process: "subprocess.Popen[str]") -> None:
+    """Ctrl-C, so that it takes Ray down with it; killed if that does not help."""
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGINT)
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def table(record: Record) -> str:
+    """Seconds and megabytes, and the ratios to rlrun's own."""
+    rows = []
+    for name in record.contenders:
+        ours = harness.RLRUN_2 if "2 runners" in name else harness.RLRUN
+        row = [name]
+        for key, digits in (("first_result_s", 2), ("pss_mb/total", 0)):
+            values = record.values(name, key)
+            row.append(summary.cell(values, digits))
+            row.append(summary.ratio_cell(values, record.values(ours.name, key)))
+        rows.append([*row, summary.cell(record.values(name, "pss_mb/processes"))])
+    header = ["", "first result, s", "x of rlrun's", "memory (PSS), MB", "x of rlrun's", "processes"]
+    return f"{summary.markdown_table(header, rows)}\n\n{summary.footer(record)}"
+
+
+def main() -> None:
+    parser = harness.arguments_parser(__doc__, rounds=5)
+    options = parser.parse_args()
+    settings = {"memory_after_env_steps": MEMORY_STEPS}
+
+    def measure(contender: Contender, round_: int) -> dict[str, Any]:
+        if contender is HELP:
+            return time_help()
+        if contender in (COMMAND, COMMAND_2):
+            return time_command(2 if contender is COMMAND_2 else 0)
+        task = ("--task", "start_up", "--seed", str(round_))
+        return harness.run_driver(contender, *task, timeout_s=TIMEOUT_S)
+
+    record = harness.run_benchmark(BENCHMARK, CONTENDERS, options, settings, measure)
+    harness.finish(record, table(record))
+
+
+if __name__ == "__main__":
+    main()
