@@ -9,7 +9,10 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_PUBLIC_NAMES: dict[str, str] = {}
+_PUBLIC_NAMES: dict[str, str] = {
+    "MultiAgentBatch": "rlrun.data.multi_agent_batch",
+    "SampleBatch": "rlrun.data.sample_batch",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,57 @@
+"""The names of the columns of a batch: one constant each, the same words everywhere.
+
+Owns the names and what follows from a name alone; knows nothing of arrays.
+
+| column | row shape | meaning |
+|---|---|---|
+| obs, new_obs | as the (preprocessed) observation | what the action saw; what the step led to (the true final observation at an episode's end) |
+| actions | as the action | the action in the module's form, before unsquashing or clipping |
+| rewards | () | reward of the step |
+| terminateds, truncateds | () bool | the episode ended by itself; it was cut short. Never merged |
+| infos | () object | the env's info dict of the step |
+| eps_id, env_id, agent_index | () int | which episode, sub-environment, agent |
+| unroll_id | () int | which fragment: rows of one trajectory of one `sample()` call |
+| t | () int | step within the episode, from 0 |
+| action_logp, action_prob, action_dist_inputs | (), (), (P,) | of the distribution the action was drawn from |
+| vf_preds, values_bootstrapped | () | V(obs); the value that stands in for what follows a cut |
+| advantages, value_targets | () | what the returns computed |
+| prev_actions, prev_rewards | as actions, () | of the step before |
+| seq_lens | () int, one row per *sequence* | lengths of the sequences the rows fall into |
+| state_in_k, state_out_k | as the state | recurrent state before (one row per sequence or per step) and after a step |
+"""
+
+OBS = "obs"
+NEXT_OBS = "new_obs"
+ACTIONS = "actions"
+REWARDS = "rewards"
+TERMINATEDS = "terminateds"
+TRUNCATEDS = "truncateds"
+INFOS = "infos"
+EPS_ID = "eps_id"
+ENV_ID = "env_id"
+AGENT_INDEX = "agent_index"
+UNROLL_ID = "unroll_id"
+T = "t"
+ACTION_LOGP = "action_logp"
+ACTION_PROB = "action_prob"
+ACTION_DIST_INPUTS = "action_dist_inputs"
+VF_PREDS = "vf_preds"
+VALUES_BOOTSTRAPPED = "values_bootstrapped"
+ADVANTAGES = "advantages"
+VALUE_TARGETS = "value_targets"
+PREV_ACTIONS = "prev_actions"
+PREV_REWARDS = "prev_rewards"
+SEQ_LENS = "seq_lens"
+
+STATE_IN_PREFIX = "state_in_"
+STATE_OUT_PREFIX = "state_out_"
+
+RETIRED_COLUMNS = {"dones": f"{TERMINATEDS!r} and {TRUNCATEDS!r}"}
+"""Names that are refused -> what took their place."""
+
+
+def is_countable(name: str) -> bool:
+    """Whether a column says how many rows a batch has; infos, states and seq_lens never do."""
+    return name not in (INFOS, SEQ_LENS) and not name.startswith(
+        (STATE_IN_PREFIX, STATE_OUT_PREFIX)
+    )
