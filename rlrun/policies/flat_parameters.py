@@ -86,14 +86,13 @@ class FlatParameters:
         Raises:
             ValueError: when the length differs from this module's.
         """
-        source = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-        if source.shape != self.vector.shape:
+        if tuple(values.shape) != tuple(self.vector.shape):
             raise ValueError(
-                f"these weights have {source.numel():,} values, the module has "
-                f"{self.vector.numel():,}: they belong to another model"
+                f"these weights are {tuple(values.shape)}, the module's "
+                f"{tuple(self.vector.shape)}: they belong to another model"
             )
         with torch.no_grad():
-            self.vector.copy_(source)
+            self.vector.copy_(to_tensor(values) if isinstance(values, np.ndarray) else values)
 
     def load_named(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Overwrite all parameters from arrays by name.
@@ -127,6 +126,14 @@ class FlatParameters:
     def _slice(self, flat: Tensor, name: str) -> Tensor:
         offset, shape = self.layout[name]
         return flat[offset : offset + prod(shape)].view(shape)
+
+
+def to_tensor(array: np.ndarray) -> Tensor:
+    """The array as a CPU tensor, sharing memory unless the array is read-only.
+
+    Arrays out of Ray's object store are read-only, about which torch would warn each time.
+    """
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _float_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -79,10 +79,6 @@ class RLModule(nn.Module, ABC):
         """
         return self.forward_train(batch)[col.VF_PREDS]
 
-    def initial_state(self) -> dict[str, Tensor]:
-        """Recurrent state at an episode's start, by name, without batch dimension; {} for none."""
-        return {}
-
     def forward(self, batch: TensorBatch) -> dict[str, Tensor]:
         """The same as `forward_train`."""
         return self.forward_train(batch)
@@ -168,8 +164,9 @@ class ActorCritic(RLModule):
         return self.vf_head(encoder(obs)).squeeze(-1)  # type: ignore[no-any-return]
 
     def _prepare(self, obs: Tensor) -> Tensor:
-        if obs.dtype == torch.uint8:
-            obs = obs.to(torch.float32) * (1.0 / 255.0)
+        if obs.dtype != torch.float32:
+            scale = 1.0 / 255.0 if obs.dtype == torch.uint8 else 1.0
+            obs = obs.to(torch.float32) * scale
         return obs.flatten(1) if self._flatten and obs.dim() > 2 else obs
 
     def _dist_inputs(self, outputs: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.action_sampling import action_sampler
-from rlrun.policies.flat_parameters import FlatParameters, Layout
+from rlrun.policies.flat_parameters import FlatParameters, Layout, to_tensor
 from rlrun.policies.policy import Array, Policy
 from rlrun.policies.rl_module import RLModule, build_module
 
@@ -99,4 +99,4 @@ class TorchPolicy(Policy):
             return {key: self._to_tensors(value) for key, value in obs.items()}
         if isinstance(obs, tuple):
             return tuple(self._to_tensors(value) for value in obs)
-        return torch.as_tensor(obs, device=self.device)
+        return to_tensor(obs).to(self.device)

@@ -1,0 +1,107 @@
+"""Actions on their way from the policy to the environments.
+
+Owns stretching to the bounds, clipping, and the shape that a batched action space wants. The batch
+keeps the policy's own action: what leaves here goes to the environments only. Must not know of
+environments, networks or torch. n rows; see `policies.action_layout` for the policy's arrays.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.connectors.connector import Connector
+from rlrun.policies.action_layout import ActionLeaf, action_layout
+
+Array = NDArray[Any]
+
+
+class ActionPipeline(Connector):
+    """From the policy's action array [n] or [n, K] to actions for a batch of environments.
+
+    Arrays that leave are read-only: an environment that writes into its action is told so by numpy,
+    instead of changing the training data.
+
+    Args:
+        action_space: of one environment.
+        normalize: a Box bounded on both sides is acted in as [-1, 1]: its actions become
+            ``low + (a + 1) (high - low) / 2``, then are clipped to the bounds.
+        clip: clip other Boxes to their bounds.
+
+    Attributes:
+        identity: True for a plain Discrete space from 0, whose actions pass unchanged.
+    """
+
+    def __init__(self, action_space: gym.Space[Any], *, normalize: bool, clip: bool) -> None:
+        layout = action_layout(action_space)
+        self._space = action_space
+        self._leaves = [_LeafActions(leaf, normalize, clip) for leaf in layout.leaves]
+        self._nested = layout.nested
+        self.identity = layout.scalar and action_space.start == 0  # type: ignore[attr-defined]
+
+    def __call__(self, actions: Array) -> Any:
+        """N actions of the policy -> n actions of the action space, batched as gymnasium does.
+
+        Nested spaces give a dict or tuple with one array [n, ...] for each leaf.
+        """
+        if self.identity:
+            return actions
+        if not self._nested:
+            return self._leaves[0](actions)
+        columns = iter([leaf(actions[:, leaf.columns]) for leaf in self._leaves])
+        return _nest(self._space, columns)
+
+
+class _LeafActions:
+    """The transformation of one leaf's columns."""
+
+    def __init__(self, leaf: ActionLeaf, normalize: bool, clip: bool) -> None:
+        space = leaf.space
+        self.columns = leaf.columns
+        self._shape: tuple[int, ...] = space.shape or ()
+        self._dtype = space.dtype
+        self._offset: Array | None = None
+        self._scale: Array | None = None
+        self._bounds: tuple[Array, Array] | None = None
+        if isinstance(space, gym.spaces.Box):
+            self._plan_box(space, normalize, clip)
+        elif isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            start = np.asarray(space.start, dtype=space.dtype)
+            self._offset = start if np.any(start) else None
+
+    def _plan_box(self, space: gym.spaces.Box, normalize: bool, clip: bool) -> None:
+        if space.dtype.kind != "f":
+            self._offset = space.low
+            return
+        stretch = normalize and space.is_bounded()
+        if stretch:
+            # In float64: the difference of two float32 bounds may overflow.
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            self._scale = ((high - low) / 2).astype(space.dtype)
+            self._offset = ((high + low) / 2).astype(space.dtype)
+        if stretch or clip:
+            self._bounds = space.low, space.high
+
+    def __call__(self, columns: Array) -> Array:
+        """[n] or [n, width] -> read-only [n, *shape] of the space's type."""
+        actions = columns.reshape(len(columns), *self._shape).astype(self._dtype, copy=False)
+        if self._scale is not None:
+            actions = actions * self._scale
+        if self._offset is not None:
+            actions = actions + self._offset
+        if self._bounds is not None:
+            actions = np.minimum(np.maximum(actions, self._bounds[0]), self._bounds[1])
+        actions = actions.view()
+        actions.flags.writeable = False
+        return actions
+
+
+def _nest(space: gym.Space[Any], leaves: Any) -> Any:
+    """Put the leaves, in layout order, back into the structure of the space."""
+    if isinstance(space, gym.spaces.Dict):
+        built = {key: _nest(space.spaces[key], leaves) for key in sorted(space.spaces)}
+        return {key: built[key] for key in space.spaces}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_nest(child, leaves) for child in space.spaces)
+    return next(leaves)

@@ -1,0 +1,190 @@
+"""Running statistics and the filter that normalises by them.
+
+Owns mean and variance of a stream of rows: learned batch by batch, merged exactly between processes
+(Chan, Golub and LeVeque 1979), in float64 whatever the data are. Must not know of spaces or
+environments. Shapes: n rows, D features.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.connectors.connector import Connector, State
+
+Array = NDArray[np.floating]
+
+# Added to the standard deviation, as in RLlib's MeanStdFilter.
+STD_OFFSET = 1e-6
+
+
+class RunningStat:
+    """Count, mean and sum of squared deviations (M2) of all rows seen, each row once.
+
+    Args:
+        shape: of one row.
+    """
+
+    __slots__ = ("count", "m2", "mean")
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.count = 0
+        self.mean = np.zeros(shape)
+        self.m2 = np.zeros(shape)
+
+    def update(self, rows: Array) -> None:
+        """Learn rows [n, ...]."""
+        self.merge(batch_stat(rows))
+
+    def merge(self, other: "RunningStat") -> None:
+        """Learn all that ``other`` has seen."""
+        if other.count == 0:
+            return
+        if self.count == 0:
+            self.count, self.mean, self.m2 = other.count, other.mean.copy(), other.m2.copy()
+            return
+        total = self.count + other.count
+        delta = other.mean - self.mean
+        self.mean += delta * (other.count / total)
+        delta *= delta
+        delta *= self.count * other.count / total
+        self.m2 += other.m2
+        self.m2 += delta
+        self.count = total
+
+    def variance(self) -> Array:
+        """Sample variance M2 / (n - 1); mean squared after one row, 1 before the first."""
+        if self.count > 1:
+            return self.m2 / (self.count - 1)
+        return np.square(self.mean) if self.count else np.ones_like(self.mean)
+
+    def get_state(self) -> State:
+        """Copies of the three numbers."""
+        return {"count": self.count, "mean": self.mean.copy(), "m2": self.m2.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned.
+
+        Raises:
+            ValueError: when the shapes differ.
+        """
+        other = RunningStat.from_state(state)
+        if other.mean.shape != self.mean.shape:
+            raise ValueError(
+                f"these statistics are of rows {other.mean.shape}, not {self.mean.shape}"
+            )
+        self.count, self.mean, self.m2 = other.count, other.mean, other.m2
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "RunningStat":
+        """An object with the state that `get_state` returned."""
+        stat = cls()
+        stat.count = int(state["count"])
+        stat.mean = np.array(state["mean"], dtype=np.float64)
+        stat.m2 = np.array(state["m2"], dtype=np.float64)
+        return stat
+
+
+def batch_stat(rows: Array) -> RunningStat:
+    """The statistics of rows [n, ...] alone."""
+    stat = RunningStat(rows.shape[1:])
+    count = len(rows)
+    if count:
+        # Shifted by a row: a constant feature then has exactly its value as mean and zero M2.
+        shift = rows[0].astype(np.float64)
+        deviations = rows - shift
+        offset = deviations.sum(axis=0) / count
+        deviations -= offset
+        stat.count = count
+        stat.mean = shift + offset
+        stat.m2 = np.square(deviations, out=deviations).sum(axis=0)
+    return stat
+
+
+class MeanStdFilter(Connector):
+    """Normalises rows to mean 0 and standard deviation 1 by all rows seen so far.
+
+    ``y = clip((x - mean) / (std + 1e-6), -clip, clip)``. A batch is learned before it is
+    normalised. RLlib's observation filter does not clip; without it, the first rows of a feature
+    that hardly varies reach the network as thousands.
+
+    Args:
+        shape: of one row.
+        normalized: bool array of that shape; features where it is False pass unchanged and are not
+            learned. None: all of them are normalised.
+        clip: bound on the absolute value of the result.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        normalized: NDArray[np.bool_] | None = None,
+        clip: float = 10.0,
+    ) -> None:
+        self._columns: tuple[Any, ...] | None = None
+        learned = shape
+        if normalized is not None and not normalized.all():
+            indices = np.nonzero(normalized)
+            self._columns = (slice(None), *indices)
+            learned = (len(indices[0]),)
+        self._stat = RunningStat(learned)
+        self._deltas = RunningStat(learned)
+        self._clip = clip
+        self._refresh()
+
+    @property
+    def count(self) -> int:
+        """Rows learned so far."""
+        return self._stat.count
+
+    def __call__(self, rows: Array, *, update: bool = True) -> Array:
+        """Rows [n, ...] -> normalised rows of the same floating-point type.
+
+        Args:
+            rows: float32 or float64.
+            update: learn them first; False leaves the filter as it is (evaluation).
+        """
+        if self._columns is None:
+            return self._normalize(rows, update)
+        result = rows.copy()
+        result[self._columns] = self._normalize(rows[self._columns], update)
+        return result
+
+    def _normalize(self, rows: Array, update: bool) -> Array:
+        if update:
+            batch = batch_stat(rows)
+            self._stat.merge(batch)
+            self._deltas.merge(batch)
+            self._refresh()
+        result = rows - self._stat.mean
+        result /= self._scale
+        np.maximum(result, -self._clip, out=result)
+        np.minimum(result, self._clip, out=result)
+        return result.astype(rows.dtype, copy=False)
+
+    def _refresh(self) -> None:
+        self._scale = np.sqrt(self._stat.variance()) + STD_OFFSET
+
+    def get_state(self) -> State:
+        """The statistics, and what of them is not flushed yet."""
+        return {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned, here or in another process."""
+        self._stat.set_state(state["stat"])
+        self._deltas.set_state(state["deltas"])
+        self._refresh()
+
+    def flush_deltas(self) -> State:
+        """The statistics of the rows learned since the last flush."""
+        deltas = self._deltas.get_state()
+        self._deltas = RunningStat(self._deltas.mean.shape)
+        return deltas
+
+    def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
+        """Merge flushed deltas; the result is one filter over everybody's rows."""
+        for delta in deltas:
+            self._stat.merge(RunningStat.from_state(delta))
+        self._refresh()

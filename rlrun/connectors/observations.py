@@ -1,0 +1,242 @@
+"""Observations on their way from the environments to the policy.
+
+Owns preprocessing (any supported space to one array per row) and the observation filter. Must not
+know of environments, networks or torch. n rows; a batch of observations is what gymnasium's vector
+environments return: an array [n, ...], or a dict or tuple of those for nested spaces.
+
+| observation space           | becomes                                                       |
+|-----------------------------|---------------------------------------------------------------|
+| Box                         | float32 of its shape; uint8 images [H, W, C] stay uint8       |
+| Discrete(n)                 | one-hot float32 [n]                                           |
+| MultiDiscrete(nvec)         | the one-hots of its components, float32 [sum(nvec)]           |
+| MultiBinary                 | float32, flat                                                 |
+| Dict (sorted keys), Tuple   | the leaves, flat, side by side, float32 [D]                   |
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.connectors.connector import Connector, State
+from rlrun.connectors.filters import MeanStdFilter
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvRunnersConfig
+
+Array = NDArray[Any]
+Path = tuple[str | int, ...]
+
+CLIP = 10.0
+
+
+class ObservationPipeline(Connector):
+    """Preprocessor, then observation filter.
+
+    Args:
+        space: of one raw observation.
+        settings: reads ``preprocessor_pref`` (null passes raw observations on) and
+            ``observation_filter``.
+
+    Attributes:
+        output_space: of one row of the result: a Box, or the raw space without a preprocessor.
+        identity: True when batches pass unchanged.
+
+    Raises:
+        TypeError: for a space that cannot be preprocessed.
+        ValueError: for a filter on raw observations that are not floats in a Box.
+    """
+
+    def __init__(self, space: gym.Space[Any], settings: "EnvRunnersConfig") -> None:
+        self._filter: MeanStdFilter | None = None
+        self._preprocessor: Preprocessor | None = None
+        filtered = settings.observation_filter == "MeanStdFilter"
+        if settings.preprocessor_pref is not None:
+            preprocessor = Preprocessor(space, keep_images=not filtered)
+            self._preprocessor = None if preprocessor.identity else preprocessor
+            space = preprocessor.output_space
+        self.output_space = space
+        normalized = None if self._preprocessor is None else self._preprocessor.continuous
+        if filtered and (normalized is None or normalized.any()):
+            if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f":
+                raise ValueError(
+                    "env_runners.observation_filter: MeanStdFilter needs observations of floats in "
+                    f"a Box, not {space}; let env_runners.preprocessor_pref flatten them"
+                )
+            self._filter = MeanStdFilter(space.shape, normalized=normalized, clip=CLIP)
+            self.output_space = _filtered_space(space, normalized)
+        self.identity = self._filter is None and self._preprocessor is None
+
+    def __call__(self, observations: Any, *, update: bool = True) -> Any:
+        """One batch of raw observations -> one row of ``output_space`` each.
+
+        The result is the argument itself where nothing is to be done, else a new array.
+
+        Args:
+            observations: n of them, batched; any subset of the sub-environments will do.
+            update: let the filter learn from them; False in evaluation.
+        """
+        if self._preprocessor is not None:
+            observations = self._preprocessor(observations)
+        if self._filter is not None:
+            observations = self._filter(observations, update=update)
+        return observations
+
+    def get_state(self) -> State:
+        """The filter's statistics; empty without a filter."""
+        return {} if self._filter is None else self._filter.get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        if self._filter is not None:
+            self._filter.set_state(state)
+
+    def flush_deltas(self) -> State:
+        """The statistics of what the filter learned since the last flush."""
+        return {} if self._filter is None else self._filter.flush_deltas()
+
+    def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
+        """Merge the flushed deltas of other pipelines into the filter."""
+        if self._filter is not None:
+            self._filter.apply_deltas(deltas)
+
+
+class Preprocessor:
+    """Turns batches of raw observations into one array each; learns nothing.
+
+    Args:
+        space: of one raw observation.
+        keep_images: leave uint8 Boxes with three dimensions as they are; the networks scale them.
+
+    Attributes:
+        output_space: of one row of the result.
+        identity: True when batches pass unchanged.
+        continuous: bool array of the output's shape: which features come from a Box.
+    """
+
+    def __init__(self, space: gym.Space[Any], *, keep_images: bool = True) -> None:
+        self.identity = False
+        self._leaves: tuple[_Leaf, ...] = ()
+        if isinstance(space, gym.spaces.Box):
+            is_image = space.dtype == np.uint8 and len(space.shape) == 3
+            self.identity = space.dtype == np.float32 or (keep_images and is_image)
+            self.output_space = space if self.identity else _as_float32(space)
+            self.continuous = np.ones(space.shape, np.bool_)
+            return
+        self._leaves = tuple(_leaves(space, (), 0))
+        low = np.concatenate([leaf.low for leaf in self._leaves])
+        high = np.concatenate([leaf.high for leaf in self._leaves])
+        self.output_space = gym.spaces.Box(low, high, dtype=np.float32)
+        self.continuous = np.concatenate(
+            [np.full(leaf.width, leaf.is_box) for leaf in self._leaves]
+        )
+
+    def __call__(self, observations: Any) -> Array:
+        """N raw observations, batched -> array [n, ...]."""
+        if not self._leaves:
+            return np.asarray(observations, dtype=self.output_space.dtype)
+        batches = [_at(observations, leaf.path) for leaf in self._leaves]
+        n = len(batches[0])
+        result = np.zeros((n, *self.output_space.shape), np.float32)
+        for leaf, batch in zip(self._leaves, batches, strict=True):
+            columns = batch.reshape(n, leaf.categories or leaf.width)
+            if leaf.categories:
+                hot = columns.astype(np.int64) + leaf.first_columns
+                result[np.arange(n)[:, None], hot] = 1.0
+            else:
+                result[:, leaf.start : leaf.start + leaf.width] = columns
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A leaf of the observation space and its columns in the result."""
+
+    path: Path
+    start: int
+    width: int
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+    is_box: bool
+    categories: int
+    """Number of one-hot groups; 0 for numbers that are copied."""
+    first_columns: NDArray[np.int64]
+    """Column of each group's category 0, less the value that stands for it."""
+
+
+def _leaves(space: gym.Space[Any], path: Path, start: int) -> Iterator[_Leaf]:
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        if isinstance(space, gym.spaces.Dict):
+            children: list[tuple[str | int, gym.Space[Any]]] = sorted(space.spaces.items())
+        else:
+            children = list(enumerate(space.spaces))
+        for key, child in children:
+            for leaf in _leaves(child, (*path, key), start):
+                yield leaf
+                start = leaf.start + leaf.width
+    elif isinstance(space, gym.spaces.Discrete):
+        yield _one_hot_leaf(path, start, np.array([space.n]), np.array([space.start]))
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        yield _one_hot_leaf(path, start, space.nvec.ravel(), np.ravel(space.start))
+    elif isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+        yield _number_leaf(path, start, space)
+    else:
+        raise TypeError(
+            f"cannot preprocess observations of a {type(space).__name__} space; supported are Box, "
+            "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
+        )
+
+
+def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) -> _Leaf:
+    width = int(counts.sum())
+    offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    return _Leaf(
+        path=path,
+        start=start,
+        width=width,
+        low=np.zeros(width, np.float32),
+        high=np.ones(width, np.float32),
+        is_box=False,
+        categories=len(counts),
+        first_columns=(start + offsets - first_values).astype(np.int64),
+    )
+
+
+def _number_leaf(path: Path, start: int, space: gym.spaces.Box | gym.spaces.MultiBinary) -> _Leaf:
+    width = int(np.prod(space.shape))
+    low, high = np.zeros(width, np.float32), np.ones(width, np.float32)
+    if isinstance(space, gym.spaces.Box):
+        box = _as_float32(space)
+        low, high = box.low.ravel(), box.high.ravel()
+    return _Leaf(
+        path=path,
+        start=start,
+        width=width,
+        low=low,
+        high=high,
+        is_box=isinstance(space, gym.spaces.Box),
+        categories=0,
+        first_columns=np.empty(0, np.int64),
+    )
+
+
+def _at(observations: Any, path: Path) -> Array:
+    for key in path:
+        observations = observations[key]
+    return np.asarray(observations)
+
+
+def _as_float32(space: gym.spaces.Box) -> gym.spaces.Box:
+    with np.errstate(over="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    return gym.spaces.Box(low, high, dtype=np.float32)
+
+
+def _filtered_space(space: gym.spaces.Box, normalized: NDArray[np.bool_] | None) -> gym.spaces.Box:
+    low, high = np.full_like(space.low, -CLIP), np.full_like(space.high, CLIP)
+    if normalized is not None:
+        low, high = np.where(normalized, low, space.low), np.where(normalized, high, space.high)
+    return gym.spaces.Box(low, high, dtype=space.dtype.type)

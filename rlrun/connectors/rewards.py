@@ -1,0 +1,131 @@
+"""Rewards on their way from the environments into the batch.
+
+Owns clipping and normalisation of what the policy learns from; reported returns are summed before,
+from the environments' own rewards. Must not know of environments, networks or torch. B lanes.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.connectors.connector import Connector, State
+from rlrun.connectors.filters import RunningStat
+
+Array = NDArray[Any]
+
+NORMALIZED_CLIP = 10.0
+
+
+class RewardPipeline(Connector):
+    """Clips rewards, then divides them by the running standard deviation of the discounted return.
+
+    The return of each lane is accumulated over its episode and starts at 0 in the next one; no mean
+    is subtracted, which would change what is optimal; the result is clipped to [-10, 10]
+    ("The 37 Implementation Details of PPO", continuous details 6 and 7).
+
+    Args:
+        clip: True keeps the sign alone, a number clips to plus or minus that, False or None does
+            nothing.
+        normalize: divide by the running standard deviation.
+        gamma: discount of the accumulated return.
+        num_lanes: B; 0 for a central copy that only merges statistics.
+
+    Attributes:
+        identity: True when rewards pass unchanged.
+    """
+
+    def __init__(
+        self, *, clip: bool | float | None, normalize: bool, gamma: float, num_lanes: int
+    ) -> None:
+        self._sign = clip is True
+        self._limit = None if clip is None or isinstance(clip, bool) else float(clip)
+        self._normalize = normalize
+        self._gamma = gamma
+        self._returns = np.zeros(num_lanes)
+        self._stat = RunningStat()
+        self._deltas = RunningStat()
+        self.identity = not normalize and not self._sign and self._limit is None
+
+    def __call__(
+        self,
+        rewards: Array,
+        terminateds: Array,
+        truncateds: Array,
+        *,
+        valid: Array | None = None,
+        update: bool = True,
+    ) -> Array:
+        """Rewards of one vector step, float64 [B] -> float32 [B], or the argument if `identity`.
+
+        Args:
+            rewards: as the environments gave them.
+            terminateds: bool [B].
+            truncateds: bool [B].
+            valid: bool [B], False in lanes whose step was no transition; None: all were.
+            update: let the statistics learn; False in evaluation.
+        """
+        if self.identity:
+            return rewards
+        if self._sign:
+            rewards = np.sign(rewards)
+        elif self._limit is not None:
+            rewards = np.clip(rewards, -self._limit, self._limit)
+        if self._normalize:
+            if update:
+                self._learn(rewards, terminateds | truncateds, valid)
+            rewards = np.clip(rewards / self._std(), -NORMALIZED_CLIP, NORMALIZED_CLIP)
+        return rewards.astype(np.float32)
+
+    def _learn(self, rewards: Array, dones: Array, valid: Array | None) -> None:
+        returns = self._returns
+        if valid is None:
+            returns *= self._gamma
+            returns += rewards
+            seen = returns
+        else:
+            returns[valid] = returns[valid] * self._gamma + rewards[valid]
+            seen = returns[valid]
+        news = RunningStat()
+        news.update(seen)
+        self._stat.merge(news)
+        self._deltas.merge(news)
+        returns[dones] = 0.0
+
+    def _std(self) -> float:
+        """Standard deviation of the returns; 1 while they have not varied."""
+        variance = float(self._stat.variance()) if self._stat.count > 1 else 0.0
+        return float(np.sqrt(variance)) if variance > 0.0 else 1.0
+
+    def get_state(self) -> State:
+        """Statistics, and the running returns of this object's lanes where it has some."""
+        if not self._normalize:
+            return {}
+        state: State = {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
+        if self._returns.size:
+            state["returns"] = self._returns.copy()
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over statistics, and running returns where the state has them."""
+        if not self._normalize:
+            return
+        self._stat.set_state(state["stat"])
+        self._deltas.set_state(state["deltas"])
+        if "returns" in state:
+            self._returns[:] = state["returns"]
+
+    def flush_deltas(self) -> State:
+        """The statistics of the returns seen since the last flush."""
+        if not self._normalize:
+            return {}
+        deltas = self._deltas.get_state()
+        self._deltas = RunningStat()
+        return deltas
+
+    def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
+        """Merge the flushed deltas of other pipelines."""
+        for delta in deltas:
+            if self._normalize:
+                self._stat.merge(RunningStat.from_state(delta))
