@@ -21,6 +21,7 @@ from rlrun.experiment.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
+from rlrun.experiment.files import replace_link
 from rlrun.experiment.rows import counts_already, number_at
 
 BEST = "best"
@@ -143,14 +144,3 @@ def score_by(
         return (counts_already(metric, row, smoothing_episodes), sign * value)
 
     return score
-
-
-def replace_link(link: Path, target: str) -> None:
-    """Point the symbolic link at ``target`` in one step; only logged where links do not exist."""
-    temporary = link.with_name(f".{link.name}-{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target)
-        os.replace(temporary, link)
-    except OSError as error:
-        log.info("%s: no link to %s: %s", link, target, error)

@@ -28,7 +28,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-from rlrun.experiment.checkpoint_folder import LATEST, replace_link
+from rlrun.experiment.checkpoint_folder import LATEST
+from rlrun.experiment.files import replace_link, replace_text
 
 _VERSIONS_OF = ("rlrun", "gymnasium", "numpy", "pydantic", "ray", "safetensors", "torch")
 _GIT_TIMEOUT_S = 2.0
@@ -167,13 +168,6 @@ def resolve_run(path: Path) -> Path:
     if not path.exists():
         raise RunFolderError(f"{path}: no such run folder")
     raise RunFolderError(f"{path}: not a run folder: it has no config.yaml")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small file so that readers see the old text or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _numbered(stem: str) -> Iterator[str]:

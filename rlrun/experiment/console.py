@@ -1,0 +1,195 @@
+"""The console: what a person sees of a run.
+
+Owns when and where text appears: a live panel on a terminal, one line an iteration when piped,
+only the end when quiet. It must not know how the panel is drawn (panel.py). Its ``write`` only
+stores numbers; rich redraws the panel from a thread of its own, four times a second.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rlrun.experiment.progress import Progress, RunHeader, clock_time
+from rlrun.experiment.stopping import number
+
+ConsoleStyle = Literal["panel", "lines", "quiet"]
+
+_FRAMES_PER_S = 4
+
+
+class RunConsole(Protocol):
+    """A sink that also hears what happens between results."""
+
+    def status(self, text: str) -> None:
+        """What happens before the first result."""
+
+    def write(self, result: Mapping[str, Any], /) -> None:
+        """One iteration is done."""
+
+    def saved(self, checkpoint: str, best: str | None) -> None:
+        """A checkpoint was written."""
+
+    def notice(self, text: str) -> None:
+        """One line that a person should see."""
+
+    def close(self) -> None:
+        """No more results will come."""
+
+
+def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
+    """A panel needs a terminal that can redraw and show block characters."""
+    if quiet:
+        return "quiet"
+    if plain or not sys.stdout.isatty():
+        return "lines"
+    from rich.console import Console
+
+    console = Console()
+    return "panel" if console.is_terminal and not console.options.ascii_only else "lines"
+
+
+def make_console(style: ConsoleStyle, header: RunHeader) -> "RunConsole":
+    """Make the console of a style."""
+    if style == "panel":
+        return PanelConsole(header)
+    return LineConsole(header) if style == "lines" else QuietConsole()
+
+
+class QuietConsole:
+    """Says only what must not be missed, on stderr."""
+
+    def status(self, text: str) -> None:
+        """Not shown."""
+
+    def write(self, result: Mapping[str, Any], /) -> None:
+        """Not shown."""
+
+    def saved(self, checkpoint: str, best: str | None) -> None:
+        """Not shown."""
+
+    def notice(self, text: str) -> None:
+        """Shown on stderr."""
+        print_line(text, error=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LineConsole(QuietConsole):
+    """One line an iteration, for files and pipes."""
+
+    def __init__(self, header: RunHeader) -> None:
+        self._progress = Progress(header)
+        kind = "resumes" if header.resumed_from is not None else "trains"
+        print_line(
+            f"{header.algorithm} {kind} on {header.env}, seed {header.seed}, in {header.folder}"
+        )
+
+    def write(self, result: Mapping[str, Any], /) -> None:
+        """Print the result's line."""
+        self._progress.update(result)
+        print_line(result_line(self._progress))
+        dry = self._progress.dry_spell()
+        if dry:
+            self.notice(dry)
+
+
+class PanelConsole(QuietConsole):
+    """The live panel."""
+
+    def __init__(self, header: RunHeader) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._progress = Progress(header)
+        self._console = Console()
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._draw,
+            refresh_per_second=_FRAMES_PER_S,
+        )
+        self._live.start(refresh=True)
+
+    def _draw(self) -> Any:
+        from rlrun.experiment.panel import draw
+
+        return draw(self._progress, self._console.width)
+
+    def status(self, text: str) -> None:
+        """Shown until the first result."""
+        self._progress.status = text
+        self._live.refresh()
+
+    def write(self, result: Mapping[str, Any], /) -> None:
+        """Take the numbers; the next frame shows them."""
+        self._progress.update(result)
+        dry = self._progress.dry_spell()
+        if dry:
+            self.notice(dry)
+
+    def saved(self, checkpoint: str, best: str | None) -> None:
+        """Shown from the next frame on."""
+        self._progress.saved, self._progress.best_saved = checkpoint, best
+
+    def notice(self, text: str) -> None:
+        """Shown above the panel."""
+        self._console.print(text, style="yellow", markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the last frame standing."""
+        self._progress.stop_clock()
+        self._live.stop()
+
+
+def result_line(progress: Progress) -> str:
+    """One iteration in one line: what was reached, how fast, and where the time went."""
+    result = progress.result or {}
+    mean = progress.value("episode_return_mean")
+    parts = [
+        f"{int(result.get('training_iteration', 0)):>5}",
+        f"env_steps {int(progress.value('env_steps') or 0):>10,}",
+        f"return {'-' if mean is None else f'{mean:,.2f}':>9}",
+        f"({int(progress.value('episodes_in_mean') or 0)} episodes)",
+        f"{progress.value('env_steps_per_s') or 0:>8,.0f} steps/s",
+    ]
+    timers = {key: value for key, value in (result.get("timers") or {}).items() if value}
+    total = sum(timers.values())
+    for key in ("sample_s", "learn_s"):
+        if key in timers:
+            parts.append(f"{key.removesuffix('_s')} {timers[key] / total:.0%}")
+    evaluated = progress.value("evaluation/episode_return_mean")
+    if evaluated is not None:
+        parts.append(f"evaluation {evaluated:,.2f}")
+    parts.append(clock_time(progress.elapsed_s))
+    return "  ".join(parts)
+
+
+def summary_lines(
+    headline: str, result: Mapping[str, Any] | None, folder: Path, checkpoint: Path | None
+) -> list[str]:
+    """The end of a run in a few lines: what was reached and what can be done next."""
+    lines = [headline]
+    if result:
+        mean = result.get("episode_return_mean")
+        lines.append(
+            f"  return     {'unknown' if mean is None else number(round(mean, 2))} "
+            f"after {int(result.get('env_steps', 0)):,} env steps in "
+            f"{clock_time(float(result.get('time_s') or 0))}"
+        )
+    lines.append(f"  run        {folder}")
+    if checkpoint is not None:
+        lines.append(f"  checkpoint {checkpoint}")
+        lines.append(f"  play it    rlrun rollout {folder}")
+        lines.append(f"  go on      rlrun train --resume {folder} stop.env_steps=...")
+    return lines
+
+
+def print_line(text: str, *, error: bool = False) -> None:
+    """Write a line at once; a closed pipe (``| head``) is not worth the run."""
+    stream = sys.stderr if error else sys.stdout
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except (BrokenPipeError, ValueError):
+        pass

@@ -1,0 +1,309 @@
+"""One run of one experiment: build, iterate, report, checkpoint, stop; and going on with a run.
+
+Owns the order of things. It must not know how any of them is done: the algorithm trains, the sinks
+report, the checkpoint folder keeps. The loop is ``_Run.iterations``.
+
+    result      dict of one iteration (algorithms/result.py)
+    row         the same as plain JSON values (rows.py)
+    boundary    between two iterations, where the state is whole
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlrun.config.loader import dump_yaml, load_experiment
+from rlrun.config.registry import algorithm_class
+from rlrun.config.schema import ExperimentConfig
+from rlrun.experiment.checkpoint import Checkpoint, CheckpointError
+from rlrun.experiment.checkpoint_folder import (
+    CheckpointFolder,
+    directory_name,
+    newest_checkpoint,
+    score_by,
+)
+from rlrun.experiment.console import ConsoleStyle, RunConsole, choose_style, make_console
+from rlrun.experiment.files import replace_text
+from rlrun.experiment.interrupts import Interrupts
+from rlrun.experiment.jsonl import repair
+from rlrun.experiment.progress import RunHeader
+from rlrun.experiment.rows import Row, plain_row
+from rlrun.experiment.run_folder import RunFolder
+from rlrun.experiment.run_log import run_log
+from rlrun.experiment.saving import put_back, take_checkpoint
+from rlrun.experiment.sinks import CONSOLE, Sink, make_sinks
+from rlrun.experiment.stopping import StopCriteria
+
+if TYPE_CHECKING:
+    from rlrun.algorithms.algorithm import Algorithm
+
+log = logging.getLogger(__name__)
+
+End = Literal["finished", "interrupted"]
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended. One that failed raises instead."""
+
+    end: End
+    reason: str
+    """The stop criterion that was reached, or the signal that came."""
+    folder: Path
+    result: Row | None
+    """The last result; None if there was none."""
+    checkpoint: Path | None
+    """The newest checkpoint; None if there is none."""
+    best_checkpoint: Path | None
+
+
+def run_experiment(
+    experiment: ExperimentConfig | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    run_dir: Path | str | None = None,
+    address: str | None = None,
+    console: ConsoleStyle | None = None,
+) -> RunOutcome:
+    """Train what an experiment file or object says, until it stops, into a new run folder.
+
+    Args:
+        experiment: path of an experiment file, or what ``load_experiment`` gives.
+        overrides: ``KEY=VALUE`` texts that win over the file; only with a path.
+        run_dir: the exact folder to use; default ``runs/<name>/<date>-<time>-s<seed>``.
+        address: of a Ray cluster; default is a local Ray, started only for remote env runners.
+        console: "panel", "lines" or "quiet"; default is what the terminal can do.
+
+    Raises:
+        ConfigError: the experiment is wrong; RunFolderError: so is the folder; EnvError: the
+        environment failed. Whatever is raised, checkpoints that were written stay valid.
+    """
+    if isinstance(experiment, str | Path):
+        experiment = load_experiment(experiment, overrides)
+    elif overrides:
+        raise TypeError("overrides go with the path of an experiment file")
+    if experiment.seed is None:
+        experiment = experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
+    assert experiment.seed is not None
+    if run_dir is None:
+        folder = RunFolder.create(experiment.name, experiment.seed)
+    else:
+        folder = RunFolder.create_at(Path(run_dir))
+    replace_text(folder.config, dump_yaml(experiment))
+    return _Run(experiment, folder, None, address, console).go(overrides)
+
+
+def resume_experiment(
+    run: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    address: str | None = None,
+    console: ConsoleStyle | None = None,
+) -> RunOutcome:
+    """Go on with a run where its newest checkpoint was taken, in the same folder.
+
+    What holds, later over earlier: the checkpoint's state, the run's ``config.yaml``, overrides.
+    The folder's ``config.yaml`` is rewritten with them. A run that never got to a checkpoint starts
+    from the beginning; a finished one goes on if ``overrides`` move its stop.
+
+    Raises:
+        RunFolderError, CheckpointError, ConfigError: it cannot be resumed; the folder is unchanged.
+    """
+    folder = RunFolder.open(Path(run))
+    try:
+        experiment = load_experiment(folder.config, overrides)
+        checkpoint = newest_checkpoint(folder.checkpoints)
+    except BaseException:
+        folder.close()
+        raise
+    return _Run(experiment, folder, checkpoint, address, console).go(overrides)
+
+
+def iterate(
+    algorithm: "Algorithm", stop: StopCriteria, interrupted: Callable[[], bool] = lambda: False
+) -> Iterator[dict[str, Any]]:
+    """Yield one result an iteration, up to and with the one that stops the run.
+
+    Work that the consumer does between two results belongs to the next one's wall time.
+    """
+    while not interrupted():
+        result = algorithm.train()
+        yield result
+        if stop.reached(result):
+            return
+
+
+class _Run:
+    """One session of a run in one folder; used once."""
+
+    def __init__(
+        self,
+        experiment: ExperimentConfig,
+        folder: RunFolder,
+        checkpoint: Checkpoint | None,
+        address: str | None,
+        console: ConsoleStyle | None,
+    ) -> None:
+        self.experiment, self.folder, self.resumed = experiment, folder, checkpoint
+        self.address = address
+        smoothing = experiment.report.smoothing_episodes
+        self.stop = StopCriteria(experiment.stop, smoothing_episodes=smoothing)
+        wanted = any(spec.use == CONSOLE for spec in experiment.report.sinks)
+        self.style: ConsoleStyle = console or (choose_style() if wanted else "quiet")
+        settings = experiment.checkpoint
+        self.checkpoints = CheckpointFolder(
+            folder.checkpoints,
+            keep=settings.keep,
+            score=score_by(settings.metric, settings.mode, smoothing_episodes=smoothing),
+        )
+        self.last_row: Row | None = checkpoint.row if checkpoint else None
+        self.sinks: list[Sink] = []
+        self.refused: set[str] = set()
+        self.console: RunConsole
+
+    def go(self, overrides: Sequence[str]) -> RunOutcome:
+        """Run to the end; every way out notes the outcome and frees what was taken."""
+        iteration = self.resumed.iteration if self.resumed else None
+        with ExitStack() as stack:
+            stack.callback(self.folder.close)
+            self.folder.begin_session(resumed_from=iteration, overrides=overrides)
+            self.console = make_console(self.style, self._header())
+            stack.callback(self.console.close)
+            stack.enter_context(run_log(self.folder.log, self.console.notice))
+            interrupts = stack.enter_context(Interrupts(self._on_signal))
+            try:
+                outcome = self._train_to_end(stack, interrupts)
+            except KeyboardInterrupt:
+                name = interrupts.signal_name or "SIGINT"
+                outcome = self._outcome("interrupted", f"{name}, at once")
+            except BaseException as error:
+                log.exception("the run failed")
+                self._note_end("failed", f"{type(error).__name__}: {error}")
+                raise
+            self._note_end(outcome.end, outcome.reason)
+            return outcome
+
+    def _train_to_end(self, stack: ExitStack, interrupts: Interrupts) -> RunOutcome:
+        if self.resumed is not None and self.stop.reached(self.resumed.row):
+            return self._outcome("finished", self._stop_reason(self.resumed.row))
+        algorithm = self._build()
+        stack.callback(algorithm.stop)
+        self.sinks = make_sinks(self.experiment.report.sinks, self.folder)
+        stack.callback(self._close_sinks)
+        interrupts.defer()
+        self._iterate(algorithm, interrupts)
+        if interrupts.requested:
+            return self._outcome("interrupted", str(interrupts.signal_name))
+        return self._outcome("finished", self._stop_reason(self.last_row or {}))
+
+    def _build(self) -> "Algorithm":
+        """Make the algorithm and put the checkpoint back; only then touch the folder's files."""
+        runners = self.experiment.env_runners.num_env_runners
+        self.console.status(f"starting {runners} env runners" if runners else "starting")
+        algorithm: Algorithm = algorithm_class(self.experiment.algorithm)(
+            self.experiment, address=self.address
+        )
+        try:
+            if self.resumed is not None:
+                put_back(algorithm, self.resumed)
+        except BaseException:
+            algorithm.stop()
+            raise
+        replace_text(self.folder.config, dump_yaml(self.experiment))
+        repair(self.folder.metrics, self.resumed.row if self.resumed else None)
+        return algorithm
+
+    def _iterate(self, algorithm: "Algorithm", interrupts: Interrupts) -> None:
+        every = self.experiment.checkpoint.every
+        result: dict[str, Any] | None = None
+        for result in iterate(algorithm, self.stop, lambda: interrupts.requested):
+            with algorithm.timers.phase("report"):
+                self._report(result)
+            if every is not None and result["training_iteration"] % every == 0:
+                with algorithm.timers.phase("checkpoint"):
+                    self._save(algorithm, result)
+        if result is not None and (self.experiment.checkpoint.at_end or interrupts.requested):
+            self._save(algorithm, result, must=True)
+
+    def _report(self, result: dict[str, Any]) -> None:
+        if self.last_row is None:
+            self.stop.check_keys(result)
+        self.last_row = plain_row(result)
+        self.console.write(result)
+        for sink in self.sinks:
+            try:
+                sink.write(result)
+            except OSError as error:
+                self._refused(f"{type(sink).__name__}: {error.strerror or error}")
+
+    def _save(self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False) -> None:
+        """Write a checkpoint. One that the disk refuses ends the run only if it is the last one."""
+        if self.checkpoints.newest == result["training_iteration"]:
+            return
+        try:
+            path = self.checkpoints.save(take_checkpoint(algorithm, result))
+        except CheckpointError as error:
+            if must:
+                raise
+            self._refused(str(error))
+            return
+        best = self.checkpoints.best
+        self.console.saved(path.name, None if best is None else directory_name(best))
+
+    def _refused(self, text: str) -> None:
+        """Say once what could not be written; the run goes on, the log has every time."""
+        if text in self.refused:
+            log.info("again: %s", text)
+            return
+        self.refused.add(text)
+        log.warning("%s; the run goes on", text)
+
+    def _close_sinks(self) -> None:
+        for sink in self.sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                log.warning("%s: %s", type(sink).__name__, error.strerror or error)
+
+    def _header(self) -> RunHeader:
+        experiment = self.experiment
+        assert experiment.seed is not None
+        return RunHeader(
+            algorithm=experiment.algorithm,
+            env=experiment.env.use,
+            seed=experiment.seed,
+            folder=self.folder.path,
+            num_env_runners=experiment.env_runners.num_env_runners,
+            stop=self.stop,
+            resumed_from=self.resumed.iteration if self.resumed else None,
+        )
+
+    def _on_signal(self, name: str) -> None:
+        again = "; Ctrl-C again stops at once" if name == "SIGINT" else ""
+        self.console.notice(f"{name}: finishing this iteration, then saving{again}")
+
+    def _stop_reason(self, row: Row) -> str:
+        return ", ".join(map(str, self.stop.reached(row)))
+
+    def _note_end(self, outcome: str, reason: str) -> None:
+        iteration = self.last_row["training_iteration"] if self.last_row else None
+        try:
+            self.folder.end_session(outcome, reason, iteration)
+        except OSError as error:
+            log.warning("meta.json: %s", error.strerror or error)
+
+    def _outcome(self, end: End, reason: str) -> RunOutcome:
+        newest, best = self.checkpoints.newest, self.checkpoints.best
+        home = self.folder.checkpoints
+        return RunOutcome(
+            end=end,
+            reason=reason,
+            folder=self.folder.path,
+            result=self.last_row,
+            checkpoint=None if newest is None else home / directory_name(newest),
+            best_checkpoint=None if best is None else home / directory_name(best),
+        )
