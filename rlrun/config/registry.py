@@ -46,7 +46,7 @@ def import_object(path: str) -> Any:
     # A console script has its own folder on sys.path and not, as `python -m` has, the working one.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    found = _import_module(module_name)
+    found = import_module(module_name)
     for attribute in attributes.split("."):
         try:
             found = getattr(found, attribute)
@@ -56,7 +56,8 @@ def import_object(path: str) -> Any:
     return found
 
 
-def _import_module(name: str) -> Any:
+def import_module(name: str) -> Any:
+    """Import a module; raises ImportPathError where it is missing or fails."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

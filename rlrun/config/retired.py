@@ -16,8 +16,12 @@ SUCCESSORS: dict[str, str] = {
     "sample_batch_size": "env_runners.rollout_fragment_length",
     "synchronize_filter": "env_runners.update_worker_filter_stats",
     "synchronize_filters": "env_runners.update_worker_filter_stats",
-    "max_requests_in_flight_per_sampler_worker": "env_runners.max_requests_in_flight_per_env_runner",
-    "max_requests_in_flight_per_rollout_worker": "env_runners.max_requests_in_flight_per_env_runner",
+    "max_requests_in_flight_per_sampler_worker": (
+        "env_runners.max_requests_in_flight_per_env_runner"
+    ),
+    "max_requests_in_flight_per_rollout_worker": (
+        "env_runners.max_requests_in_flight_per_env_runner"
+    ),
     "ignore_worker_failures": "fault_tolerance.ignore_env_runner_failures",
     "recreate_failed_workers": "fault_tolerance.restart_failed_env_runners",
     "recreate_failed_env_runners": "fault_tolerance.restart_failed_env_runners",

@@ -2,8 +2,8 @@
 
 Owns: what a scalar means (YAML 1.2 without its surprises), duplicate keys, broken files. Must not
 know: which keys there are. Numbers are what looks like one in decimal: ``1``, ``-3``, ``300_000``,
-``0.5``, ``1e-4``, ``1e6``. ``012``, ``0x10`` and ``1:30`` mean different things to different readers
-and are text here, as are ``on``, ``off``, ``yes`` and ``no``; keys are always text.
+``0.5``, ``1e-4``, ``1e6``. ``012``, ``0x10`` and ``1:30`` mean different things to different
+readers and are text here, as are ``on``, ``off``, ``yes`` and ``no``; keys are always text.
 """
 
 import re
@@ -105,12 +105,12 @@ def _origin(source: str, mark: Any, lines: bool) -> Origin:
 
 
 class _Composer(yaml.SafeLoader):
-    """Nothing is resolved by yaml; `style` tells a bare scalar (None) from a quoted or tagged one."""
+    """Yaml resolves nothing; `style` tells a bare scalar (None) from a quoted or tagged one."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the name is yaml's
 
     def compose_scalar_node(self, anchor: Any) -> Any:
-        event: Any = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         node: Any = super().compose_scalar_node(anchor)
         node.style = None if event.implicit[0] else event.style or "'"
         return node

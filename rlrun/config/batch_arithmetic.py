@@ -1,0 +1,51 @@
+"""How a train batch is divided among env runners, exactly.
+
+Must not know: algorithms, runners. `lanes` are the sub-environments of one runner.
+"""
+
+from collections.abc import Iterator
+
+from rlrun.config.schema import EnvRunnersConfig
+
+
+def fragment_lengths(train_batch_size: int, settings: EnvRunnersConfig) -> list[list[int]]:
+    """Steps of each lane, by round of sampling and runner; times the lanes they add up exactly.
+
+    With "auto" there is one round, and the first runners take one step more where the batch does
+    not divide evenly. `fragment_problems` must have found nothing.
+    """
+    runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    length = settings.rollout_fragment_length
+    if length == "auto":
+        whole, rest = divmod(train_batch_size // lanes, runners)
+        return [[whole + (runner < rest) for runner in range(runners)]]
+    return [[length] * runners] * (train_batch_size // (length * lanes * runners))
+
+
+def fragment_problems(
+    train_batch_size: int, settings: EnvRunnersConfig
+) -> Iterator[tuple[str, str]]:
+    """What is wrong with a train batch size, as ``(key, message)`` with its arithmetic."""
+    runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    length = settings.rollout_fragment_length
+    key = "training.train_batch_size"
+    if length == "auto":
+        unit, arithmetic = lanes, f"{lanes} environments step together"
+        least = lanes * runners
+    else:
+        unit = least = length * lanes * runners
+        arithmetic = (
+            f"one round of sampling brings rollout_fragment_length {length} x {lanes} environments"
+            f" x {runners} runner{'s' if runners > 1 else ''} = {unit} env steps"
+        )
+    if train_batch_size < least:
+        if length == "auto":
+            arithmetic = f"{runners} runners x {lanes} environments = {least} env steps at least"
+        yield key, f"{train_batch_size} is too small: {arithmetic}; set it to {least} or more"
+    elif train_batch_size % unit:
+        below = train_batch_size // unit * unit
+        yield (
+            key,
+            f"{train_batch_size} cannot be met exactly: {arithmetic}, and {train_batch_size} / "
+            f"{unit} = {train_batch_size / unit:g}; set it to {below} or {below + unit}",
+        )

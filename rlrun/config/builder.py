@@ -1,0 +1,268 @@
+"""The fluent builder: an experiment said in Python instead of YAML.
+
+Owns: `AlgorithmConfig`, the methods that fill in sections, and RLlib's flat config dicts. Must not
+know: types and defaults; the schema behind the YAML file checks everything here too.
+
+    PPOConfig().environment("CartPole-v1").training(lr=3e-4).build()
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Self
+
+from rlrun.config import retired
+from rlrun.config.loader import resolve
+from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.registry import algorithm_class, import_path_of
+from rlrun.config.schema import ExperimentConfig, TrainingConfig
+from rlrun.config.validate import sections, unknown_key
+from rlrun.config.yaml_tree import from_plain
+
+
+class _NotProvided:
+    def __repr__(self) -> str:
+        return "NotProvided"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+NotProvided: Final = _NotProvided()
+"""Default of every argument: leaves the setting alone. None is a value like any other."""
+
+_DROPPED = ("framework", "enable_connectors", "enable_tf1_exec_eagerly")  # Nothing to choose here.
+_TRANSLATED = {"lambda": "training.lambda_", **retired.SUCCESSORS}
+
+
+class AlgorithmConfig:
+    """Base of the algorithms' builders; a subclass sets `algorithm` and nothing else.
+
+    Every method takes the keys of its section as keyword arguments, leaves alone what is not given,
+    and returns the builder. A wrong key raises ConfigError at once, wrong values in `experiment()`.
+
+    Args:
+        config: settings as a plain dict: sections, or RLlib's flat keys, which are translated.
+        env: the environment, as `environment` takes it.
+
+    """
+
+    algorithm: ClassVar[str]
+
+    def __init__(self, config: Mapping[str, Any] | None = None, *, env: Any = NotProvided) -> None:
+        self._values: dict[str, Any] = {"algorithm": self.algorithm}
+        self._frozen = False
+        if config:
+            self.update_from_dict(config)
+        self.environment(env)
+
+    def environment(
+        self, env: Any = NotProvided, *, env_config: Any = NotProvided, **kwargs: Any
+    ) -> Self:
+        """The environment: id, import path, class or function; keyword arguments go to it."""
+        given = {**({} if env_config is NotProvided else env_config or {}), **_provided(kwargs)}
+        self._check_open()
+        if env is not NotProvided:
+            self._values["env"] = (
+                {"use": _as_name("env", env)} if not isinstance(env, dict) else env
+            )
+        if given:
+            self._values["env"] = {**self._values.get("env", {}), **copy.deepcopy(given)}
+        return self
+
+    def env_runners(self, **settings: Any) -> Self:
+        """Section `env_runners`: how experience is collected."""
+        return self._set("env_runners", settings)
+
+    def connectors(self, **settings: Any) -> Self:
+        """Section `connectors`: what happens to actions and rewards on their way."""
+        return self._set("connectors", settings)
+
+    def model(self, **settings: Any) -> Self:
+        """Section `model`: the networks. With `use`, further keys are arguments of that class."""
+        return self._set("model", settings)
+
+    def training(self, **settings: Any) -> Self:
+        """Section `training`: the algorithm's own settings."""
+        return self._set("training", settings)
+
+    def resources(self, **settings: Any) -> Self:
+        """Section `learners`: where and how the networks are trained."""
+        return self._set("learners", settings)
+
+    learners = resources
+
+    def evaluation(self, **settings: Any) -> Self:
+        """Section `evaluation`: episodes played beside the training."""
+        return self._set("evaluation", settings)
+
+    def fault_tolerance(self, **settings: Any) -> Self:
+        """Section `fault_tolerance`: what happens when something fails."""
+        return self._set("fault_tolerance", settings)
+
+    def checkpointing(self, **settings: Any) -> Self:
+        """Section `checkpoint`: when the state of the run is written."""
+        return self._set("checkpoint", settings)
+
+    def reporting(self, **settings: Any) -> Self:
+        """Section `report`: what is told about the run."""
+        return self._set("report", settings)
+
+    def callbacks(self, *callbacks: Any) -> Self:
+        """Callback classes, import paths or ``{"use": ..., key: value}``, instead of those before."""
+        self._check_open()
+        names = [
+            item if isinstance(item, dict) else _as_name("callbacks", item) for item in callbacks
+        ]
+        self._values["callbacks"] = copy.deepcopy(names)
+        return self
+
+    def debugging(self, *, seed: Any = NotProvided, name: Any = NotProvided) -> Self:
+        """The seed of every random number, and the name of the run's folder."""
+        self._check_open()
+        self._values.update(_provided({"seed": seed, "name": name}))
+        return self
+
+    def stop(self, criteria: Mapping[str, float] | None = None, /, **more: float) -> Self:
+        """Add stop criteria; nested keys (``a/b``) in a dict."""
+        self._check_open()
+        self._values["stop"] = {
+            **self._values.get("stop", {}),
+            **(criteria or {}),
+            **_provided(more),
+        }
+        return self
+
+    def update_from_dict(self, config: Mapping[str, Any]) -> Self:
+        """Take settings from a plain dict: whole sections, or RLlib's flat keys."""
+        self._check_open()
+        known = sections(self._training_class())
+        problems = []
+        for key, value in config.items():
+            if key in _DROPPED:
+                continue
+            if key == "env" and not isinstance(value, dict):
+                self.environment(value)
+            elif key in ("env_config", "model", "stop") and isinstance(value, dict):
+                self._update_mapping(key, value)
+            elif key == "callbacks":
+                self.callbacks(*(value if isinstance(value, (list, tuple)) else [value]))
+            elif key in known and isinstance(value, dict):
+                self._set(key, value)
+            elif key in known[""].model_fields:
+                self._values[key] = copy.deepcopy(value)
+            elif (address := _address(key, known)) is not None:
+                section, _, field = address.rpartition(".")
+                self._set(section, {field: value})
+            else:
+                problems.append(self._problem(key, unknown_key((key,), self._training_class())))
+        if problems:
+            raise ConfigError(problems)
+        return self
+
+    def _update_mapping(self, key: str, value: dict[str, Any]) -> None:
+        if key == "env_config":
+            self.environment(env_config=value)
+        elif key == "stop":
+            self.stop(value)
+        else:
+            translated = {
+                _TRANSLATED.get(name, f"model.{name}").removeprefix("model."): item
+                for name, item in value.items()
+            }
+            self.model(**translated)
+
+    def experiment(self) -> ExperimentConfig:
+        """The checked, frozen experiment. Raises ConfigError with everything that is wrong."""
+        values = copy.deepcopy(self._values)
+        name = {"name": self._default_name(), **values}
+        return resolve(from_plain(name, self._origin())).experiment
+
+    def build(self, **kwargs: Any) -> Any:
+        """Build the algorithm; the builder is frozen from here on (`copy()` gives a new one)."""
+        experiment = self.experiment()
+        self._frozen = True
+        return algorithm_class(self.algorithm)(experiment, **kwargs)
+
+    def copy(self) -> Self:
+        """An independent builder with the same settings that is not frozen."""
+        duplicate = type(self)()
+        duplicate._values = copy.deepcopy(self._values)
+        return duplicate
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was set so far, by section."""
+        return copy.deepcopy(self._values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            message = f"{type(self).__name__}.{name} cannot be set; its methods take the settings"
+            raise AttributeError(message)
+        super().__setattr__(name, value)
+
+    def _set(self, section: str, settings: Mapping[str, Any]) -> Self:
+        self._check_open()
+        given = _provided(settings)
+        schema = sections(self._training_class())[section]
+        accepts_more = section == "model" and (
+            given.get("use") is not None or self._values.get("model", {}).get("use") is not None
+        )
+        if not accepts_more:
+            problems = [
+                self._problem(
+                    f"{section}.{key}", unknown_key((section, key), self._training_class())
+                )
+                for key in given
+                if key not in schema.model_fields
+            ]
+            if problems:
+                raise ConfigError(problems)
+        self._values.setdefault(section, {}).update(copy.deepcopy(given))
+        return self
+
+    def _training_class(self) -> type[TrainingConfig]:
+        training: type[TrainingConfig] = algorithm_class(self.algorithm).Training
+        return training
+
+    def _default_name(self) -> str:
+        env = str(self._values.get("env", {}).get("use", "env")).rpartition(":")[2]
+        algorithm = self.algorithm.rpartition(":")[2]
+        return f"{algorithm}_{env}".lower().replace("/", "-")
+
+    def _check_open(self) -> None:
+        if self._frozen:
+            raise AttributeError(f"this {type(self).__name__} was built and is frozen; copy() it")
+
+    def _origin(self) -> Origin:
+        return Origin(type(self).__name__)
+
+    def _problem(self, key: str, message: str) -> Problem:
+        return Problem(self._origin(), key, message)
+
+
+def _provided(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not NotProvided}
+
+
+def _address(key: str, known: Mapping[str, Any]) -> str | None:
+    """Where a flat key belongs: by translation, or as a field of exactly one section."""
+    if key in _TRANSLATED:
+        section, _, field = _TRANSLATED[key].rpartition(".")
+        return _TRANSLATED[key] if field in known[section].model_fields else None
+    owners = [name for name in known if name and key in known[name].model_fields]
+    # `explore` alone means sampling, as it does in RLlib; evaluation has its own section.
+    owners = [name for name in owners if name != "evaluation"] or owners
+    return f"{owners[0]}.{key}" if len(owners) == 1 else None
+
+
+def _as_name(key: str, value: Any) -> Any:
+    """A class or function as its import path, since workers and files need a name for it."""
+    if not callable(value):
+        return value
+    path = import_path_of(value)
+    if path is None:
+        message = f"{value!r} has no import path; name it with register_env() or put it in a module"
+        raise ConfigError([Problem(Origin("AlgorithmConfig"), key, message)])
+    return path

@@ -1,0 +1,103 @@
+"""Relations between the fields of an experiment, looked at before anything starts.
+
+Owns: the checks that hold for every algorithm; each shows its arithmetic and names a setting that
+works. What only one algorithm asks for comes from its class's `validate`. Must not know: the
+machine (CPUs and GPUs are counted when a run starts).
+"""
+
+from collections.abc import Iterator
+
+from rlrun.config import retired
+from rlrun.config.problems import Path
+from rlrun.config.registry import ALGORITHMS, algorithm_class, suggestion
+from rlrun.config.schema import ExperimentConfig
+from rlrun.config.validate import Finding
+
+RESULT_KEYS = (
+    "training_iteration",
+    "env_steps",
+    "agent_steps",
+    "env_steps_this_iter",
+    "episodes",
+    "episodes_this_iter",
+    "episode_return_mean",
+    "episodes_in_mean",
+    "episode_return_mean_this_iter",
+    "episode_return_min",
+    "episode_return_max",
+    "episode_len_mean",
+    "env_steps_per_s",
+    "time_s",
+    "weights_version",
+)
+RESULT_GROUPS = ("env_runners", "learners", "evaluation", "timers")
+
+
+def check_result_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Result keys that no result of this experiment has."""
+    for key in experiment.stop:
+        yield from _check_result_key(experiment, ("stop", key), key)
+    metric = experiment.checkpoint.metric
+    yield from _check_result_key(experiment, ("checkpoint", "metric"), metric)
+
+
+def _check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iterator[Finding]:
+    successor = retired.STOP_KEYS.get(key)
+    group, slash, _ = key.partition("/")
+    known = key in RESULT_KEYS or (slash and group in RESULT_GROUPS)
+    if successor is not None:
+        yield Finding(path, f"retired result key {key}; its successor is {successor}")
+    elif not known and not _adds_result_keys(experiment):
+        names = [*RESULT_KEYS, *(f"{name}/..." for name in RESULT_GROUPS)]
+        hint = suggestion(key, names) or f"; there is {', '.join(names)}"
+        yield Finding(path, f"no result has the key {key}{hint}")
+    elif group == "evaluation" and experiment.evaluation.interval is None:
+        message = f"{key} never appears: evaluation.interval is null; evaluation.interval: 10 works"
+        yield Finding(path, message)
+
+
+def _adds_result_keys(experiment: ExperimentConfig) -> bool:
+    """Callbacks and algorithms of the user's own may put further keys into the result."""
+    return bool(experiment.callbacks) or experiment.algorithm not in ALGORITHMS
+
+
+def check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """What the algorithm itself says about its settings."""
+    validate = getattr(algorithm_class(experiment.algorithm), "validate", None)
+    if validate is None:
+        return
+    for key, message in validate(experiment):
+        yield Finding(tuple(key.split(".")), message)
+
+
+def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """What is allowed and probably not meant."""
+    if not experiment.stop:
+        message = "no criterion: the run goes on until it is interrupted; stop: {env_steps: 1e6}"
+        yield Finding(("stop",), message)
+    batch = experiment.training.train_batch_size
+    env_steps = experiment.stop.get("env_steps")
+    if env_steps is not None and env_steps < batch:
+        message = (
+            f"{env_steps:,.0f} env steps are less than one iteration, training.train_batch_size = "
+            f"{batch:,}: the run ends after that one"
+        )
+        yield Finding(("stop", "env_steps"), message)
+    iterations = _iterations(experiment)
+    for section, name, every in (
+        ("checkpoint", "every", experiment.checkpoint.every),
+        ("evaluation", "interval", experiment.evaluation.interval),
+    ):
+        if iterations is not None and every is not None and every > iterations:
+            message = f"every {every} iterations is never: the run ends after {iterations}"
+            yield Finding((section, name), f"{message}; {name}: {iterations} works")
+
+
+def _iterations(experiment: ExperimentConfig) -> int | None:
+    """Iterations after which the run ends at the latest, where its settings say so."""
+    limits = []
+    if "training_iteration" in experiment.stop:
+        limits.append(experiment.stop["training_iteration"])
+    if "env_steps" in experiment.stop and not experiment.report.min_sample_timesteps_per_iteration:
+        limits.append(-(-experiment.stop["env_steps"] // experiment.training.train_batch_size))
+    return max(1, int(min(limits))) if limits else None

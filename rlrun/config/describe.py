@@ -1,0 +1,137 @@
+"""Types of the schema in words: what a field takes, and what it was given instead.
+
+Owns: the wording of "expected a whole number of at least 1 or "auto", got the text 'x'". Must not
+know: single fields.
+"""
+
+import json
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlrun.config.registry import suggestion
+from rlrun.config.schema import UseSpec, check_schedule
+from rlrun.config.yaml_tree import parse_scalar
+
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+    dict: "keys and values",
+    Any: "anything",
+}
+
+
+def describe_field(field: FieldInfo) -> str:
+    """What a field takes, in words."""
+    return describe(field.annotation, list(field.metadata))
+
+
+def describe(annotation: Any, metadata: list[Any] | None = None) -> str:
+    """What a type takes, in words; `metadata` holds bounds and validators."""
+    metadata = metadata or []
+    if any(getattr(item, "func", None) is check_schedule for item in metadata):
+        return "a number or a schedule [[env_steps, value], ...]"
+    if get_origin(annotation) is not None:
+        return _describe_generic(annotation, metadata)
+    if isinstance(annotation, type) and issubclass(annotation, UseSpec):
+        return "a name or {use: name, key: value}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "keys and values"
+    pattern = next((item.pattern for item in metadata if getattr(item, "pattern", None)), None)
+    word = _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return word + _bounds(metadata) + (f" of the form {pattern}" if pattern else "")
+
+
+def _describe_generic(annotation: Any, metadata: list[Any]) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        words = describe(args[0], [*_flattened(args[1:]), *metadata])
+    elif origin in (Union, types.UnionType):
+        words = _joined([describe(arg, metadata) for arg in _without_int_beside_float(args)])
+    elif origin is Literal:
+        words = _joined([json.dumps(choice) for choice in args])
+    elif origin is tuple and args[-1] is not ...:
+        words = f"a list of {len(args)}: {', '.join(describe(arg) for arg in args)}"
+    elif origin in (tuple, list):
+        words = f"a list, each item {describe(args[0])}"
+    elif origin is dict and args[1] is not Any:
+        words = f"keys, each with {describe(args[1])}"
+    else:
+        words = _WORDS.get(origin, str(annotation))
+    return words
+
+
+def _flattened(metadata: tuple[Any, ...]) -> list[Any]:
+    return [item for entry in metadata for item in getattr(entry, "metadata", [entry])]
+
+
+def _without_int_beside_float(args: tuple[Any, ...]) -> list[Any]:
+    return [arg for arg in args if not (arg is int and float in args)]
+
+
+def _bounds(metadata: list[Any]) -> str:
+    words = []
+    for item in metadata:
+        if isinstance(item, Ge):
+            words.append(f"of at least {item.ge}")
+        elif isinstance(item, Gt):
+            words.append(f"above {item.gt}")
+        elif isinstance(item, Le):
+            words.append(f"of at most {item.le}")
+        elif isinstance(item, Lt):
+            words.append(f"below {item.lt}")
+    return " " + " and ".join(words) if words else ""
+
+
+def _joined(words: list[str]) -> str:
+    distinct = list(dict.fromkeys(words))
+    return " or ".join([", ".join(distinct[:-1]), distinct[-1]] if distinct[1:] else distinct)
+
+
+def describe_value(value: Any) -> str:
+    """A given value as it stands in a file, with its kind where that is not plain."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return f"the text {value!r}"
+    if isinstance(value, dict):
+        return "keys and values" if value else "an empty mapping"
+    if isinstance(value, (list, tuple)):
+        text = repr(list(value))
+        return text if len(text) < 40 else f"a list of {len(value)}"
+    return repr(value)
+
+
+def hint(expected: str, annotation: Any, value: Any) -> str:
+    """`` - ...`` what the user may have meant by a value of the wrong type, or nothing."""
+    if not isinstance(value, str):
+        return ""
+    choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
+    if choices and (near := suggestion(value, choices)):
+        return near
+    lowered = value.lower()
+    if "true or false" in expected and lowered in ("yes", "on", "no", "off", "true", "false"):
+        return f" - did you mean {'true' if lowered in ('yes', 'on', 'true') else 'false'}?"
+    return _number_hint(value) if "number" in expected else ""
+
+
+def _number_hint(value: str) -> str:
+    meant = parse_scalar(value)
+    if isinstance(meant, (int, float)) and not isinstance(meant, bool):
+        return f" - did you mean {value}, without quotes?"
+    stripped = value.lstrip("0")
+    if value.isdecimal() and stripped:
+        return f" - did you mean {stripped}? A leading zero makes it text"
+    return ""
+
+
+def _choices(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for arg in get_args(annotation) for choice in _choices(arg)]

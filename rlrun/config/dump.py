@@ -1,0 +1,85 @@
+"""An experiment back into YAML: a complete file that loads to an equal experiment.
+
+Owns: the written form of resolved configs. Must not know: run folders, terminals.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from rlrun.config.problems import Origin, Path
+from rlrun.config.schema import ExperimentConfig, ModelConfig, UseSpec
+
+
+def to_plain(value: Any) -> Any:
+    """What a file would hold for a config object or a value inside one."""
+    if isinstance(value, UseSpec):
+        return to_plain(value.to_plain())
+    if isinstance(value, BaseModel):
+        fields = {name: getattr(value, name) for name in type(value).model_fields}
+        if isinstance(value, ModelConfig):
+            fields = _model_fields(fields)
+        return {name: to_plain(item) for name, item in fields.items()}
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def _model_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    kwargs = fields.pop("kwargs")
+    if kwargs.keys() & {*fields, "kwargs"}:
+        return {**fields, "kwargs": kwargs}
+    return {**fields, **kwargs}
+
+
+def dump_yaml(experiment: ExperimentConfig) -> str:
+    """The whole experiment as a file, defaults included, that `load_experiment` reads back."""
+    return _render(experiment, lambda _: None)
+
+
+def show_yaml(experiment: ExperimentConfig, origin: Callable[[Path], Origin]) -> str:
+    """Like `dump_yaml`, with the origin of every value in a comment behind it."""
+    return _render(experiment, lambda path: str(origin(path)))
+
+
+def _render(experiment: ExperimentConfig, note: Callable[[Path], str | None]) -> str:
+    lines: list[tuple[str, str | None]] = []
+    for key, value in to_plain(experiment).items():
+        section = getattr(experiment, key)
+        if isinstance(section, (UseSpec, tuple)) or not isinstance(value, dict) or not value:
+            lines.append((_entry(key, value), note((key,))))
+            continue
+        lines.append((f"{key}:", None))
+        for name, item in value.items():
+            lines.append((f"  {_entry(name, item)}", note((key, name))))
+    width = min(60, max(len(text) for text, comment in lines if comment is not None or text))
+    return "".join(
+        f"{text:{width}}  # {comment}\n" if comment else f"{text}\n" for text, comment in lines
+    )
+
+
+def _entry(key: str, value: Any) -> str:
+    text = yaml.dump({key: value}, Dumper=_Dumper, default_flow_style=True, width=10**9)
+    return text.strip()[1:-1]  # Without the braces of a one-key mapping.
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that our own reader, or an older one, would not take for text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write every value out: an alias is harder to read than what it repeats."""
+        return True
+
+
+def _represent_float(dumper: Any, value: float) -> Any:
+    text = repr(value)
+    if value != value or value in (float("inf"), float("-inf")):
+        text = {"inf": ".inf", "-inf": "-.inf"}.get(text, ".nan")
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(float, _represent_float)

@@ -1,0 +1,214 @@
+"""A tree of nodes against the schema: the experiment, or everything that is wrong with it.
+
+Owns: turning pydantic's errors into findings that carry the address of the value, unknown keys and
+where they belong. Must not know: files and how trees come about (layers.py), or relations between
+fields (checks.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from rlrun.config import retired
+from rlrun.config.describe import describe, describe_field, describe_value, hint
+from rlrun.config.problems import Path
+from rlrun.config.registry import ImportPathError, algorithm_class, nearest
+from rlrun.config.schema import ExperimentConfig, Section, TrainingConfig
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with the value at an address."""
+
+    path: Path
+    message: str
+
+
+def sections(training: type[TrainingConfig]) -> dict[str, type[BaseModel]]:
+    """Name -> schema of every section, the top itself under ""."""
+    found: dict[str, type[BaseModel]] = {"": ExperimentConfig}
+    for name, field in ExperimentConfig.model_fields.items():
+        annotation: Any = training if name == "training" else field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found[name] = annotation
+    return found
+
+
+def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
+    """The experiment that plain data describes, or what is wrong with it, in the schema's order."""
+    if not isinstance(data, dict):
+        return None, [Finding((), f"expected keys and values, got {describe_value(data)}")]
+    data = {key: {} if value is None and _is_section(key) else value for key, value in data.items()}
+    training_class, findings = _training_class(data.get("algorithm"))
+    training, given = None, data.get("training", {})
+    if training_class is not None:
+        training, problems = _validated(training_class, given, ("training",), training_class)
+        findings += problems
+    # The section must be right in itself for the others to be looked at.
+    whole = {**data, "training": training or TrainingConfig()}
+    experiment, problems = _validated(ExperimentConfig, whole, (), training_class)
+    findings += [finding for finding in problems if not _repeats(finding, findings)]
+    return (None if findings else experiment), findings
+
+
+def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
+    """What is right in wrong data, with placeholders for the rest, so that it can be checked too.
+
+    None where nothing can be made of it. A section that a finding is about is not to be trusted.
+    """
+    if not isinstance(data, dict):
+        return None
+    wrong = {finding.path[0] for finding in findings if finding.path}
+    kept = {key: value for key, value in data.items() if key not in wrong}
+    if "stop" in wrong and isinstance(data["stop"], dict):
+        wrong_stops = {finding.path[-1] for finding in findings if finding.path[:1] == ("stop",)}
+        kept["stop"] = {key: data["stop"][key] for key in data["stop"].keys() - wrong_stops}
+    if wrong & {"evaluation", "callbacks"}:  # They decide about the keys of the result.
+        kept.pop("stop", None)
+    whole = {"algorithm": "", "env": "", **kept, "training": TrainingConfig()}
+    return _validated(ExperimentConfig, whole, (), None)[0]  # type: ignore[no-any-return]
+
+
+def _is_section(key: str) -> bool:
+    field = ExperimentConfig.model_fields.get(key)
+    annotation = field.annotation if field else None
+    return isinstance(annotation, type) and issubclass(annotation, Section) and key != "env"
+
+
+def _repeats(finding: Finding, findings: list[Finding]) -> bool:
+    return any(finding.path == other.path for other in findings)
+
+
+def _training_class(name: Any) -> tuple[type[TrainingConfig] | None, list[Finding]]:
+    if not isinstance(name, str):
+        return None, []  # The schema itself reports the missing or wrong name.
+    try:
+        found = algorithm_class(name)
+    except ImportPathError as error:
+        return None, [Finding(("algorithm",), str(error))]
+    training = getattr(found, "Training", None)
+    if isinstance(training, type) and issubclass(training, TrainingConfig):
+        return training, []
+    message = f"{name} is no algorithm: it has no Training class derived from TrainingConfig"
+    return None, [Finding(("algorithm",), message)]
+
+
+def _validated(
+    schema: type[BaseModel], data: Any, prefix: Path, training: type[TrainingConfig] | None
+) -> tuple[Any, list[Finding]]:
+    try:
+        return schema.model_validate(data), []
+    except ValidationError as error:
+        groups: dict[Path, list[Any]] = {}
+        for item in error.errors(include_url=False):
+            groups.setdefault(_data_path(item, data), []).append(item)
+        return None, [
+            Finding((*prefix, *path, *_detail(items)), _message(schema, path, items, training))
+            if items[0]["type"] != "extra_forbidden"
+            else Finding((*prefix, *path), unknown_key((*prefix, *path), training))
+            for path, items in groups.items()
+        ]
+
+
+def _data_path(item: Any, data: Any) -> Path:
+    """Pydantic's location without the names it gives to the members of a union."""
+    path: list[str | int] = []
+    for part in item["loc"]:
+        if isinstance(data, dict) and part in data:
+            data = data[part]
+        elif isinstance(data, (list, tuple)) and isinstance(part, int):
+            data = data[part] if part < len(data) else None
+        elif isinstance(data, dict) and item["type"] == "missing":
+            data = None
+        else:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _detail(items: list[Any]) -> Path:
+    """Where inside a schedule the error lies."""
+    return tuple(items[0]["ctx"]["at"]) if items[0]["type"] == "schedule" else ()
+
+
+def _message(
+    schema: type[BaseModel], path: Path, items: list[Any], training: type[TrainingConfig] | None
+) -> str:
+    first = items[0]
+    if first["type"] == "missing":
+        return "missing; it has no default"
+    if first["type"] in ("schedule", "value_error", "assertion_error"):
+        context = first.get("ctx", {})
+        return str(context.get("message") or context.get("error") or first["msg"])
+    found = _find_type(schema, path, training)
+    value = first["input"]
+    if found is None:
+        return f"{first['msg'][0].lower()}{first['msg'][1:]}, got {describe_value(value)}"
+    expected, annotation = found
+    return f"expected {expected}, got {describe_value(value)}{hint(expected, annotation, value)}"
+
+
+def _find_type(
+    schema: type[BaseModel], path: Path, training: type[TrainingConfig] | None
+) -> tuple[str, Any] | None:
+    """What the value at `path` should be, in words and as a type."""
+    annotation: Any = schema
+    field: FieldInfo | None = None
+    for part in path:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            field = annotation.model_fields.get(str(part))
+            annotation = field.annotation if field else None
+        else:
+            field, annotation = None, _item_type(annotation, part)
+        if part == "training" and annotation is TrainingConfig:
+            annotation = training
+        if annotation is None:
+            return None
+    return (describe_field(field) if field else describe(annotation)), annotation
+
+
+def _item_type(annotation: Any, part: str | int) -> Any:
+    """The type of one item of a tuple or of one value of a dict; None where there is none."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is dict:
+        return args[1]
+    if origin is tuple and isinstance(part, int):
+        if args[-1] is ...:
+            return args[0]
+        return args[part] if part < len(args) else None
+    members = (_item_type(arg, part) for arg in args if get_origin(arg) in (tuple, dict))
+    return next(members, None)
+
+
+def unknown_key(path: Path, training: type[TrainingConfig] | None = None) -> str:
+    """What to say about a key that is not in its section: retired, misplaced or misspelt."""
+    known = sections(training or TrainingConfig)
+    section, key = ".".join(str(part) for part in path[:-1]), str(path[-1])
+    if training is None and section == "training":
+        return "unknown key"
+    if (advice := retired.advice(key)) is not None:
+        return advice
+    elsewhere = list(_owners(key, known))
+    if elsewhere:
+        places = " or ".join(owner or "the top of the file" for owner in elsewhere)
+        here = f"section {section}" if section else "the top of the file"
+        address = f"{elsewhere[0]}.{key}".lstrip(".")
+        return f"unknown key in {here}; it belongs to {places} - did you mean {address}?"
+    here = f"unknown key in section {section}" if section else "unknown top-level key"
+    own = known.get(section)
+    if own is not None and (near := nearest(key, own.model_fields)):
+        return f"{here} - did you mean {near}?"
+    addresses = {
+        field: f"{name}.{field}".lstrip(".") for name in known for field in known[name].model_fields
+    }
+    near = nearest(key, addresses, cutoff=0.75)
+    return f"{here} - did you mean {addresses[near]}?" if near else here
+
+
+def _owners(key: str, known: dict[str, type[BaseModel]]) -> Iterator[str]:
+    for name, schema in known.items():
+        if key in schema.model_fields and key not in ("use", "kwargs"):
+            yield name
