@@ -48,9 +48,7 @@ def fragment_noise(seed: int, role: Role, runner: int, fragment: int) -> np.rand
 
 def episode_noise(seed: int, episode: int) -> np.random.Generator:
     """The generator of one evaluation episode's action noise, whatever lane plays it."""
-    return np.random.Generator(
-        np.random.SFC64(_sequence(seed, _Purpose.EVALUATION_NOISE, episode))
-    )
+    return np.random.Generator(np.random.SFC64(_sequence(seed, _Purpose.EVALUATION_NOISE, episode)))
 
 
 def learner_rng(seed: int, iteration: int) -> np.random.Generator:

@@ -1,0 +1,271 @@
+"""PPO: proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
+
+    N rows of the train batch    M rows of a minibatch    P inputs of the action distribution
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlrun.algorithms.algorithm import Algorithm
+from rlrun.config.batch_arithmetic import fragment_problems
+from rlrun.config.builder import AlgorithmConfig
+from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sequences import unroll_segments
+from rlrun.learning.learner import Learner, LoadedBatch
+from rlrun.learning.returns import explained_variance, gae_of_rows
+from rlrun.learning.schedules import value_at
+from rlrun.policies.rl_module import RLModule
+
+KL_COEFF_BOUNDS = (1e-6, 1e3)  # the adaptive coefficient must reach neither zero nor infinity
+VALUE_CHUNK = 4096  # rows of one forward pass over the whole batch; bounds memory on images
+
+
+class PPOTraining(TrainingConfig):
+    """PPO's own settings."""
+
+    train_batch_size: Count = 2048
+    """Env steps collected for one iteration, exactly."""
+    lr: Schedule = 3e-4
+    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    lambda_: float = Field(default=0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation."""
+    num_epochs: Count = 10
+    """Passes over the train batch in one iteration."""
+    minibatch_size: Count = 128
+    """Rows of one gradient step; the last of a pass may be smaller."""
+    clip_param: Schedule = 0.2
+    """Bound on how far one update moves the probability ratio from 1; may be a schedule."""
+    vf_loss_coeff: float = Field(default=0.5, ge=0)
+    """Weight of the value loss, which is half the mean squared error."""
+    vf_clip_param: float | None = Field(default=None, gt=0)
+    """Clip the change of the value prediction, in units of the return; null does not."""
+    entropy_coeff: Schedule = 0.0
+    """Weight of the entropy bonus; may be a schedule."""
+    kl_coeff: float = Field(default=0.0, ge=0)
+    """Weight of KL(old || new), adapted after each update; 0 leaves the term out."""
+    kl_target: float = Field(default=0.01, gt=0)
+    """KL that the adaptive coefficient aims at."""
+    target_kl: float | None = Field(default=None, gt=0)
+    """End the update early once the approximate KL passes 1.5 times this; null never does."""
+    normalize_advantages: Literal["minibatch", "batch"] | None = "minibatch"
+    """Bring advantages to mean 0 and deviation 1 in each minibatch, in the batch, or not at all."""
+    grad_clip: float | None = Field(default=0.5, gt=0)
+    """Bound on the gradients; null leaves them alone."""
+    adam_epsilon: float = Field(default=1e-5, gt=0)
+    """Adam's epsilon; PPO's results rest on 1e-5, not on the usual 1e-8."""
+
+
+class PPOConfig(AlgorithmConfig):
+    """Builds a PPO experiment in Python."""
+
+    algorithm = "PPO"
+
+
+def ppo_loss(
+    module: RLModule,
+    rows: dict[str, Tensor],
+    *,
+    clip_param: float,
+    vf_loss_coeff: float,
+    vf_clip_param: float | None,
+    entropy_coeff: float,
+    kl_coeff: float,
+    normalize_advantages: bool,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate (eq. 7), the value loss and the entropy bonus (eq. 9); eq. 8's KL term.
+
+    Args:
+        rows: obs ``[M, ...]``, actions ``[M, ...]``, action_logp, advantages, value_targets and
+            vf_preds ``[M]``; action_dist_inputs ``[M, P]`` if ``kl_coeff`` is not 0.
+
+    Returns:
+        The loss, a scalar with gradient, and statistics, scalars without.
+    """
+    outputs = module.forward_train(rows)
+    inputs, values = outputs[col.ACTION_DIST_INPUTS], outputs[col.VF_PREDS]
+    logp, entropies = module.distribution.logp_entropy(inputs, rows[col.ACTIONS])
+    log_ratio = logp - rows[col.ACTION_LOGP]
+    ratio = log_ratio.exp()
+    advantages = rows[col.ADVANTAGES]
+    if normalize_advantages:
+        advantages = standardized(advantages)
+    clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
+    policy_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
+    value_loss = clipped_value_loss(
+        values, rows[col.VF_PREDS], rows[col.VALUE_TARGETS], vf_clip_param
+    )
+    entropy = entropies.mean()
+    loss = policy_loss + vf_loss_coeff * value_loss - entropy_coeff * entropy
+    with torch.no_grad():
+        statistics = {
+            "policy_loss": policy_loss.detach(),
+            "vf_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            # k3 of Schulman's "Approximating KL divergence": unbiased and never negative.
+            "approx_kl": (ratio - 1.0 - log_ratio).mean(),
+            "clip_fraction": (ratio != clipped_ratio).float().mean(),
+        }
+    if kl_coeff:
+        # Left out rather than multiplied by zero: an infinite KL times zero is NaN.
+        kl = module.distribution.kl(rows[col.ACTION_DIST_INPUTS], inputs).mean()
+        loss = loss + kl_coeff * kl
+        statistics["kl"] = kl.detach()
+    statistics["total_loss"] = loss.detach()
+    return loss, statistics
+
+
+def standardized(advantages: Tensor) -> Tensor:
+    """Mean 0, deviation 1; the population's deviation, so that a single row gives 0, not NaN."""
+    centred = advantages - advantages.mean()
+    return centred / (centred.square().mean().sqrt() + 1e-8)
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None
+) -> Tensor:
+    """Half the mean squared error; with ``clip``, the worse of the clipped and unclipped ones."""
+    errors = (values - targets).square()
+    if clip is not None:
+        near = old_values + (values - old_values).clamp(-clip, clip)
+        errors = torch.max(errors, (near - targets).square())
+    return 0.5 * errors.mean()
+
+
+class PPO(Algorithm):
+    """Sample a batch, improve on it for some epochs, hand the new weights to the env runners."""
+
+    Training = PPOTraining
+    Config = PPOConfig
+
+    @classmethod
+    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+        """Problems of batch sizes, as ``(key, message)``."""
+        training = _settings(config)
+        yield from fragment_problems(training.train_batch_size, config.env_runners)
+        if training.minibatch_size > training.train_batch_size:
+            yield (
+                "training.minibatch_size",
+                f"a minibatch of {training.minibatch_size} rows does not fit into a train batch of "
+                f"{training.train_batch_size}: set it to {training.train_batch_size} or less",
+            )
+
+    def setup(self) -> None:
+        training = _settings(self.config)
+        self.learner = Learner(
+            self.build_module(), training, self.config.learners, adam_eps=training.adam_epsilon
+        )
+        self.kl_coeff = training.kl_coeff
+
+    def training_step(self) -> dict[str, Any]:
+        """One iteration: sample, estimate advantages, update, sync."""
+        training = _settings(self.config)
+        steps_before = self.env_steps
+        batch = self.sample()
+        with self.timers.phase("transfer"):
+            rows = self.learner.load(batch, (col.ACTIONS,))
+        with self.timers.phase("learn"):
+            explained = add_advantages(
+                rows, batch, self.learner.module, training.gamma, training.lambda_
+            )
+            statistics = self._update(rows, training, steps_before)
+        self.sync_weights()
+        return self.learner_result(len(batch), {**statistics, "vf_explained_variance": explained})
+
+    def _update(
+        self, rows: LoadedBatch, training: PPOTraining, env_steps: int
+    ) -> dict[str, float | None]:
+        lr = value_at(training.lr, env_steps)
+        if training.normalize_advantages == "batch":
+            rows.columns[col.ADVANTAGES] = standardized(rows.columns[col.ADVANTAGES])
+        arguments = {
+            "clip_param": value_at(training.clip_param, env_steps),
+            "entropy_coeff": value_at(training.entropy_coeff, env_steps),
+            "vf_loss_coeff": training.vf_loss_coeff,
+            "vf_clip_param": training.vf_clip_param,
+            "kl_coeff": self.kl_coeff,
+            "normalize_advantages": training.normalize_advantages == "minibatch",
+        }
+        limit = None if training.target_kl is None else 1.5 * training.target_kl
+        statistics = self.learner.update(
+            rows,
+            ppo_loss,
+            arguments,
+            lr=lr,
+            num_epochs=training.num_epochs,
+            minibatch_size=training.minibatch_size,
+            rng=self.learner_rng(),
+            stop_early=None if limit is None else lambda s: float(s["approx_kl"]) > limit,
+        )
+        self.kl_coeff = adapted_kl_coeff(self.kl_coeff, statistics.get("kl"), training.kl_target)
+        return {
+            **statistics,
+            "lr": lr,
+            "clip_param": arguments["clip_param"],
+            "entropy_coeff": arguments["entropy_coeff"],
+            "kl_coeff": arguments["kl_coeff"],
+        }
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"kl_coeff": self.kl_coeff}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.kl_coeff = float(state["kl_coeff"])
+
+
+@torch.no_grad()
+def add_advantages(
+    rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
+) -> float | None:
+    """Add what the loss compares with: old log-probabilities, values, advantages, value targets.
+
+    One forward pass over the T + 1 observations of each lane, and the final ones of ended episodes,
+    gives V(s) and V(s') of every row. The old log-probabilities come from it too, so that the
+    probability ratio of the first minibatch is exactly 1 whatever computed the actions.
+
+    Returns:
+        The explained variance of the values, None where the targets do not vary.
+    """
+    outputs = [module.forward_train({col.OBS: chunk}) for chunk in rows.chunks(VALUE_CHUNK)]
+    inputs = torch.cat([output[col.ACTION_DIST_INPUTS] for output in outputs])[rows.obs_index]
+    values = torch.cat([output[col.VF_PREDS] for output in outputs])
+    old_values = values[rows.obs_index]
+    advantages = gae_of_rows(
+        batch[col.REWARDS],
+        old_values.cpu().numpy(),
+        values[rows.next_obs_index].cpu().numpy(),
+        batch[col.TERMINATEDS],
+        batch[col.TRUNCATEDS],
+        unroll_segments(batch)[1],
+        gamma=gamma,
+        lambda_=lambda_,
+    )
+    rows.add(col.ACTION_DIST_INPUTS, inputs)
+    rows.add(col.ACTION_LOGP, module.distribution.logp(inputs, rows.columns[col.ACTIONS]))
+    rows.add(col.VF_PREDS, old_values)
+    rows.add(col.ADVANTAGES, advantages)
+    # The targets use the advantages before any normalisation.
+    rows.add(col.VALUE_TARGETS, rows.columns[col.ADVANTAGES] + old_values)
+    targets = rows.columns[col.VALUE_TARGETS].cpu().numpy()
+    return explained_variance(targets, old_values.cpu().numpy())
+
+
+def adapted_kl_coeff(coeff: float, kl: float | None, target: float) -> float:
+    """Section 4 of the paper: raise the penalty if the KL was far above its target, else lower it."""
+    if not coeff or kl is None:
+        return coeff
+    factor = 1.5 if kl > 2.0 * target else 0.5 if kl < 0.5 * target else 1.0
+    low, high = KL_COEFF_BOUNDS
+    return min(max(coeff * factor, low), high)
+
+
+def _settings(config: ExperimentConfig) -> PPOTraining:
+    assert isinstance(config.training, PPOTraining)  # the loader made it from `Training`
+    return config.training

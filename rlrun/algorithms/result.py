@@ -1,0 +1,102 @@
+"""The result of an iteration: the one dict that the console, metrics.jsonl, `stop:` and callbacks see.
+
+Schema version 1. Every key is there from the first row on; a number that does not exist (no episode
+has ended, no evaluation was due) is None.
+
+    episodes_in_mean              episodes that episode_return_mean averages
+    episode_return_mean_this_iter mean over the episodes that ended in this iteration alone
+    *_s                           seconds; these and env_steps_per_s are the only keys in which two
+                                  runs of one file with one seed may differ (`is_wall_clock`)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlrun.sampling.episodes import EpisodeRecord
+
+SCHEMA_VERSION = 1
+
+Result = dict[str, Any]
+
+
+class EpisodeStatistics:
+    """Statistics over the last finished episodes.
+
+    Args:
+        window: episodes in the means; if more end in one iteration, all of those count.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._returns: deque[float] = deque(maxlen=window)
+        self._lengths: deque[int] = deque(maxlen=window)
+        self._this_iteration: list[EpisodeRecord] = []
+        self.total = 0
+
+    def add(self, episodes: Sequence[EpisodeRecord]) -> None:
+        """Count finished episodes, in the order of their runners."""
+        self._this_iteration.extend(episodes)
+
+    def end_iteration(self) -> Result:
+        """The episode keys of the iteration's result; the next one starts empty."""
+        ended, self._this_iteration = self._this_iteration, []
+        self.total += len(ended)
+        self._returns.extend(episode.episode_return for episode in ended)
+        self._lengths.extend(episode.length for episode in ended)
+        new_returns = [episode.episode_return for episode in ended]
+        returns: Sequence[float] = self._returns
+        lengths: Sequence[int] = self._lengths
+        if len(ended) > self._window:
+            returns, lengths = new_returns, [episode.length for episode in ended]
+        return {
+            "episodes": self.total,
+            "episodes_this_iter": len(ended),
+            "episode_return_mean": _mean(returns),
+            "episodes_in_mean": len(returns),
+            "episode_return_mean_this_iter": _mean(new_returns),
+            "episode_return_min": min(returns, default=None),
+            "episode_return_max": max(returns, default=None),
+            "episode_len_mean": _mean(lengths),
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        """The window and the count."""
+        return {
+            "returns": np.array(self._returns, dtype=np.float64),
+            "lengths": np.array(self._lengths, dtype=np.int64),
+            "total": self.total,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        self._returns = deque((float(x) for x in state["returns"]), maxlen=self._window)
+        self._lengths = deque((int(x) for x in state["lengths"]), maxlen=self._window)
+        self.total = int(state["total"])
+
+
+def evaluation_result(episodes: Sequence[EpisodeRecord] | None) -> Result:
+    """What `evaluation` holds: statistics of these episodes, or None everywhere if none were due."""
+    returns = [episode.episode_return for episode in episodes or ()]
+    return {
+        "episodes": len(returns) if episodes is not None else None,
+        "episode_return_mean": _mean(returns),
+        "episode_return_std": float(np.std(returns)) if returns else None,
+        "episode_return_min": min(returns, default=None),
+        "episode_return_max": max(returns, default=None),
+        "episode_len_mean": _mean([episode.length for episode in episodes or ()]),
+    }
+
+
+def is_wall_clock(address: str) -> bool:
+    """Whether the number at ``a/b`` depends on the machine's speed rather than on the seed."""
+    last = address.rpartition("/")[2]
+    return last.endswith(("_s", "_ms")) or last == "in_flight"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None

@@ -1,0 +1,102 @@
+"""Policy: what an env runner acts with. Knows nothing of torch, Ray or YAML.
+
+A subclass may be anything that maps observations to actions; the two that rlrun ships are
+`MLPPolicy` (plain numpy) and `TorchPolicy` (any `RLModule`).
+
+    B  rows of a batch: one per sub-environment (or per agent) that waits for an action
+    P  numbers that parametrise the action distribution of one row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Policy:
+    """The interface between a runner, which owns environments, and whatever chooses actions.
+
+    Only `compute_actions` must be written; a policy without weights keeps the other defaults.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.config = dict(config or {})
+
+    def compute_actions(
+        self,
+        obs_batch: Array,
+        state_batches: Sequence[Array] | None = None,
+        *,
+        explore: bool = True,
+        noise: Array | None = None,
+    ) -> tuple[Array, list[Array], dict[str, Array]]:
+        """Choose one action per row.
+
+        Args:
+            obs_batch: preprocessed observations, ``[B, ...]``.
+            state_batches: recurrent states, each ``[B, ...]``; empty for feed-forward policies.
+            explore: sample (True) or take the most likely action (False).
+            noise: ``[B, K]``, one row of what `draw_noise` returned; None draws fresh numbers.
+
+        Returns:
+            Actions ``[B, ...]``, the new states, and extra values that become batch columns.
+        """
+        raise TypeError(f"{type(self).__name__} must define compute_actions()")
+
+    def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array | None:
+        """All random numbers of a fragment at once, ``[length, lanes, K]``; None if none is used."""
+        return None
+
+    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        """Columns that follow from a finished fragment's columns, computed once for all its rows.
+
+        Args:
+            columns: the fragment so far, each ``[N, ...]``.
+        """
+        return {}
+
+    def postprocess_trajectory(
+        self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
+    ) -> Any:
+        """Edit one agent's piece of one episode before it enters the train batch."""
+        return batch
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """Improve the policy with ``batch`` and return statistics."""
+        return {}
+
+    def get_weights(self) -> Any:
+        """The weights, in whatever form `set_weights` takes."""
+        return {}
+
+    def set_weights(self, weights: Any) -> None:
+        """Take over ``weights``."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that a restored policy needs to act the same."""
+        return {"weights": self.get_weights()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        self.set_weights(state["weights"])
+
+    def is_recurrent(self) -> bool:
+        """Whether the policy carries a state from step to step."""
+        return bool(self.get_initial_state())
+
+    def get_initial_state(self) -> list[Array]:
+        """The state at an episode's start, one array per state, without batch dimension."""
+        return []

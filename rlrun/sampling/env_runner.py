@@ -1,0 +1,440 @@
+"""EnvRunner: environments and a policy turn into sample batches, in this process or as a Ray actor.
+
+The loop below is the hottest code of rlrun. One vector step makes a fixed handful of Python calls,
+writes rows in place, and does work per episode only where an episode ends.
+
+    T  steps of a fragment      B  lanes: the runner's sub-environments
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
+from rlrun.connectors.actions import ActionPipeline
+from rlrun.connectors.observations import ObservationPipeline
+from rlrun.connectors.rewards import RewardPipeline
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.policies.numpy_policy import build_policy
+from rlrun.policies.policy import Policy
+from rlrun.sampling.atari import is_atari_id
+from rlrun.sampling.envs import EnvContext
+from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.fragment import CarriedRow, FragmentBuffer
+from rlrun.sampling.seeding import Role, fragment_noise
+from rlrun.sampling.replay import replay_episodes
+from rlrun.sampling.vector_env import make_vector_env, take_lanes
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+Array = NDArray[Any]
+PolicyFactory = Callable[["gym.Space[Any]", "gym.Space[Any]", ModelConfig], Policy]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunnerSpec:
+    """All that a runner needs to know; cheap to pickle, free of the algorithm's settings."""
+
+    env: EnvSpec
+    settings: EnvRunnersConfig = field(default_factory=EnvRunnersConfig)
+    connectors: ConnectorsConfig = field(default_factory=ConnectorsConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    seed: int = 0
+    gamma: float = 0.99
+    """Discount of the return whose standard deviation `normalize_rewards` divides by."""
+    policy_factory: PolicyFactory = build_policy
+    """Called with the preprocessed observation space, the action space and the model settings."""
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What a runner is asked for. The weights travel beside it, once for all runners."""
+
+    fragment: int
+    """Counts the requests of a run; the action noise is keyed by it."""
+    length: int
+    """Steps of each lane."""
+    weights_version: int = 0
+    connector_state: dict[str, Any] | None = None
+    """Merged connector statistics to take over first; None keeps the runner's own."""
+
+
+@dataclass(frozen=True)
+class SampleReply:
+    """One fragment and what happened on the way."""
+
+    runner_index: int
+    weights_version: int
+    batch: SampleBatch
+    env_steps: int
+    episodes: list[EpisodeRecord]
+    connector_deltas: dict[str, Any]
+    """Statistics gathered since the last reply, for the central connectors to merge."""
+    state: dict[str, Any]
+    """Where the runner stands now: `EnvRunner.set_state` continues from there."""
+    timings_s: dict[str, float]
+    """Seconds of this fragment by part: `policy`, `env`, `other`."""
+    longest_running_episode: int
+    """Env steps of the longest episode that has not ended."""
+
+
+class EnvRunner:
+    """Steps a vector of environments with a policy.
+
+    Standalone: ``EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"))).sample()`` is one fragment.
+
+    Args:
+        runner_index: 0 in the driver, 1..n for Ray actors; part of every random number's key.
+        role: training or evaluation, whose random numbers never meet.
+        num_env_runners: how many Ray actors sample; environments see it in their context.
+        recreated: this runner replaces one that died; environments see that, too.
+        render_mode: gymnasium's, for each environment.
+
+    Raises:
+        EnvError: an environment cannot be built, or does not do what its spaces say.
+    """
+
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        *,
+        runner_index: int = 0,
+        role: Role = Role.TRAIN,
+        num_env_runners: int = 0,
+        recreated: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        self.spec, self.runner_index, self.role = spec, runner_index, role
+        settings = spec.settings
+        self.num_lanes = settings.num_envs_per_env_runner
+        context = EnvContext(
+            spec.env.kwargs,
+            worker_index=runner_index,
+            num_workers=num_env_runners,
+            recreated_worker=recreated,
+        )
+        self.envs = make_vector_env(
+            spec.env,
+            self.num_lanes,
+            settings,
+            context,
+            training=role is Role.TRAIN,
+            render_mode=render_mode,
+        )
+        self.action_space = self.envs.single_action_space
+        self.observations = ObservationPipeline(self.envs.single_observation_space, settings)
+        self.actions = ActionPipeline(
+            self.action_space,
+            normalize=spec.connectors.normalize_actions,
+            clip=spec.connectors.clip_actions,
+        )
+        self.rewards = reward_pipeline(spec, num_lanes=self.num_lanes)
+        self.policy = spec.policy_factory(
+            self.observations.output_space, self.action_space, spec.model
+        )
+        self.weights_version = -1
+        self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
+        self._obs: Array | None = None  # [B, ...], what the policy sees next; None before a reset
+        self._carried: CarriedRow | None = None
+        self._next_fragment = 0
+
+    @classmethod
+    def as_remote(cls, **options: Any) -> Any:
+        """This class as a Ray actor class; ``options`` are Ray's (``num_cpus=1``, ...)."""
+        import ray
+
+        return ray.remote(**options)(cls) if options else ray.remote(cls)
+
+    def sample(self) -> SampleBatch:
+        """One fragment with the present weights; ``rollout_fragment_length`` steps of each lane."""
+        length = self.spec.settings.rollout_fragment_length
+        request = SampleRequest(
+            self._next_fragment, 200 if length == "auto" else length, self.weights_version
+        )
+        return self.sample_fragment(request).batch
+
+    def sample_fragment(self, request: SampleRequest, weights: Any = None) -> SampleReply:
+        """Collect exactly ``request.length * B`` transitions.
+
+        Args:
+            weights: the policy's weights, taken over if their version is new.
+        """
+        started = perf_counter()
+        self.load(weights, request.weights_version, request.connector_state)
+        self._next_fragment = request.fragment + 1
+        if self._obs is None:
+            self._obs = self._reset_all()
+        buffer = self._allocate(request.length)
+        records, timings = self._collect(buffer, request)
+        num_steps = int(timings.pop("steps"))
+        self._episodes.carry_over(num_steps, buffer.rewards, buffer.columns[col.ACTIONS])
+        rewards = self._learning_rewards(buffer, num_steps)
+        batch = buffer.to_batch(num_steps, rewards, self.runner_index, request.fragment)
+        for name, column in self.policy.fragment_columns(batch).items():
+            batch[name] = column
+        timings["other"] = perf_counter() - started - timings["policy"] - timings["env"]
+        return SampleReply(
+            runner_index=self.runner_index,
+            weights_version=self.weights_version,
+            batch=batch,
+            env_steps=len(batch),
+            episodes=records,
+            connector_deltas=self._flush_connectors(),
+            state=self.get_state(),
+            timings_s=timings,
+            longest_running_episode=int(self._episodes.game_length.max()),
+        )
+
+    def load(self, weights: Any, version: int, connector_state: dict[str, Any] | None) -> None:
+        """Take over weights and merged connector statistics."""
+        if weights is not None and version != self.weights_version:
+            self.policy.set_weights(weights)
+        self.weights_version = version
+        if connector_state is not None:
+            self.observations.set_state(connector_state["observations"])
+            self.rewards.set_state(connector_state["rewards"])
+
+    def _reset_all(self) -> Array:
+        lanes = range(self.num_lanes)
+        raw = self.envs.reset([self._episodes.seed_of(lane) for lane in lanes])
+        return self.observations(raw, update=True)
+
+    def _allocate(self, length: int) -> FragmentBuffer:
+        # An env that resets itself in a step of its own needs more vector steps than T: at most
+        # one more for each transition, if every episode has length one.
+        rows = length if self.envs.every_step_counts else 2 * length + 2
+        space = self.observations.output_space
+        return FragmentBuffer(rows, self.num_lanes, space.shape, space.dtype)
+
+    def _collect(
+        self, buffer: FragmentBuffer, request: SampleRequest
+    ) -> tuple[list[EpisodeRecord], dict[str, float]]:
+        """Step until the buffer holds ``length * B`` transitions."""
+        policy, envs, observations, to_env = self.policy, self.envs, self.observations, self.actions
+        explore = self.spec.settings.explore
+        rng = fragment_noise(self.spec.seed, self.role, self.runner_index, request.fragment)
+        noise = policy.draw_noise(rng, buffer.length, self.num_lanes) if explore else None
+        records: list[EpisodeRecord] = []
+        policy_s = env_s = 0.0
+        wanted = request.length * self.num_lanes
+        t, counted = self._restore_carried(buffer)
+        assert self._obs is not None
+        buffer.obs[t] = self._obs
+        while counted < wanted:
+            clock = perf_counter()
+            actions, _, extras = policy.compute_actions(
+                buffer.obs[t], explore=explore, noise=None if noise is None else noise[t]
+            )
+            acted = perf_counter()
+            try:
+                raw_obs, rewards, terminateds, truncateds, infos = envs.step(to_env(actions))
+            except EnvError as error:
+                raise self._located(error, t) from None
+            stepped = perf_counter()
+            policy_s += acted - clock
+            env_s += stepped - acted
+            if not buffer.columns:
+                for name, first_row in {col.ACTIONS: actions, **extras}.items():
+                    buffer.add_column(name, first_row)
+            columns = buffer.columns
+            columns[col.ACTIONS][t] = actions
+            for name, value in extras.items():
+                columns[name][t] = value
+            buffer.rewards[t] = rewards
+            buffer.terminateds[t] = terminateds
+            buffer.truncateds[t] = truncateds
+            buffer.obs[t + 1] = observations(raw_obs, update=True)
+            counted += self.num_lanes
+            if envs.valid is not None:
+                counted -= self._skip_resets(buffer, t, envs.valid)
+            if terminateds.any() or truncateds.any():
+                self._end_episodes(buffer, t, terminateds | truncateds, infos, records)
+            t += 1
+        self._obs = buffer.obs[t].copy()
+        self._number_rows(buffer, t)
+        if counted > wanted:
+            self._carried = CarriedRow.take(buffer, t - 1, counted - wanted)
+        return records, {"policy": policy_s, "env": env_s, "steps": t}
+
+    def _end_episodes(
+        self,
+        buffer: FragmentBuffer,
+        t: int,
+        done: Array,
+        infos: Mapping[str, Any] | None,
+        records: list[EpisodeRecord],
+    ) -> None:
+        """File the final observations of finished lanes and start their next episodes."""
+        lanes = np.flatnonzero(done)
+        buffer.add_finals(t, lanes, buffer.obs[t + 1, lanes])
+        goes_on = None if infos is None else infos.get("episode_continues")
+        for lane in lanes.tolist():
+            self._number_lane(buffer, lane, t + 1)
+            lost_life = goes_on is not None and bool(goes_on[lane])
+            record = self._episodes.finish(lane, t + 1, buffer.rewards, game_goes_on=lost_life)
+            if record is not None:
+                records.append(record)
+        seeds = [self._episodes.seed_of(lane) for lane in range(self.num_lanes)]
+        try:
+            raw_obs = self.envs.reset_lanes(done, seeds)
+        except EnvError as error:
+            raise self._located(error, t) from None
+        if raw_obs is not None:
+            buffer.obs[t + 1, lanes] = self.observations(take_lanes(raw_obs, lanes), update=True)
+
+    def _skip_resets(self, buffer: FragmentBuffer, t: int, valid: Array) -> int:
+        """Leave out lanes whose env spent step t on its own reset; returns how many."""
+        resetting = np.flatnonzero(~valid)
+        if len(resetting):
+            buffer.mark_invalid(t, resetting)
+            self._episodes.start[resetting] = t + 1
+        return len(resetting)
+
+    def _number_rows(self, buffer: FragmentBuffer, num_steps: int) -> None:
+        for lane in range(self.num_lanes):
+            self._number_lane(buffer, lane, num_steps)
+
+    def _number_lane(self, buffer: FragmentBuffer, lane: int, end: int) -> None:
+        """Fill in episode id and step for the lane's rows of its running episode."""
+        episodes = self._episodes
+        start, length = int(episodes.start[lane]), int(episodes.length[lane])
+        buffer.episode_id[start:end, lane] = episodes.id_of(lane)
+        buffer.episode_step[start:end, lane] = np.arange(length, length + end - start)
+
+    def _learning_rewards(self, buffer: FragmentBuffer, num_steps: int) -> Array:
+        """Clipped or normalised rewards, float32 ``[T, B]``; metrics keep the raw ones."""
+        raw = buffer.rewards
+        if self.rewards.identity:
+            return raw.astype(np.float32)
+        learned = np.empty(raw.shape, dtype=np.float32)
+        for t in range(num_steps):
+            valid = None if buffer.valid is None else buffer.valid[t]
+            learned[t] = self.rewards(
+                raw[t], buffer.terminateds[t], buffer.truncateds[t], valid=valid
+            )
+        return learned
+
+    def _restore_carried(self, buffer: FragmentBuffer) -> tuple[int, int]:
+        """Put transitions that the last fragment had no room for first; returns (rows, count)."""
+        if self._carried is None:
+            return 0, 0
+        carried, self._carried = self._carried, None
+        self._episodes.start[:] = 1  # the last fragment counted these steps already
+        return 1, carried.put(buffer)
+
+    def _flush_connectors(self) -> dict[str, Any]:
+        return {
+            "observations": self.observations.flush_deltas(),
+            "rewards": self.rewards.flush_deltas(),
+        }
+
+    def _located(self, error: EnvError, t: int) -> EnvError:
+        error.runner_index = self.runner_index
+        start, length = self._episodes.start[error.lane], self._episodes.length[error.lane]
+        error.env_step = int(length + t - start)
+        return error
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the lanes stand; plain numbers and arrays, enough to go on in another process."""
+        return {
+            "episodes": self._episodes.get_state(),
+            "obs": self._obs,
+            "envs": self.envs.get_state(),
+            "observations": self.observations.get_state(),
+            "rewards": self.rewards.get_state(),
+            "next_fragment": self._next_fragment,
+            "carried": None if self._carried is None else vars(self._carried),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where the runner that `get_state` came from stood.
+
+        Environments that offer their state are given it back. Others are reset with the seeds of
+        their running episodes and replay the actions; a lane whose observation then differs is
+        named in the log and starts a fresh episode, as its environment is not a function of seed
+        and actions.
+        """
+        self._next_fragment = int(state["next_fragment"])
+        self.observations.set_state(state["observations"])
+        self.rewards.set_state(state["rewards"])
+        self._episodes.set_state(state["episodes"])
+        carried = state["carried"]
+        self._carried = None if carried is None else CarriedRow(**carried)
+        if state["obs"] is None:
+            self._obs = None
+            return
+        expected = np.array(state["obs"])
+        if state["envs"] is not None:
+            self.envs.set_state(state["envs"])
+            self._obs = expected
+            return
+        self._obs = self._replayed(expected)
+
+    def _replayed(self, expected: Array) -> Array:
+        episodes = self._episodes
+        if not self.envs.episode_seeds:
+            _log.warning(
+                "%s can neither be seeded per episode nor hand out its state: "
+                "all running episodes start afresh",
+                self.spec.env.use,
+            )
+            for lane in range(self.num_lanes):
+                episodes.drop(lane)
+            return self._reset_all()
+        seeds = [episodes.seed_of(lane) for lane in range(self.num_lanes)]
+        raw_obs = replay_episodes(self.envs, self.actions, seeds, episodes.recorded_actions())
+        obs = np.array(self.observations(raw_obs, update=False))
+        strayed = np.array(
+            [not np.array_equal(a, b, equal_nan=True) for a, b in zip(obs, expected, strict=True)]
+        )
+        if not strayed.any():
+            return expected
+        lanes = np.flatnonzero(strayed)
+        for lane in lanes.tolist():
+            _log.warning(
+                "%s, sub-env %d of runner %d: replaying the episode's actions led to another "
+                "observation, it starts a fresh episode",
+                self.spec.env.use,
+                lane,
+                self.runner_index,
+            )
+            episodes.drop(lane)
+        fresh = self.envs.reset_lanes(
+            strayed, [episodes.seed_of(lane) for lane in range(self.num_lanes)]
+        )
+        if fresh is not None:
+            obs[lanes] = self.observations(take_lanes(fresh, lanes), update=True)
+        return obs
+
+    def ping(self) -> int:
+        """Answer a health probe."""
+        return self.runner_index
+
+    def stop(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+
+def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
+    """What turns rewards into what learning sees; null clips on Atari with deepmind preprocessing."""
+    clip = spec.connectors.clip_rewards
+    if clip is None:
+        clip = spec.settings.preprocessor_pref == "deepmind" and is_atari_id(spec.env.use)
+    return RewardPipeline(
+        clip=clip,
+        normalize=spec.connectors.normalize_rewards,
+        gamma=spec.gamma,
+        num_lanes=num_lanes,
+    )

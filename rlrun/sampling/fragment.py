@@ -1,0 +1,194 @@
+"""The arrays that one fragment is written into, and how they become a `SampleBatch`.
+
+While sampling, everything is time-major: row t holds step t of all B lanes. The finished batch is
+lane-major: each lane's piece is contiguous. Observations are not moved for that: they stay in one
+storage of (T + 1) * B rows plus the final observations of ended episodes, and the batch's ``obs``
+and ``new_obs`` are two index arrays into it.
+
+    T  vector steps      B  lanes      N  transitions of the finished batch (T * B without gaps)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+
+Array = NDArray[Any]
+
+
+class FragmentBuffer:
+    """Pre-allocated columns of one fragment; the runner's loop writes rows in place.
+
+    Attributes:
+        obs: ``[T + 1, B, ...]``; row t is what the policy saw at step t, the last row what it
+            would see next.
+        columns: further columns by name, each ``[T, B, ...]``.
+        rewards: raw rewards, float64 ``[T, B]``.
+        valid: ``[T, B]``, False where a row is no transition; None while all are.
+    """
+
+    def __init__(self, length: int, lanes: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> None:
+        self.length, self.lanes = length, lanes
+        self._num_rows = (length + 1) * lanes
+        self._num_finals = 0
+        spare = lanes + self._num_rows // 16
+        self._storage = np.empty((self._num_rows + spare, *obs_shape), dtype=obs_dtype)
+        self._shape_rows()
+        # Lane-major position of row (t, b) is [b, t]; entries are rows of the storage.
+        self._next_index = np.arange(lanes, self._num_rows, dtype=np.int64).reshape(length, lanes)
+        self.columns: dict[str, Array] = {}
+        self.rewards = np.empty((length, lanes), dtype=np.float64)
+        self.terminateds = np.empty((length, lanes), dtype=np.bool_)
+        self.truncateds = np.empty((length, lanes), dtype=np.bool_)
+        self.episode_id = np.empty((length, lanes), dtype=np.int64)
+        self.episode_step = np.empty((length, lanes), dtype=np.int64)
+        self.valid: Array | None = None
+
+    def _shape_rows(self) -> None:
+        shape = self._storage.shape[1:]
+        self.obs = self._storage[: self._num_rows].reshape(self.length + 1, self.lanes, *shape)
+
+    def add_column(self, name: str, first_row: Array) -> Array:
+        """Allocate a column ``[T, B, ...]`` shaped like its first row ``[B, ...]``."""
+        column = np.empty((self.length, *first_row.shape), dtype=first_row.dtype)
+        self.columns[name] = column
+        return column
+
+    def add_finals(self, t: int, lanes: Array, final_obs: Array) -> None:
+        """Keep the final observations ``[n, ...]`` of lanes whose episode ended with step t."""
+        begin = self._num_rows + self._num_finals
+        end = begin + len(lanes)
+        if end > len(self._storage):
+            spare = np.empty((len(self._storage) // 2 + len(lanes), *final_obs.shape[1:]))
+            self._storage = np.concatenate([self._storage, spare.astype(self._storage.dtype)])
+            self._shape_rows()
+        self._storage[begin:end] = final_obs
+        self._next_index[t, lanes] = np.arange(begin, end)
+        self._num_finals += len(lanes)
+
+    def next_obs(self, t: int, lanes: Array) -> Array:
+        """What the environments of these lanes returned at step t, final observations included."""
+        return self._storage[self._next_index[t, lanes]]
+
+    def mark_invalid(self, rows: slice | int, lanes: Any) -> None:
+        """Say that these rows are no transitions; they will not enter the batch."""
+        if self.valid is None:
+            self.valid = np.ones((self.length, self.lanes), dtype=np.bool_)
+        self.valid[rows, lanes] = False
+
+    def to_batch(
+        self, num_steps: int, rewards: Array, runner_index: int, fragment: int
+    ) -> SampleBatch:
+        """The first ``num_steps`` rows as a batch, lane after lane.
+
+        Args:
+            rewards: what learning is to see, float32 ``[T, B]``.
+        """
+        keep = self._lane_major_selection(num_steps)
+        index = np.arange(num_steps * self.lanes, dtype=np.int64).reshape(num_steps, self.lanes)
+        columns = {name: keep(column) for name, column in self.columns.items()}
+        columns[col.REWARDS] = keep(rewards)
+        columns[col.TERMINATEDS] = keep(self.terminateds)
+        columns[col.TRUNCATEDS] = keep(self.truncateds)
+        columns[col.EPS_ID] = keep(self.episode_id)
+        columns[col.T] = keep(self.episode_step)
+        lane_ids = np.broadcast_to(np.arange(self.lanes, dtype=np.int64), index.shape)
+        columns[col.ENV_ID] = keep(lane_ids)
+        columns[col.UNROLL_ID] = columns[col.ENV_ID] + ((runner_index << 48) | (fragment << 16))
+        columns[col.AGENT_INDEX] = np.zeros(len(columns[col.ENV_ID]), dtype=np.int64)
+        batch = SampleBatch.from_columns(columns)
+        storage = self._used_storage(num_steps)
+        next_index = self._next_index[:num_steps]
+        if num_steps < self.length:
+            # Unused rows were cut out between the observations and the finals.
+            cut = (self.length - num_steps) * self.lanes
+            next_index = np.where(next_index >= self._num_rows, next_index - cut, next_index)
+        batch.set_shared(col.OBS, storage, keep(index))
+        batch.set_shared(col.NEXT_OBS, storage, keep(next_index))
+        return batch
+
+    def _lane_major_selection(self, num_steps: int) -> Any:
+        if self.valid is None:
+            count = num_steps * self.lanes
+
+            def keep_all(column: Array) -> Array:
+                return column[:num_steps].swapaxes(0, 1).reshape(count, *column.shape[2:])
+
+            return keep_all
+        mask = self.valid[:num_steps].T
+
+        def keep_valid(column: Array) -> Array:
+            return column[:num_steps].swapaxes(0, 1)[mask]
+
+        return keep_valid
+
+    def _used_storage(self, num_steps: int) -> Array:
+        finals = self._storage[self._num_rows : self._num_rows + self._num_finals]
+        if num_steps == self.length:
+            return self._storage[: self._num_rows + self._num_finals]
+        return np.concatenate([self._storage[: (num_steps + 1) * self.lanes], finals])
+
+
+@dataclass(frozen=True)
+class CarriedRow:
+    """Transitions that a fragment had no room for; the next fragment starts with them.
+
+    Only environments that reset themselves in a step of their own need this: lanes then fill up
+    unevenly, and the vector step that completes a fragment can bring a few transitions too many.
+
+    Shapes: k carried lanes; every array ``[k, ...]``.
+    """
+
+    lanes: Array
+    obs: Array
+    next_obs: Array
+    rewards: Array
+    terminateds: Array
+    truncateds: Array
+    episode_id: Array
+    episode_step: Array
+    columns: dict[str, Array]
+
+    @classmethod
+    def take(cls, buffer: FragmentBuffer, t: int, surplus: int) -> CarriedRow:
+        """Move the last ``surplus`` transitions of row t out of the buffer."""
+        assert buffer.valid is not None  # rows without gaps come out even
+        lanes = np.flatnonzero(buffer.valid[t])[-surplus:]
+        buffer.mark_invalid(t, lanes)
+        return cls(
+            lanes=lanes,
+            obs=buffer.obs[t, lanes],
+            next_obs=buffer.next_obs(t, lanes),
+            rewards=buffer.rewards[t, lanes],
+            terminateds=buffer.terminateds[t, lanes],
+            truncateds=buffer.truncateds[t, lanes],
+            episode_id=buffer.episode_id[t, lanes],
+            episode_step=buffer.episode_step[t, lanes],
+            columns={name: column[t, lanes] for name, column in buffer.columns.items()},
+        )
+
+    def put(self, buffer: FragmentBuffer) -> int:
+        """Make these the buffer's row 0; returns how many there are."""
+        lanes = self.lanes
+        others = np.setdiff1d(np.arange(buffer.lanes), lanes)
+        buffer.mark_invalid(0, others)
+        buffer.rewards[0], buffer.terminateds[0], buffer.truncateds[0] = 0.0, False, False
+        buffer.obs[0, lanes] = self.obs
+        buffer.rewards[0, lanes] = self.rewards
+        buffer.terminateds[0, lanes] = self.terminateds
+        buffer.truncateds[0, lanes] = self.truncateds
+        buffer.episode_id[0, lanes] = self.episode_id
+        buffer.episode_step[0, lanes] = self.episode_step
+        for name, values in self.columns.items():
+            first_row = np.zeros((buffer.lanes, *values.shape[1:]), dtype=values.dtype)
+            buffer.add_column(name, first_row)[0, lanes] = values
+        ended = self.terminateds | self.truncateds
+        if ended.any():
+            buffer.add_finals(0, lanes[ended], self.next_obs[ended])
+        return len(lanes)
