@@ -33,6 +33,11 @@ class LazyColumn(ABC):
     def __len__(self) -> int:
         """Number of rows."""
 
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of what is stored, without what other columns store too."""
+
     @abstractmethod
     def rows(self) -> Any:
         """The rows as a plain column."""
@@ -53,7 +58,7 @@ def as_column(value: Any) -> Any:
     becomes a column of one row, dicts and tuples are nests of columns, tensors are kept.
     Raises TypeError for anything else.
     """
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) or is_tensor(value):
         return value if value.ndim else value.reshape(1)
     if isinstance(value, LazyColumn):
         return value
@@ -65,8 +70,6 @@ def as_column(value: Any) -> Any:
         return _array_of(value)
     if isinstance(value, Number | np.generic | str | bytes):
         return np.asarray([value])
-    if is_tensor(value):
-        return value if value.ndim else value.reshape(1)
     raise TypeError(f"a column is an array, list, number, dict or tuple, not {type(value)!r}")
 
 
@@ -166,10 +169,12 @@ def _copy_leaf(leaf: Any) -> Any:
 
 
 def size_bytes(column: Any) -> int:
-    """Bytes of a plain column's arrays.
+    """Bytes of a column's arrays.
 
     Packed rows (bytes objects) count in full, other objects only with their reference.
     """
+    if isinstance(column, LazyColumn):
+        return column.nbytes
     total = 0
     for leaf in leaves(column):
         total += int(leaf.nbytes)

@@ -4,7 +4,8 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 
 | column | row shape | meaning |
 |---|---|---|
-| obs, new_obs | as the (preprocessed) observation | what the action saw; what the step led to (the true final observation at an episode's end) |
+| obs | as the (preprocessed) observation | what the action saw |
+| new_obs | as obs | what the step led to: at an episode's end the true final observation |
 | actions | as the action | the action in the module's form, before unsquashing or clipping |
 | rewards | () | reward of the step |
 | terminateds, truncateds | () bool | the episode ended by itself; it was cut short. Never merged |
@@ -12,12 +13,14 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | eps_id, env_id, agent_index | () int | which episode, sub-environment, agent |
 | unroll_id | () int | which fragment: rows of one trajectory of one `sample()` call |
 | t | () int | step within the episode, from 0 |
-| action_logp, action_prob, action_dist_inputs | (), (), (P,) | of the distribution the action was drawn from |
+| action_logp, action_prob | () | of the action, when it was drawn |
+| action_dist_inputs | (P,) | of the distribution the action was drawn from |
 | vf_preds, values_bootstrapped | () | V(obs); the value that stands in for what follows a cut |
 | advantages, value_targets | () | what the returns computed |
 | prev_actions, prev_rewards | as actions, () | of the step before |
 | seq_lens | () int, one row per *sequence* | lengths of the sequences the rows fall into |
-| state_in_k, state_out_k | as the state | recurrent state before (one row per sequence or per step) and after a step |
+| state_in_k | as the state | recurrent state at the start: one row per sequence, or per step |
+| state_out_k | as the state | recurrent state after the step |
 """
 
 OBS = "obs"

@@ -37,7 +37,8 @@ def pack(value: Any, kind: bytes = _OBJECT) -> bytes:
     from pyarrow import compress
 
     raw = pickle.dumps(value, protocol=5)
-    return _MAGIC + kind + len(raw).to_bytes(8, "little") + compress(raw, "lz4", asbytes=True)
+    body: bytes = compress(raw, "lz4", asbytes=True)
+    return _MAGIC + kind + len(raw).to_bytes(8, "little") + body
 
 
 def unpack(packed: bytes) -> Any:

@@ -1,36 +1,22 @@
-"""SampleBatch: the columns of one or more trajectory fragments, the form all data travels in.
+"""SampleBatch: fragments of trajectories as columns, the form all data travels in.
 
-Owns the batch as a whole: its columns and flags, selecting and appending rows, sending it. What a
-column can be is in `column_data`, columns that share a storage in `shared_column`, sequences and
-their padding in `sequences`. Knows numpy alone: neither environments nor policies.
-
-Glossary: N rows; a *row* is one step of one agent; S sequences (`seq_lens`), for recurrent models.
-Learner rows are `[N, ...]`. A time-major batch holds `[T, B, ...]` instead and is for learners that
-ask for it: it can be appended (along B), copied and sent, its rows cannot be selected.
+Owns what is said about rows as steps of trajectories: slicing, episodes, sequences and their
+padding, the input of a single step, appending what several runners sampled. The columns as such are
+in `column_batch`. Knows numpy alone: neither environments nor policies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
 
 from rlrun.data import columns as names
-from rlrun.data.column_data import (
-    Array,
-    LazyColumn,
-    as_column,
-    concat,
-    deep_copy,
-    leaves,
-    map_leaves,
-    num_rows,
-    pick,
-    read,
-    size_bytes,
-)
-from rlrun.data.compression import Compressor, PackedColumn
+from rlrun.data.column_batch import ColumnBatch, append
+from rlrun.data.column_data import Array, num_rows, pick
+from rlrun.data.compression import Compressor
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
 from rlrun.data.sequences import (
     change_points,
@@ -41,35 +27,20 @@ from rlrun.data.sequences import (
     slice_bounds,
     trimmed_seq_lens,
 )
-from rlrun.data.shared_column import SharedColumn, compact, concat_shared, copy_shared
 from rlrun.data.single_step import View, single_step_columns
-from rlrun.data.summary import summary
+
+# Inside the class, `slice` in a signature would be the method of that name.
+RowRange = slice
 
 
-class SampleBatch:
-    """Columns by name, all with the same N rows.
+class SampleBatch(ColumnBatch):
+    """Columns of steps, all with the same N rows; the rows of one trajectory are contiguous.
 
-    | flag | meaning |
-    |---|---|
-    | zero_padded | every sequence fills `max_seq_len` rows, zeros behind its real steps |
-    | max_seq_len | longest sequence allowed; None where there are none |
-    | time_major | columns are [T, B, ...] |
-    | num_grad_updates | how often the acting policy had been updated, None if unknown |
-    | is_training | set by `set_training`: the learner, not a sampler, is reading |
-
-    Args:
-        columns: name -> array, list, number, or dict/tuple of those (`column_data.as_column`).
-            Raises ValueError where the numbers of rows differ and for retired names (`dones`).
+    The names of the columns are constants of the class (`SampleBatch.OBS`); flags and constructor
+    arguments are those of `ColumnBatch`.
     """
 
-    __slots__ = (
-        "_columns",
-        "is_training",
-        "max_seq_len",
-        "num_grad_updates",
-        "time_major",
-        "zero_padded",
-    )
+    __slots__ = ()
 
     OBS = names.OBS
     NEXT_OBS = names.NEXT_OBS
@@ -94,150 +65,18 @@ class SampleBatch:
     PREV_REWARDS = names.PREV_REWARDS
     SEQ_LENS = names.SEQ_LENS
 
-    def __init__(
-        self,
-        columns: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
-        *,
-        zero_padded: bool = False,
-        max_seq_len: int | None = None,
-        time_major: bool = False,
-        num_grad_updates: float | None = None,
-        is_training: bool = False,
-    ):
-        if isinstance(columns, SampleBatch):
-            columns = columns._columns
-        self._columns: dict[str, Any] = {}
-        self.zero_padded = zero_padded
-        self.max_seq_len = max_seq_len
-        self.time_major = time_major
-        self.num_grad_updates = num_grad_updates
-        self.is_training = is_training
-        for name, value in dict(columns).items():
-            self[name] = value
-        self._check_rows(names.is_countable)
-
-    @classmethod
-    def from_columns(
-        cls,
-        columns: dict[str, Any],
-        *,
-        zero_padded: bool = False,
-        max_seq_len: int | None = None,
-        time_major: bool = False,
-        num_grad_updates: float | None = None,
-        is_training: bool = False,
-    ) -> SampleBatch:
-        """The constructor of hot paths: takes over `columns`, converts and checks nothing.
-
-        The values are ready columns with equal numbers of rows; the dict belongs to the batch now.
-        """
-        batch = cls.__new__(cls)
-        batch._columns = columns
-        batch.zero_padded = zero_padded
-        batch.max_seq_len = max_seq_len
-        batch.time_major = time_major
-        batch.num_grad_updates = num_grad_updates
-        batch.is_training = is_training
-        return batch
-
-    # The columns
-
     @overload
     def __getitem__(self, key: str) -> Any: ...
     @overload
-    def __getitem__(self, key: slice) -> SampleBatch: ...
-    def __getitem__(self, key: str | slice) -> Any:
+    def __getitem__(self, key: RowRange) -> SampleBatch: ...
+    def __getitem__(self, key: str | RowRange) -> Any:
         """A column, or with a slice [a:b] the batch of those rows, as views.
 
         Bounds are not negative, the step is 1, the stop is cut at the length. With `seq_lens` both
         bounds go back to the start of the sequence they fall into, whose states come along; in a
         padded batch they count real steps.
         """
-        if isinstance(key, slice):
-            return self._sliced(key)
-        try:
-            return read(self._columns[key])
-        except KeyError:
-            raise KeyError(_refusal(key) or key) from None
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        refusal = _refusal(name)
-        if refusal:
-            raise ValueError(refusal)
-        self._columns[name] = as_column(value)
-
-    def __delitem__(self, name: str) -> None:
-        del self._columns[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __repr__(self) -> str:
-        return f"SampleBatch({self.count} rows, {summary(self._columns.items())})"
-
-    def keys(self) -> KeysView[str]:
-        """Names of the columns."""
-        return self._columns.keys()
-
-    def values(self) -> Iterator[Any]:
-        """The columns."""
-        return (read(column) for column in self._columns.values())
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Names and columns."""
-        return ((name, read(column)) for name, column in self._columns.items())
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A column, or `default` where there is none."""
-        return read(self._columns[name]) if name in self._columns else default
-
-    def pop(self, name: str) -> Any:
-        """Removes a column and returns it; raises KeyError where there is none."""
-        return read(self._columns.pop(name))
-
-    def update(self, columns: Mapping[str, Any]) -> None:
-        """Sets several columns."""
-        for name, value in columns.items():
-            self[name] = value
-
-    def columns(self, keys: Iterable[str]) -> list[Any]:
-        """Several columns, in the order of `keys`."""
-        return [self[key] for key in keys]
-
-    def set_shared(self, name: str, storage: Any, index: Array) -> None:
-        """Sets a column that is rows `index` (int [N]) of `storage` (array [M, ...]).
-
-        Columns set with the same storage object share it: it is appended, copied and sent once.
-        It must not be written to any more. Reading the column gathers read-only rows.
-        """
-        if index.ndim != 1 or index.dtype.kind not in "iu":
-            raise ValueError(f"index of {name!r} must be int [N], not {index.dtype} {index.shape}")
-        self._columns[name] = SharedColumn(storage, index)
-
-    def shared(self, name: str) -> tuple[Any, Any] | None:
-        """(storage, index) of a column set by `set_shared`, None for any other."""
-        column = self._columns.get(name)
-        return (read(column.storage), column.index) if isinstance(column, SharedColumn) else None
-
-    # Counting
-
-    @property
-    def count(self) -> int:
-        """Steps in the batch: sum of seq_lens, else the rows of the first countable column."""
-        seq_lens = self._seq_lens()
-        if seq_lens is not None:
-            return int(seq_lens.sum())
-        for name, column in self._columns.items():
-            if names.is_countable(name):
-                rows = num_rows(column)
-                return rows * read(column).shape[1] if self.time_major and rows else rows
-        return 0
-
-    def __len__(self) -> int:
-        return self.count
+        return self._sliced(key) if isinstance(key, slice) else self.column(key)
 
     def env_steps(self) -> int:
         """Env steps: `count`, since one agent acts in each."""
@@ -246,18 +85,6 @@ class SampleBatch:
     def agent_steps(self) -> int:
         """Agent steps: `count`."""
         return self.count
-
-    def size_bytes(self) -> int:
-        """Bytes of all arrays, a shared storage counted once."""
-        storages: dict[int, Any] = {}
-        total = 0
-        for column in self._columns.values():
-            if isinstance(column, SharedColumn):
-                storages[id(column.storage)] = column.storage
-                total += int(column.index.nbytes)
-            else:
-                total += _stored_bytes(column)
-        return total + sum(map(_stored_bytes, storages.values()))
 
     # Selecting rows
 
@@ -345,7 +172,7 @@ class SampleBatch:
         else:
             cuts = (np.flatnonzero(self._ends()[:-1]) + 1).tolist()
         bounds = [0, *cuts, self.count]
-        return [self.slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [self.slice(a, b) for a, b in pairwise(bounds)]
 
     def timeslices(
         self, size: int | None = None, num_slices: int | None = None
@@ -358,7 +185,7 @@ class SampleBatch:
         """
         self._require_rows("timeslices")
         bounds = slice_bounds(self.count, size, num_slices)
-        slices = [self[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        slices = [self[a:b] for a, b in pairwise(bounds)]
         return slices if self._seq_lens() is None else [piece for piece in slices if len(piece)]
 
     def shuffle(self, rng: np.random.Generator | None = None) -> SampleBatch:
@@ -396,16 +223,7 @@ class SampleBatch:
         self.max_seq_len = max_seq_len
         return self
 
-    # Copying, appending, sending
-
-    def copy(self, shallow: bool = False) -> SampleBatch:
-        """A copy with the same flags; deep (no memory in common) unless `shallow`."""
-        if shallow:
-            return self._like(dict(self._columns))
-        shared = copy_shared(self._shared_columns())
-        return self._like(
-            {name: shared.get(name) or deep_copy(col) for name, col in self._columns.items()}
-        )
+    # Appending, sending
 
     def concat(self, other: SampleBatch) -> SampleBatch:
         """A new batch: the rows of this one, then the other's."""
@@ -423,15 +241,6 @@ class SampleBatch:
     def as_multi_agent(self, policy_id: str = DEFAULT_POLICY_ID) -> MultiAgentBatch:
         """A MultiAgentBatch in which this is the batch of `policy_id`."""
         return MultiAgentBatch({policy_id: self}, self.count)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        columns = {**self._columns, **compact(self._shared_columns())}
-        # Only contiguous arrays leave the pickle as buffers of their own (protocol 5).
-        contiguous = {
-            name: col if isinstance(col, LazyColumn) else map_leaves(_contiguous, col)
-            for name, col in columns.items()
-        }
-        return _restored, (type(self), contiguous, self._flags())
 
     def to_device(self, device: Any) -> SampleBatch:
         """A batch with torch tensors on `device`; shared storages are moved once, stay shared.
@@ -488,73 +297,7 @@ class SampleBatch:
         self.is_training = training
         return self
 
-    def check_valid(self) -> None:
-        """Raises ValueError, with the reason, if the columns do not fit together."""
-        self._check_rows(lambda name: True)
-        seq_lens = self._seq_lens()
-        if seq_lens is not None:
-            if seq_lens.dtype.kind not in "iu" or (seq_lens < 0).any():
-                raise ValueError("seq_lens must be whole numbers, none negative")
-            if self.max_seq_len is not None and seq_lens.max() > self.max_seq_len:
-                raise ValueError(f"a sequence is longer than max_seq_len={self.max_seq_len}")
-        for name, column in self._shared_columns().items():
-            inside = (column.index >= 0) & (column.index < len(column.storage))
-            if not inside.all():
-                raise ValueError(f"column {name!r}: an index points outside of its storage")
-
     # Helpers
-
-    def _flags(self) -> dict[str, Any]:
-        return {
-            "zero_padded": self.zero_padded,
-            "max_seq_len": self.max_seq_len,
-            "time_major": self.time_major,
-            "num_grad_updates": self.num_grad_updates,
-            "is_training": self.is_training,
-        }
-
-    def _like(self, columns: dict[str, Any]) -> SampleBatch:
-        return type(self).from_columns(columns, **self._flags())
-
-    def _shared_columns(self) -> dict[str, SharedColumn]:
-        return {name: c for name, c in self._columns.items() if isinstance(c, SharedColumn)}
-
-    def _seq_lens(self) -> Any:
-        seq_lens = self._columns.get(names.SEQ_LENS)
-        return seq_lens if seq_lens is not None and len(seq_lens) else None
-
-    def _padded_length(self) -> int:
-        if self.max_seq_len is None:
-            raise ValueError("a zero-padded batch needs its max_seq_len")
-        return self.max_seq_len
-
-    def _num_rows(self) -> int:
-        """Rows of the columns: more than `count` in a padded batch."""
-        seq_lens = self._seq_lens()
-        padded = self.zero_padded and seq_lens is not None
-        return len(seq_lens) * self._padded_length() if padded else self.count
-
-    def _is_per_sequence(self, name: str) -> bool:
-        seq_lens = self._seq_lens()
-        if seq_lens is None:
-            return False
-        return name == names.SEQ_LENS or (
-            name.startswith(names.STATE_IN_PREFIX)
-            and num_rows(self._columns[name]) == len(seq_lens)
-        )
-
-    def _check_rows(self, concerns: Callable[[str], bool]) -> None:
-        if self.time_major:
-            return
-        expected = self._num_rows()
-        for name, column in self._columns.items():
-            if not concerns(name) or name == names.SEQ_LENS or self._is_per_sequence(name):
-                continue
-            lengths = {len(column)} if isinstance(column, LazyColumn) else _leaf_lengths(column)
-            if lengths - {expected}:
-                raise ValueError(
-                    f"column {name!r} has {sorted(lengths)} rows where others have {expected}"
-                )
 
     def _require_rows(self, what: str) -> None:
         if self.time_major:
@@ -565,7 +308,7 @@ class SampleBatch:
         if self._seq_lens() is not None:
             raise ValueError(f"{what}: the rows of a batch with seq_lens cannot be reordered")
 
-    def _sliced(self, key: slice) -> SampleBatch:
+    def _sliced(self, key: RowRange) -> SampleBatch:
         self._require_rows("slicing")
         count = self.count
         start = 0 if key.start is None else key.start
@@ -583,14 +326,6 @@ class SampleBatch:
             return self._cut(slice(first * length, last * length), slice(first, last))
         offsets = sequence_offsets(seq_lens)
         return self._cut(slice(int(offsets[first]), int(offsets[last])), slice(first, last))
-
-    def _cut(self, rows: slice, sequences: slice) -> SampleBatch:
-        return self._like(
-            {
-                name: pick(column, sequences if self._is_per_sequence(name) else rows)
-                for name, column in self._columns.items()
-            }
-        )
 
     def _pad_left(self, padding: int) -> None:
         for name, column in list(self.items()):
@@ -627,9 +362,7 @@ def concat_samples(
     The columns are those of the first batch; the others must have them too. Shared columns stay
     shared. If one batch is multi-agent, the result is: policy by policy, plain batches counting
     for the default policy. A single batch that is left comes back as a shallow copy.
-    `max_seq_len` becomes the largest, `num_grad_updates` the mean weighted by steps.
-    Raises ValueError for batches that differ in `zero_padded`, `time_major`, padded length,
-    having seq_lens, columns or row shapes.
+    Raises ValueError for batches that do not fit together (`column_batch.append`).
     """
     present = [batch for batch in batches if len(batch)]
     if any(isinstance(batch, MultiAgentBatch) for batch in present):
@@ -639,8 +372,9 @@ def concat_samples(
         return SampleBatch()
     if len(plain) == 1:
         return plain[0].copy(shallow=True)
-    _check_alike(plain)
-    return type(plain[0]).from_columns(_concat_columns(plain), **_concat_flags(plain))
+    joined = append(plain)
+    assert isinstance(joined, SampleBatch)
+    return joined
 
 
 def _concat_multi_agent(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
@@ -654,76 +388,3 @@ def _concat_multi_agent(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
         assert isinstance(whole, SampleBatch)
         joined[policy_id] = whole
     return MultiAgentBatch(joined, sum(batch.count for batch in batches))
-
-
-def _check_alike(batches: Sequence[SampleBatch]) -> None:
-    first = batches[0]
-    for batch in batches[1:]:
-        for flag in ("zero_padded", "time_major"):
-            if getattr(batch, flag) != getattr(first, flag):
-                raise ValueError(f"batches differ in {flag}")
-        if first.zero_padded and batch.max_seq_len != first.max_seq_len:
-            raise ValueError(
-                f"padded batches differ in max_seq_len: {first.max_seq_len}, {batch.max_seq_len}"
-            )
-        if (names.SEQ_LENS in batch) != (names.SEQ_LENS in first):
-            raise ValueError("some batches have seq_lens and some have not")
-        missing = first.keys() - batch.keys()
-        if missing:
-            raise ValueError(f"a batch lacks columns that the first one has: {sorted(missing)}")
-
-
-def _concat_columns(batches: Sequence[SampleBatch]) -> dict[str, Any]:
-    parts = {name: [batch._columns[name] for batch in batches] for name in batches[0]}
-    joined: dict[str, Any] = concat_shared(
-        {
-            name: columns
-            for name, columns in parts.items()
-            if all(isinstance(column, SharedColumn) for column in columns)
-        }
-    )
-    for name, columns in parts.items():
-        if name in joined:
-            continue
-        time_major = batches[0].time_major and not batches[0]._is_per_sequence(name)
-        try:
-            joined[name] = concat(columns, axis=1 if time_major else 0)
-        except ValueError as error:
-            raise ValueError(f"column {name!r} cannot be appended: {error}") from None
-    return {name: joined[name] for name in parts}
-
-
-def _concat_flags(batches: Sequence[SampleBatch]) -> dict[str, Any]:
-    lengths = [batch.max_seq_len for batch in batches if batch.max_seq_len is not None]
-    updates = [(b.num_grad_updates, b.count) for b in batches if b.num_grad_updates is not None]
-    steps = sum(count for _, count in updates)
-    return {
-        "zero_padded": batches[0].zero_padded,
-        "time_major": batches[0].time_major,
-        "max_seq_len": max(lengths, default=None),
-        "num_grad_updates": sum(u * count for u, count in updates) / steps if updates else None,
-        "is_training": all(batch.is_training for batch in batches),
-    }
-
-
-def _refusal(name: str) -> str | None:
-    successor = names.RETIRED_COLUMNS.get(name)
-    return successor and f"{name!r} is retired: use {successor}"
-
-
-def _restored(
-    kind: type[SampleBatch], columns: dict[str, Any], flags: dict[str, Any]
-) -> SampleBatch:
-    return kind.from_columns(columns, **flags)
-
-
-def _contiguous(leaf: Any) -> Any:
-    return np.ascontiguousarray(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _leaf_lengths(column: Any) -> set[int]:
-    return {len(leaf) for leaf in leaves(column)}
-
-
-def _stored_bytes(column: Any) -> int:
-    return column.nbytes if isinstance(column, PackedColumn) else size_bytes(column)

@@ -35,6 +35,11 @@ class SharedColumn(LazyColumn):
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index; who counts several columns counts each storage once."""
+        return int(self.index.nbytes)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the cached rows; pickle's memo keeps a storage that two columns share one object.
         return SharedColumn, (self.storage, self.index)

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlrun.data import columns as names
-from rlrun.data.column_data import Array, map_leaves, num_rows
+from rlrun.data.column_data import Array, map_leaves, pick
 
-# Asked for the next step, a view on one of these finds its data in another column's last row.
-_LAST_ROW_OF = {names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
+# For the step after the batch there is no row of these yet: it follows from another column.
+_PREVIOUS = {names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
 
 
 class View(Protocol):
@@ -67,35 +67,31 @@ def single_step_columns(batch: Any, views: Mapping[str, View], index: int | str)
         source = view.data_col or name
         if step < count and source != name and name in batch:
             # The batch holds the view itself, computed when more of the past was known.
-            columns[name] = map_leaves(lambda leaf: leaf[step : step + 1], batch[name])
+            columns[name] = pick(batch[name], slice(step, step + 1))
             continue
-        if step == count and source not in batch:
-            source = _LAST_ROW_OF.get(source, source)
-        elif step == count and view.data_col is None:
-            source = _LAST_ROW_OF.get(name, source)
-        columns[name] = _view_at(batch, source, view.shift, step, count)
+        steps = step + np.array(shift_steps(view.shift))
+        if step == count and _PREVIOUS.get(source) in batch:
+            source, steps = _PREVIOUS[source], steps - 1
+        one = isinstance(view.shift, int | np.integer)
+        columns[name] = _rows_at(batch, source, steps, count, time_axis=not one)
     return columns
 
 
-def _view_at(
-    batch: Any, source: str, shift: int | str | Sequence[int], step: int, count: int
-) -> Any:
-    steps = step + np.array(shift_steps(shift))
+def _rows_at(batch: Any, source: str, steps: Array, count: int, *, time_axis: bool) -> Any:
+    """The column at `steps`; beyond the last row an observation is known, else that row stands."""
     column = batch[source]
-    rows = np.clip(steps, 0, num_rows(column) - 1)
-    following = batch[names.NEXT_OBS] if source == names.OBS and steps.max() >= count else None
+    last = count - 1
+    if source == names.OBS and steps.max() >= count:
+        column, last = _appended(column, batch[names.NEXT_OBS]), count
+    rows = np.clip(steps, 0, last)
 
     def gather(leaf: Array) -> Array:
         values: Array = leaf[rows]
         if source not in (names.OBS, names.INFOS):
             values[steps < 0] = np.zeros((), dtype=leaf.dtype)
-        return values if isinstance(shift, int | np.integer) else values[None]
+        return values[None] if time_axis else values
 
-    if following is None:
-        return map_leaves(gather, column)
-    extended = _appended(column, following)
-    rows = np.clip(steps, 0, count)
-    return map_leaves(gather, extended)
+    return map_leaves(gather, column)
 
 
 def _appended(column: Any, following: Any) -> Any:

@@ -1,0 +1,378 @@
+"""ColumnBatch: named columns with the same N rows, and the flags that say how to read them.
+
+Owns what any batch needs: the columns themselves, counting, appending, copying and sending. What a
+column can be is in `column_data`, columns that share a storage in `shared_column`. Knows nothing
+of trajectories; `sample_batch` builds on it.
+
+Glossary: N rows; a *row* is one step of one agent; S sequences (`seq_lens`), for recurrent models.
+Learner rows are `[N, ...]`. A time-major batch holds `[T, B, ...]` instead and is for learners that
+ask for it: it can be appended (along B), copied and sent, its rows cannot be selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from rlrun.data import columns as names
+from rlrun.data.column_data import (
+    Array,
+    LazyColumn,
+    as_column,
+    concat,
+    deep_copy,
+    leaves,
+    map_leaves,
+    num_rows,
+    pick,
+    read,
+    size_bytes,
+)
+from rlrun.data.shared_column import SharedColumn, compact, concat_shared, copy_shared
+from rlrun.data.summary import summary
+
+
+class ColumnBatch:
+    """Columns by name, all with the same N rows.
+
+    | flag | meaning |
+    |---|---|
+    | zero_padded | every sequence fills `max_seq_len` rows, zeros behind its real steps |
+    | max_seq_len | longest sequence allowed; None where there are none |
+    | time_major | columns are [T, B, ...] |
+    | num_grad_updates | how often the acting policy had been updated, None if unknown |
+    | is_training | set by `set_training`: the learner, not a sampler, is reading |
+
+    `columns` are name -> array, list, number, or dict/tuple of those (`column_data.as_column`).
+    Raises ValueError where the numbers of rows differ and for retired names (`dones`).
+    """
+
+    __slots__ = (
+        "_columns",
+        "is_training",
+        "max_seq_len",
+        "num_grad_updates",
+        "time_major",
+        "zero_padded",
+    )
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any] | Iterable[tuple[str, Any]] | ColumnBatch = (),
+        *,
+        zero_padded: bool = False,
+        max_seq_len: int | None = None,
+        time_major: bool = False,
+        num_grad_updates: float | None = None,
+        is_training: bool = False,
+    ):
+        self._columns: dict[str, Any] = {}
+        self.zero_padded = zero_padded
+        self.max_seq_len = max_seq_len
+        self.time_major = time_major
+        self.num_grad_updates = num_grad_updates
+        self.is_training = is_training
+        given = columns._columns if isinstance(columns, ColumnBatch) else dict(columns)
+        for name, value in given.items():
+            self[name] = value
+        self._check_rows(names.is_countable)
+
+    @classmethod
+    def from_columns(
+        cls,
+        columns: dict[str, Any],
+        *,
+        zero_padded: bool = False,
+        max_seq_len: int | None = None,
+        time_major: bool = False,
+        num_grad_updates: float | None = None,
+        is_training: bool = False,
+    ) -> Self:
+        """The constructor of hot paths: takes over `columns`, converts and checks nothing.
+
+        The values are ready columns with equal numbers of rows; the dict belongs to the batch now.
+        """
+        batch = cls.__new__(cls)
+        batch._columns = columns
+        batch.zero_padded = zero_padded
+        batch.max_seq_len = max_seq_len
+        batch.time_major = time_major
+        batch.num_grad_updates = num_grad_updates
+        batch.is_training = is_training
+        return batch
+
+    # The columns
+
+    def column(self, name: str) -> Any:
+        """The column; raises KeyError where there is none."""
+        try:
+            return read(self._columns[name])
+        except KeyError:
+            raise KeyError(_refusal(name) or name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        refusal = _refusal(name)
+        if refusal:
+            raise ValueError(refusal)
+        self._columns[name] = as_column(value)
+
+    def __delitem__(self, name: str) -> None:
+        del self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.count} rows, {summary(self._columns.items())})"
+
+    def keys(self) -> KeysView[str]:
+        """Names of the columns."""
+        return self._columns.keys()
+
+    def values(self) -> Iterator[Any]:
+        """The columns."""
+        return (read(column) for column in self._columns.values())
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Names and columns."""
+        return ((name, read(column)) for name, column in self._columns.items())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A column, or `default` where there is none."""
+        return read(self._columns[name]) if name in self._columns else default
+
+    def pop(self, name: str) -> Any:
+        """Removes a column and returns it; raises KeyError where there is none."""
+        return read(self._columns.pop(name))
+
+    def update(self, columns: Mapping[str, Any]) -> None:
+        """Sets several columns."""
+        for name, value in columns.items():
+            self[name] = value
+
+    def columns(self, keys: Iterable[str]) -> list[Any]:
+        """Several columns, in the order of `keys`."""
+        return [self.column(key) for key in keys]
+
+    def set_shared(self, name: str, storage: Any, index: Array) -> None:
+        """Sets a column that is rows `index` (int [N]) of `storage` (array [M, ...]).
+
+        Columns set with the same storage object share it: it is appended, copied and sent once.
+        It must not be written to any more. Reading the column gathers read-only rows.
+        """
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise ValueError(f"index of {name!r} must be int [N], not {index.dtype} {index.shape}")
+        self._columns[name] = SharedColumn(storage, index)
+
+    def shared(self, name: str) -> tuple[Any, Any] | None:
+        """(storage, index) of a column set by `set_shared`, None for any other."""
+        column = self._columns.get(name)
+        return (read(column.storage), column.index) if isinstance(column, SharedColumn) else None
+
+    # Counting
+
+    @property
+    def count(self) -> int:
+        """Steps in the batch: sum of seq_lens, else the rows of the first countable column."""
+        seq_lens = self._seq_lens()
+        if seq_lens is not None:
+            return int(seq_lens.sum())
+        for name, column in self._columns.items():
+            if names.is_countable(name):
+                if self.time_major:
+                    return next((len(leaf) * leaf.shape[1] for leaf in leaves(read(column))), 0)
+                return num_rows(column)
+        return 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def size_bytes(self) -> int:
+        """Bytes of all arrays, a shared storage counted once."""
+        storages = {id(c.storage): c.storage for c in self._shared_columns().values()}
+        stored = [*self._columns.values(), *storages.values()]
+        return sum(map(size_bytes, stored))
+
+    # Copying, sending
+
+    def copy(self, shallow: bool = False) -> Self:
+        """A copy with the same flags; deep (no memory in common) unless `shallow`."""
+        if shallow:
+            return self._like(dict(self._columns))
+        shared = copy_shared(self._shared_columns())
+        return self._like(
+            {
+                name: shared[name] if name in shared else deep_copy(column)
+                for name, column in self._columns.items()
+            }
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        columns = {**self._columns, **compact(self._shared_columns())}
+        # Only contiguous arrays leave the pickle as buffers of their own (protocol 5).
+        contiguous = {
+            name: col if isinstance(col, LazyColumn) else map_leaves(_contiguous, col)
+            for name, col in columns.items()
+        }
+        return _restored, (type(self), contiguous, self._flags())
+
+    def check_valid(self) -> None:
+        """Raises ValueError, with the reason, if the columns do not fit together."""
+        self._check_rows(lambda name: True)
+        seq_lens = self._seq_lens()
+        if seq_lens is not None:
+            if seq_lens.dtype.kind not in "iu" or (seq_lens < 0).any():
+                raise ValueError("seq_lens must be whole numbers, none negative")
+            if self.max_seq_len is not None and seq_lens.max() > self.max_seq_len:
+                raise ValueError(f"a sequence is longer than max_seq_len={self.max_seq_len}")
+        for name, column in self._shared_columns().items():
+            inside = (column.index >= 0) & (column.index < len(column.storage))
+            if not inside.all():
+                raise ValueError(f"column {name!r}: an index points outside of its storage")
+
+    # Helpers
+
+    def _flags(self) -> dict[str, Any]:
+        return {
+            "zero_padded": self.zero_padded,
+            "max_seq_len": self.max_seq_len,
+            "time_major": self.time_major,
+            "num_grad_updates": self.num_grad_updates,
+            "is_training": self.is_training,
+        }
+
+    def _like(self, columns: dict[str, Any]) -> Self:
+        return type(self).from_columns(columns, **self._flags())
+
+    def _shared_columns(self) -> dict[str, SharedColumn]:
+        return {name: c for name, c in self._columns.items() if isinstance(c, SharedColumn)}
+
+    def _seq_lens(self) -> Any:
+        seq_lens = self._columns.get(names.SEQ_LENS)
+        return seq_lens if seq_lens is not None and len(seq_lens) else None
+
+    def _padded_length(self) -> int:
+        if self.max_seq_len is None:
+            raise ValueError("a zero-padded batch needs its max_seq_len")
+        return self.max_seq_len
+
+    def _num_rows(self) -> int:
+        """Rows of the columns: more than `count` in a padded batch."""
+        seq_lens = self._seq_lens()
+        padded = self.zero_padded and seq_lens is not None
+        return len(seq_lens) * self._padded_length() if padded else self.count
+
+    def _is_per_sequence(self, name: str) -> bool:
+        seq_lens = self._seq_lens()
+        if seq_lens is None:
+            return False
+        return name == names.SEQ_LENS or (
+            name.startswith(names.STATE_IN_PREFIX)
+            and num_rows(self._columns[name]) == len(seq_lens)
+        )
+
+    def _check_rows(self, concerns: Callable[[str], bool]) -> None:
+        if self.time_major:
+            return
+        expected = self._num_rows()
+        for name, column in self._columns.items():
+            if not concerns(name) or name == names.SEQ_LENS or self._is_per_sequence(name):
+                continue
+            lengths = {len(column)} if isinstance(column, LazyColumn) else _leaf_lengths(column)
+            if lengths - {expected}:
+                raise ValueError(
+                    f"column {name!r} has {sorted(lengths)} rows where others have {expected}"
+                )
+
+    def _cut(self, rows: slice, sequences: slice) -> Self:
+        return self._like(
+            {
+                name: pick(column, sequences if self._is_per_sequence(name) else rows)
+                for name, column in self._columns.items()
+            }
+        )
+
+
+def append(batches: Sequence[ColumnBatch]) -> ColumnBatch:
+    """One batch of the rows of several, each with rows, of the kind and columns of the first.
+
+    Shared columns stay shared. `max_seq_len` becomes the largest, `num_grad_updates` the mean
+    weighted by steps. Raises ValueError for batches that differ in `zero_padded`, `time_major`,
+    padded length, having seq_lens, columns or row shapes.
+    """
+    _check_alike(batches)
+    return type(batches[0]).from_columns(_joined_columns(batches), **_joined_flags(batches))
+
+
+def _check_alike(batches: Sequence[ColumnBatch]) -> None:
+    first = batches[0]
+    for batch in batches[1:]:
+        for flag in ("zero_padded", "time_major"):
+            if getattr(batch, flag) != getattr(first, flag):
+                raise ValueError(f"batches differ in {flag}")
+        if first.zero_padded and batch.max_seq_len != first.max_seq_len:
+            raise ValueError(
+                f"padded batches differ in max_seq_len: {first.max_seq_len}, {batch.max_seq_len}"
+            )
+        if (names.SEQ_LENS in batch) != (names.SEQ_LENS in first):
+            raise ValueError("some batches have seq_lens and some have not")
+        missing = first.keys() - batch.keys()
+        if missing:
+            raise ValueError(f"a batch lacks columns that the first one has: {sorted(missing)}")
+
+
+def _joined_columns(batches: Sequence[ColumnBatch]) -> dict[str, Any]:
+    parts = {name: [batch._columns[name] for batch in batches] for name in batches[0]}
+    joined: dict[str, Any] = concat_shared(
+        {
+            name: columns
+            for name, columns in parts.items()
+            if all(isinstance(column, SharedColumn) for column in columns)
+        }
+    )
+    for name, columns in parts.items():
+        if name in joined:
+            continue
+        time_major = batches[0].time_major and not batches[0]._is_per_sequence(name)
+        try:
+            joined[name] = concat(columns, axis=1 if time_major else 0)
+        except ValueError as error:
+            raise ValueError(f"column {name!r} cannot be appended: {error}") from None
+    return {name: joined[name] for name in parts}
+
+
+def _joined_flags(batches: Sequence[ColumnBatch]) -> dict[str, Any]:
+    lengths = [batch.max_seq_len for batch in batches if batch.max_seq_len is not None]
+    updates = [(b.num_grad_updates, b.count) for b in batches if b.num_grad_updates is not None]
+    steps = sum(count for _, count in updates)
+    return {
+        "zero_padded": batches[0].zero_padded,
+        "time_major": batches[0].time_major,
+        "max_seq_len": max(lengths, default=None),
+        "num_grad_updates": sum(u * count for u, count in updates) / steps if updates else None,
+        "is_training": all(batch.is_training for batch in batches),
+    }
+
+
+def _refusal(name: str) -> str | None:
+    successor = names.RETIRED_COLUMNS.get(name)
+    return successor and f"{name!r} is retired: use {successor}"
+
+
+def _restored(
+    kind: type[ColumnBatch], columns: dict[str, Any], flags: dict[str, Any]
+) -> ColumnBatch:
+    return kind.from_columns(columns, **flags)
+
+
+def _contiguous(leaf: Any) -> Any:
+    return np.ascontiguousarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _leaf_lengths(column: Any) -> set[int]:
+    return {len(leaf) for leaf in leaves(column)}
