@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlrun.config.loader import dump_yaml, load_experiment
+from rlrun.config.dump import dump_yaml
+from rlrun.config.loader import load
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.experiment.checkpoint import Checkpoint, CheckpointError
@@ -81,9 +82,11 @@ def run_experiment(
     Raises:
         ConfigError: the experiment is wrong; RunFolderError: so is the folder; EnvError: the
         environment failed. Whatever is raised, checkpoints that were written stay valid.
+
     """
+    warnings: Sequence[str] = ()
     if isinstance(experiment, str | Path):
-        experiment = load_experiment(experiment, overrides)
+        experiment, warnings = _load(experiment, overrides)
     elif overrides:
         raise TypeError("overrides go with the path of an experiment file")
     if experiment.seed is None:
@@ -94,7 +97,7 @@ def run_experiment(
     else:
         folder = RunFolder.create_at(Path(run_dir))
     replace_text(folder.config, dump_yaml(experiment))
-    return _Run(experiment, folder, None, address, console).go(overrides)
+    return _Run(experiment, folder, None, address, console).go(overrides, warnings)
 
 
 def resume_experiment(
@@ -112,15 +115,21 @@ def resume_experiment(
 
     Raises:
         RunFolderError, CheckpointError, ConfigError: it cannot be resumed; the folder is unchanged.
+
     """
     folder = RunFolder.open(Path(run))
     try:
-        experiment = load_experiment(folder.config, overrides)
+        experiment, warnings = _load(folder.config, overrides)
         checkpoint = newest_checkpoint(folder.checkpoints)
     except BaseException:
         folder.close()
         raise
-    return _Run(experiment, folder, checkpoint, address, console).go(overrides)
+    return _Run(experiment, folder, checkpoint, address, console).go(overrides, warnings)
+
+
+def _load(path: str | Path, overrides: Sequence[str]) -> tuple[ExperimentConfig, list[str]]:
+    loaded = load(path, overrides)
+    return loaded.experiment, [problem.render() for problem in loaded.warnings]
 
 
 def iterate(
@@ -165,7 +174,7 @@ class _Run:
         self.refused: set[str] = set()
         self.console: RunConsole
 
-    def go(self, overrides: Sequence[str]) -> RunOutcome:
+    def go(self, overrides: Sequence[str], warnings: Sequence[str]) -> RunOutcome:
         """Run to the end; every way out notes the outcome and frees what was taken."""
         iteration = self.resumed.iteration if self.resumed else None
         with ExitStack() as stack:
@@ -174,6 +183,8 @@ class _Run:
             self.console = make_console(self.style, self._header())
             stack.callback(self.console.close)
             stack.enter_context(run_log(self.folder.log, self.console.notice))
+            for warning in warnings:
+                log.warning("%s", warning)
             interrupts = stack.enter_context(Interrupts(self._on_signal))
             try:
                 outcome = self._train_to_end(stack, interrupts)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlrun.config.loader import dump_yaml
+from rlrun.config.dump import dump_yaml
 from rlrun.experiment.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -33,7 +33,7 @@ def take_checkpoint(algorithm: "Algorithm", result: Mapping[str, Any]) -> Checkp
 
 
 def put_back(algorithm: "Algorithm", checkpoint: Checkpoint) -> None:
-    """Let ``algorithm`` stand where the checkpoint was taken; CheckpointError if it does not fit."""
+    """Let ``algorithm`` stand where the checkpoint was taken; CheckpointError if it misfits."""
     expected = algorithm.config.algorithm
     if checkpoint.algorithm != expected:
         raise CheckpointError(

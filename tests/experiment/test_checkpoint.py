@@ -1,0 +1,199 @@
+"""A checkpoint is complete or it is not there, and everything else is one clear message."""
+
+import errno
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlrun.experiment import checkpoint as module
+from rlrun.experiment.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    read_checkpoint,
+    write_checkpoint,
+)
+from rlrun.experiment.checkpoint_folder import (
+    CheckpointFolder,
+    best_checkpoint,
+    newest_checkpoint,
+    score_by,
+)
+
+
+def make(iteration=7, mean=1.5, **changes):
+    fields = {
+        "algorithm": "PPO",
+        "row": {
+            "training_iteration": iteration,
+            "episode_return_mean": mean,
+            "episodes_in_mean": 100,
+        },
+        "state": {"learner": {"m": np.arange(3.0)}, "rng": 2**100},
+        "weights": {"pi.0.weight": np.ones((2, 3), np.float32)},
+        "config_yaml": "algorithm: PPO\n",
+    }
+    return Checkpoint(**fields | changes)
+
+
+def folder(path, keep=2):
+    score = score_by("episode_return_mean", "max", smoothing_episodes=100)
+    return CheckpointFolder(path, keep=keep, score=score)
+
+
+def test_it_comes_back_as_it_was(tmp_path):
+    write_checkpoint(tmp_path / "000007", make())
+    found = read_checkpoint(tmp_path / "000007", algorithm="PPO")
+    assert found.iteration == 7
+    assert found.row == make().row
+    assert found.state["rng"] == 2**100
+    np.testing.assert_array_equal(found.state["learner"]["m"], np.arange(3.0))
+    np.testing.assert_array_equal(found.weights["pi.0.weight"], np.ones((2, 3), np.float32))
+    assert found.config_yaml == "algorithm: PPO\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000007"]
+
+
+def test_no_file_of_it_is_a_pickle(tmp_path):
+    write_checkpoint(tmp_path / "c", make())
+    for path in (tmp_path / "c").iterdir():
+        assert path.suffix in {".json", ".safetensors", ".yaml"}
+        assert not path.read_bytes().startswith((b"\x80", b"PK"))
+
+
+@pytest.mark.parametrize("name", ["state.json", "weights.safetensors", "manifest.json"])
+def test_a_truncated_file_is_named(tmp_path, name):
+    write_checkpoint(tmp_path / "c", make())
+    path = tmp_path / "c" / name
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=f"damaged.*{name}|{name}.*damaged") as caught:
+        read_checkpoint(tmp_path / "c")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    write_checkpoint(tmp_path / "c", make())
+    path = tmp_path / "c" / "weights.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"sha256 of weights\.safetensors differs"):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        read_checkpoint(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="not an rlrun checkpoint"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"format": "other"}')
+    with pytest.raises(CheckpointError, match="not an rlrun checkpoint"):
+        read_checkpoint(tmp_path)
+
+
+def test_another_algorithm_and_a_newer_format_are_refused(tmp_path):
+    write_checkpoint(tmp_path / "c", make())
+    with pytest.raises(CheckpointError, match="a checkpoint of PPO, not of SAC"):
+        read_checkpoint(tmp_path / "c", algorithm="SAC")
+    manifest = tmp_path / "c" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        read_checkpoint(tmp_path / "c")
+
+
+@pytest.mark.parametrize("failing_call", range(9))
+def test_a_disk_that_refuses_leaves_the_old_one_alone(tmp_path, monkeypatch, failing_call):
+    """Every fsync and rename of a save fails once; before and after it there is a whole one."""
+    write_checkpoint(tmp_path / "000001", make(1))
+    calls = 0
+
+    def refusing(real):
+        def call(*arguments):
+            nonlocal calls
+            calls += 1
+            if calls == failing_call + 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(module.os, "fsync", refusing(os.fsync))
+    monkeypatch.setattr(module.os, "rename", refusing(os.rename))
+    with suppress(CheckpointError):
+        write_checkpoint(tmp_path / "000002", make(2))
+    monkeypatch.undo()
+    assert read_checkpoint(tmp_path / "000001").iteration == 1
+    assert newest_checkpoint(tmp_path).iteration in {1, 2}
+
+
+def test_a_full_disk_says_so(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(CheckpointError, match="could not be written: No space left on device"):
+        write_checkpoint(tmp_path / "000002", make(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_cannot_be_stored_is_a_checkpoint_error(tmp_path):
+    with pytest.raises(CheckpointError, match=r"learner/odd"):
+        write_checkpoint(tmp_path / "c", make(state={"learner": {"odd": object()}}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    checkpoints = folder(tmp_path, keep=2)
+    for iteration, mean in [(10, 5.0), (20, 9.0), (30, 4.0), (40, 3.0), (50, 2.0)]:
+        checkpoints.save(make(iteration, mean))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["000020", "000040", "000050", "best", "latest"]
+    assert os.readlink(tmp_path / "best") == "000020"
+    assert os.readlink(tmp_path / "latest") == "000050"
+    assert best_checkpoint(tmp_path).iteration == 20
+    reopened = folder(tmp_path)
+    assert (reopened.best, reopened.newest) == (20, 50)
+
+
+def test_a_mean_over_few_episodes_is_best_only_while_there_is_no_better(tmp_path):
+    checkpoints = folder(tmp_path, keep=None)
+    lucky = make(1, 99.0)
+    lucky.row["episodes_in_mean"] = 3
+    checkpoints.save(lucky)
+    assert checkpoints.best == 1
+    checkpoints.save(make(2, 5.0))
+    assert checkpoints.best == 2
+    checkpoints.save(make(3, None))
+    assert checkpoints.best == 2
+
+
+def test_lower_can_be_better():
+    score = score_by("a/b", "min", smoothing_episodes=1)
+    assert score({"a": {"b": 1.0}}) > score({"a": {"b": 2.0}}) > score({"a": {"b": None}})
+
+
+def test_leftovers_of_a_kill_are_removed_and_damaged_ones_passed_over(tmp_path, caplog):
+    folder(tmp_path).save(make(10))
+    (tmp_path / ".writing-000020-1").mkdir()
+    (tmp_path / ".old-000003").mkdir()
+    (tmp_path / "000020").mkdir()
+    assert folder(tmp_path).newest == 10
+    assert newest_checkpoint(tmp_path).iteration == 10
+    assert "000020" in caplog.text
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_only_damaged_ones_is_an_error_and_none_is_none(tmp_path):
+    assert newest_checkpoint(tmp_path / "missing") is None
+    (tmp_path / "000020").mkdir()
+    with pytest.raises(CheckpointError):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_moved_folder_keeps_its_links(tmp_path):
+    folder(tmp_path / "a").save(make(10))
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert best_checkpoint(tmp_path / "b").iteration == 10
+    assert not Path(os.readlink(tmp_path / "b" / "best")).is_absolute()

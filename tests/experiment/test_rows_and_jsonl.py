@@ -1,0 +1,109 @@
+"""metrics.jsonl: exact numbers, whole lines, one set of keys."""
+
+import errno
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlrun.experiment import jsonl
+from rlrun.experiment.jsonl import JsonlSink, json_line, read_rows, repair
+from rlrun.experiment.rows import addresses, lookup, number_at, plain_row, with_keys_of
+
+
+@given(st.floats())
+def test_floats_are_exact_and_never_nan(value):
+    row = json.loads(json_line(plain_row({"x": value, "y": np.float64(value)})))
+    expected = value if math.isfinite(value) else None
+    assert row == {"x": expected, "y": expected}
+
+
+def test_numpy_becomes_plain():
+    row = plain_row({"a": np.int64(3), "b": {"c": np.float32(0.5), "d": np.array([1, 2])}, 5: None})
+    assert row == {"a": 3, "b": {"c": 0.5, "d": [1, 2]}, "5": None}
+    assert type(row["a"]) is int
+
+
+def test_addresses_and_numbers():
+    row = {"a": {"b": 1, "c": {}}, "d/e": 2, "f": None, "g": True}
+    assert list(addresses(row)) == ["a/b", "d/e", "f", "g"]
+    assert lookup(row, "a/b") == 1
+    assert lookup(row, "d/e") == 2
+    assert [number_at(row, key) for key in ("a/b", "f", "g", "a", "x")] == [
+        1.0,
+        None,
+        None,
+        None,
+        None,
+    ]
+    with pytest.raises(KeyError):
+        lookup(row, "a/b/c")
+
+
+def test_rows_take_the_keys_of_the_first():
+    first = {"a": 1, "b": {"c": 2, "d": 3}}
+    assert with_keys_of(first, {"b": {"d": 5}}) == {"a": None, "b": {"c": None, "d": 5}}
+    assert list(with_keys_of(first, {"z": 9, "a": 1, "b": None})) == ["a", "b", "z"]
+
+
+def test_every_line_has_the_keys_of_the_first(tmp_path, caplog):
+    sink = JsonlSink(tmp_path / "m.jsonl")
+    sink.write({"training_iteration": 1, "x": {"y": 1.0}})
+    sink.write({"training_iteration": 2})
+    sink.close()
+    reopened = JsonlSink(tmp_path / "m.jsonl")
+    reopened.write({"training_iteration": 3, "x": {}, "late": 1})
+    reopened.close()
+    rows = list(read_rows(tmp_path / "m.jsonl"))
+    assert rows[1] == {"training_iteration": 2, "x": {"y": None}}
+    assert rows[2] == {"training_iteration": 3, "x": {"y": None}, "late": 1}
+    assert "late" in caplog.text
+
+
+def test_a_full_disk_leaves_whole_lines_and_loses_none(tmp_path, monkeypatch):
+    path = tmp_path / "m.jsonl"
+    sink = JsonlSink(path)
+    sink.write({"i": 1})
+    real = os.write
+
+    def full(descriptor, data):
+        real(descriptor, bytes(data)[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(jsonl.os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        sink.write({"i": 2})
+    assert path.read_bytes() == b'{"i": 1}\n'
+    monkeypatch.undo()
+    sink.write({"i": 3})
+    sink.close()
+    assert [row["i"] for row in read_rows(path)] == [1, 2, 3]
+
+
+def lines(path):
+    return [row["training_iteration"] for row in read_rows(path)]
+
+
+def test_repair_drops_what_comes_after_and_adds_what_was_lost(tmp_path):
+    path = tmp_path / "m.jsonl"
+    rows = [{"training_iteration": i, "x": i} for i in range(1, 6)]
+    path.write_bytes(b"".join(map(json_line, rows)) + b'{"training_iter')
+    repair(path, rows[2])
+    assert lines(path) == [1, 2, 3]
+    path.write_bytes(b"".join(map(json_line, rows[:2])))
+    repair(path, rows[2])
+    assert list(read_rows(path)) == rows[:3]
+    repair(path, None)
+    assert path.read_bytes() == b""
+    repair(tmp_path / "missing.jsonl", rows[0])
+    assert lines(tmp_path / "missing.jsonl") == [1]
+
+
+def test_reading_stops_at_the_first_damaged_line(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"training_iteration": 1}\nnull\n{"training_iteration": 3}\n')
+    assert lines(path) == [1]

@@ -1,0 +1,52 @@
+"""Stop criteria: any of them, at the bound or above, by a full window."""
+
+import pytest
+
+from rlrun.experiment.stopping import StopCriteria, StopKeyError, number
+
+
+def reached(stop, **result):
+    criteria = StopCriteria(stop, smoothing_episodes=100)
+    return [found.address for found in criteria.reached(result)]
+
+
+def test_any_at_or_above_stops():
+    assert reached({"a": 1, "b": 2}, a=1, b=1) == ["a"]
+    assert reached({"a": 1, "b": 2}, a=0.999, b=1) == []
+    assert reached({"a": -150}, a=-149.5) == ["a"]
+    assert reached({"a": -150}, a=-150.5) == []
+    assert reached({"a/b": 3}, a={"b": 3}) == ["a/b"]
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), "text", True])
+def test_what_is_no_number_stops_nothing(value):
+    assert reached({"a": 0}, a=value) == []
+
+
+def test_a_mean_return_counts_once_its_window_is_full():
+    stop = {"episode_return_mean": 475}
+    assert reached(stop, episode_return_mean=500, episodes_in_mean=99) == []
+    assert reached(stop, episode_return_mean=500, episodes_in_mean=100) == ["episode_return_mean"]
+    nested = {"evaluation/episode_return_mean": 475}
+    found = reached(nested, evaluation={"episode_return_mean": 480}, episodes_in_mean=0)
+    assert found == ["evaluation/episode_return_mean"]
+
+
+def test_a_key_that_no_result_has_is_named_with_the_nearest():
+    criteria = StopCriteria({"learner/kl": 1, "x": 1, "evaluation": 1}, smoothing_episodes=1)
+    with pytest.raises(StopKeyError) as caught:
+        criteria.check_keys({"x": None, "learners": {"p": {"kl": 0}}, "evaluation": {"n": 1}})
+    text = str(caught.value)
+    assert "learner/kl: no such result key - did you mean learners/p/kl?" in text
+    assert "evaluation: a group, not a number; it has evaluation/n" in text
+    assert "stop: x" not in text
+
+
+def test_numbers_as_a_person_writes_them():
+    assert [number(x) for x in (300000.0, 475, -1.5, 412.534, 0.00012)] == [
+        "300,000",
+        "475",
+        "-1.50",
+        "412.53",
+        "0.00012",
+    ]
