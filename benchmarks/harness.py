@@ -41,7 +41,7 @@ class Contender:
     @property
     def python(self) -> Path:
         """Interpreter of the framework's environment; rlrun is measured where we run."""
-        if self.peer == "rlrun":
+        if self.peer in ("rlrun", "parts"):
             return Path(sys.executable)
         return HOME / "venvs" / self.peer / "bin" / "python"
 

@@ -114,7 +114,14 @@ def table(record: Record) -> str:
             row.append(summary.cell(values, digits))
             row.append(summary.ratio_cell(values, record.values(ours.name, key)))
         rows.append([*row, summary.cell(record.values(name, "pss_mb/processes"))])
-    header = ["", "first result, s", "x of rlrun's", "memory (PSS), MB", "x of rlrun's", "processes"]
+    header = [
+        "",
+        "first result, s",
+        "x of rlrun's",
+        "memory (PSS), MB",
+        "x of rlrun's",
+        "processes",
+    ]
     return f"{summary.markdown_table(header, rows)}\n\n{summary.footer(record)}"
 
 

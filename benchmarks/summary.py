@@ -67,10 +67,11 @@ def footer(record: Record) -> str:
         f"highest load average before a measurement {load:.1f}."
     ]
     # Contenders of one framework report the same versions: say them once.
-    by_versions = {tuple(sorted(v.items())): name for name, v in record.versions().items()}
-    for versions, name in sorted(by_versions.items(), key=lambda item: item[1]):
-        framework = name.split(",")[0]
-        lines.append(f"{framework}: {', '.join(' '.join(pair) for pair in versions)}.")
+    frameworks: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
+    for name, versions in record.versions().items():
+        frameworks.setdefault(tuple(sorted(versions.items())), {})[name.split(",")[0]] = None
+    for key, names in frameworks.items():
+        lines.append(f"{', '.join(names)}: {', '.join(' '.join(pair) for pair in key)}.")
     for name, error in record.errors().items():
         lines.append(f"**Failed**: {name}: {error.splitlines()[-1]}")
     return "\n".join(f"- {line}" for line in lines)

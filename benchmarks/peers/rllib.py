@@ -109,9 +109,7 @@ class PhaseClock:
     def __init__(self, algorithm: Any) -> None:
         self.sampling_s = 0.0
         self.learning_s = 0.0
-        ppo.synchronous_parallel_sample = self._timed(
-            ppo.synchronous_parallel_sample, "sampling_s"
-        )
+        ppo.synchronous_parallel_sample = self._timed(ppo.synchronous_parallel_sample, "sampling_s")
         learner_group = algorithm.learner_group
         learner_group.update = self._timed(learner_group.update, "learning_s")
 
