@@ -6,7 +6,7 @@ import pytest
 from source_tree import ROOT
 
 from rlrun import load_experiment
-from rlrun.config.registry import ALGORITHMS, import_object
+from rlrun.config.registry import algorithm_class
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
@@ -48,7 +48,7 @@ def test_config_resolves_as_it_is(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=_name)
 def test_config_trains_one_iteration(path: Path) -> None:
     config = load_experiment(path, TINY)
-    algorithm = import_object(ALGORITHMS[config.algorithm])(config)
+    algorithm = algorithm_class(config.algorithm)(config)
     try:
         result = algorithm.train()
     finally:
