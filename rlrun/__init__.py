@@ -10,6 +10,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC_NAMES: dict[str, str] = {
+    "AlgorithmConfig": "rlrun.config.builder",
+    "ConfigError": "rlrun.config.problems",
+    "load_experiment": "rlrun.config.loader",
     "MultiAgentBatch": "rlrun.data.multi_agent_batch",
     "SampleBatch": "rlrun.data.sample_batch",
 }
