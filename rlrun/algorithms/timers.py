@@ -33,6 +33,10 @@ class PhaseTimers:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._lap_started = perf_counter()
 
+    def elapsed(self) -> float:
+        """Seconds since the lap began."""
+        return perf_counter() - self._lap_started
+
     def lap(self) -> tuple[dict[str, float], float]:
         """End the lap: seconds by phase as ``<phase>_s``, ``other_s`` included, and their sum."""
         now = perf_counter()

@@ -79,6 +79,8 @@ class SampleReply:
     weights_version: int
     batch: SampleBatch
     env_steps: int
+    vector_steps: int
+    """Times that all lanes were stepped together."""
     episodes: list[EpisodeRecord]
     connector_deltas: dict[str, Any]
     """Statistics gathered since the last reply, for the central connectors to merge."""
@@ -190,6 +192,7 @@ class EnvRunner:
             weights_version=self.weights_version,
             batch=batch,
             env_steps=len(batch),
+            vector_steps=num_steps,
             episodes=records,
             connector_deltas=self._flush_connectors(),
             state=self.get_state(),
@@ -207,9 +210,7 @@ class EnvRunner:
             self.rewards.set_state(connector_state["rewards"])
 
     def _reset_all(self) -> Array:
-        lanes = range(self.num_lanes)
-        raw = self.envs.reset([self._episodes.seed_of(lane) for lane in lanes])
-        return self.observations(raw, update=True)
+        return self.observations(self.envs.reset(self._episodes.seeds), update=True)
 
     def _allocate(self, length: int) -> FragmentBuffer:
         # An env that resets itself in a step of its own needs more vector steps than T: at most
@@ -286,9 +287,8 @@ class EnvRunner:
             record = self._episodes.finish(lane, t + 1, buffer.rewards, game_goes_on=lost_life)
             if record is not None:
                 records.append(record)
-        seeds = [self._episodes.seed_of(lane) for lane in range(self.num_lanes)]
         try:
-            raw_obs = self.envs.reset_lanes(done, seeds)
+            raw_obs = self.envs.reset_lanes(done, self._episodes.seeds)
         except EnvError as error:
             raise self._located(error, t) from None
         if raw_obs is not None:
@@ -393,8 +393,8 @@ class EnvRunner:
             for lane in range(self.num_lanes):
                 episodes.drop(lane)
             return self._reset_all()
-        seeds = [episodes.seed_of(lane) for lane in range(self.num_lanes)]
-        raw_obs = replay_episodes(self.envs, self.actions, seeds, episodes.recorded_actions())
+        recorded = episodes.recorded_actions()
+        raw_obs = replay_episodes(self.envs, self.actions, episodes.seeds, recorded)
         obs = np.array(self.observations(raw_obs, update=False))
         strayed = np.array(
             [not np.array_equal(a, b, equal_nan=True) for a, b in zip(obs, expected, strict=True)]
@@ -411,9 +411,7 @@ class EnvRunner:
                 self.runner_index,
             )
             episodes.drop(lane)
-        fresh = self.envs.reset_lanes(
-            strayed, [episodes.seed_of(lane) for lane in range(self.num_lanes)]
-        )
+        fresh = self.envs.reset_lanes(strayed, episodes.seeds)
         if fresh is not None:
             obs[lanes] = self.observations(take_lanes(fresh, lanes), update=True)
         return obs

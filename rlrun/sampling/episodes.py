@@ -44,9 +44,10 @@ class LaneEpisodes:
         self.game_return = np.zeros(lanes, dtype=np.float64)
         self.start = np.zeros(lanes, dtype=np.int64)  # first row of the running episode
         self.actions: list[list[Array]] = [[] for _ in range(lanes)]
+        self.seeds = [self._seed_of(lane) for lane in range(lanes)]
+        """Seeds that the running episodes were reset with."""
 
-    def seed_of(self, lane: int) -> int:
-        """The seed that the lane's running episode was reset with."""
+    def _seed_of(self, lane: int) -> int:
         episode = int(self.number[lane])
         return episode_seed(self._seed, self._role, self._runner_index, lane, episode)
 
@@ -59,6 +60,7 @@ class LaneEpisodes:
         self.number[lane] += 1
         self.length[lane] = 0
         self.actions[lane] = []
+        self.seeds[lane] = self._seed_of(lane)
 
     def finish(
         self, lane: int, end: int, rewards: Array, *, game_goes_on: bool
@@ -75,7 +77,7 @@ class LaneEpisodes:
             record = EpisodeRecord(
                 episode_id=self.id_of(lane),
                 lane=lane,
-                seed=self.seed_of(lane),
+                seed=self.seeds[lane],
                 episode_return=float(self.game_return[lane]),
                 length=int(self.game_length[lane]),
             )
@@ -125,4 +127,5 @@ class LaneEpisodes:
         for name in ("number", "length", "game_length", "game_return"):
             np.copyto(getattr(self, name), state[name])
         self.actions = [[] if part is None else [np.asarray(part)] for part in state["actions"]]
+        self.seeds = [self._seed_of(lane) for lane in range(self.lanes)]
         self.start[:] = 0

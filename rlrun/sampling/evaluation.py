@@ -1,0 +1,176 @@
+"""Playing exactly N episodes, for evaluation and rollouts.
+
+Episode k is reset with a seed of its own and belongs to lane k mod B from the start, so that short
+episodes cannot push long ones out of the mean, and so that neither the number of lanes nor what was
+played before changes what it is. Connectors are frozen: nothing here moves training.
+
+    B  lanes of the runner
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.sampling.episodes import EpisodeRecord
+from rlrun.sampling.seeding import Role, episode_noise, episode_seed
+from rlrun.sampling.vector_env import take_lanes
+
+if TYPE_CHECKING:
+    from rlrun.sampling.env_runner import EnvRunner
+
+Array = NDArray[Any]
+
+_NOISE_BLOCK = 256  # steps of action noise drawn at once for an episode
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """One vector step, for whoever records it. Arrays may be overwritten by the next step."""
+
+    obs: Any
+    """Raw observations acted on, batched ``[B, ...]``."""
+    actions: Any
+    """What the environments received, batched ``[B, ...]``."""
+    next_obs: Any
+    """Raw observations returned, final ones where an episode ended, batched ``[B, ...]``."""
+    rewards: Array
+    terminateds: Array
+    truncateds: Array
+    episodes: list[int | None]
+    """Which episode each lane played; None in lanes that have played all of theirs."""
+
+
+Recorder = Callable[[PlayedStep], bool | None]
+"""Called after every vector step; True ends the play."""
+
+
+def play_episodes(
+    runner: EnvRunner,
+    *,
+    num_episodes: int,
+    seed: int,
+    explore: bool = False,
+    recorder: Recorder | None = None,
+) -> list[EpisodeRecord]:
+    """Play episodes 0..N-1 of ``seed`` with the runner's present weights.
+
+    Returns:
+        The finished episodes, in their order; all N unless the recorder ended the play.
+    """
+    return _Play(runner, num_episodes, seed, explore, recorder).run()
+
+
+class _Play:
+    def __init__(
+        self,
+        runner: EnvRunner,
+        num_episodes: int,
+        seed: int,
+        explore: bool,
+        recorder: Recorder | None,
+    ) -> None:
+        self._runner, self._seed, self._recorder = runner, seed, recorder
+        self._explore = explore
+        self._num_episodes = num_episodes
+        lanes = runner.num_lanes
+        self._episode = list(range(lanes))  # also counts on in lanes that have played all theirs
+        self._returns = np.zeros(lanes)
+        self._lengths = np.zeros(lanes, dtype=np.int64)
+        self._noise = [_EpisodeNoise(runner, seed, k) for k in self._episode] if explore else None
+
+    def run(self) -> list[EpisodeRecord]:
+        runner, envs = self._runner, self._runner.envs
+        records: dict[int, EpisodeRecord] = {}
+        raw = envs.reset(self._seeds())
+        obs = np.array(runner.observations(raw, update=False))
+        while len(records) < self._num_episodes:
+            noise = None
+            if self._noise is not None:
+                noise = np.concatenate([lane_noise.next() for lane_noise in self._noise])
+            actions, _, _ = runner.policy.compute_actions(obs, explore=self._explore, noise=noise)
+            env_actions = runner.actions(actions)
+            raw_before = _copied(raw) if self._recorder is not None else None
+            raw, rewards, terminateds, truncateds, _ = envs.step(env_actions)
+            counted = np.ones(len(obs), np.bool_) if envs.valid is None else envs.valid
+            self._returns += rewards * counted
+            self._lengths += counted
+            next_obs = np.array(runner.observations(raw, update=False))
+            ended = False
+            if self._recorder is not None:
+                playing = [
+                    k if k < self._num_episodes and bool(counted[lane]) else None
+                    for lane, k in enumerate(self._episode)
+                ]
+                step = PlayedStep(
+                    raw_before, env_actions, raw, rewards, terminateds, truncateds, playing
+                )
+                ended = bool(self._recorder(step))
+            done = terminateds | truncateds
+            if done.any():
+                raw, next_obs = self._next_episodes(done, raw, next_obs, records)
+            obs = next_obs
+            if ended:
+                break
+        return [records[k] for k in sorted(records)]
+
+    def _seeds(self) -> Sequence[int]:
+        return [episode_seed(self._seed, Role.EVALUATION, 0, 0, k) for k in self._episode]
+
+    def _next_episodes(
+        self, done: Array, raw: Any, next_obs: Array, records: dict[int, EpisodeRecord]
+    ) -> tuple[Any, Array]:
+        runner = self._runner
+        lanes = np.flatnonzero(done)
+        for lane in lanes.tolist():
+            k = self._episode[lane]
+            if k < self._num_episodes:
+                records[k] = EpisodeRecord(
+                    episode_id=k,
+                    lane=lane,
+                    seed=episode_seed(self._seed, Role.EVALUATION, 0, 0, k),
+                    episode_return=float(self._returns[lane]),
+                    length=int(self._lengths[lane]),
+                )
+            self._returns[lane] = 0.0
+            self._lengths[lane] = 0
+            self._episode[lane] = k + runner.num_lanes
+            if self._noise is not None:
+                self._noise[lane] = _EpisodeNoise(runner, self._seed, self._episode[lane])
+        fresh = runner.envs.reset_lanes(done, self._seeds())
+        if fresh is None:
+            return raw, next_obs
+        next_obs[lanes] = runner.observations(take_lanes(fresh, lanes), update=False)
+        return fresh, next_obs
+
+
+class _EpisodeNoise:
+    """The action noise of one episode, drawn block by block."""
+
+    def __init__(self, runner: EnvRunner, seed: int, episode: int) -> None:
+        self._policy = runner.policy
+        self._rng = episode_noise(seed, episode)
+        self._block: Array | None = None
+        self._position = _NOISE_BLOCK
+
+    def next(self) -> Array:
+        """The next step's noise, ``[1, K]``."""
+        if self._position == _NOISE_BLOCK:
+            self._block = self._policy.draw_noise(self._rng, _NOISE_BLOCK, 1)
+            self._position = 0
+        self._position += 1
+        if self._block is None:  # a policy without noise
+            return np.zeros((1, 0), dtype=np.float32)
+        return self._block[self._position - 1]
+
+
+def _copied(observations: Any) -> Any:
+    if isinstance(observations, dict):
+        return {key: _copied(part) for key, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(_copied(part) for part in observations)
+    return np.array(observations)
