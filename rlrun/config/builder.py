@@ -34,7 +34,6 @@ NotProvided: Final = _NotProvided()
 """Default of every argument: leaves the setting alone. None is a value like any other."""
 
 _DROPPED = ("framework", "enable_connectors", "enable_tf1_exec_eagerly")  # Nothing to choose here.
-_TRANSLATED = {"lambda": "training.lambda_", **retired.SUCCESSORS}
 
 
 class AlgorithmConfig:
@@ -111,7 +110,7 @@ class AlgorithmConfig:
         return self._set("report", settings)
 
     def callbacks(self, *callbacks: Any) -> Self:
-        """Callback classes, import paths or ``{"use": ..., key: value}``, instead of those before."""
+        """Classes, import paths or ``{"use": ..., key: value}``; they replace those before."""
         self._check_open()
         names = [
             item if isinstance(item, dict) else _as_name("callbacks", item) for item in callbacks
@@ -169,7 +168,7 @@ class AlgorithmConfig:
             self.stop(value)
         else:
             translated = {
-                _TRANSLATED.get(name, f"model.{name}").removeprefix("model."): item
+                retired.SUCCESSORS.get(name, f"model.{name}").removeprefix("model."): item
                 for name, item in value.items()
             }
             self.model(**translated)
@@ -248,9 +247,9 @@ def _provided(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _address(key: str, known: Mapping[str, Any]) -> str | None:
     """Where a flat key belongs: by translation, or as a field of exactly one section."""
-    if key in _TRANSLATED:
-        section, _, field = _TRANSLATED[key].rpartition(".")
-        return _TRANSLATED[key] if field in known[section].model_fields else None
+    if key in retired.SUCCESSORS:
+        section, _, field = retired.SUCCESSORS[key].rpartition(".")
+        return retired.SUCCESSORS[key] if field in known[section].model_fields else None
     owners = [name for name in known if name and key in known[name].model_fields]
     # `explore` alone means sampling, as it does in RLlib; evaluation has its own section.
     owners = [name for name in owners if name != "evaluation"] or owners

@@ -24,6 +24,7 @@ _EXTRAS = (  # prefix of the entry point, module that it needs, extra that bring
 _CONTEXT = ("context", "env_context")
 _CONFIG = ("config", "env_config")
 _GIVEN_TO_ENVS = ("num_envs", "render_mode")  # What the runner adds where a creator asks for it.
+_GIVEN_TO_SINKS = ("run_dir",)
 
 
 def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -39,7 +40,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield from _check_use(("callbacks", i), callback, lambda _: 0)
     for i, sink in enumerate(experiment.report.sinks):
         if sink.use not in registry.SINKS:
-            yield from _check_use(("report", "sinks", i), sink, None, names=registry.SINKS)
+            yield from _check_use(("report", "sinks", i), sink, lambda _: 0, names=registry.SINKS)
 
 
 def _check_use(
@@ -64,7 +65,10 @@ def _check_use(
         yield Finding(path, f"{spec.use} is a {type(found).__name__} and cannot be called")
     elif positional is not None:
         count = positional(found)
-        yield from check_arguments(path, spec.use, found, spec.kwargs, positional=count)
+        given = _GIVEN_TO_SINKS if names else ()
+        yield from check_arguments(
+            path, spec.use, found, spec.kwargs, positional=count, given=given
+        )
 
 
 def _positional_of_model(found: Any) -> int:

@@ -49,26 +49,27 @@ def show_yaml(experiment: ExperimentConfig, origin: Callable[[Path], Origin]) ->
 def _render(experiment: ExperimentConfig, note: Callable[[Path], str | None]) -> str:
     lines: list[tuple[str, str | None]] = []
     for key, value in to_plain(experiment).items():
-        section = getattr(experiment, key)
-        if isinstance(section, (UseSpec, tuple)) or not isinstance(value, dict) or not value:
+        if not isinstance(value, dict) or not value:
             lines.append((_entry(key, value), note((key,))))
             continue
         lines.append((f"{key}:", None))
         for name, item in value.items():
             lines.append((f"  {_entry(name, item)}", note((key, name))))
-    width = min(60, max(len(text) for text, comment in lines if comment is not None or text))
+    width = min(60, max(len(text) for text, _ in lines))
     return "".join(
         f"{text:{width}}  # {comment}\n" if comment else f"{text}\n" for text, comment in lines
     )
 
 
 def _entry(key: str, value: Any) -> str:
-    text = yaml.dump({key: value}, Dumper=_Dumper, default_flow_style=True, width=10**9)
+    text = yaml.dump(
+        {key: value}, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**9
+    )
     return text.strip()[1:-1]  # Without the braces of a one-key mapping.
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that our own reader, or an older one, would not take for text."""
+    """Quotes text that any reader of YAML, old or new, might not take for text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write every value out: an alias is harder to read than what it repeats."""
@@ -76,9 +77,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_float(dumper: Any, value: float) -> Any:
-    text = repr(value)
-    if value != value or value in (float("inf"), float("-inf")):
-        text = {"inf": ".inf", "-inf": "-.inf"}.get(text, ".nan")
+    # Yaml's own writes 1e-05 as `1.0e-05`; the names of infinity are yaml's.
+    text = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 
 from rlrun.config import checks, code_checks, layers
+from rlrun.config.dump import dump_yaml
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Origin, Path, Problem
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.validate import Finding, salvage, validate
 from rlrun.config.yaml_tree import Node
+
+__all__ = ["Loaded", "dump_yaml", "load", "load_experiment", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Loaded:
             below = node.child(part)
             if below is None:
                 # A value in short form (`env: CartPole-v1`) stands for the mapping.
-                return DEFAULT if isinstance(node.value, (dict, list)) else node.origin
+                return node.origin if isinstance(node.value, str) else DEFAULT
             node = below
         return node.origin
 

@@ -19,6 +19,9 @@ ALGORITHMS: dict[str, str] = {"PPO": "rlrun.algorithms.ppo:PPO"}
 ENVS: dict[str, Callable[..., Any]] = {}
 """Name -> callable that makes the environment; filled by `rlrun.register_env`."""
 
+MODELS: dict[str, str] = {"ActorCritic": "rlrun.policies.rl_module:ActorCritic"}
+"""Networks that come with rlrun, by name; the first is the default, `model.use: null`."""
+
 SINKS = ("console", "jsonl", "tensorboard")
 """Names that `report.sinks` knows besides import paths."""
 

@@ -52,6 +52,11 @@ SUCCESSORS: dict[str, str] = {
     "run": "algorithm",
     "lr_schedule": "training.lr",
     "batch_size": "training.train_batch_size",
+    "lambda": "training.lambda_",
+    "sgd_minibatch_size": "training.minibatch_size",
+    "mini_batch_size_per_learner": "training.minibatch_size",
+    "num_sgd_iter": "training.num_epochs",
+    "train_batch_size_per_learner": "training.train_batch_size",
 }
 """Retired name -> the address that takes the same value."""
 
@@ -68,6 +73,8 @@ RULES: dict[str, str] = {
     "lstm_use_prev_action_reward": (
         "its successors are lstm_use_prev_action and lstm_use_prev_reward"
     ),
+    "use_gae": "advantages are always estimated by GAE; lambda_: 1 is plain returns",
+    "use_critic": "the value function is always trained; leave the key out",
     "entropy_coeff_schedule": "give the coefficient itself as [[env_steps, value], ...]",
     "config": "its keys stand at the top of the file, in their sections",
 }

@@ -1,0 +1,96 @@
+"""The command line: which commands there are, and nothing of what they do.
+
+A command is a function with typer annotations in a module of its own, named in COMMANDS by import
+path with the line that `rlrun --help` shows. The module is imported only when its command is
+called: `rlrun --help` imports neither torch, Ray, gymnasium, numpy nor pydantic. Within a module,
+heavy imports stand inside the function, so that `rlrun train --help` is fast too.
+
+A command ends by returning (exit code 0), by `cli.errors.fail(message, code)`, or by letting a
+ConfigError through, which is printed here and ends with code 2.
+"""
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from rlrun.cli import errors
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("rlrun.cli.train:train", "Train what an experiment file says."),
+    "rollout": ("rlrun.cli.rollout:rollout", "Play a trained policy."),
+    "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
+    "list": ("rlrun.cli.list:list_names", "List algorithms, envs, models or configs."),
+    "init": ("rlrun.cli.init:init", "Write a commented starter file to stdout."),
+}
+"""Command -> import path of its function, and its line in the help."""
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its commands by name and loads the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in with name and help; the command itself is loaded by `resolve_command`."""
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called, for real."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, (load_command(name) if name and command is not None else None), rest
+
+
+def load_command(name: str) -> Any:
+    """Import a command's module and make the command."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command(name)(getattr(import_module(module), function))
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from rlrun import __version__
+
+        typer.echo(f"rlrun {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _rlrun(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+    ] = False,
+) -> None:
+    """Reinforcement-learning experiments from one YAML file."""
+
+
+def main() -> None:
+    """Run the command that sys.argv names, and exit with its code."""
+    try:
+        app()
+    except Exception as error:
+        # Known only where a command has loaded it: the class must not cost an import.
+        from rlrun.config.problems import ConfigError
+
+        if not isinstance(error, ConfigError):
+            raise
+        errors.report_config_error(error)
+        raise SystemExit(errors.INPUT_WRONG) from None
+    except KeyboardInterrupt:
+        raise SystemExit(errors.INTERRUPTED) from None
