@@ -149,23 +149,23 @@ def gae_parts() -> Parts:
 
 def update_parts() -> Parts:
     """4 epochs of 4 minibatches of 256 rows with PPO's loss."""
+    from rlrun.algorithms.ppo import ppo_loss
     from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
     from rlrun.data.sample_batch import SampleBatch
     from rlrun.learning.learner import Learner
     from rlrun.policies.rl_module import build_module
 
-    rng = np.random.default_rng(0)
-    rows = WORK.batch_size
-    columns = {
-        "obs": rng.normal(size=(rows, 4)).astype(np.float32),
-        "new_obs": rng.normal(size=(rows, 4)).astype(np.float32),
-        "actions": rng.integers(0, 2, rows),
-        "action_logp": np.full(rows, np.log(0.5), np.float32),
-        "advantages": rng.normal(size=rows).astype(np.float32),
-        "value_targets": rng.normal(size=rows).astype(np.float32),
-    }
-    names = ("actions", "action_logp", "advantages", "value_targets")
+    columns = random_batch()
+    names = tuple(name for name in columns if name not in ("obs", "new_obs"))
     training = TrainingConfig(lr=WORK.lr, grad_clip=WORK.grad_clip)
+    arguments = {
+        "clip_param": WORK.clip,
+        "vf_loss_coeff": WORK.vf_coeff,
+        "vf_clip_param": None,
+        "entropy_coeff": WORK.entropy_coeff,
+        "kl_coeff": 0.0,
+        "normalize_advantages": True,
+    }
     for compiled in (False, True):
         module = build_module(OBSERVATION_SPACE, ACTION_SPACE, ModelConfig(hidden=WORK.hidden))
         settings = LearnersConfig(device="cpu", compile=compiled, num_threads=1)
@@ -174,41 +174,35 @@ def update_parts() -> Parts:
         def update(learner: Any = learner) -> None:
             learner.update(
                 learner.load(SampleBatch(columns), names),
-                _clipped_loss,
-                {},
+                ppo_loss,
+                arguments,
                 lr=WORK.lr,
                 num_epochs=WORK.num_epochs,
                 minibatch_size=WORK.minibatch_size,
-                rng=rng,
+                rng=np.random.default_rng(0),
             )
 
-        label = "rlrun, compiled" if compiled else "rlrun"
-        yield f"16 gradient steps: {label}", update
-    tensors = {name: torch.from_numpy(columns[name]) for name in ("obs", *names)}
-    yield "16 gradient steps: torch, Categorical, Adam", _textbook_update(tensors)
+        yield f"16 gradient steps: rlrun{', compiled' if compiled else ''}", update
+    yield "16 gradient steps: torch, Categorical, Adam", _textbook_update(columns)
 
 
-def _clipped_loss(module: Any, rows: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    outputs = module.forward_train(rows)
-    inputs, actions = outputs["action_dist_inputs"], rows["actions"]
-    logp, entropy = module.distribution.logp_entropy(inputs, actions)
-    return _objective(logp, entropy, outputs["vf_preds"], rows), {
-        "entropy": entropy.mean().detach()
+def random_batch() -> dict[str, Any]:
+    """Columns of a train batch; learning from noise takes as long as learning from anything."""
+    rng, rows = np.random.default_rng(0), WORK.batch_size
+    noise = rng.normal(size=(11, rows)).astype(np.float32)
+    return {
+        "obs": noise[:4].T.copy(),
+        "new_obs": noise[4:8].T.copy(),
+        "actions": rng.integers(0, 2, rows),
+        "action_logp": np.full(rows, np.log(0.5), np.float32),
+        "advantages": noise[8],
+        "value_targets": noise[9],
+        "vf_preds": noise[10],
     }
 
 
-def _objective(logp: Any, entropy: Any, values: Any, rows: dict[str, Any]) -> Any:
-    """PPO's clipped surrogate, value error and entropy bonus (Schulman et al. 2017, eq. 9)."""
-    advantages = rows["advantages"]
-    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    ratio = (logp - rows["action_logp"]).exp()
-    clipped = ratio.clamp(1 - WORK.clip, 1 + WORK.clip)
-    surrogate = torch.min(ratio * advantages, clipped * advantages).mean()
-    value_error = 0.5 * (values - rows["value_targets"]).square().mean()
-    return WORK.vf_coeff * value_error - surrogate - WORK.entropy_coeff * entropy.mean()
-
-
-def _textbook_update(tensors: dict[str, Any]) -> Callable[[], None]:
+def _textbook_update(columns: dict[str, Any]) -> Callable[[], None]:
+    tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
     actor, critic = textbook_mlp(2), textbook_mlp(1)
     parameters = [*actor.parameters(), *critic.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=WORK.lr)
@@ -227,6 +221,17 @@ def _textbook_update(tensors: dict[str, Any]) -> Callable[[], None]:
                 optimizer.step()
 
     return update
+
+
+def _objective(logp: Any, entropy: Any, values: Any, rows: dict[str, Any]) -> Any:
+    """PPO's clipped surrogate, value error and entropy bonus (Schulman et al. 2017, eq. 9)."""
+    advantages = rows["advantages"]
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    ratio = (logp - rows["action_logp"]).exp()
+    clipped = ratio.clamp(1 - WORK.clip, 1 + WORK.clip)
+    surrogate = torch.min(ratio * advantages, clipped * advantages).mean()
+    value_error = 0.5 * (values - rows["value_targets"]).square().mean()
+    return WORK.vf_coeff * value_error - surrogate - WORK.entropy_coeff * entropy.mean()
 
 
 def ray_parts() -> Parts:

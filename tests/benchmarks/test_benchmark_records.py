@@ -1,0 +1,135 @@
+"""The arithmetic of the benchmarks: a wrong ratio would be a wrong claim on the front page."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import equal_work, memory, parts, report, slow_env, start_up, summary, time_to_solve
+from benchmarks.environments import STEP_S, slow_cartpole
+from benchmarks.harness import RLRUN, SB3, MeasurementError, run_rounds
+from benchmarks.peers.driver import Iteration, measure_throughput, throughput
+from benchmarks.record import Record, RecordError
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return Record(tmp_path / "record.json", "equal_work", {"steps": 10}, machine={"cores": 2})
+
+
+def test_ratio_is_taken_round_by_round() -> None:
+    # The machine ran at half speed in round 2: the ratio is 2 in both, of medians it would not be.
+    ratio = summary.paired_ratio({1: 20.0, 2: 10.0, 3: 99.0}, {1: 10.0, 2: 5.0})
+    assert ratio == summary.Range(2.0, 2.0, 2.0)
+
+
+def test_range_of_an_even_number_of_values() -> None:
+    assert summary.Range.of([4.0, 1.0, 2.0, 10.0]) == summary.Range(3.0, 1.0, 10.0)
+    assert summary.Range.of([]) is None
+    assert summary.cell({1: 1234.5}, 1) == "1,234.5 (1,234.5\N{EN DASH}1,234.5)"
+
+
+def test_rounds_interleave_and_failures_do_not_stop_them(record: Record) -> None:
+    seen = []
+
+    def measure(contender: object, round_: int) -> dict[str, object]:
+        seen.append((contender, round_))
+        if contender is SB3 and round_ == 1:
+            raise MeasurementError("ends with\nthe reason")
+        return {"env_steps_per_s": 10.0 * round_}
+
+    run_rounds(record, [RLRUN, SB3], 2, measure)
+    assert seen == [(RLRUN, 1), (SB3, 1), (RLRUN, 2), (SB3, 2)]
+    assert record.values(SB3.name, "env_steps_per_s") == {2: 20.0}
+    assert record.errors() == {SB3.name: "ends with\nthe reason"}
+
+
+def test_resumed_record_repeats_only_what_failed(record: Record) -> None:
+    record.machine = Record(record.path, "", {}).machine
+    record.add(RLRUN.name, 1, result={"env_steps_per_s": 1.0})
+    record.add(SB3.name, 1, error="no")
+    resumed = Record.open("equal_work", {"steps": 10}, path=record.path, resume=True)
+    assert resumed.has(RLRUN.name, 1)
+    assert not resumed.has(SB3.name, 1)
+    assert resumed.sessions == 2
+    with pytest.raises(RecordError, match="other settings \\(steps\\)"):
+        Record.open("equal_work", {"steps": 20}, path=record.path, resume=True)
+    assert not Record.open("equal_work", {}, path=record.path, resume=False).measurements
+
+
+def test_saved_record_loads_equal(record: Record) -> None:
+    record.add(RLRUN.name, 1, result={"pss_mb": {"total": 3.0}}, load=0.5)
+    assert Record.load(record.path) == record
+    assert record.values(RLRUN.name, "pss_mb/total") == {1: 3.0}
+    assert record.values(RLRUN.name, "pss_mb/none/deeper") == {}
+    assert json.loads(record.path.read_text())["settings"] == {"steps": 10}
+
+
+def test_throughput_leaves_the_warm_up_out() -> None:
+    calls = []
+
+    def train() -> Iteration:
+        calls.append(None)
+        return Iteration(100, sampling_s=0.2, learning_s=None)
+
+    measured = measure_throughput(train, warmup_steps=250, steps=350)
+    assert len(calls) == 3 + 4
+    assert measured["env_steps"] == 400
+    assert measured["learning_ms"] is None
+    exact = throughput([Iteration(512, 0.3, 0.1), Iteration(512, 0.1, 0.1)], seconds=0.8)
+    assert exact["env_steps_per_s"] == pytest.approx(1280.0)
+    assert exact["sampling_ms"] == pytest.approx(400.0)
+    assert exact["learning_ms"] == pytest.approx(200.0)
+    assert exact["total_ms"] == pytest.approx(800.0)
+
+
+def test_memory_of_a_tree_counts_the_children() -> None:
+    code = "x = bytearray(50_000_000); print('ready', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    family = memory.descendants(os.getpid())
+    tree = memory.tree_pss_mb(process.pid)
+    process.communicate(b"\n")
+    assert process.pid in family
+    assert tree["processes"] == 1
+    assert 50 < tree["total"] == tree["driver"] < 150
+
+
+def test_slow_env_costs_what_it_says() -> None:
+    env = slow_cartpole()
+    env.reset(seed=0)
+    start = time.perf_counter()
+    for _ in range(5):
+        env.step(0)
+    assert time.perf_counter() - start >= 5 * STEP_S
+
+
+@pytest.mark.parametrize("benchmark", [equal_work, slow_env, start_up, time_to_solve, parts])
+def test_tables_survive_a_record_of_failures_only(benchmark: object, tmp_path: Path) -> None:
+    record = Record(tmp_path / "record.json", "any", {})
+    record.add(RLRUN.name, 1, error="first line\nImportError: nothing there")
+    table = benchmark.table(record)  # type: ignore[attr-defined]
+    assert "**Failed**: rlrun, 0 runners: ImportError: nothing there" in table
+
+
+def test_report_replaces_only_what_stands_between_its_markers(tmp_path: Path) -> None:
+    page = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n"
+    once = report.insert(page, "new")
+    assert "old" not in once
+    assert once.startswith("# Title\n")
+    assert once.endswith("\n\nafter\n")
+    assert report.insert(once, "new") == once
+    assert report.results(tmp_path) == report.NOTHING
+    with pytest.raises(ValueError, match="the page has no"):
+        report.insert("no markers", "new")
+
+
+def test_page_has_the_markers() -> None:
+    assert report.insert(report.PAGE.read_text(), "x")
