@@ -6,7 +6,6 @@ first result is the first line of metrics.jsonl. Memory is the PSS of the driver
 all of Ray's processes together, after 10,240 env steps. `rlrun --help` is timed to its end.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -49,55 +48,62 @@ def time_help() -> dict[str, Any]:
 
 def time_command(num_env_runners: int) -> dict[str, Any]:
     """Starts `rlrun train`, watches its metrics.jsonl, looks at its memory, interrupts it."""
-    work = EqualWork()
     with tempfile.TemporaryDirectory() as scratch:
-        run_folder = Path(scratch) / "run"
+        run_folder, output = Path(scratch) / "run", Path(scratch) / "output"
         start = time.monotonic()
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "rlrun", "train", "--algorithm", "PPO"),
-                *("--env", "CartPole-v1", "--run-dir", str(run_folder), "--seed", "1"),
-                f"env_runners.num_env_runners={num_env_runners}",
-                f"env_runners.num_envs_per_env_runner={work.num_envs // max(1, num_env_runners)}",
-                f"training.train_batch_size={work.batch_size}",
-                f"training.minibatch_size={work.minibatch_size}",
-                f"training.num_epochs={work.num_epochs}",
-                "stop.env_steps=100_000_000",
-            ],
-            cwd=REPOSITORY,
-            env=harness.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with output.open("w") as stream:
+            process = subprocess.Popen(
+                train_command(run_folder, num_env_runners),
+                cwd=REPOSITORY,
+                env=harness.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
         try:
-            metrics = run_folder / "metrics.jsonl"
-            wait_for_lines(process, metrics, 1)
+            wait_for_results(process, run_folder, 1)
             first_result_s = time.monotonic() - start
-            wait_for_lines(process, metrics, MEMORY_STEPS // work.batch_size)
+            wait_for_results(process, run_folder, MEMORY_STEPS // EqualWork().batch_size)
             return {"first_result_s": first_result_s, "pss_mb": tree_pss_mb(process.pid)}
+        except MeasurementError as error:
+            raise MeasurementError(f"{error}\n{harness.tail(output.read_text())}") from error
         finally:
             end_politely(process)
 
 
-def wait_for_lines(process: "subprocess.Popen[str]", path: Path, lines: int) -> None:
-    """Returns once the file has so many lines; raises if the process ends or takes too long."""
+def train_command(run_folder: Path, num_env_runners: int) -> list[str]:
+    """`rlrun train` at equal work, until it is interrupted."""
+    work = EqualWork()
+    return [
+        *(sys.executable, "-m", "rlrun", "train", "--algorithm", "PPO", "--env", "CartPole-v1"),
+        *("--run-dir", str(run_folder), "--seed", "1"),
+        f"env_runners.num_env_runners={num_env_runners}",
+        f"env_runners.num_envs_per_env_runner={work.num_envs // max(1, num_env_runners)}",
+        f"training.train_batch_size={work.batch_size}",
+        f"training.minibatch_size={work.minibatch_size}",
+        f"training.num_epochs={work.num_epochs}",
+        "stop.env_steps=100_000_000",
+    ]
+
+
+def wait_for_results(process: "subprocess.Popen[bytes]", run_folder: Path, results: int) -> None:
+    """Returns once metrics.jsonl has so many lines; raises if the process ends before that."""
+    metrics = run_folder / "metrics.jsonl"
     deadline = time.monotonic() + TIMEOUT_S
-    while not (path.exists() and path.read_bytes().count(b"\n") >= lines):
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= results):
         if process.poll() is not None:
-            output = process.stdout.read() if process.stdout else ""
-            raise MeasurementError(f"ended without a result: {harness.tail(output)}")
+            raise MeasurementError(f"exit code {process.returncode} before result {results}")
         if time.monotonic() > deadline:
-            raise MeasurementError(f"no {lines} results within {TIMEOUT_S:.0f} s")
+            raise MeasurementError(f"no result {results} within {TIMEOUT_S:.0f} s")
         time.sleep(0.005)
 
 
-def end_politely(process: "subprocess.Popen[str]") -> None:
+def end_politely(process: "subprocess.Popen[bytes]") -> None:
     """Ctrl-C, so that it takes Ray down with it; killed if that does not help."""
     if process.poll() is None:
-        os.kill(process.pid, signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         try:
-            process.communicate(timeout=30)
+            process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
