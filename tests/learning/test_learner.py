@@ -1,0 +1,158 @@
+"""The learner's loop over a hand-made batch: no environment, no Ray."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlrun.config.problems import ConfigError
+from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import Learner
+from rlrun.policies.rl_module import build_module
+
+OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+
+def make_learner(**training):
+    torch.manual_seed(0)
+    module = build_module(OBS_SPACE, gym.spaces.Discrete(2), ModelConfig(hidden=(8,)))
+    return Learner(module, TrainingConfig(**training), LearnersConfig(device="cpu"))
+
+
+def make_batch(rows=10):
+    rng = np.random.default_rng(0)
+    storage = rng.normal(size=(rows + 1, 3)).astype(np.float32)
+    batch = SampleBatch({col.ACTIONS: np.arange(rows), col.REWARDS: np.ones(rows, np.float32)})
+    batch.set_shared(col.OBS, storage, np.arange(rows))
+    batch.set_shared(col.NEXT_OBS, storage, np.arange(1, rows + 1))
+    return batch
+
+
+def squared_values(module, rows):
+    loss = module.compute_values(rows).square().mean()
+    return loss, {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 64])
+def test_minibatches_partition_the_batch_in_every_epoch(size):
+    rows = make_learner().load(make_batch(10), (col.ACTIONS,))
+    minibatches = list(rows.minibatches(3, size, np.random.default_rng(0)))
+    seen = torch.cat([rows[col.ACTIONS] for rows in minibatches])
+    per_epoch = seen.view(3, 10)
+    for epoch in per_epoch:
+        assert sorted(epoch.tolist()) == list(range(10))
+    if size < 10:
+        assert per_epoch[0].tolist() != per_epoch[1].tolist()
+
+
+def test_rows_keep_their_observations():
+    batch = make_batch(10)
+    for rows in make_learner().load(batch, (col.ACTIONS,)).minibatches(1, 4, np.random.default_rng(0)):
+        np.testing.assert_array_equal(rows[col.OBS], batch[col.OBS][rows[col.ACTIONS]])
+
+
+def test_one_update_is_one_step_of_adam_on_the_clipped_gradient():
+    learner = make_learner(grad_clip=0.5)
+    reference = make_learner(grad_clip=0.5)
+    batch = make_batch(10)
+    statistics = learner.update(
+        learner.load(batch, ()),
+        squared_values,
+        {},
+        lr=0.01,
+        num_epochs=1,
+        minibatch_size=10,
+        rng=np.random.default_rng(0),
+    )
+    module = reference.module
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01, eps=1e-8)
+    for parameter in module.parameters():
+        parameter.grad = None
+    squared_values(module, {col.OBS: torch.tensor(batch[col.OBS])})[0].backward()
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+    optimizer.step()
+    assert statistics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    for name, array in learner.named_weights().items():
+        expected = dict(module.named_parameters())[name].detach().numpy()
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("how", ["global_norm", "norm", "value"])
+def test_gradients_are_bounded_as_asked(how):
+    learner = make_learner(grad_clip=1e-3, grad_clip_by=how)
+    total, _ = squared_values(learner.module, {col.OBS: torch.ones(4, 3)})
+    (100 * total).backward()
+    learner._clip_gradients()
+    grads = learner.parameters.grads
+    if how == "global_norm":
+        assert float(grads.norm()) == pytest.approx(1e-3, rel=1e-3)
+    elif how == "value":
+        assert float(grads.abs().max()) == pytest.approx(1e-3)
+    else:
+        norms = [float(p.grad.norm()) for p in learner.module.parameters()]
+        assert max(norms) <= 1e-3 * 1.001
+
+
+def test_stopping_early_takes_no_further_step():
+    learner = make_learner()
+    before = learner.get_weights()
+    statistics = learner.update(
+        learner.load(make_batch(), ()),
+        squared_values,
+        {},
+        lr=0.1,
+        num_epochs=5,
+        minibatch_size=5,
+        rng=np.random.default_rng(0),
+        stop_early=lambda statistics: True,
+    )
+    np.testing.assert_array_equal(learner.get_weights(), before)
+    assert statistics == {"num_updates": 0.0}
+
+
+def test_a_learning_rate_of_zero_changes_nothing():
+    learner = make_learner()
+    before = learner.get_weights()
+    learner.update(
+        learner.load(make_batch(), ()), squared_values, {}, lr=0.0, num_epochs=1, minibatch_size=5,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    np.testing.assert_array_equal(learner.get_weights(), before)
+
+
+def run_updates(learner, count, seed):
+    for i in range(count):
+        learner.update(
+            learner.load(make_batch(), ()), squared_values, {}, lr=0.01, num_epochs=2,
+            minibatch_size=4, rng=np.random.default_rng(seed + i),
+        )  # fmt: skip
+
+
+def test_state_round_trip_continues_to_the_bit():
+    straight = make_learner()
+    run_updates(straight, 4, seed=0)
+    first = make_learner()
+    run_updates(first, 2, seed=0)
+    resumed = make_learner()
+    resumed.load_named_weights(first.named_weights())
+    resumed.set_state(first.get_state())
+    run_updates(resumed, 2, seed=2)
+    np.testing.assert_array_equal(resumed.get_weights(), straight.get_weights())
+
+
+def test_a_batch_is_moved_once_and_its_storage_not_repeated():
+    batch = make_batch(10)
+    rows = make_learner().load(batch, (col.ACTIONS,))
+    assert rows.storage.shape == (11, 3)  # T + 1 observations, not 2 T
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match="learners.device.*no CUDA device"):
+        Learner(
+            build_module(OBS_SPACE, gym.spaces.Discrete(2), ModelConfig()),
+            TrainingConfig(),
+            LearnersConfig(device="cuda"),
+        )

@@ -1,0 +1,103 @@
+"""GAE against a transcription of its recursion, and the episode ends it must not confuse."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.learning.returns import explained_variance, gae, gae_of_rows
+
+
+def slow_gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_):
+    """Equation 16 of the paper, one lane and one step at a time."""
+    advantages = np.zeros(rewards.shape)
+    for b in range(rewards.shape[1]):
+        following = 0.0
+        for t in reversed(range(rewards.shape[0])):
+            bootstrap = 0.0 if terminateds[t, b] else next_values[t, b]
+            delta = rewards[t, b] + gamma * bootstrap - values[t, b]
+            carried = 0.0 if terminateds[t, b] or truncateds[t, b] else following
+            following = delta + gamma * lambda_ * carried
+            advantages[t, b] = following
+    return advantages
+
+
+def random_columns(rng, shape):
+    return (
+        rng.normal(size=shape).astype(np.float32),
+        rng.normal(size=shape).astype(np.float32),
+        rng.normal(size=shape).astype(np.float32),
+        rng.random(shape) < 0.1,
+        rng.random(shape) < 0.1,
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.integers(1, 30),
+    lanes=st.integers(1, 4),
+    gamma=st.floats(0, 1),
+    lambda_=st.floats(0, 1),
+)
+def test_gae_is_the_papers_recursion(seed, steps, lanes, gamma, lambda_):
+    columns = random_columns(np.random.default_rng(seed), (steps, lanes))
+    expected = slow_gae(*columns, gamma, lambda_)
+    np.testing.assert_allclose(gae(*columns, gamma, lambda_), expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6))
+def test_pieces_of_any_length_do_not_touch_each_other(seed, lengths):
+    columns = random_columns(np.random.default_rng(seed), (sum(lengths),))
+    found = gae_of_rows(*columns, np.array(lengths), gamma=0.97, lambda_=0.9)
+    start = 0
+    for length in lengths:
+        piece = [column[start : start + length, None] for column in columns]
+        expected = slow_gae(*piece, 0.97, 0.9)[:, 0]
+        np.testing.assert_allclose(found[start : start + length], expected, rtol=1e-4, atol=1e-4)
+        start += length
+
+
+def test_lambda_zero_gives_one_step_targets():
+    rewards, values, next_values, _, truncateds = random_columns(np.random.default_rng(0), (9, 2))
+    terminateds = np.zeros((9, 2), dtype=bool)
+    targets = gae(rewards, values, next_values, terminateds, truncateds, 0.9, 0.0) + values
+    np.testing.assert_allclose(targets, rewards + 0.9 * next_values, rtol=1e-5, atol=1e-6)
+
+
+def test_lambda_one_gives_the_bootstrapped_monte_carlo_return():
+    rewards = np.array([[1.0], [2.0], [4.0]])
+    values = np.array([[0.5], [0.25], [0.125]])
+    next_values = np.array([[0.25], [0.125], [8.0]])
+    nothing = np.zeros((3, 1), dtype=bool)
+    advantages = gae(rewards, values, next_values, nothing, nothing, 0.5, 1.0)
+    returns = advantages + values
+    assert returns[0, 0] == pytest.approx(1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 8)
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "bootstrap"),
+    [(True, False, 0.0), (False, True, 10.0), (True, True, 0.0), (False, False, 10.0)],
+)
+def test_only_what_did_not_terminate_bootstraps(terminated, truncated, bootstrap):
+    one = np.ones((1, 1))
+    advantage = gae(
+        one, 0 * one, 10 * one, np.array([[terminated]]), np.array([[truncated]]), 1.0, 0.95
+    )
+    assert advantage[0, 0] == 1.0 + bootstrap
+
+
+def test_a_truncated_step_does_not_pass_on_the_next_episodes_advantage():
+    rewards = np.array([[0.0], [100.0]])
+    zero = np.zeros((2, 1))
+    truncateds = np.array([[True], [False]])
+    advantages = gae(rewards, zero, zero, zero.astype(bool), truncateds, 1.0, 1.0)
+    assert advantages[:, 0].tolist() == [0.0, 100.0]
+
+
+def test_explained_variance():
+    targets = np.array([1.0, 2.0, 3.0])
+    assert explained_variance(targets, targets) == 1.0
+    assert explained_variance(targets, np.zeros(3)) == 0.0
+    assert explained_variance(np.ones(3), np.zeros(3)) is None
