@@ -35,7 +35,23 @@ class RunningStat:
 
     def update(self, rows: Array) -> None:
         """Learn rows [n, ...]."""
-        self.merge(batch_stat(rows))
+        self.merge(self.batch(rows))
+
+    def batch(self, rows: Array) -> "RunningStat":
+        """The statistics of rows [n, ...] alone, ready to be merged into this object."""
+        stat = RunningStat(rows.shape[1:])
+        count = len(rows)
+        if count:
+            # Shifted by the mean known so far, or by a row: a feature that never changes then has
+            # exactly its value as mean, and exactly zero M2.
+            shift = self.mean if self.count else rows[0].astype(np.float64)
+            deviations = rows - shift
+            offset = np.add.reduce(deviations) / count
+            deviations -= offset
+            stat.count = count
+            stat.mean = shift + offset
+            stat.m2 = np.add.reduce(np.square(deviations))
+        return stat
 
     def merge(self, other: "RunningStat") -> None:
         """Learn all that ``other`` has seen."""
@@ -45,11 +61,12 @@ class RunningStat:
             self.count, self.mean, self.m2 = other.count, other.mean.copy(), other.m2.copy()
             return
         total = self.count + other.count
+        weight = other.count / total
         delta = other.mean - self.mean
-        self.mean += delta * (other.count / total)
+        self.mean += delta * weight
         delta *= delta
-        delta *= self.count * other.count / total
-        self.m2 += other.m2
+        delta *= self.count * weight
+        delta += other.m2
         self.m2 += delta
         self.count = total
 
@@ -84,22 +101,6 @@ class RunningStat:
         stat.mean = np.array(state["mean"], dtype=np.float64)
         stat.m2 = np.array(state["m2"], dtype=np.float64)
         return stat
-
-
-def batch_stat(rows: Array) -> RunningStat:
-    """The statistics of rows [n, ...] alone."""
-    stat = RunningStat(rows.shape[1:])
-    count = len(rows)
-    if count:
-        # Shifted by a row: a constant feature then has exactly its value as mean and zero M2.
-        shift = rows[0].astype(np.float64)
-        deviations = rows - shift
-        offset = deviations.sum(axis=0) / count
-        deviations -= offset
-        stat.count = count
-        stat.mean = shift + offset
-        stat.m2 = np.square(deviations, out=deviations).sum(axis=0)
-    return stat
 
 
 class MeanStdFilter(Connector):
@@ -153,19 +154,20 @@ class MeanStdFilter(Connector):
         return result
 
     def _normalize(self, rows: Array, update: bool) -> Array:
+        values = rows.astype(np.float64)  # once: arithmetic of mixed types takes numpy far longer
         if update:
-            batch = batch_stat(rows)
+            batch = self._stat.batch(values)
             self._stat.merge(batch)
             self._deltas.merge(batch)
             self._refresh()
-        result = rows - self._stat.mean
-        result /= self._scale
-        np.maximum(result, -self._clip, out=result)
-        np.minimum(result, self._clip, out=result)
-        return result.astype(rows.dtype, copy=False)
+        values -= self._stat.mean
+        values *= self._scale
+        np.maximum(values, -self._clip, out=values)
+        np.minimum(values, self._clip, out=values)
+        return values.astype(rows.dtype, copy=False)
 
     def _refresh(self) -> None:
-        self._scale = np.sqrt(self._stat.variance()) + STD_OFFSET
+        self._scale = 1.0 / (np.sqrt(self._stat.variance()) + STD_OFFSET)
 
     def get_state(self) -> State:
         """The statistics, and what of them is not flushed yet."""

@@ -158,8 +158,8 @@ class _Leaf:
     path: Path
     start: int
     width: int
-    low: NDArray[np.float32]
-    high: NDArray[np.float32]
+    low: Array
+    high: Array
     is_box: bool
     categories: int
     """Number of one-hot groups; 0 for numbers that are copied."""
@@ -207,7 +207,8 @@ def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) ->
 
 def _number_leaf(path: Path, start: int, space: gym.spaces.Box | gym.spaces.MultiBinary) -> _Leaf:
     width = int(np.prod(space.shape))
-    low, high = np.zeros(width, np.float32), np.ones(width, np.float32)
+    low: Array = np.zeros(width, np.float32)
+    high: Array = np.ones(width, np.float32)
     if isinstance(space, gym.spaces.Box):
         box = _as_float32(space)
         low, high = box.low.ravel(), box.high.ravel()

@@ -87,8 +87,7 @@ class RewardPipeline(Connector):
         else:
             returns[valid] = returns[valid] * self._gamma + rewards[valid]
             seen = returns[valid]
-        news = RunningStat()
-        news.update(seen)
+        news = self._stat.batch(seen)
         self._stat.merge(news)
         self._deltas.merge(news)
         returns[dones] = 0.0

@@ -1,0 +1,195 @@
+"""Preprocessing of every space, and the observation filter on top."""
+
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+from rlrun.config.schema import EnvRunnersConfig
+from rlrun.connectors.observations import ObservationPipeline
+
+IMAGE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+NESTED = gym.spaces.Dict(
+    {
+        "z": gym.spaces.Box(-2, 2, (2, 2)),
+        "a": gym.spaces.Discrete(3, start=4),
+        "m": gym.spaces.Tuple(
+            (gym.spaces.MultiBinary(2), gym.spaces.Dict(k=gym.spaces.MultiDiscrete([2, 3])))
+        ),
+    }
+)
+SPACES: dict[str, gym.Space] = {
+    "box": gym.spaces.Box(-1, 1, (3,)),
+    "matrix": gym.spaces.Box(-1, 1, (2, 2)),
+    "float64": gym.spaces.Box(-1, 1, (3,), np.float64),
+    "bytes": gym.spaces.Box(0, 255, (3,), np.uint8),
+    "image": IMAGE,
+    "discrete": gym.spaces.Discrete(4, start=-1),
+    "multi_discrete": gym.spaces.MultiDiscrete([2, 3], start=[1, 0]),
+    "multi_discrete_2d": gym.spaces.MultiDiscrete([[2, 3], [1, 4]]),
+    "multi_binary": gym.spaces.MultiBinary((2, 2)),
+    "nested": NESTED,
+    "tuple": gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (2,), np.float64))),
+}
+
+
+def pipeline(space: gym.Space, **settings: Any) -> ObservationPipeline:
+    return ObservationPipeline(space, EnvRunnersConfig(**settings))
+
+
+def slow_flat(space: gym.Space, value: Any) -> list[float]:
+    """One observation by the rules, element by element."""
+    if isinstance(space, gym.spaces.Discrete):
+        return [float(space.start + i == value) for i in range(space.n)]
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        triples = zip(space.nvec.ravel(), np.ravel(space.start), np.ravel(value), strict=True)
+        return [float(first + i == v) for n, first, v in triples for i in range(n)]
+    if isinstance(space, gym.spaces.Dict):
+        return [x for key in sorted(space.spaces) for x in slow_flat(space.spaces[key], value[key])]
+    if isinstance(space, gym.spaces.Tuple):
+        return [
+            x for child, v in zip(space.spaces, value, strict=True) for x in slow_flat(child, v)
+        ]
+    return [float(x) for x in np.ravel(value)]
+
+
+def batch_of(space: gym.Space, n: int, seed: int = 0) -> tuple[Any, list[Any]]:
+    """n observations as a gymnasium vector environment returns them, and one by one."""
+    space.seed(seed)
+    singles = [space.sample() for _ in range(n)]
+    return concatenate(space, singles, create_empty_array(space, n)), singles
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("name", SPACES)
+def test_every_space_against_the_slow_rules(name: str, n: int) -> None:
+    space = SPACES[name]
+    batch, singles = batch_of(space, n)
+    assert batch in batch_space(space, n)
+    connector = pipeline(space)
+    result = connector(batch)
+    assert isinstance(connector.output_space, gym.spaces.Box)
+    assert result.shape == (n, *connector.output_space.shape)
+    assert (
+        result.dtype
+        == connector.output_space.dtype
+        == (np.uint8 if name == "image" else np.float32)
+    )
+    expected = np.array([slow_flat(space, single) for single in singles])
+    np.testing.assert_array_equal(result.reshape(n, -1), expected.astype(np.float32))
+    assert all(row in connector.output_space for row in result)
+
+
+@pytest.mark.parametrize("name", ["box", "matrix", "image"])
+def test_what_needs_nothing_passes_as_it_is(name: str) -> None:
+    connector = pipeline(SPACES[name])
+    batch, _ = batch_of(SPACES[name], 3)
+    assert connector.identity
+    assert connector(batch) is batch
+    assert connector.output_space is SPACES[name]
+    assert connector.get_state() == connector.flush_deltas() == {}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_without_preprocessor_raw_observations_go_on(name: str) -> None:
+    connector = pipeline(SPACES[name], preprocessor_pref=None)
+    batch, _ = batch_of(SPACES[name], 3)
+    assert connector.identity
+    assert connector(batch) is batch
+    assert connector.output_space is SPACES[name]
+
+
+def test_results_are_new_arrays() -> None:
+    for name in ("discrete", "nested", "float64"):
+        connector = pipeline(SPACES[name])
+        first = connector(batch_of(SPACES[name], 4, seed=1)[0])
+        kept = first.copy()
+        connector(batch_of(SPACES[name], 4, seed=2)[0])
+        np.testing.assert_array_equal(first, kept)
+
+
+def test_float64_bounds_beyond_float32_become_infinite() -> None:
+    space = gym.spaces.Box(-1e300, 1e300, (2,), np.float64)
+    assert np.isinf(pipeline(space).output_space.high).all()
+
+
+def test_filter_leaves_one_hots_and_bits_alone() -> None:
+    connector = pipeline(NESTED, observation_filter="MeanStdFilter")
+    plain = pipeline(NESTED)
+    batch, _ = batch_of(NESTED, 20)
+    raw, result = plain(batch), connector(batch)
+    # sorted keys: a (3 one-hots), m (2 bits, 2 + 3 one-hots), z (4 numbers)
+    np.testing.assert_array_equal(result[:, :10], raw[:, :10])
+    wide = raw[:, 10:].astype(np.float64)
+    expected = (wide - wide.mean(0)) / (wide.std(0, ddof=1) + 1e-6)
+    np.testing.assert_allclose(result[:, 10:], expected, rtol=1e-4, atol=1e-5)
+    assert connector.output_space.high[:10].tolist() == [1.0] * 10
+    assert connector.output_space.high[10:].tolist() == [10.0] * 4
+    assert all(row in connector.output_space for row in result)
+
+
+def test_filter_on_discrete_observations_does_nothing() -> None:
+    connector = pipeline(SPACES["discrete"], observation_filter="MeanStdFilter")
+    batch, _ = batch_of(SPACES["discrete"], 3)
+    np.testing.assert_array_equal(connector(batch), pipeline(SPACES["discrete"])(batch))
+    assert connector.get_state() == {}
+
+
+def test_filter_on_images_makes_floats() -> None:
+    connector = pipeline(IMAGE, observation_filter="MeanStdFilter")
+    batch, _ = batch_of(IMAGE, 4)
+    assert connector(batch).dtype == np.float32 == connector.output_space.dtype
+
+
+def test_statistics_travel_from_runners_to_the_centre_and_back() -> None:
+    space = SPACES["box"]
+    make = lambda: pipeline(space, observation_filter="MeanStdFilter")  # noqa: E731
+    central, one, two, alone = make(), make(), make(), make()
+    parts = [batch_of(space, 6, seed)[0] for seed in range(4)]
+    for connector, part in zip((one, two, one, two), parts, strict=True):
+        connector(part)
+        alone(part)
+    central.apply_deltas([one.flush_deltas(), two.flush_deltas()])
+    for runner in (one, two):
+        runner.set_state(central.get_state())
+    probe = parts[0]
+    expected = alone(probe, update=False)
+    for connector in (central, one, two):
+        np.testing.assert_allclose(connector(probe, update=False), expected, rtol=1e-6)
+    np.testing.assert_array_equal(one(probe, update=False), two(probe, update=False))
+    one(probe)
+    assert one.flush_deltas()["count"] == 6
+
+
+def test_an_evaluation_changes_nothing() -> None:
+    connector = pipeline(SPACES["box"], observation_filter="MeanStdFilter")
+    connector(batch_of(SPACES["box"], 6)[0])
+    before = connector.get_state()
+    connector(batch_of(SPACES["box"], 6, seed=9)[0], update=False)
+    after = connector.get_state()
+    for part in ("stat", "deltas"):
+        for key, value in before[part].items():
+            np.testing.assert_array_equal(after[part][key], value)
+
+
+def test_what_cannot_be_done_is_named() -> None:
+    with pytest.raises(TypeError, match="Text"):
+        pipeline(gym.spaces.Dict(a=gym.spaces.Text(4)))
+    for space in (NESTED, IMAGE):
+        with pytest.raises(ValueError, match="preprocessor_pref"):
+            pipeline(space, preprocessor_pref=None, observation_filter="MeanStdFilter")
+
+
+def test_connectors_import_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys, rlrun.connectors.observations, rlrun.connectors.actions, "
+        "rlrun.connectors.rewards; print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,236 @@
+"""The default networks: shapes, parameter names and counts, initialisation, and users' modules."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlrun.config.schema import ModelConfig
+from rlrun.policies.action_layout import action_layout
+from rlrun.policies.networks import MLP, ConvEncoder, channels_first, is_image
+from rlrun.policies.rl_module import ActorCritic, RLModule, build_module
+
+VECTOR = gym.spaces.Box(-1, 1, (4,))
+ACTION_SPACES: dict[str, gym.Space] = {
+    "discrete": gym.spaces.Discrete(3),
+    "multi_discrete": gym.spaces.MultiDiscrete([3, 2]),
+    "multi_binary": gym.spaces.MultiBinary(3),
+    "box": gym.spaces.Box(-1, 1, (2,)),
+    "dict": gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Box(-1, 1, (2,))),
+}
+OBSERVATION_SPACES: dict[str, gym.Space] = {
+    "vector": VECTOR,
+    "matrix": gym.spaces.Box(-1, 1, (2, 3)),
+    "bytes": gym.spaces.Box(0, 255, (6,), np.uint8),
+    "image": gym.spaces.Box(0, 255, (40, 40, 3), np.uint8),
+    "small_image": gym.spaces.Box(0, 1, (4, 10, 10)),
+}
+
+
+def build(observations: gym.Space, actions: gym.Space, **model: Any) -> RLModule:
+    torch.manual_seed(0)
+    return build_module(observations, actions, ModelConfig(**model))
+
+
+def rows(space: gym.Space, n: int = 5) -> dict[str, Tensor]:
+    space.seed(0)
+    return {"obs": torch.from_numpy(np.stack([space.sample() for _ in range(n)]))}
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("share_layers", [None, True, False])
+@pytest.mark.parametrize("actions", ACTION_SPACES)
+@pytest.mark.parametrize("observations", OBSERVATION_SPACES)
+def test_shapes(observations: str, actions: str, share_layers: bool | None) -> None:
+    obs_space, space = OBSERVATION_SPACES[observations], ACTION_SPACES[actions]
+    module = build(obs_space, space, share_layers=share_layers, conv_head=16, hidden=(8,))
+    batch = rows(obs_space)
+    out = module.forward_train(batch)
+    assert out["action_dist_inputs"].shape == (5, action_layout(space).num_inputs)
+    assert out["vf_preds"].shape == (5,)
+    assert {value.dtype for value in out.values()} == {torch.float32}
+    for forward in (module.forward_exploration, module.forward_inference):
+        acting = forward(batch)
+        assert set(acting) == {"action_dist_inputs"}
+        torch.testing.assert_close(acting["action_dist_inputs"], out["action_dist_inputs"])
+    torch.testing.assert_close(module.compute_values(batch), out["vf_preds"])
+    sum(value.sum() for value in out.values()).backward()
+    missing = [name for name, parameter in module.named_parameters() if parameter.grad is None]
+    assert missing == []
+
+
+def test_names_and_counts_of_separate_mlps() -> None:
+    module = build(VECTOR, gym.spaces.Box(-1, 1, (2,)), hidden=(64, 64))
+    names = [f"{branch}.{i}.{kind}" for branch in ("pi", "vf") for i in range(3)
+             for kind in ("weight", "bias")]  # fmt: skip
+    assert [name for name, _ in module.named_parameters()] == ["log_std", *names]
+    trunk = 4 * 64 + 64 + 64 * 64 + 64
+    assert count(module) == 2 * trunk + (64 * 2 + 2) + (64 + 1) + 2
+    assert module.pi(torch.zeros(1, 4)).shape == (1, 2)
+
+
+def test_names_and_counts_of_a_shared_mlp_and_of_linear_networks() -> None:
+    module = build(VECTOR, gym.spaces.Discrete(3), hidden=(32,), share_layers=True)
+    assert [name for name, _ in module.named_parameters()] == [
+        "encoder.0.weight", "encoder.0.bias", "pi_head.weight", "pi_head.bias",
+        "vf_head.weight", "vf_head.bias",
+    ]  # fmt: skip
+    assert count(module) == (4 * 32 + 32) + (32 * 3 + 3) + (32 + 1)
+    for share_layers in (True, False):
+        linear = build(VECTOR, gym.spaces.Discrete(3), hidden=(), share_layers=share_layers)
+        assert count(linear) == (4 * 3 + 3) + (4 + 1)
+
+
+def test_nature_cnn_is_shared_by_default_and_has_the_published_size() -> None:
+    atari = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    conv = (32 * 4 * 64 + 32) + (64 * 32 * 16 + 64) + (64 * 64 * 9 + 64)
+    encoder = conv + 64 * 7 * 7 * 512 + 512
+    module = build(atari, gym.spaces.Discrete(6))
+    assert count(module) == encoder + (512 * 6 + 6) + (512 + 1)
+    assert {name.split(".")[0] for name, _ in module.named_parameters()} == {
+        "encoder", "pi_head", "vf_head",
+    }  # fmt: skip
+    separate = build(atari, gym.spaces.Discrete(6), share_layers=False)
+    assert count(separate) == count(module) + encoder
+
+
+def test_both_image_layouts_give_the_same_numbers() -> None:
+    torch.manual_seed(0)
+    first = ConvEncoder((3, 40, 48), None, 16)
+    last = ConvEncoder((40, 48, 3), None, 16)
+    last.load_state_dict(first.state_dict())
+    images = torch.rand(2, 3, 40, 48)
+    torch.testing.assert_close(last(images.permute(0, 2, 3, 1)), first(images))
+    assert channels_first((4, 84, 84))
+    assert not channels_first((84, 84, 4))
+    assert not channels_first((10, 10, 10))
+    assert not is_image((3, 4, 3))
+
+
+def test_bytes_are_scaled_and_floats_are_not() -> None:
+    space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    module = build(space, gym.spaces.Discrete(2), conv_head=8)
+    images = rows(space)["obs"]
+    scaled = module.forward_train({"obs": images.float() / 255.0})
+    torch.testing.assert_close(module.forward_train({"obs": images}), scaled)
+
+
+def test_initialisation_is_the_papers() -> None:
+    module = build(VECTOR, gym.spaces.Box(-1, 1, (2,)), hidden=(64, 64), log_std_init=-0.5)
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+    for name, gain in [
+        ("pi.0", 2**0.5),
+        ("pi.1", 2**0.5),
+        ("vf.1", 2**0.5),
+        ("pi.2", 0.01),
+        ("vf.2", 1.0),
+    ]:
+        singular = torch.linalg.svdvals(parameters[f"{name}.weight"])
+        torch.testing.assert_close(singular, torch.full_like(singular, gain))
+    assert parameters["log_std"].tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("actions", ["box", "dict"])
+def test_log_std_of_the_head_starts_at_its_setting_too(actions: str) -> None:
+    space = ACTION_SPACES[actions]
+    module = build(VECTOR, space, free_log_std=False, log_std_init=-1.0)
+    inputs = module.forward_train({"obs": torch.zeros(1, 4)})["action_dist_inputs"][0]
+    expected = [0, 0, -1, -1] if actions == "box" else [0, 0, 0, 0, 0, -1, -1]
+    assert inputs.tolist() == expected
+    assert "log_std" not in dict(module.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [("tanh", torch.tanh), ("relu", torch.relu), ("elu", nn.functional.elu),
+     ("silu", nn.functional.silu), ("gelu", nn.functional.gelu)],
+)  # fmt: skip
+def test_mlp_against_sequential(activation: str, function: Any) -> None:
+    mlp = MLP([3, 8, 5, 2], activation, output_gain=1.0)
+    encoder = MLP([3, 8, 5], activation)
+    encoder.load_state_dict({k: v for k, v in mlp.state_dict().items() if k[0] != "2"})
+    x = torch.randn(4, 3)
+    layers = list(mlp.children())
+    features = function(layers[1](function(layers[0](x))))
+    torch.testing.assert_close(encoder(x), features)
+    torch.testing.assert_close(mlp(x), layers[2](features))
+    assert (mlp.output_size, encoder.output_size) == (2, 5)
+
+
+def test_a_kernel_larger_than_the_image_is_told_with_its_numbers() -> None:
+    with pytest.raises(ValueError, match=r"layer 1 has a 8x8 kernel, but only 4x4 pixels"):
+        ConvEncoder((20, 20, 3), [[8, 8, 4], [8, 8, 4]], 16)
+    with pytest.raises(ValueError, match="3-D observations"):
+        build(VECTOR, gym.spaces.Discrete(2), conv=((8, 3, 1),))
+
+
+def test_raw_nested_observations_need_a_module_of_the_users_own() -> None:
+    with pytest.raises(ValueError, match="not in a Discrete"):
+        build(gym.spaces.Discrete(5), gym.spaces.Discrete(2))
+
+
+class OneLayer(RLModule):
+    """The least that a user writes."""
+
+    def __init__(self, observation_space: Any, action_space: Any, model: Any, bias: float = 0.0):
+        super().__init__(observation_space, action_space, model)
+        self.net = nn.Linear(4, self.distribution.num_inputs)
+        nn.init.constant_(self.net.bias, bias)
+
+    def forward_train(self, batch: Any) -> dict[str, Tensor]:
+        return {"action_dist_inputs": self.net(batch["obs"])}
+
+
+class Doubler(nn.Module):
+    output_size = 8
+
+    def __init__(self, observation_space: gym.spaces.Box, scale: float = 2.0) -> None:
+        super().__init__()
+        self.net = nn.Linear(observation_space.shape[0], 8)
+        self.scale = scale
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.net(obs) * self.scale
+
+
+class Sizeless(Doubler):
+    output_size = None  # type: ignore[assignment]
+
+
+HERE = __name__
+
+
+def test_a_users_module_needs_one_method() -> None:
+    module = build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:OneLayer", kwargs={"bias": 2.0})
+    assert isinstance(module, OneLayer)
+    batch = rows(VECTOR)
+    expected = module.net(batch["obs"])
+    for forward in (
+        module,
+        module.forward_train,
+        module.forward_exploration,
+        module.forward_inference,
+    ):
+        torch.testing.assert_close(forward(batch)["action_dist_inputs"], expected)
+    with pytest.raises(KeyError, match="vf_preds"):
+        module.compute_values(batch)
+
+
+def test_a_users_encoder_gets_both_heads() -> None:
+    module = build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Doubler", kwargs={"scale": 3.0})
+    assert isinstance(module, ActorCritic)
+    assert count(module) == (4 * 8 + 8) + (8 * 3 + 3) + (8 + 1)
+    assert module.forward_train(rows(VECTOR))["vf_preds"].shape == (5,)
+    with pytest.raises(TypeError, match="output_size"):
+        build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Sizeless")
+    with pytest.raises(TypeError, match="neither"):
+        build(VECTOR, gym.spaces.Discrete(3), use="math:sqrt")
