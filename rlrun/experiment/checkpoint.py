@@ -38,6 +38,10 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or used; the message is one line and names the path."""
 
 
+class CheckpointWriteError(CheckpointError):
+    """The disk or the state refused; checkpoints written before are untouched."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What one checkpoint holds."""
@@ -62,7 +66,7 @@ class Checkpoint:
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write ``checkpoint`` as ``directory``; CheckpointError if the disk or the state refuses.
+    """Write ``checkpoint`` as ``directory``; CheckpointWriteError if the disk or the state refuses.
 
     A directory of that name is replaced once the new one is complete.
     """
@@ -78,11 +82,11 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = error.strerror or str(error)
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"{directory}: the checkpoint could not be written: {reason}"
         ) from error
     except StateError as error:
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"{directory}: the checkpoint could not be written: {error}"
         ) from error
 

@@ -50,7 +50,7 @@ class CheckpointFolder:
                 row = read_manifest(path / directory_name(iteration))["row"]
                 self._scores[iteration] = score(row)
             except CheckpointError as error:
-                log.warning("%s", error)
+                log.info("%s", error)
 
     @property
     def best(self) -> int | None:

@@ -6,12 +6,11 @@ stores numbers; rich redraws the panel from a thread of its own, four times a se
 """
 
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, Protocol, TextIO
 
 from rlrun.experiment.progress import Progress, RunHeader, clock_time
-from rlrun.experiment.stopping import number
 
 ConsoleStyle = Literal["panel", "lines", "quiet"]
 
@@ -34,7 +33,10 @@ class RunConsole(Protocol):
         """One line that a person should see."""
 
     def close(self) -> None:
-        """No more results will come."""
+        """No more results will come; may be called twice."""
+
+    def summary(self, lines: Sequence[str]) -> None:
+        """How the run ended; the first line is the headline."""
 
 
 def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
@@ -70,10 +72,15 @@ class QuietConsole:
 
     def notice(self, text: str) -> None:
         """Shown on stderr."""
-        print_line(text, error=True)
+        print_error(text)
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def summary(self, lines: Sequence[str]) -> None:
+        """The one thing that is always shown."""
+        for line in lines:
+            print_line(line)
 
 
 class LineConsole(QuietConsole):
@@ -141,6 +148,12 @@ class PanelConsole(QuietConsole):
         self._progress.stop_clock()
         self._live.stop()
 
+    def summary(self, lines: Sequence[str]) -> None:
+        """Shown below the last frame, paths in one piece so that they can be copied."""
+        for i, line in enumerate(lines):
+            style = "bold" if i == 0 else "default"
+            self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
 
 def result_line(progress: Progress) -> str:
     """One iteration in one line: what was reached, how fast, and where the time went."""
@@ -165,31 +178,18 @@ def result_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def summary_lines(
-    headline: str, result: Mapping[str, Any] | None, folder: Path, checkpoint: Path | None
-) -> list[str]:
-    """The end of a run in a few lines: what was reached and what can be done next."""
-    lines = [headline]
-    if result:
-        mean = result.get("episode_return_mean")
-        lines.append(
-            f"  return     {'unknown' if mean is None else number(round(mean, 2))} "
-            f"after {int(result.get('env_steps', 0)):,} env steps in "
-            f"{clock_time(float(result.get('time_s') or 0))}"
-        )
-    lines.append(f"  run        {folder}")
-    if checkpoint is not None:
-        lines.append(f"  checkpoint {checkpoint}")
-        lines.append(f"  play it    rlrun rollout {folder}")
-        lines.append(f"  go on      rlrun train --resume {folder} stop.env_steps=...")
-    return lines
+def print_line(text: str) -> None:
+    """Write a line to stdout at once."""
+    _write(sys.stdout, text)
 
 
-def print_line(text: str, *, error: bool = False) -> None:
-    """Write a line at once; a closed pipe (``| head``) is not worth the run."""
-    stream = sys.stderr if error else sys.stdout
-    try:
+def print_error(text: str) -> None:
+    """Write a line to stderr at once."""
+    _write(sys.stderr, text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    # A closed pipe (`| head`) is not worth the run.
+    with suppress(BrokenPipeError, ValueError):
         stream.write(text + "\n")
         stream.flush()
-    except (BrokenPipeError, ValueError):
-        pass

@@ -32,11 +32,11 @@ _PHASE_COLOURS = {
     "other": "bright_black",
 }
 _LEARNER_STATISTICS = (
-    ("kl", "kl"),
+    ("approx_kl", "kl"),
     ("entropy", "entropy"),
-    ("vf_explained_var", "explained"),
-    ("vf_loss", "value loss"),
-    ("cur_lr", "lr"),
+    ("clip_fraction", "clipped"),
+    ("vf_explained_variance", "explained"),
+    ("lr", "lr"),
 )
 
 

@@ -11,30 +11,36 @@ report, the checkpoint folder keeps. The loop is ``_Run.iterations``.
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rlrun.config.dump import dump_yaml
-from rlrun.config.loader import load
+from rlrun.config.loader import Loaded, load
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
-from rlrun.experiment.checkpoint import Checkpoint, CheckpointError
+from rlrun.experiment.checkpoint import Checkpoint, CheckpointWriteError
 from rlrun.experiment.checkpoint_folder import (
     CheckpointFolder,
     directory_name,
     newest_checkpoint,
     score_by,
 )
-from rlrun.experiment.console import ConsoleStyle, RunConsole, choose_style, make_console
+from rlrun.experiment.console import (
+    ConsoleStyle,
+    RunConsole,
+    choose_style,
+    make_console,
+    print_error,
+)
 from rlrun.experiment.files import replace_text
 from rlrun.experiment.interrupts import Interrupts
 from rlrun.experiment.jsonl import repair
+from rlrun.experiment.outcome import End, RunOutcome, summary_lines
 from rlrun.experiment.progress import RunHeader
 from rlrun.experiment.rows import Row, plain_row
 from rlrun.experiment.run_folder import RunFolder
-from rlrun.experiment.run_log import run_log
+from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.saving import put_back, take_checkpoint
 from rlrun.experiment.sinks import CONSOLE, Sink, make_sinks
 from rlrun.experiment.stopping import StopCriteria
@@ -44,26 +50,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-End = Literal["finished", "interrupted"]
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How a run ended. One that failed raises instead."""
-
-    end: End
-    reason: str
-    """The stop criterion that was reached, or the signal that came."""
-    folder: Path
-    result: Row | None
-    """The last result; None if there was none."""
-    checkpoint: Path | None
-    """The newest checkpoint; None if there is none."""
-    best_checkpoint: Path | None
-
 
 def run_experiment(
-    experiment: ExperimentConfig | str | Path,
+    experiment: ExperimentConfig | Loaded | str | Path,
     overrides: Sequence[str] = (),
     *,
     run_dir: Path | str | None = None,
@@ -73,7 +62,7 @@ def run_experiment(
     """Train what an experiment file or object says, until it stops, into a new run folder.
 
     Args:
-        experiment: path of an experiment file, or what ``load_experiment`` gives.
+        experiment: path of an experiment file, or what ``load_experiment`` or ``load`` gives.
         overrides: ``KEY=VALUE`` texts that win over the file; only with a path.
         run_dir: the exact folder to use; default ``runs/<name>/<date>-<time>-s<seed>``.
         address: of a Ray cluster; default is a local Ray, started only for remote env runners.
@@ -84,11 +73,13 @@ def run_experiment(
         environment failed. Whatever is raised, checkpoints that were written stay valid.
 
     """
-    warnings: Sequence[str] = ()
     if isinstance(experiment, str | Path):
-        experiment, warnings = _load(experiment, overrides)
+        experiment = load(experiment, overrides)
     elif overrides:
         raise TypeError("overrides go with the path of an experiment file")
+    warnings: Sequence[str] = ()
+    if isinstance(experiment, Loaded):
+        experiment, warnings = experiment.experiment, _warnings(experiment)
     if experiment.seed is None:
         experiment = experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
     assert experiment.seed is not None
@@ -96,8 +87,10 @@ def run_experiment(
         folder = RunFolder.create(experiment.name, experiment.seed)
     else:
         folder = RunFolder.create_at(Path(run_dir))
-    replace_text(folder.config, dump_yaml(experiment))
-    return _Run(experiment, folder, None, address, console).go(overrides, warnings)
+    with closing(folder), RunLog(folder.log, print_error) as run_log:
+        replace_text(folder.config, dump_yaml(experiment))
+        session = _Run(experiment, folder, None, address, console)
+        return session.go(run_log, overrides, warnings)
 
 
 def resume_experiment(
@@ -118,18 +111,15 @@ def resume_experiment(
 
     """
     folder = RunFolder.open(Path(run))
-    try:
-        experiment, warnings = _load(folder.config, overrides)
+    with closing(folder), RunLog(folder.log, print_error) as run_log:
+        loaded = load(folder.config, overrides)
         checkpoint = newest_checkpoint(folder.checkpoints)
-    except BaseException:
-        folder.close()
-        raise
-    return _Run(experiment, folder, checkpoint, address, console).go(overrides, warnings)
+        session = _Run(loaded.experiment, folder, checkpoint, address, console)
+        return session.go(run_log, overrides, _warnings(loaded))
 
 
-def _load(path: str | Path, overrides: Sequence[str]) -> tuple[ExperimentConfig, list[str]]:
-    loaded = load(path, overrides)
-    return loaded.experiment, [problem.render() for problem in loaded.warnings]
+def _warnings(loaded: Loaded) -> list[str]:
+    return [problem.render() for problem in loaded.warnings]
 
 
 def iterate(
@@ -174,15 +164,14 @@ class _Run:
         self.refused: set[str] = set()
         self.console: RunConsole
 
-    def go(self, overrides: Sequence[str], warnings: Sequence[str]) -> RunOutcome:
+    def go(self, run_log: RunLog, overrides: Sequence[str], warnings: Sequence[str]) -> RunOutcome:
         """Run to the end; every way out notes the outcome and frees what was taken."""
         iteration = self.resumed.iteration if self.resumed else None
         with ExitStack() as stack:
-            stack.callback(self.folder.close)
             self.folder.begin_session(resumed_from=iteration, overrides=overrides)
             self.console = make_console(self.style, self._header())
             stack.callback(self.console.close)
-            stack.enter_context(run_log(self.folder.log, self.console.notice))
+            run_log.notice = self.console.notice
             for warning in warnings:
                 log.warning("%s", warning)
             interrupts = stack.enter_context(Interrupts(self._on_signal))
@@ -194,8 +183,11 @@ class _Run:
             except BaseException as error:
                 log.exception("the run failed")
                 self._note_end("failed", f"{type(error).__name__}: {error}")
+                error.add_note(self._way_on())
                 raise
             self._note_end(outcome.end, outcome.reason)
+            self.console.close()
+            self.console.summary(summary_lines(outcome, self.stop))
             return outcome
 
     def _train_to_end(self, stack: ExitStack, interrupts: Interrupts) -> RunOutcome:
@@ -257,7 +249,7 @@ class _Run:
             return
         try:
             path = self.checkpoints.save(take_checkpoint(algorithm, result))
-        except CheckpointError as error:
+        except CheckpointWriteError as error:
             if must:
                 raise
             self._refused(str(error))
@@ -296,6 +288,16 @@ class _Run:
     def _on_signal(self, name: str) -> None:
         again = "; Ctrl-C again stops at once" if name == "SIGINT" else ""
         self.console.notice(f"{name}: finishing this iteration, then saving{again}")
+
+    def _way_on(self) -> str:
+        """What a person can do after a failure."""
+        newest = self.checkpoints.newest
+        if newest is None:
+            return f"the run failed before its first checkpoint; its folder is {self.folder.path}"
+        return (
+            f"the run failed; checkpoint {directory_name(newest)} is valid: "
+            f"rlrun train --resume {self.folder.path}"
+        )
 
     def _stop_reason(self, row: Row) -> str:
         return ", ".join(map(str, self.stop.reached(row)))

@@ -6,39 +6,54 @@ reach the console; everything else stays in the file, so that a default run says
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-@contextmanager
-def run_log(path: Path, notice: Callable[[str], None]) -> Iterator[None]:
-    """Log to ``path`` inside the block; rlrun's warnings also go to ``notice``."""
-    to_file = _QuietFileHandler(path, encoding="utf-8", delay=True)
-    to_file.setFormatter(logging.Formatter(_FORMAT))
-    to_console = _NoticeHandler(notice)
-    own, of_python = logging.getLogger("rlrun"), logging.getLogger("py.warnings")
-    level, propagated = own.level, of_python.propagate
-    shown = warnings.showwarning
-    own.addHandler(to_file)
-    own.addHandler(to_console)
-    own.setLevel(logging.INFO)
-    of_python.addHandler(to_file)
-    of_python.propagate = False
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        warnings.showwarning = shown
-        of_python.propagate = propagated
-        of_python.removeHandler(to_file)
-        own.setLevel(level)
-        own.removeHandler(to_console)
-        own.removeHandler(to_file)
-        to_file.close()
+class RunLog:
+    """Context manager: logs to ``path`` inside the block; rlrun's warnings also go to ``notice``.
+
+    ``notice`` may be exchanged on the way, once there is a console.
+    """
+
+    def __init__(self, path: Path, notice: Callable[[str], None]) -> None:
+        self.notice = notice
+        self._path = path
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        to_file = _QuietFileHandler(self._path, encoding="utf-8", delay=True)
+        to_file.setFormatter(logging.Formatter(_FORMAT))
+        self._stack.callback(to_file.close)
+        own, of_python = logging.getLogger("rlrun"), logging.getLogger("py.warnings")
+        for logger, handler in (
+            (own, to_file),
+            (own, _NoticeHandler(lambda text: self.notice(text))),
+            (of_python, to_file),
+        ):
+            logger.addHandler(handler)
+            self._stack.callback(logger.removeHandler, handler)
+        self._stack.callback(own.setLevel, own.level)
+        own.setLevel(logging.INFO)
+        self._stack.callback(setattr, of_python, "propagate", of_python.propagate)
+        of_python.propagate = False
+        self._stack.callback(setattr, warnings, "showwarning", warnings.showwarning)
+        logging.captureWarnings(True)
+        self._stack.callback(logging.captureWarnings, False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._stack.close()
 
 
 class _QuietFileHandler(logging.FileHandler):

@@ -25,7 +25,7 @@ def take_checkpoint(algorithm: "Algorithm", result: Mapping[str, Any]) -> Checkp
     """Everything that ``algorithm`` needs to go on from the iteration that gave ``result``."""
     return Checkpoint(
         algorithm=algorithm.config.algorithm,
-        row=plain_row(result),
+        row={"training_iteration": algorithm.iteration, **plain_row(result)},
         state=algorithm.get_state(),
         weights=algorithm.get_weights(),
         config_yaml=dump_yaml(algorithm.config),
@@ -42,11 +42,15 @@ def put_back(algorithm: "Algorithm", checkpoint: Checkpoint) -> None:
     difference = _first_difference(algorithm.get_weights(), checkpoint.weights)
     if difference:
         raise CheckpointError(f"{checkpoint.path}: does not fit this env and model: {difference}")
+    algorithm.set_weights(checkpoint.weights)
     algorithm.set_state(checkpoint.state)
 
 
 def save_algorithm(algorithm: "Algorithm", path: Path, result: Mapping[str, Any]) -> None:
-    """Write a checkpoint outside of any run folder; ``Algorithm.save`` ends here."""
+    """Write a checkpoint outside of any run folder; ``Algorithm.save`` ends here.
+
+    ``result`` may be empty: then the checkpoint's row holds only the iteration.
+    """
     write_checkpoint(path, take_checkpoint(algorithm, result))
 
 

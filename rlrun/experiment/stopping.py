@@ -57,6 +57,17 @@ class StopCriteria:
                 found.append(Reached(criterion.address, criterion.bound, value))
         return found
 
+    def missed(self, result: Mapping[str, Any]) -> list[str]:
+        """The criteria that ``result`` does not fulfil, each with how far it got."""
+        done = {found.address for found in self.reached(result)}
+        texts = []
+        for criterion in self.criteria:
+            if criterion.address not in done:
+                value = number_at(result, criterion.address)
+                got = "unknown" if value is None else number(value)
+                texts.append(f"{criterion.address} {got} of {number(criterion.bound)}")
+        return texts
+
     def check_keys(self, result: Mapping[str, Any]) -> None:
         """Raise StopKeyError for criteria that can never be reached, given one whole result.
 

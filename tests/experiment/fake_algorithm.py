@@ -67,7 +67,9 @@ class FakeAlgorithm:
             "time_s": wall,
             "weights_version": self.iteration,
             "env_runners": {"healthy": 2, "restarts": 0, "longest_running_episode": 7},
-            "learners": {"default_policy": {"learner_stats": {"entropy": 0.5, "approx_kl": 0.01}}},
+            "learners": {
+                "default_policy": {"learner_stats": {"entropy": 0.5, "approx_kl": 0.01, "lr": 3e-4}}
+            },
             "evaluation": {"episode_return_mean": None, "episode_return_std": None},
             "timers": seconds,
         }
@@ -75,17 +77,18 @@ class FakeAlgorithm:
     def get_state(self) -> dict[str, Any]:
         return {
             "iteration": self.iteration,
-            "weights": self.weights.copy(),
             "rng": self.rng.bit_generator.state,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.iteration = state["iteration"]
-        self.weights = state["weights"]
         self.rng.bit_generator.state = state["rng"]
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        return {"pi.0.weight": self.weights}
+        return {"pi.0.weight": self.weights.copy()}
+
+    def set_weights(self, weights: dict[str, np.ndarray]) -> None:
+        self.weights = weights["pi.0.weight"]
 
     def stop(self) -> None:
         self.stopped = True

@@ -1,0 +1,83 @@
+"""``rlrun train``: what a user types to train or to go on training.
+
+Owns the arguments and nothing else; experiment/run.py does the work.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False),
+]
+
+
+def train(
+    words: Words = None,
+    *,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this run folder, killed runs included.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Algorithm, for a run without a file.")
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="Environment, for a run without a file.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Exact folder; default runs/<name>/<date>-<time>-s<seed>.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random number.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show only how it ended.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="One line an iteration.")] = False,
+) -> None:
+    """Train what an experiment file says, until it stops.
+
+    rlrun train configs/ppo_cartpole.yaml training.lr=1e-3
+
+    rlrun train --algorithm PPO --env CartPole-v1 stop.env_steps=100_000
+
+    rlrun train --resume runs/ppo_cartpole stop.env_steps=600_000
+    """
+    file, overrides = _split(words or [])
+    named = {"--algorithm": algorithm, "--env": env}
+    if resume is not None:
+        clash = {"FILE": file, "--run-dir": run_dir, "--seed": seed, **named}
+        _refuse(clash, "--resume goes on with a run as its folder says, so it takes no")
+    elif file is not None:
+        _refuse(named, f"{file} names it already; change it by KEY=VALUE instead of")
+    elif algorithm is None or env is None:
+        raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
+    from rlrun.cli.errors import exit_codes
+
+    with exit_codes():
+        from rlrun.config.loader import load
+        from rlrun.experiment.console import choose_style
+        from rlrun.experiment.run import resume_experiment, run_experiment
+
+        style = choose_style(quiet=quiet, plain=plain) if quiet or plain else None
+        if resume is not None:
+            outcome = resume_experiment(resume, overrides, address=address, console=style)
+        else:
+            loaded = load(file, overrides, algorithm=algorithm, env=env, seed=seed)
+            outcome = run_experiment(loaded, run_dir=run_dir, address=address, console=style)
+    if outcome.end == "interrupted":
+        raise typer.Exit(130)
+
+
+def _split(words: list[str]) -> tuple[Path | None, list[str]]:
+    """Overrides have an equals sign; the one word without is the file."""
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise typer.BadParameter(f"one FILE.yaml at a time, got {' and '.join(files)}")
+    overrides = [word for word in words if "=" in word]
+    return (Path(files[0]) if files else None), overrides
+
+
+def _refuse(options: dict[str, object], why: str) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise typer.BadParameter(f"{why} {', '.join(given)}")

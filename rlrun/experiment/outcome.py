@@ -1,0 +1,69 @@
+"""How a run ended, as an object and as the last lines on the console.
+
+Owns the words. It must not know how a run gets there.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlrun.experiment.progress import clock_time
+from rlrun.experiment.rows import Row, number_at
+from rlrun.experiment.stopping import StopCriteria, number
+
+End = Literal["finished", "interrupted"]
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended. One that failed raises instead."""
+
+    end: End
+    reason: str
+    """The stop criterion that was reached, or the signal that came."""
+    folder: Path
+    result: Row | None
+    """The last result; None if there was none."""
+    checkpoint: Path | None
+    """The newest checkpoint; None if there is none."""
+    best_checkpoint: Path | None
+
+
+def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
+    """The end of a run in a few lines: what was reached, where it is, what can be done next."""
+    lines = [_headline(outcome)]
+    result = outcome.result
+    if result is not None:
+        mean = number_at(result, "episode_return_mean")
+        lines.append(
+            f"  return      {'unknown' if mean is None else number(round(mean, 2))} after "
+            f"{int(result['env_steps']):,} env steps, {clock_time(result.get('time_s') or 0)}"
+        )
+        missed = stop.missed(result)
+        if missed and outcome.end == "finished":
+            lines.append(f"  not reached {', '.join(missed)}")
+    lines.append(f"  run         {outcome.folder}")
+    if outcome.checkpoint is not None:
+        best = outcome.best_checkpoint
+        other = f" (best: {best.name})" if best and best != outcome.checkpoint else ""
+        lines.append(f"  checkpoint  {outcome.checkpoint.name}{other}")
+        lines.append(f"  play it     rlrun rollout {outcome.folder}")
+    lines.append(f"  go on       {_way_on(outcome)}")
+    return lines
+
+
+def _headline(outcome: RunOutcome) -> str:
+    if outcome.end == "finished":
+        return f"Finished: {outcome.reason}"
+    iteration = outcome.result["training_iteration"] if outcome.result else 0
+    where = f"after iteration {iteration}"
+    saved = outcome.checkpoint is not None and int(outcome.checkpoint.name) == iteration
+    return f"Interrupted ({outcome.reason}) {where}{', saved' if saved else ''}"
+
+
+def _way_on(outcome: RunOutcome) -> str:
+    command = f"rlrun train --resume {outcome.folder}"
+    if outcome.end == "interrupted":
+        return command
+    key = outcome.reason.split(" ", 1)[0] or "stop"
+    return f"{command} stop.{key}=..."

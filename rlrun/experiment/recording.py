@@ -1,0 +1,147 @@
+"""What a rollout can leave behind: transitions as npz, videos, a window, and a limit on its length.
+
+Owns recorders: callables that get every vector step of a play and return True to end it. They must
+not know what policy plays.
+
+    B  lanes, each playing one episode at a time
+"""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlrun.experiment.errors import MissingExtraError
+from rlrun.sampling.evaluation import PlayedStep
+
+_DEFAULT_FRAMES_PER_S = 30
+
+
+class StepLimit:
+    """Ends the play after a number of env steps, counted over all lanes."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def __call__(self, step: PlayedStep) -> bool:
+        """Count the lanes that still play an episode that was asked for."""
+        self._left -= sum(episode is not None for episode in step.episodes)
+        return self._left <= 0
+
+
+class TransitionRecorder:
+    """Collects ``obs, action, next_obs, reward, terminated, truncated`` and the episode's number.
+
+    Observations and actions are the environment's own, before preprocessing; of nested spaces each
+    leaf is a column of its own, ``obs/camera``. Rows are ordered by episode.
+    """
+
+    def __init__(self) -> None:
+        self._episodes: dict[int, dict[str, list[Any]]] = {}
+
+    def __call__(self, step: PlayedStep) -> None:
+        """Copy the rows of lanes that play an episode that was asked for."""
+        columns = {
+            **_leaves("obs", step.obs),
+            **_leaves("action", step.actions),
+            **_leaves("next_obs", step.next_obs),
+            "reward": step.rewards,
+            "terminated": step.terminateds,
+            "truncated": step.truncateds,
+        }
+        for lane, episode in enumerate(step.episodes):
+            if episode is None:
+                continue
+            rows = self._episodes.setdefault(episode, defaultdict(list))
+            for name, column in columns.items():
+                rows[name].append(np.array(column[lane]))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All rows, ``[N, ...]`` a column."""
+        episodes = [self._episodes[k] for k in sorted(self._episodes)]
+        if not episodes:
+            return {}
+        columns = {
+            name: np.stack([row for rows in episodes for row in rows[name]]) for name in episodes[0]
+        }
+        numbers = [k for k in sorted(self._episodes) for _ in self._episodes[k]["reward"]]
+        return {**columns, "episode": np.array(numbers, dtype=np.int64)}
+
+    def save(self, path: Path) -> None:
+        """Write an npz file that ``np.load`` reads without pickle."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            np.savez_compressed(file, **self.columns())  # type: ignore[arg-type]
+
+
+class RenderScreen:
+    """Lets the environment draw itself; most do so in ``step`` already, which makes this cheap."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+
+    def __call__(self, step: PlayedStep) -> None:
+        """Draw."""
+        self._envs.render()
+
+
+class VideoRecorder:
+    """One mp4 file an episode, from the frames of lane 0."""
+
+    def __init__(self, directory: Path, envs: Any) -> None:
+        try:
+            from moviepy import ImageSequenceClip
+        except ImportError:
+            raise MissingExtraError('--video: not installed: pip install "rlrun[video]"') from None
+        self._clip_class = ImageSequenceClip
+        self._directory, self._envs = directory, envs
+        self._frames: list[np.ndarray] = []
+        self._written: list[Path] = []
+
+    def __call__(self, step: PlayedStep) -> None:
+        """Take a frame; write the video where an episode ends."""
+        episode = step.episodes[0]
+        if episode is None:
+            return
+        frame = self._envs.render()[0]
+        if frame is None:
+            raise MissingExtraError("--video: the environment renders no rgb_array frames")
+        self._frames.append(np.asarray(frame))
+        if step.terminateds[0] or step.truncateds[0]:
+            self._write(episode)
+
+    def close(self) -> list[Path]:
+        """Write what a step limit cut off; returns all files."""
+        if self._frames:
+            self._write(len(self._written))
+        return self._written
+
+    def _write(self, episode: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"episode-{episode:04d}.mp4"
+        clip = self._clip_class(self._frames, fps=_frames_per_s(self._envs))
+        clip.write_videofile(str(path), logger=None, audio=False)
+        clip.close()
+        self._frames = []
+        self._written.append(path)
+
+
+def _frames_per_s(envs: Any) -> float:
+    metadata = getattr(next(iter(getattr(envs, "envs", [envs]))), "metadata", None) or {}
+    return float(metadata.get("render_fps") or _DEFAULT_FRAMES_PER_S)
+
+
+def _leaves(name: str, value: Any) -> dict[str, Any]:
+    """Name the arrays ``[B, ...]`` of a batched value of any space."""
+    if isinstance(value, dict):
+        items: Any = value.items()
+    elif isinstance(value, tuple) and not all(np.isscalar(item) for item in value):
+        items = enumerate(value)
+    else:
+        return {name: np.asarray(value)}
+    return {
+        address: leaf
+        for key, item in items
+        for address, leaf in _leaves(f"{name}/{key}", item).items()
+    }

@@ -1,0 +1,174 @@
+"""Playing a trained policy: N episodes from a checkpoint, recorded if asked for.
+
+Owns the way from a run or a checkpoint to episodes. It must not know how episodes are played: that
+is the same code that evaluates during training (sampling/evaluation.py), with the same lanes and
+seeds, so that the same checkpoint and seed give the same numbers to the digit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlrun.algorithms.result import evaluation_result
+from rlrun.config.loader import load_experiment
+from rlrun.config.registry import algorithm_class
+from rlrun.experiment.checkpoint import MANIFEST, Checkpoint, CheckpointError, read_checkpoint
+from rlrun.experiment.checkpoint_folder import best_checkpoint
+from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
+from rlrun.experiment.run_folder import resolve_run
+from rlrun.experiment.saving import put_back
+from rlrun.sampling.episodes import EpisodeRecord
+from rlrun.sampling.evaluation import PlayedStep, play_episodes
+
+if TYPE_CHECKING:
+    from rlrun.algorithms.algorithm import Algorithm
+
+RenderMode = Literal["human", "rgb_array"]
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """What to play."""
+
+    episodes: int | None = None
+    """Episodes; None plays as many as the run's evaluation."""
+    steps: int | None = None
+    """Env steps after which the play ends, if the episodes last that long."""
+    seed: int | None = None
+    """Seed of the episodes; None takes that of the run's evaluation."""
+    explore: bool = False
+    """Sample actions instead of taking the most probable ones."""
+    render: bool = False
+    """Show the environment in a window; one episode at a time."""
+    video: Path | None = None
+    """Folder for a video of each episode; one episode at a time."""
+    save: Path | None = None
+    """npz file for all transitions."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What was played."""
+
+    checkpoint: Path
+    algorithm: str
+    env: str
+    seed: int
+    explore: bool
+    episodes: tuple[EpisodeRecord, ...]
+    """The finished ones; a step limit cuts the others off."""
+    statistics: dict[str, Any]
+    """Means over them, as the result's ``evaluation`` holds them."""
+    videos: tuple[Path, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """One plain object, for ``--json``."""
+        return {
+            "checkpoint": str(self.checkpoint),
+            "algorithm": self.algorithm,
+            "env": self.env,
+            "seed": self.seed,
+            "explore": self.explore,
+            **self.statistics,
+            "played": [
+                {"episode_return": e.episode_return, "episode_len": e.length, "seed": e.seed}
+                for e in self.episodes
+            ],
+            "videos": [str(path) for path in self.videos],
+        }
+
+
+def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequest()) -> Rollout:
+    """Play the best checkpoint of a run, its newest if none is marked best, or the one named.
+
+    Raises:
+        RunFolderError, CheckpointError: there is nothing to play. EnvError: the environment failed.
+        MissingExtraError: a video needs a package that is an extra.
+
+    """
+    checkpoint = find_checkpoint(Path(run_or_checkpoint))
+    algorithm = _restored(checkpoint, request)
+    try:
+        mode: RenderMode | None = None
+        if request.render or request.video is not None:
+            mode = "human" if request.render else "rgb_array"
+        runner = algorithm.evaluation_runner(render_mode=mode)
+        seed = algorithm.evaluation_seed()
+        recorders, transitions, video = _recorders(request, runner.envs)
+        episodes = play_episodes(
+            runner,
+            num_episodes=algorithm.config.evaluation.episodes,
+            seed=seed,
+            explore=request.explore,
+            recorder=_Together(recorders) if recorders else None,
+        )
+        if transitions is not None and request.save is not None:
+            transitions.save(request.save)
+        return Rollout(
+            checkpoint=checkpoint.path,
+            algorithm=checkpoint.algorithm,
+            env=algorithm.config.env.use,
+            seed=seed,
+            explore=request.explore,
+            episodes=tuple(episodes),
+            statistics=evaluation_result(episodes),
+            videos=tuple(video.close()) if video is not None else (),
+        )
+    finally:
+        algorithm.stop()
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint that ``path`` names: itself, or the best of the run there."""
+    if (path / MANIFEST).is_file():
+        return read_checkpoint(path.resolve() if path.is_symlink() else path)
+    run = resolve_run(path)
+    checkpoint = best_checkpoint(run / "checkpoints")
+    if checkpoint is None:
+        raise CheckpointError(f"{run}: the run has no checkpoint yet")
+    return checkpoint
+
+
+def _restored(checkpoint: Checkpoint, request: RolloutRequest) -> "Algorithm":
+    """Build the algorithm in this process, whatever machine it was trained on."""
+    overrides = [
+        "env_runners.num_env_runners=0",
+        "env_runners.num_envs_per_env_runner=1",
+        "env_runners.rollout_fragment_length=auto",
+        "learners.device=cpu",
+        "learners.compile=false",
+    ]
+    if request.episodes is not None:
+        overrides.append(f"evaluation.episodes={request.episodes}")
+    if request.seed is not None:
+        overrides.append(f"evaluation.seed={request.seed}")
+    if request.render or request.video is not None:
+        overrides.append("evaluation.num_envs=1")
+    experiment = load_experiment(checkpoint.path / "config.yaml", overrides)
+    algorithm: Algorithm = algorithm_class(experiment.algorithm)(experiment)
+    # Where the training episodes stood is of no use here; replaying them would take time.
+    state = {**checkpoint.state, "env_runners": {}}
+    put_back(algorithm, replace(checkpoint, state=state))
+    return algorithm
+
+
+class _Together:
+    """Several recorders as one; any of them may end the play."""
+
+    def __init__(self, recorders: Sequence[Any]) -> None:
+        self._recorders = recorders
+
+    def __call__(self, step: PlayedStep) -> bool:
+        return any([recorder(step) for recorder in self._recorders])
+
+
+def _recorders(
+    request: RolloutRequest, envs: Any
+) -> tuple[list[Any], TransitionRecorder | None, VideoRecorder | None]:
+    transitions = TransitionRecorder() if request.save is not None else None
+    video = VideoRecorder(request.video, envs) if request.video is not None else None
+    screen = RenderScreen(envs) if request.render else None
+    limit = StepLimit(request.steps) if request.steps is not None else None
+    found = [recorder for recorder in (transitions, video, screen, limit) if recorder is not None]
+    return found, transitions, video

@@ -1,0 +1,295 @@
+"""One run from file to folder: results, stop, checkpoints, interruption, resume, failure."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import fake_algorithm
+import pytest
+
+from rlrun.config.loader import load_experiment
+from rlrun.experiment import run as run_module
+from rlrun.experiment.checkpoint import CheckpointError, CheckpointWriteError, read_checkpoint
+from rlrun.experiment.jsonl import read_rows
+from rlrun.experiment.run import iterate, resume_experiment, run_experiment
+from rlrun.experiment.run_folder import RunFolderError
+from rlrun.experiment.stopping import StopCriteria, StopKeyError
+
+FILE = """
+algorithm: "fake_algorithm:FakeAlgorithm"
+env: CartPole-v1
+seed: 3
+stop: {training_iteration: 6}
+training: {train_batch_size: 100}
+checkpoint: {every: 2, keep: 2}
+report: {sinks: [jsonl]}
+"""
+
+WALL_CLOCK = ("time_s", "timers", "env_steps_per_s")
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fake.yaml").write_text(FILE)
+
+
+def train(*overrides, run_dir="run", console="quiet"):
+    return run_experiment("fake.yaml", overrides, run_dir=run_dir, console=console)
+
+
+def rows(folder):
+    found = list(read_rows(Path(folder) / "metrics.jsonl"))
+    return [{k: v for k, v in row.items() if k not in WALL_CLOCK} for row in found]
+
+
+def meta(folder):
+    return json.loads((Path(folder) / "meta.json").read_text())
+
+
+def test_a_run_leaves_a_whole_folder():
+    outcome = train()
+    assert outcome.end == "finished"
+    assert outcome.reason == "training_iteration 6 >= 6"
+    assert [row["training_iteration"] for row in rows("run")] == [1, 2, 3, 4, 5, 6]
+    names = sorted(path.name for path in Path("run/checkpoints").iterdir())
+    assert names == ["000004", "000006", "best", "latest"]
+    assert outcome.checkpoint == Path("run/checkpoints/000006")
+    assert load_experiment("run/config.yaml").stop == {"training_iteration": 6}
+    about = meta("run")
+    assert (about["outcome"], about["training_iteration"]) == ("finished", 6)
+    assert about["sessions"][0]["versions"]["numpy"]
+
+
+def test_meta_never_holds_the_environment(monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "hush-hush-42")
+    train("stop.training_iteration=1")
+    for path in Path("run").rglob("*"):
+        if path.is_file():
+            assert b"hush-hush-42" not in path.read_bytes()
+
+
+def test_folders_are_named_by_time_and_seed_and_never_shared():
+    first = run_experiment("fake.yaml", ["stop.training_iteration=1"], console="quiet")
+    second = run_experiment("fake.yaml", ["stop.training_iteration=1"], console="quiet")
+    assert first.folder != second.folder
+    assert first.folder.parent == Path("runs/fake")
+    assert first.folder.name.endswith("-s3")
+    assert Path("runs/fake/latest").resolve() == second.folder.resolve()
+
+
+def test_a_seed_is_drawn_and_written_down():
+    train("seed=null", "stop.training_iteration=1")
+    assert load_experiment("run/config.yaml").seed is not None
+
+
+def test_a_used_folder_is_refused_with_the_way_out():
+    train()
+    with pytest.raises(RunFolderError, match="rlrun train --resume run"):
+        train()
+    Path("other").mkdir()
+    Path("other/file").touch()
+    with pytest.raises(RunFolderError, match="not empty"):
+        train(run_dir="other")
+
+
+def test_resuming_extends_a_finished_run_and_equals_one_left_alone():
+    train("stop.training_iteration=9", run_dir="whole")
+    train("stop.training_iteration=4")
+    outcome = resume_experiment("run", ["stop.training_iteration=9"], console="quiet")
+    assert outcome.end == "finished"
+    assert rows("run") == rows("whole")
+    assert load_experiment("run/config.yaml").stop == {"training_iteration": 9}
+    sessions = meta("run")["sessions"]
+    assert sessions[1]["resumed_from_iteration"] == 4
+    assert sessions[1]["overrides"] == ["stop.training_iteration=9"]
+    left, right = (read_checkpoint(Path(x) / "checkpoints/000009") for x in ("run", "whole"))
+    assert left.weights["pi.0.weight"].tobytes() == right.weights["pi.0.weight"].tobytes()
+
+
+def test_resuming_a_run_that_has_reached_its_stop_does_nothing():
+    train()
+    outcome = resume_experiment("run", console="quiet")
+    assert outcome.end == "finished"
+    assert len(rows("run")) == 6
+
+
+def test_rows_after_the_checkpoint_are_written_anew():
+    train("stop.training_iteration=9", run_dir="whole")
+    with pytest.raises(RuntimeError, match="as told"):
+        train("training.fail_at=6", "stop.training_iteration=9")
+    assert len(rows("run")) == 5
+    with Path("run/metrics.jsonl").open("a") as file:
+        file.write('{"training_iteration": 6, "half')
+    resume_experiment("run", ["training.fail_at=null"], console="quiet")
+    assert rows("run") == rows("whole")
+
+
+def test_a_failed_run_says_how_to_go_on_and_keeps_its_checkpoint():
+    with pytest.raises(RuntimeError) as caught:
+        train("training.fail_at=5")
+    assert "rlrun train --resume run" in caught.value.__notes__[0]
+    assert meta("run")["outcome"] == "failed"
+    assert "as told" in meta("run")["sessions"][0]["reason"]
+    assert read_checkpoint(Path("run/checkpoints/000004")).iteration == 4
+    assert "Traceback" in Path("run/log.txt").read_text()
+
+
+def test_a_run_without_a_checkpoint_starts_again():
+    with pytest.raises(RuntimeError):
+        train("training.fail_at=1")
+    resume_experiment("run", ["training.fail_at=null"], console="quiet")
+    train(run_dir="whole")
+    assert rows("run") == rows("whole")
+
+
+def test_resuming_falls_back_to_the_last_whole_checkpoint():
+    train(run_dir="whole")
+    train()
+    state = Path("run/checkpoints/000006/state.json")
+    state.write_bytes(state.read_bytes()[:-9])
+    resume_experiment("run", console="quiet")
+    assert rows("run") == rows("whole")
+    assert "000006: the checkpoint is damaged" in Path("run/log.txt").read_text()
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(monkeypatch):
+    train()
+    before = Path("run/config.yaml").read_text(), Path("run/metrics.jsonl").read_text()
+    monkeypatch.setattr(
+        fake_algorithm.FakeAlgorithm, "get_weights", lambda self: {"other": self.weights}
+    )
+    with pytest.raises(CheckpointError, match="no parameter other"):
+        resume_experiment("run", ["stop.training_iteration=9"], console="quiet")
+    after = Path("run/config.yaml").read_text(), Path("run/metrics.jsonl").read_text()
+    assert before == after
+
+
+def test_resume_takes_a_folder_of_runs_and_refuses_what_is_none():
+    first = run_experiment("fake.yaml", console="quiet")
+    again = resume_experiment("runs/fake", ["stop.training_iteration=7"], console="quiet")
+    assert again.folder.resolve() == first.folder.resolve()
+    with pytest.raises(RunFolderError, match="no such run folder"):
+        resume_experiment("nowhere")
+    Path("empty").mkdir()
+    with pytest.raises(RunFolderError, match=r"no config\.yaml"):
+        resume_experiment("empty")
+
+
+def test_a_second_process_is_kept_out():
+    train()
+    code = (
+        "import sys, fcntl; lock = open('run/.lock', 'a'); fcntl.flock(lock, fcntl.LOCK_EX);"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(RunFolderError, match="another process"):
+            resume_experiment("run", ["stop.training_iteration=9"])
+        other.stdin.close()
+    resume_experiment("run", ["stop.training_iteration=9"], console="quiet")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_at_the_next_boundary_with_a_checkpoint(number):
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
+    timer.start()
+    outcome = train(
+        "training.pause_s=0.02", "stop.training_iteration=100000", "checkpoint.every=null"
+    )
+    timer.join()
+    last = rows("run")[-1]["training_iteration"]
+    assert outcome.end == "interrupted"
+    assert outcome.reason == number.name
+    assert int(outcome.checkpoint.name) == last
+    assert meta("run")["outcome"] == "interrupted"
+    resumed = resume_experiment("run", [f"stop.training_iteration={last + 2}"], console="quiet")
+    assert resumed.end == "finished"
+    train("stop.training_iteration=" + str(last + 2), "checkpoint.every=null", run_dir="whole")
+    assert rows("run") == rows("whole")
+
+
+def test_a_second_signal_stops_at_once():
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.3, twice)
+    timer.start()
+    started = time.monotonic()
+    outcome = train("training.pause_s=20")
+    assert time.monotonic() - started < 10
+    timer.join()
+    assert (outcome.end, outcome.reason) == ("interrupted", "SIGINT, at once")
+    assert outcome.checkpoint is None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_refusing_disk_is_named_once_and_the_run_goes_on(monkeypatch, capsys):
+    real = run_module.CheckpointFolder.save
+
+    def refuse(self, checkpoint):
+        if checkpoint.iteration < 6:
+            raise CheckpointWriteError("disk: No space left on device")
+        return real(self, checkpoint)
+
+    monkeypatch.setattr(run_module.CheckpointFolder, "save", refuse)
+    outcome = train()
+    assert outcome.checkpoint.name == "000006"
+    assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+def test_a_disk_that_refuses_the_last_checkpoint_fails_the_run(monkeypatch):
+    def refuse(self, checkpoint):
+        raise CheckpointWriteError("disk: No space left on device")
+
+    monkeypatch.setattr(run_module.CheckpointFolder, "save", refuse)
+    with pytest.raises(CheckpointWriteError):
+        train()
+    assert meta("run")["outcome"] == "failed"
+    assert len(rows("run")) == 6
+
+
+def test_a_stop_key_that_no_result_has_ends_the_run_after_one_iteration():
+    with pytest.raises(StopKeyError, match="did you mean env_runners/restarts"):
+        train("stop={env_runners/restart: 1}")
+    assert len(rows("run")) == 0
+
+
+def test_a_users_sink_gets_the_same_results_and_is_closed():
+    fake_algorithm.CollectingSink.written.clear()
+    closed = fake_algorithm.CollectingSink.closed
+    train("report.sinks=[jsonl, 'fake_algorithm:CollectingSink']")
+    written = fake_algorithm.CollectingSink.written
+    assert {directory for directory, _ in written} == {Path("run")}
+    assert [result["training_iteration"] for _, result in written] == [1, 2, 3, 4, 5, 6]
+    assert fake_algorithm.CollectingSink.closed == closed + 1
+
+
+def test_quiet_says_only_how_it_ended(capsys):
+    train()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Finished: training_iteration 6 >= 6"
+    assert any("rlrun rollout run" in line for line in lines)
+
+
+def test_plain_says_one_line_an_iteration(capsys):
+    train(console="lines")
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].endswith("trains on CartPole-v1, seed 3, in run")
+    assert [line.split()[0] for line in out[1:7]] == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_iterate_yields_the_stopping_result_last():
+    algorithm = fake_algorithm.FakeAlgorithm(load_experiment("fake.yaml"))
+    stop = StopCriteria({"env_steps": 250}, smoothing_episodes=1)
+    assert [result["env_steps"] for result in iterate(algorithm, stop)] == [100, 200, 300]
+    assert list(iterate(algorithm, stop, lambda: True)) == []
