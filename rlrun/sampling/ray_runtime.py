@@ -1,0 +1,255 @@
+"""Starting and stopping Ray, and whether a machine or cluster can hold what an experiment asks for.
+
+Owns everything that is special about Ray as a process: its start-up settings, what its workers find
+in their environment, and the comparison of resources before anything starts. Knows nothing of
+runners. With ``num_env_runners: 0`` none of this is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvRunnersConfig
+
+_OBJECT_STORE_BYTES = 256 * 2**20  # of a local Ray: fragments and weights, a few in flight
+_WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
+
+
+class ResourceError(Exception):
+    """The machine or cluster cannot hold the experiment; raised before any actor starts."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What is needed, or what there is: CPUs, GPUs and Ray's custom resources by name."""
+
+    cpus: float = 0.0
+    gpus: float = 0.0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+
+def needed_resources(settings: EnvRunnersConfig, num_env_runners: int | None = None) -> Resources:
+    """What the remote runners need together; the driver, which waits for them, takes none."""
+    number = settings.num_env_runners if num_env_runners is None else num_env_runners
+    return Resources(
+        cpus=number * settings.num_cpus_per_env_runner,
+        gpus=number * settings.num_gpus_per_env_runner,
+        custom={
+            name: number * amount
+            for name, amount in settings.custom_resources_per_env_runner.items()
+        },
+    )
+
+
+def local_resources() -> Resources:
+    """CPUs and GPUs of this machine that this process may use; no driver library is loaded."""
+    return Resources(cpus=_local_cpus(), gpus=_local_gpus())
+
+
+def preflight(
+    settings: EnvRunnersConfig, available: Resources, where: str = "this machine"
+) -> None:
+    """Compare what ``settings`` ask for with what is ``available``.
+
+    Raises:
+        ResourceError: with both numbers and a setting that fits, for each resource that lacks.
+    """
+    needed, number = needed_resources(settings), settings.num_env_runners
+    problems = []
+    each = settings.num_cpus_per_env_runner
+    if needed.cpus > available.cpus:
+        problems.append(
+            f"{number} env runners with {each:g} CPUs each need {needed.cpus:g} CPUs, "
+            f"{where} has {available.cpus:g}: "
+            + _that_fits("num_env_runners", "num_cpus_per_env_runner", each, number, available.cpus)
+        )
+    each = settings.num_gpus_per_env_runner
+    if needed.gpus > available.gpus:
+        problems.append(
+            f"{number} env runners with {each:g} GPUs each need {needed.gpus:g} GPUs, "
+            f"{where} has {available.gpus:g}: "
+            + _that_fits("num_env_runners", "num_gpus_per_env_runner", each, number, available.gpus)
+        )
+    for name, amount in needed.custom.items():
+        there = available.custom.get(name, 0.0)
+        if amount > there:
+            problems.append(
+                f"{number} env runners need {amount:g} of the custom resource {name!r}, "
+                f"{where} has {there:g}: set env_runners.custom_resources_per_env_runner "
+                "to what the cluster offers"
+            )
+    if problems:
+        raise ResourceError("\n".join(problems))
+
+
+def start_ray(settings: EnvRunnersConfig, address: str | None = None) -> None:
+    """Start a local Ray, or connect to the cluster at ``address``, for runners of ``settings``.
+
+    A local Ray listens on the loopback interface only, has no dashboard and reports no usage; its
+    processes end with the thread that calls this, so call it from the main thread. A Ray that this
+    process is connected to already is used as it is. Modules in the working directory can be
+    imported by the runners (on a cluster: if its nodes see that directory).
+
+    Raises:
+        ResourceError: the resources do not suffice; for a local Ray before it starts.
+    """
+    if address is None and not _is_running():
+        preflight(settings, local_resources())
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.ERROR)  # notices about itself, on the terminal
+    if ray.is_initialized():
+        preflight(settings, cluster_resources(), "the running Ray")
+    elif address is None:
+        _start_local()
+    else:
+        ray.init(
+            address=address,
+            runtime_env={"env_vars": _worker_variables()},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        try:
+            preflight(settings, cluster_resources(), f"the cluster at {address}")
+        except ResourceError:
+            ray.shutdown()
+            raise
+
+
+def cluster_resources() -> Resources:
+    """All resources of the Ray that this process is connected to, used ones included."""
+    import ray
+
+    total: dict[str, float] = dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
+    return Resources(total.pop("CPU", 0.0), total.pop("GPU", 0.0), total)
+
+
+def stop_ray() -> None:
+    """End a local Ray and its processes, or leave the cluster."""
+    import sys
+
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+
+
+def _is_running() -> bool:
+    import sys
+
+    ray: Any = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _start_local() -> None:
+    import ray
+
+    there = local_resources()
+    with _environment({**_worker_variables(), **_RAY_VARIABLES}), _single_machine():
+        ray.init(
+            address="local",
+            num_cpus=max(1, math.floor(there.cpus)),
+            num_gpus=int(there.gpus),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+
+_RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback; elsewhere than there it is on
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else `uv run` would package the working directory
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a FutureWarning in each worker
+}
+
+
+def _worker_variables() -> dict[str, str]:
+    """What a runner's process finds in its environment."""
+    paths = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **_WORKER_VARIABLES}
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have ``variables`` in the environment, which the processes started meanwhile keep."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _single_machine() -> Iterator[None]:
+    """Have Ray start for this machine alone: on the loopback interface, without three processes.
+
+    They are the server behind the dashboard (Ray starts it even without one), the autoscaler's
+    monitor and the process that copies the workers' output to the driver's terminal: half of the
+    start-up time, a second at the end and 250 MB. Ray has no public switch for them, and reads the
+    one for the interface when it is imported; should a version of Ray not have these names, it
+    starts as it always does.
+    """
+    from ray._private import ray_constants
+    from ray._private.node import Node
+
+    changes: list[tuple[Any, str, Any]] = [(ray_constants, "ENABLE_RAY_CLUSTER", False)]
+    for method in ("start_api_server", "start_monitor", "start_log_monitor"):
+        changes.append((Node, method, lambda *_, **__: None))
+    changes = [change for change in changes if change[1] in vars(change[0])]
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _local_cpus() -> float:
+    if hasattr(os, "sched_getaffinity"):
+        cpus = float(len(os.sched_getaffinity(0)))
+    else:
+        cpus = float(os.cpu_count() or 1)
+    try:  # a container's quota, in microseconds of CPU time by period
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cpus
+    return cpus if quota == "max" else min(cpus, max(1.0, int(quota) / int(period)))
+
+
+def _local_gpus() -> float:
+    try:
+        there = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return 0.0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return float(there)
+    return float(min(there, len([name for name in visible.split(",") if name.strip() != ""])))
+
+
+def _that_fits(number_key: str, each_key: str, each: float, number: int, available: float) -> str:
+    """The settings that would fit, largest first."""
+    number_that_fits = math.floor(available / each)
+    smaller = math.floor(available / number * 100) / 100
+    choices = [f"env_runners.{number_key}={number_that_fits}"]
+    if smaller > 0:
+        choices.append(f"env_runners.{each_key}={smaller:g}")
+    return "set " + " or ".join(choices)
