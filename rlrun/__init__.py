@@ -12,8 +12,10 @@ __version__ = "0.1.0"
 _PUBLIC_NAMES: dict[str, str] = {
     "AlgorithmConfig": "rlrun.config.builder",
     "ConfigError": "rlrun.config.problems",
+    "Connector": "rlrun.connectors.connector",
     "load_experiment": "rlrun.config.loader",
     "MultiAgentBatch": "rlrun.data.multi_agent_batch",
+    "RLModule": "rlrun.policies.rl_module",
     "SampleBatch": "rlrun.data.sample_batch",
 }
 
