@@ -3,6 +3,7 @@
 Owns the arguments and nothing else; experiment/run.py does the work.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ Words = Annotated[
 ]
 
 
-def train(
+def train(  # noqa: PLR0913 - one parameter for each option
     words: Words = None,
     *,
     resume: Annotated[
@@ -51,7 +52,7 @@ def train(
         _refuse(named, f"{file} names it already; change it by KEY=VALUE instead of")
     elif algorithm is None or env is None:
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
-    from rlrun.cli.errors import exit_codes
+    from rlrun.cli.run_errors import exit_codes
 
     with exit_codes():
         from rlrun.config.loader import load
@@ -77,7 +78,7 @@ def _split(words: list[str]) -> tuple[Path | None, list[str]]:
     return (Path(files[0]) if files else None), overrides
 
 
-def _refuse(options: dict[str, object], why: str) -> None:
+def _refuse(options: Mapping[str, object], why: str) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise typer.BadParameter(f"{why} {', '.join(given)}")

@@ -30,16 +30,20 @@ from rlrun.experiment.state_codec import StateError, decode, encode
 FORMAT = "rlrun-checkpoint"
 FORMAT_VERSION = 1
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")
 
 
 class CheckpointError(Exception):
     """A checkpoint cannot be written or used; the message is one line and names the path."""
 
+    exit_code = 2
+
 
 class CheckpointWriteError(CheckpointError):
     """The disk or the state refused; checkpoints written before are untouched."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -96,15 +100,15 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such checkpoint")
     try:
-        manifest = json.loads((directory / _MANIFEST).read_bytes())
+        manifest = json.loads((directory / MANIFEST).read_bytes())
         known = manifest["format"] == FORMAT
     except FileNotFoundError:
-        raise CheckpointError(f"{directory}: not an rlrun checkpoint: no {_MANIFEST}") from None
+        raise CheckpointError(f"{directory}: not an rlrun checkpoint: no {MANIFEST}") from None
     except (ValueError, TypeError, KeyError):
         known = False
     if not known:
         raise CheckpointError(
-            f"{directory}: not an rlrun checkpoint: {_MANIFEST} is damaged or foreign"
+            f"{directory}: not an rlrun checkpoint: {MANIFEST} is damaged or foreign"
         )
     if manifest.get("version") != FORMAT_VERSION:
         raise CheckpointError(
@@ -165,7 +169,7 @@ def _serialise(checkpoint: Checkpoint) -> dict[str, bytes]:
         },
         "row": checkpoint.row,
     }
-    contents[_MANIFEST] = json.dumps(manifest, allow_nan=False, indent=1).encode()
+    contents[MANIFEST] = json.dumps(manifest, allow_nan=False, indent=1).encode()
     return contents
 
 
@@ -175,7 +179,7 @@ def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
             promised = manifest["files"][name]["bytes"]
             found = (directory / name).stat().st_size
         except (KeyError, TypeError):
-            raise CheckpointError(f"{directory}: {_MANIFEST} does not list {name}") from None
+            raise CheckpointError(f"{directory}: {MANIFEST} does not list {name}") from None
         except OSError:
             raise CheckpointError(f"{directory}: the checkpoint is incomplete: no {name}") from None
         if found != promised:

@@ -6,3 +6,5 @@ Owns those that several of its modules raise; an error of one module stands in t
 
 class MissingExtraError(Exception):
     """Something asked for needs a package that is an extra; the message names it."""
+
+    exit_code = 2

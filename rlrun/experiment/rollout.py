@@ -160,7 +160,9 @@ class _Together:
         self._recorders = recorders
 
     def __call__(self, step: PlayedStep) -> bool:
-        return any([recorder(step) for recorder in self._recorders])
+        # All of them see the step, whichever ends the play.
+        wishes = [recorder(step) for recorder in self._recorders]
+        return any(wishes)
 
 
 def _recorders(

@@ -79,7 +79,8 @@ def run_experiment(
         raise TypeError("overrides go with the path of an experiment file")
     warnings: Sequence[str] = ()
     if isinstance(experiment, Loaded):
-        experiment, warnings = experiment.experiment, _warnings(experiment)
+        warnings = _warnings(experiment)
+        experiment = experiment.experiment
     if experiment.seed is None:
         experiment = experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
     assert experiment.seed is not None

@@ -28,6 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from rlrun.experiment.checkpoint import MANIFEST
 from rlrun.experiment.checkpoint_folder import LATEST
 from rlrun.experiment.files import replace_link, replace_text
 
@@ -37,6 +38,8 @@ _GIT_TIMEOUT_S = 2.0
 
 class RunFolderError(Exception):
     """A run folder cannot be used as asked; the message says what to do instead."""
+
+    exit_code = 2
 
 
 class RunFolder:
@@ -161,6 +164,8 @@ class RunFolder:
 
 def resolve_run(path: Path) -> Path:
     """The run folder that ``path`` stands for: itself, or the ``latest`` of ``runs/<name>``."""
+    if (path / MANIFEST).is_file():
+        raise RunFolderError(f"{path}: a checkpoint; name the run folder that it lies in")
     if (path / "config.yaml").is_file():
         return path
     if (path / LATEST / "config.yaml").is_file():

@@ -33,7 +33,7 @@ class RunLog:
         own, of_python = logging.getLogger("rlrun"), logging.getLogger("py.warnings")
         for logger, handler in (
             (own, to_file),
-            (own, _NoticeHandler(lambda text: self.notice(text))),
+            (own, _NoticeHandler(self)),
             (of_python, to_file),
         ):
             logger.addHandler(handler)
@@ -51,7 +51,7 @@ class RunLog:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        tb: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stack.close()
 
@@ -64,9 +64,9 @@ class _QuietFileHandler(logging.FileHandler):
 
 
 class _NoticeHandler(logging.Handler):
-    def __init__(self, notice: Callable[[str], None]) -> None:
+    def __init__(self, run_log: RunLog) -> None:
         super().__init__(logging.WARNING)
-        self._notice = notice
+        self._run_log = run_log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._notice(record.getMessage())
+        self._run_log.notice(record.getMessage())

@@ -27,6 +27,8 @@ class Sink(Protocol):
 class SinkError(Exception):
     """A sink cannot be made; the message says what is missing."""
 
+    exit_code = 2
+
 
 def make_sinks(specs: Iterable[UseSpec], folder: RunFolder) -> list[Sink]:
     """Make the sinks that the experiment names, the console excepted.

@@ -16,6 +16,8 @@ from rlrun.experiment.rows import addresses, counts_already, lookup, number_at
 class StopKeyError(Exception):
     """A stop criterion names something that no result of this run holds."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class Criterion:
