@@ -16,6 +16,9 @@ _PUBLIC_NAMES: dict[str, str] = {
     "load_experiment": "rlrun.config.loader",
     "MultiAgentBatch": "rlrun.data.multi_agent_batch",
     "RLModule": "rlrun.policies.rl_module",
+    "resume_experiment": "rlrun.experiment.run",
+    "rollout": "rlrun.experiment.rollout",
+    "run_experiment": "rlrun.experiment.run",
     "SampleBatch": "rlrun.data.sample_batch",
 }
 
