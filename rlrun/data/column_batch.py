@@ -12,7 +12,7 @@ ask for it: it can be appended (along B), copied and sent, its rows cannot be se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -113,9 +113,8 @@ class ColumnBatch:
             raise KeyError(_refusal(name) or name) from None
 
     def __setitem__(self, name: str, value: Any) -> None:
-        refusal = _refusal(name)
-        if refusal:
-            raise ValueError(refusal)
+        if name in names.RETIRED_COLUMNS:
+            raise ValueError(_refusal(name))
         self._columns[name] = as_column(value)
 
     def __delitem__(self, name: str) -> None:
@@ -250,7 +249,7 @@ class ColumnBatch:
         return type(self).from_columns(columns, **self._flags())
 
     def _shared_columns(self) -> dict[str, SharedColumn]:
-        return {name: c for name, c in self._columns.items() if isinstance(c, SharedColumn)}
+        return {name: c for name, c in self._columns.items() if type(c) is SharedColumn}
 
     def _seq_lens(self) -> Any:
         seq_lens = self._columns.get(names.SEQ_LENS)
@@ -281,7 +280,9 @@ class ColumnBatch:
             return
         expected = self._num_rows()
         for name, column in self._columns.items():
-            if not concerns(name) or name == names.SEQ_LENS or self._is_per_sequence(name):
+            if type(column) is np.ndarray and len(column) == expected:
+                continue
+            if not concerns(name) or self._is_per_sequence(name):
                 continue
             lengths = {len(column)} if isinstance(column, LazyColumn) else _leaf_lengths(column)
             if lengths - {expected}:
@@ -298,7 +299,10 @@ class ColumnBatch:
         )
 
 
-def append(batches: Sequence[ColumnBatch]) -> ColumnBatch:
+Batch = TypeVar("Batch", bound=ColumnBatch)
+
+
+def append(batches: Sequence[Batch]) -> Batch:
     """One batch of the rows of several, each with rows, of the kind and columns of the first.
 
     Shared columns stay shared. `max_seq_len` becomes the largest, `num_grad_updates` the mean
@@ -332,7 +336,7 @@ def _joined_columns(batches: Sequence[ColumnBatch]) -> dict[str, Any]:
         {
             name: columns
             for name, columns in parts.items()
-            if all(isinstance(column, SharedColumn) for column in columns)
+            if all(type(column) is SharedColumn for column in columns)
         }
     )
     for name, columns in parts.items():

@@ -36,7 +36,10 @@ class DeviceTransfer:
             storage = column.storage
             if id(storage) not in self._storages:
                 self._storages[id(storage)] = (storage, self._tensor(read(storage)))
-            return SharedColumn(self._storages[id(storage)][1], self._tensor(column.index))
+            index = column.index  # torch gathers by int64 only, and takes uint8 for a mask
+            if not is_tensor(index):
+                index = index.astype(np.int64, copy=False)
+            return SharedColumn(self._storages[id(storage)][1], self._tensor(index))
         return map_leaves(self._tensor, read(column))
 
     def _tensor(self, leaf: Any) -> Any:

@@ -109,23 +109,21 @@ class SampleBatch(ColumnBatch):
         self._require_rows("slice")
         if self.zero_padded:
             raise ValueError("a zero-padded batch has no exact slice: slice before padding")
+        if end < 0:
+            raise ValueError(f"end must not be negative, but is {end}")
         seq_lens = self._seq_lens()
         end = min(end, self.count)
         padding = max(-start, 0)
         begin = min(max(start, 0), end)
-        sequences = slice(0, 0)
-        if seq_lens is not None and state_start is not None:
-            sequences = slice(state_start, state_end)
-        elif seq_lens is not None and begin < end:
-            sequences = slice(sequence_of(seq_lens, begin), sequence_of(seq_lens, end - 1) + 1)
-        batch = self._cut(slice(begin, end), sequences)
-        if padding:
-            batch._pad_left(padding)
-        if seq_lens is not None and len(seq_lens[sequences]):
-            behind = max(int(sequence_offsets(seq_lens)[sequences.stop]) - end, 0)
-            batch[names.SEQ_LENS] = trimmed_seq_lens(
-                seq_lens[sequences], behind, end - begin + padding
-            )
+        if seq_lens is None or (begin == end and not padding):
+            batch = self._cut(slice(begin, end), slice(0))
+            return batch._left_padded(padding)
+        if state_start is None:
+            state_start = sequence_of(seq_lens, begin)
+            state_end = sequence_of(seq_lens, max(end - 1, begin)) + 1
+        sequences = slice(state_start, state_end)
+        batch = self._cut(slice(begin, end), sequences)._left_padded(padding)
+        batch[names.SEQ_LENS] = trimmed_seq_lens(seq_lens, sequences, begin, end, padding)
         return batch
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -227,10 +225,16 @@ class SampleBatch(ColumnBatch):
 
     def concat(self, other: SampleBatch) -> SampleBatch:
         """A new batch: the rows of this one, then the other's."""
-        joined = concat_samples([self, other])
-        assert isinstance(joined, SampleBatch)
-        return joined
+        return concat_samples([self, other])
 
+    @overload
+    @staticmethod
+    def concat_samples(batches: Iterable[SampleBatch]) -> SampleBatch: ...
+    @overload
+    @staticmethod
+    def concat_samples(
+        batches: Iterable[SampleBatch | MultiAgentBatch],
+    ) -> SampleBatch | MultiAgentBatch: ...
     @staticmethod
     def concat_samples(
         batches: Iterable[SampleBatch | MultiAgentBatch],
@@ -246,7 +250,8 @@ class SampleBatch(ColumnBatch):
         """A batch with torch tensors on `device`; shared storages are moved once, stay shared.
 
         Dtypes are kept; columns of objects and strings stay numpy. On the CPU writable arrays and
-        their tensors are the same memory.
+        their tensors are the same memory. What works on tensors: reading, setting, `take`, and
+        slicing without seq_lens; sequences are cut and batches appended before they are moved.
         """
         from rlrun.data.device import DeviceTransfer
 
@@ -327,12 +332,13 @@ class SampleBatch(ColumnBatch):
         offsets = sequence_offsets(seq_lens)
         return self._cut(slice(int(offsets[first]), int(offsets[last])), slice(first, last))
 
-    def _pad_left(self, padding: int) -> None:
-        for name, column in list(self.items()):
+    def _left_padded(self, padding: int) -> SampleBatch:
+        columns = dict(self._columns)
+        for name, column in self.items() if padding else ():
             if not self._is_per_sequence(name):
                 total = num_rows(column) + padding
-                target = np.arange(padding, total)
-                self._columns[name] = padded_column(column, None, target, total)
+                columns[name] = padded_column(column, None, np.arange(padding, total), total)
+        return self._like(columns)
 
     def _ends(self) -> Array:
         """Terminated or truncated, for every real step [count]."""
@@ -340,9 +346,10 @@ class SampleBatch(ColumnBatch):
         ends: Array = np.asarray(self[names.TERMINATEDS], dtype=bool)
         if names.TRUNCATEDS in self:
             ends = ends | np.asarray(self[names.TRUNCATEDS], dtype=bool)
-        return (
-            ends[real_rows(self._seq_lens(), self._padded_length())] if self.zero_padded else ends
-        )
+        seq_lens = self._seq_lens()
+        if self.zero_padded and seq_lens is not None:
+            return ends[real_rows(seq_lens, self._padded_length())]
+        return ends
 
     def _recode(
         self, columns: Iterable[str], recode: Callable[[Compressor, Any], Any]
@@ -354,6 +361,12 @@ class SampleBatch(ColumnBatch):
         return self
 
 
+@overload
+def concat_samples(batches: Iterable[SampleBatch]) -> SampleBatch: ...
+@overload
+def concat_samples(
+    batches: Iterable[SampleBatch | MultiAgentBatch],
+) -> SampleBatch | MultiAgentBatch: ...
 def concat_samples(
     batches: Iterable[SampleBatch | MultiAgentBatch],
 ) -> SampleBatch | MultiAgentBatch:
@@ -364,17 +377,14 @@ def concat_samples(
     for the default policy. A single batch that is left comes back as a shallow copy.
     Raises ValueError for batches that do not fit together (`column_batch.append`).
     """
-    present = [batch for batch in batches if len(batch)]
-    if any(isinstance(batch, MultiAgentBatch) for batch in present):
-        return _concat_multi_agent([batch.as_multi_agent() for batch in present])
-    plain = [batch for batch in present if isinstance(batch, SampleBatch)]
+    given = list(batches)
+    plain = [batch for batch in given if isinstance(batch, SampleBatch)]
+    if len(plain) < len(given):
+        return _concat_multi_agent([batch.as_multi_agent() for batch in given if len(batch)])
+    plain = [batch for batch in plain if len(batch)]
     if not plain:
         return SampleBatch()
-    if len(plain) == 1:
-        return plain[0].copy(shallow=True)
-    joined = append(plain)
-    assert isinstance(joined, SampleBatch)
-    return joined
+    return append(plain) if len(plain) > 1 else plain[0].copy(shallow=True)
 
 
 def _concat_multi_agent(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
@@ -382,9 +392,5 @@ def _concat_multi_agent(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
     for batch in batches:
         for policy_id in batch:
             by_policy.setdefault(policy_id, []).append(batch[policy_id])
-    joined: dict[str, SampleBatch] = {}
-    for policy_id, parts in by_policy.items():
-        whole = concat_samples(parts)
-        assert isinstance(whole, SampleBatch)
-        joined[policy_id] = whole
+    joined = {policy_id: concat_samples(parts) for policy_id, parts in by_policy.items()}
     return MultiAgentBatch(joined, sum(batch.count for batch in batches))

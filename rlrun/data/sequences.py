@@ -65,11 +65,22 @@ def padded_column(column: Any, source_rows: Array | None, target_rows: Array, to
     return map_leaves(pad, column)
 
 
-def trimmed_seq_lens(seq_lens: Array, before_end: int, wanted: int) -> Array:
-    """Sequence lengths whose last is shortened by `before_end`, then the first, to sum `wanted`."""
-    trimmed = np.array(seq_lens)
-    trimmed[-1] -= before_end
-    trimmed[0] -= trimmed.sum() - wanted
+def trimmed_seq_lens(
+    seq_lens: Array, sequences: slice, begin: int, end: int, padding: int
+) -> Array:
+    """Lengths of the `sequences` after a cut to the steps [begin, end), `padding` rows in front.
+
+    What lies behind `end` is taken off the last one, the rest off the first, which the padding
+    lengthens. Raises ValueError if the sequences do not hold those steps.
+    """
+    trimmed = np.array(seq_lens[sequences])
+    offsets = sequence_offsets(seq_lens)
+    if len(trimmed):
+        trimmed[-1] -= max(int(offsets[sequences.indices(len(seq_lens))[1]]) - end, 0)
+    surplus = trimmed.sum() - (end - begin)
+    if not len(trimmed) or surplus < 0 or trimmed[-1] < 0 or surplus > trimmed[0]:
+        raise ValueError(f"sequences {sequences.start}:{sequences.stop} do not hold these rows")
+    trimmed[0] += padding - surplus
     return trimmed
 
 

@@ -70,8 +70,10 @@ def concat_shared(
 ) -> dict[str, SharedColumn]:
     """Appends shared columns, each distinct storage once.
 
-    `parts` holds, per column name, the pieces in order. Columns whose storages differ in dtype or
-    row shape are left out of the answer: they cannot live in one storage.
+    `parts` holds, per column name, the pieces in order. All storages of one dtype and row shape go
+    into one new storage, whichever columns they served; pieces of one storage go on using it as it
+    is. Columns whose storages differ in dtype or row shape cannot share and are left out of the
+    answer.
     """
     grouped: dict[Any, dict[str, Sequence[SharedColumn]]] = {}
     for name, pieces in parts.items():
