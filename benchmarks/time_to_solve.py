@@ -8,7 +8,6 @@ then played for 20 episodes, deterministically. Twelve minutes with the defaults
 """
 
 import json
-import re
 import sys
 import tempfile
 import time
@@ -57,11 +56,11 @@ def evaluate(run_folder: Path) -> dict[str, Any]:
     episodes = ["--episodes", str(EVALUATION_EPISODES), "--json"]
     command = [sys.executable, "-m", "rlrun", "rollout", str(run_folder), *episodes]
     output = harness.run_command(command, timeout_s=TIMEOUT_S)
-    match = re.search(r"^\{.*\}\s*\Z", output, re.MULTILINE | re.DOTALL)
-    if not match:
-        raise MeasurementError(f"rlrun rollout --json printed no object: {harness.tail(output)}")
-    played: dict[str, Any] = json.loads(match[0])
-    return played
+    for line in reversed(output.splitlines()):
+        if line.startswith("{"):
+            played: dict[str, Any] = json.loads(line)
+            return played
+    raise MeasurementError(f"rlrun rollout --json printed no object: {harness.tail(output)}")
 
 
 def table(record: Record) -> str:
