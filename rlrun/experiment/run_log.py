@@ -69,4 +69,5 @@ class _NoticeHandler(logging.Handler):
         self._run_log = run_log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._run_log.notice(record.getMessage())
+        if record.levelno == logging.WARNING:  # an error ends the run, which then says so itself
+            self._run_log.notice(record.getMessage())

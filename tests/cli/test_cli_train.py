@@ -1,0 +1,136 @@
+"""``rlrun train``: arguments, exit codes and the order of what is said on failure."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.sampling.errors import EnvError
+
+FILE = """
+algorithm: "fake_algorithm:FakeAlgorithm"
+env: CartPole-v1
+seed: 3
+stop: {training_iteration: 3}
+training: {train_batch_size: 100}
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "experiment"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fake.yaml").write_text(FILE)
+
+
+@pytest.fixture
+def train(capsys, monkeypatch):
+    """Call ``rlrun train WORDS``; gives the exit code, stdout and stderr."""
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["rlrun", "train", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def test_a_file_with_overrides(train):
+    code, out, _ = train(
+        "fake.yaml", "training.train_batch_size=50", "--run-dir", "run", "--seed", "9"
+    )
+    assert code == 0
+    last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["env_steps"] == 150
+    assert "seed: 9" in Path("run/config.yaml").read_text()
+    assert "Finished: training_iteration 3 >= 3" in out
+
+
+def test_without_a_file(train):
+    algorithm = "fake_algorithm:FakeAlgorithm"
+    words = ["--algorithm", algorithm, "--env", "CartPole-v1", "stop.training_iteration=1"]
+    assert train(*words)[0] == 0
+    assert Path("runs/fakealgorithm_cartpole-v1/latest/metrics.jsonl").exists()
+
+
+def test_resume(train):
+    train("fake.yaml", "--run-dir", "run")
+    assert train("--resume", "run", "stop.training_iteration=5")[0] == 0
+    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "--resume RUN"),
+        (["stop.env_steps=5"], "--algorithm and --env"),
+        (["a.yaml", "b.yaml"], "one FILE.yaml"),
+        (["fake.yaml", "--env", "CartPole-v1"], "--env"),
+        (["fake.yaml", "--resume", "run"], "FILE"),
+        (["--resume", "run", "--seed", "1"], "--seed"),
+        (["--resume", "nowhere"], "no such run folder"),
+        (["missing.yaml"], "missing.yaml"),
+        (["fake.yaml", "training.nonsense=1"], "nonsense"),
+        (["fake.yaml", "report.sinks=['fake_algorithm:Nothing']"], "Nothing"),
+    ],
+)
+def test_wrong_input_is_exit_2_with_a_message(train, words, says):
+    code, _, err = train(*words)
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_used_folder_is_exit_2(train):
+    train("fake.yaml", "--run-dir", "run")
+    code, _, err = train("fake.yaml", "--run-dir", "run")
+    assert code == 2
+    assert "rlrun train --resume run" in err
+
+
+def test_a_failure_is_exit_1_with_the_traceback_first_and_the_way_on_last(train):
+    words = ["fake.yaml", "training.fail_at=3", "checkpoint.every=1", "--run-dir", "run"]
+    code, _, err = train(*words)
+    assert code == 1
+    assert err.startswith("Traceback")
+    last = err.strip().splitlines()[-1]
+    assert last == "the run failed; checkpoint 000002 is valid: rlrun train --resume run"
+    assert err.count("checkpoint 000002") == 1
+
+
+def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
+    import fake_algorithm
+
+    def fail(self):
+        raise EnvError(
+            "my:Maze",
+            "step",
+            "KeyError: 3",
+            user_traceback="Traceback (most recent call last):\n  user code\nKeyError: 3\n",
+            runner_index=2,
+            lane=1,
+            env_step=17,
+        )
+
+    monkeypatch.setattr(fake_algorithm.FakeAlgorithm, "train", fail)
+    code, _, err = train("fake.yaml", "--run-dir", "run")
+    assert code == 1
+    lines = err.strip().splitlines()
+    assert lines[:3] == ["Traceback (most recent call last):", "  user code", "KeyError: 3"]
+    assert "env 'my:Maze', runner 2, sub-env 1, step 17" in lines[3]
+    assert lines[4] == "the run failed before its first checkpoint; its folder is run"
+    assert len(lines) == 5
+
+
+def test_interruption_is_exit_130(train, monkeypatch):
+    import fake_algorithm
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake_algorithm.FakeAlgorithm, "train", interrupt)
+    code, out, _ = train("fake.yaml", "--run-dir", "run", "--quiet")
+    assert code == 130
+    assert "rlrun train --resume run" in out

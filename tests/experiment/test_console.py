@@ -1,0 +1,172 @@
+"""The panel and the lines: what a person sees, at any width, from any result."""
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rlrun.experiment.console import choose_style, result_line
+from rlrun.experiment.panel import draw, sparkline
+from rlrun.experiment.progress import Progress, RunHeader, clock_time
+from rlrun.experiment.stopping import StopCriteria
+
+FOLDER = Path("runs/ppo_cartpole/20260102-030405-s1")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def make(stop=None, runners=2):
+    stop = {"episode_return_mean": 475, "env_steps": 10_000} if stop is None else stop
+    criteria = StopCriteria(stop, smoothing_episodes=100)
+    header = RunHeader("PPO", "CartPole-v1", 1, FOLDER, runners, criteria)
+    clock = Clock()
+    return Progress(header, clock=clock), clock
+
+
+def result(i, mean=None, episodes=12):
+    return {
+        "training_iteration": i,
+        "env_steps": 1000 * i,
+        "env_steps_this_iter": 1000,
+        "episodes": episodes * i,
+        "episodes_this_iter": episodes,
+        "episode_return_mean": 10.0 * i if mean is None else mean,
+        "episodes_in_mean": min(100, episodes * i),
+        "episode_len_mean": 10.0,
+        "env_steps_per_s": 5000.0,
+        "env_runners": {"healthy": 1, "restarts": 1, "longest_running_episode": 9000},
+        "learners": {"default_policy": {"learner_stats": {"approx_kl": 0.01, "entropy": None}}},
+        "evaluation": {"episode_return_mean": 99.0, "episode_return_std": 1.5},
+        "timers": {"sample_s": 0.3, "learn_s": 0.1, "other_s": 0.0},
+    }
+
+
+def frame(progress, width):
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(draw(progress, width))
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize("iterations", [0, 1, 5])
+def test_every_line_of_the_panel_is_as_wide_as_the_terminal(width, iterations):
+    progress, clock = make()
+    for i in range(1, iterations + 1):
+        clock.now += 2
+        progress.update(result(i))
+    lines = frame(progress, width)
+    assert {len(line) for line in lines} == {min(width, 120)}
+    assert len(lines) <= 16
+
+
+def test_the_panel_says_what_matters():
+    progress, clock = make()
+    progress.saved, progress.best_saved = "000004", "000002"
+    for i in range(1, 6):
+        clock.now += 2
+        progress.update(result(i))
+    text = "\n".join(frame(progress, 100))
+    for words in (
+        "PPO · CartPole-v1 · seed 1 · 0:00:10",
+        str(FOLDER),
+        "5,000 env steps/s · iteration 5",
+        "5,000 / 10,000  ~0:00:10",
+        "50 / 475",
+        "sample 75%",
+        "learn 25%",
+        "1 of 2 healthy · 1 restart",
+        "99 ± 1.50 at iteration 5",
+        "checkpoint 000004 · best 000002",
+        "kl 0.01",
+    ):
+        assert words in text
+
+
+def test_a_run_without_episodes_says_so():
+    progress, _ = make()
+    progress.update(result(1, mean=math.nan, episodes=0))
+    assert "no episode has ended yet" in "\n".join(frame(progress, 80))
+
+
+def test_sparklines():
+    assert sparkline([], 5) == ""
+    assert sparkline([3, 3, 3], 5) == "▁▁▁"
+    assert sparkline([0, 7], 8) == "▁█"
+    assert sparkline(range(800), 8) == "▁▂▃▄▅▆▇█"
+
+
+def test_the_history_stays_bounded_and_keeps_its_shape():
+    progress, _ = make()
+    for i in range(5000):
+        progress.update(result(1, mean=float(i)))
+    assert len(progress.returns) <= 512
+    assert progress.returns == sorted(progress.returns)
+    assert progress.returns[0] == 0
+    assert progress.returns[-1] > 4900
+
+
+def test_shares_towards_a_negative_return_start_at_the_first_one():
+    progress, _ = make({"episode_return_mean": -100})
+    (criterion,) = progress.header.stop.criteria
+    assert progress.share(criterion) == 0
+    for mean, share in [(-500, 0), (-300, 0.5), (-600, 0), (-100, 1), (0, 1)]:
+        progress.update(result(1, mean=mean))
+        assert progress.share(criterion) == share
+        assert progress.left_s(criterion) is None
+
+
+def test_the_best_return_is_of_a_full_window():
+    progress, _ = make()
+    progress.update(result(1, mean=500.0))
+    assert progress.best_return is None
+    progress.update(result(10, mean=90.0))
+    progress.update(result(11, mean=80.0))
+    assert progress.best_return == 90.0
+
+
+def test_a_dry_spell_is_told_once_and_names_the_longest_episode():
+    progress, _ = make()
+    told = []
+    for i in range(30):
+        progress.update(result(i, episodes=0))
+        told.append(progress.dry_spell())
+    (text,) = [line for line in told if line]
+    assert "10,000 env steps" in text
+    assert "9,000 env steps" in text
+    assert "\n" not in text
+    progress.update(result(31, episodes=1))
+    assert progress.dry_spell() is None
+
+
+def test_one_line_an_iteration():
+    progress, clock = make()
+    clock.now = 61
+    progress.update(result(3))
+    line = result_line(progress)
+    assert "\n" not in line
+    for words in (
+        "env_steps",
+        "3,000",
+        "return",
+        "30.00",
+        "sample 75%",
+        "evaluation 99.00",
+        "0:01:01",
+    ):
+        assert words in line
+
+
+def test_a_pipe_gets_lines_and_quiet_wins():
+    assert choose_style() == "lines"
+    assert choose_style(quiet=True, plain=True) == "quiet"
+
+
+def test_clock_time():
+    assert [clock_time(s) for s in (0, 59.9, 3600 + 61)] == ["0:00:00", "0:00:59", "1:01:01"]

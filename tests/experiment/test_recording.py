@@ -1,0 +1,73 @@
+"""Recorders of a rollout: ordered transitions, exact limits, clear refusals."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from rlrun.experiment.errors import MissingExtraError
+from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder
+from rlrun.sampling.evaluation import PlayedStep
+
+
+def step(t, episodes, nested=False):
+    obs = np.array([[t, lane] for lane in range(2)], np.float32)
+    return PlayedStep(
+        obs={"a": obs, "b": (obs, obs + 5)} if nested else obs,
+        actions=np.array([t, t + 10]),
+        next_obs={"a": obs + 1, "b": (obs, obs)} if nested else obs + 1,
+        rewards=np.array([1.0, 2.0]),
+        terminateds=np.array([False, t == 1]),
+        truncateds=np.array([False, False]),
+        episodes=episodes,
+    )
+
+
+def test_transitions_are_ordered_by_episode_and_surplus_lanes_left_out(tmp_path):
+    recorder = TransitionRecorder()
+    for t, episodes in enumerate([[0, 1], [0, 1], [0, None], [2, None]]):
+        recorder(step(t, episodes))
+    recorder.save(tmp_path / "deep" / "t.npz")
+    with np.load(tmp_path / "deep" / "t.npz", allow_pickle=False) as columns:
+        assert columns["episode"].tolist() == [0, 0, 0, 1, 1, 2]
+        assert columns["obs"].tolist() == [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [3, 0]]
+        assert columns["next_obs"][0].tolist() == [1, 1]
+        assert columns["action"].tolist() == [0, 1, 2, 10, 11, 3]
+        assert columns["reward"].tolist() == [1, 1, 1, 2, 2, 1]
+        assert columns["terminated"].tolist() == [False] * 4 + [True, False]
+        assert columns["truncated"].dtype == np.bool_
+
+
+def test_reused_buffers_are_copied():
+    recorder = TransitionRecorder()
+    played = step(0, [0, None])
+    recorder(played)
+    played.obs[:] = -1
+    assert recorder.columns()["obs"].tolist() == [[0, 0]]
+
+
+def test_leaves_of_nested_spaces_are_columns():
+    recorder = TransitionRecorder()
+    recorder(step(0, [0, 1], nested=True))
+    columns = recorder.columns()
+    assert columns["obs/b/1"].tolist() == [[5, 5], [5, 6]]
+    assert {"obs/a", "obs/b/0", "next_obs/a"} <= columns.keys()
+
+
+def test_a_step_limit_counts_lanes_that_play():
+    limit = StepLimit(3)
+    assert [limit(step(0, e)) for e in ([0, 1], [0, None], [0, 1])] == [False, True, True]
+
+
+def test_video_without_its_extra_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    with pytest.raises(MissingExtraError, match=r"pip install \"rlrun\[video\]\""):
+        VideoRecorder(tmp_path, None)
+
+
+def test_tensorboard_without_its_extra_names_it(tmp_path, monkeypatch):
+    from rlrun.experiment.tensorboard import TensorBoardSink
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtraError, match=r"rlrun\[tensorboard\]"):
+        TensorBoardSink(tmp_path)
