@@ -1,20 +1,21 @@
 """MultiAgentBatch: one SampleBatch per policy, counted in env steps.
 
-Knows the policies' batches only through their methods: SampleBatch is above this module, since any
-batch can become a multi-agent one (`as_multi_agent`).
+SampleBatch is above this module, since any batch can become a multi-agent one (`as_multi_agent`).
+So the policies' batches are known here by their methods alone, and typed as Any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rlrun.data import columns as names
+from rlrun.data.column_batch import ColumnBatch
+from rlrun.data.column_data import Array
 
-if TYPE_CHECKING:
-    from rlrun.data.sample_batch import SampleBatch
+PolicyBatch = TypeVar("PolicyBatch", bound=ColumnBatch)
 
 DEFAULT_POLICY_ID = "default_policy"
 """The policy of everything that does not name one."""
@@ -31,14 +32,14 @@ class MultiAgentBatch:
 
     __slots__ = ("count", "policy_batches")
 
-    def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int):
-        self.policy_batches: dict[str, SampleBatch] = dict(policy_batches)
+    def __init__(self, policy_batches: Mapping[str, ColumnBatch], env_steps: int):
+        self.policy_batches: dict[str, Any] = dict(policy_batches)
         self.count = int(env_steps)
 
     @staticmethod
     def wrap_as_needed(
-        policy_batches: Mapping[str, SampleBatch], env_steps: int
-    ) -> SampleBatch | MultiAgentBatch:
+        policy_batches: Mapping[str, PolicyBatch], env_steps: int
+    ) -> PolicyBatch | MultiAgentBatch:
         """The plain batch if the default policy is the only one, else a MultiAgentBatch."""
         if policy_batches.keys() == {DEFAULT_POLICY_ID}:
             return policy_batches[DEFAULT_POLICY_ID]
@@ -47,7 +48,8 @@ class MultiAgentBatch:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, policy_id: str) -> SampleBatch:
+    def __getitem__(self, policy_id: str) -> Any:
+        """The SampleBatch of a policy."""
         return self.policy_batches[policy_id]
 
     def __contains__(self, policy_id: object) -> bool:
@@ -149,11 +151,11 @@ class MultiAgentBatch:
             raise ValueError(f"env_steps is {self.count}")
 
 
-def _step_ranks(batches: Iterable[SampleBatch]) -> Any:
+def _step_ranks(batches: Iterable[ColumnBatch]) -> Array:
     """For the rows of all batches, one after the other, the rank of their (eps_id, t)."""
     present = list(batches)
-    episodes = np.concatenate([batch[names.EPS_ID] for batch in present])
-    times = np.concatenate([batch[names.T] for batch in present]).astype(np.int64)
+    episodes = np.concatenate([batch.column(names.EPS_ID) for batch in present])
+    times = np.concatenate([batch.column(names.T) for batch in present]).astype(np.int64)
     _, episode_ranks = np.unique(episodes, return_inverse=True)
     times -= times.min()
     _, ranks = np.unique(episode_ranks * (times.max() + 1) + times, return_inverse=True)
