@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -37,6 +38,7 @@ from rlrun.sampling.env_runner import (
 from rlrun.sampling.env_runner_group import EnvRunnerGroup
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.seeding import Role, evaluation_seed, learner_rng, weights_seed
+from rlrun.sampling.vector_env import make_vector_env
 
 
 class Algorithm(ABC):
@@ -81,14 +83,8 @@ class Algorithm(ABC):
             seed=self.seed,
             gamma=config.training.gamma,
         )
-        self.env_runner_group = EnvRunnerGroup(
-            self._runner_spec,
-            num_env_runners=config.env_runners.num_env_runners,
-            fault_tolerance=config.fault_tolerance,
-            address=address,
-        )
-        self.observation_space = self.env_runner_group.observation_space
-        self.action_space = self.env_runner_group.action_space
+        self.env_runner_group = self._start_env_runners(address)
+        self.observation_space, self.action_space = self._spaces()
         # The central connectors see nothing themselves; they merge what the runners have learned.
         self._observations = ObservationPipeline(self.observation_space, config.env_runners)
         self._rewards = reward_pipeline(self._runner_spec, num_lanes=0)
@@ -97,13 +93,39 @@ class Algorithm(ABC):
         self._longest_running_episode = 0
         self.setup()
         self._weights = self.learner.get_weights()
-        self.env_runner_group.wait_until_ready()
+        self.env_runner_group.wait_until_built()
         self.timers.restart()
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """What is wrong with a config of this algorithm, as ``(key, message)``."""
         return iter(())
+
+    def _start_env_runners(self, address: str | None) -> EnvRunnerGroup:
+        """The group; remote runners go on building themselves while the learner is made."""
+        settings = self.config.env_runners
+        if settings.num_env_runners:
+            from rlrun.sampling.ray_runtime import start_ray
+
+            start_ray(settings, address)
+        return EnvRunnerGroup(
+            self._runner_spec,
+            num_env_runners=settings.num_env_runners,
+            fault_tolerance=self.config.fault_tolerance,
+            runner_class=import_object(settings.env_runner_cls) if settings.env_runner_cls else None,
+            wait=False,
+        )
+
+    def _spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Observation and action space, from the local runner or from an environment made for it."""
+        local = self.env_runner_group.local_env_runner
+        if local is not None:
+            return local.envs.single_observation_space, local.action_space
+        envs = make_vector_env(self.config.env, 1, self.config.env_runners)
+        try:
+            return envs.single_observation_space, envs.single_action_space
+        finally:
+            envs.close()
 
     @abstractmethod
     def setup(self) -> None:

@@ -65,8 +65,9 @@ class FragmentBuffer:
         begin = self._num_rows + self._num_finals
         end = begin + len(lanes)
         if end > len(self._storage):
-            spare = np.empty((len(self._storage) // 2 + len(lanes), *final_obs.shape[1:]))
-            self._storage = np.concatenate([self._storage, spare.astype(self._storage.dtype)])
+            spare = (len(self._storage) // 2 + len(lanes), *final_obs.shape[1:])
+            grown = np.empty(spare, dtype=self._storage.dtype)
+            self._storage = np.concatenate([self._storage, grown])
             self._shape_rows()
         self._storage[begin:end] = final_obs
         self._next_index[t, lanes] = np.arange(begin, end)

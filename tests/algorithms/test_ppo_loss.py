@@ -1,0 +1,180 @@
+"""PPO's formulas against slow transcriptions, and the traps that implementations fall into."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlrun.algorithms.ppo import adapted_kl_coeff, clipped_value_loss, ppo_loss, standardized
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.policies.rl_module import build_module
+
+OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
+SPACES = {
+    "discrete": gym.spaces.Discrete(4),
+    "continuous": gym.spaces.Box(-1, 1, (2,), np.float32),
+    "multi_discrete": gym.spaces.MultiDiscrete([2, 3]),
+    "multi_binary": gym.spaces.MultiBinary(3),
+}
+ARGUMENTS = {
+    "clip_param": 0.2,
+    "vf_loss_coeff": 0.5,
+    "vf_clip_param": None,
+    "entropy_coeff": 0.01,
+    "kl_coeff": 0.0,
+    "normalize_advantages": True,
+}
+
+
+def module_for(space):
+    torch.manual_seed(3)
+    module = build_module(OBS_SPACE, space, ModelConfig(hidden=(8,)))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def rows_for(module, space, n=16, drift=0.3):
+    """Rows whose old policy differs from the module by ``drift``."""
+    rng = np.random.default_rng(0)
+    space.seed(0)
+    obs = torch.tensor(rng.normal(size=(n, 3)), dtype=torch.float32)
+    actions = torch.tensor(np.stack([space.sample() for _ in range(n)]))
+    if actions.dtype == torch.int8:
+        actions = actions.float()
+    with torch.no_grad():
+        inputs = module.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
+        old_inputs = inputs + drift * torch.tensor(
+            rng.normal(size=inputs.shape), dtype=torch.float32
+        )
+    return {
+        col.OBS: obs,
+        col.ACTIONS: actions,
+        col.ACTION_DIST_INPUTS: old_inputs,
+        col.ACTION_LOGP: module.distribution.logp(old_inputs, actions),
+        col.ADVANTAGES: torch.tensor(rng.normal(size=n), dtype=torch.float32),
+        col.VALUE_TARGETS: torch.tensor(rng.normal(size=n), dtype=torch.float32),
+        col.VF_PREDS: torch.tensor(rng.normal(size=n), dtype=torch.float32),
+    }
+
+
+def slow_loss(module, rows, clip, vf_coeff, entropy_coeff):
+    """Equations 7 and 9, row by row, with torch.distributions for the probabilities."""
+    with torch.no_grad():
+        outputs = module.forward_train(rows)
+    logp = module.distribution.logp(outputs[col.ACTION_DIST_INPUTS], rows[col.ACTIONS]).numpy()
+    entropy = module.distribution.entropy(outputs[col.ACTION_DIST_INPUTS]).numpy()
+    advantages = rows[col.ADVANTAGES].numpy()
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    policy = value = 0.0
+    n = len(advantages)
+    for i in range(n):
+        ratio = np.exp(logp[i] - rows[col.ACTION_LOGP][i].item())
+        clipped = min(max(ratio, 1 - clip), 1 + clip)
+        policy -= min(ratio * advantages[i], clipped * advantages[i]) / n
+        error = outputs[col.VF_PREDS][i].item() - rows[col.VALUE_TARGETS][i].item()
+        value += 0.5 * error**2 / n
+    return policy + vf_coeff * value - entropy_coeff * entropy.mean()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_loss_is_the_papers(name):
+    module = module_for(SPACES[name])
+    rows = rows_for(module, SPACES[name])
+    loss, statistics = ppo_loss(module, rows, **ARGUMENTS)
+    assert loss.item() == pytest.approx(slow_loss(module, rows, 0.2, 0.5, 0.01), rel=1e-4)
+    assert statistics["clip_fraction"] > 0
+    assert statistics["approx_kl"] >= 0
+    assert all(not value.requires_grad for value in statistics.values())
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_gradient_is_that_of_finite_differences(name):
+    module = module_for(SPACES[name]).double()
+    module._prepare = lambda obs: obs  # observations stay float64, as differences need it
+    rows = {
+        key: column.double() if column.is_floating_point() else column
+        for key, column in rows_for(module_for(SPACES[name]), SPACES[name], n=5).items()
+    }
+    parameters = list(module.parameters())
+
+    def loss_at():
+        return ppo_loss(module, rows, **{**ARGUMENTS, "kl_coeff": 0.3})[0]
+
+    loss_at().backward()
+    for parameter in parameters:
+        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 3)):
+            saved = flat[i].item()
+            flat[i] = saved + 1e-6
+            up = loss_at().item()
+            flat[i] = saved - 1e-6
+            down = loss_at().item()
+            flat[i] = saved
+            assert grad[i].item() == pytest.approx((up - down) / 2e-6, rel=1e-4, abs=1e-7)
+
+
+def test_gradient_stops_where_the_ratio_is_clipped_and_the_advantage_agrees():
+    module = module_for(SPACES["discrete"])
+    rows = rows_for(module, SPACES["discrete"], n=1, drift=0.0)
+    rows[col.ACTION_LOGP] = rows[col.ACTION_LOGP] - 1.0  # ratio e: far above 1.2
+    rows[col.ADVANTAGES] = torch.ones(1)
+    arguments = {**ARGUMENTS, "entropy_coeff": 0.0, "vf_loss_coeff": 0.0}
+    arguments["normalize_advantages"] = False
+    loss, statistics = ppo_loss(module, rows, **arguments)
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.2)
+    assert statistics["clip_fraction"] == 1.0
+    assert all(not p.grad.any() for p in module.parameters() if p.grad is not None)
+    # A negative advantage is not protected by the clip: the gradient must bring the ratio back.
+    rows[col.ADVANTAGES] = -torch.ones(1)
+    loss, _ = ppo_loss(module, rows, **arguments)
+    loss.backward()
+    assert any(p.grad.any() for p in module.parameters() if p.grad is not None)
+
+
+def test_pitfall_4_a_minibatch_of_one_row_gives_no_nan():
+    assert standardized(torch.tensor([3.0])).tolist() == [0.0]
+
+
+def test_pitfall_4_standardized_advantages_have_mean_0_and_deviation_1():
+    x = standardized(torch.randn(1000) * 7 + 3)
+    assert x.mean().item() == pytest.approx(0, abs=1e-5)
+    assert x.std(unbiased=False).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_pitfall_7_value_clipping_takes_the_worse_of_both_squares():
+    values, old, targets = torch.tensor([3.0, 1.1]), torch.tensor([1.0, 1.0]), torch.tensor([2.9, 5.0])
+    clipped = old + (values - old).clamp(-0.5, 0.5)
+    expected = 0.5 * np.mean(
+        [max((v - t) ** 2, (c - t) ** 2) for v, t, c in zip(values, targets, clipped, strict=True)]
+    )
+    assert clipped_value_loss(values, old, targets, 0.5).item() == pytest.approx(expected)
+
+
+def test_pitfall_12_without_a_coefficient_an_infinite_kl_does_no_harm():
+    module = module_for(SPACES["discrete"])
+    rows = rows_for(module, SPACES["discrete"])
+    rows[col.ACTION_DIST_INPUTS][0, 0] = float("inf")
+    loss, statistics = ppo_loss(module, rows, **ARGUMENTS)
+    assert torch.isfinite(loss)
+    assert "kl" not in statistics
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(0.03, 0.3), (0.02, 0.2), (0.01, 0.2), (0.004, 0.1), (None, 0.2)]
+)
+def test_the_kl_coefficient_follows_the_kl(kl, expected):
+    assert adapted_kl_coeff(0.2, kl, 0.01) == pytest.approx(expected)
+
+
+def test_pitfall_12_the_kl_coefficient_is_bounded():
+    coeff = 0.2
+    for _ in range(100):
+        coeff = adapted_kl_coeff(coeff, 1.0, 0.01)
+    assert coeff == 1e3
+    for _ in range(200):
+        coeff = adapted_kl_coeff(coeff, 0.0, 0.01)
+    assert coeff == 1e-6

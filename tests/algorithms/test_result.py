@@ -1,0 +1,59 @@
+from rlrun.algorithms.result import EpisodeStatistics, evaluation_result, is_wall_clock
+from rlrun.sampling.episodes import EpisodeRecord
+
+
+def records(*returns):
+    return [EpisodeRecord(i, 0, 0, float(r), int(r)) for i, r in enumerate(returns)]
+
+
+def test_before_the_first_episode_numbers_are_none_and_not_nan():
+    result = EpisodeStatistics(3).end_iteration()
+    assert result["episodes"] == result["episodes_this_iter"] == result["episodes_in_mean"] == 0
+    absent = ("episode_return_mean", "episode_return_min", "episode_return_max", "episode_len_mean")
+    assert all(result[key] is None for key in absent)
+    assert result["episode_return_mean_this_iter"] is None
+
+
+def test_the_mean_is_over_the_window():
+    statistics = EpisodeStatistics(3)
+    statistics.add(records(1, 2))
+    assert statistics.end_iteration()["episode_return_mean"] == 1.5
+    statistics.add(records(6, 7))
+    result = statistics.end_iteration()
+    assert result["episode_return_mean"] == (2 + 6 + 7) / 3
+    assert result["episodes_in_mean"] == 3
+    assert result["episode_return_mean_this_iter"] == 6.5
+    assert (result["episode_return_min"], result["episode_return_max"]) == (2, 7)
+    assert result["episodes"] == 4
+
+
+def test_more_episodes_than_the_window_in_one_iteration_all_count():
+    statistics = EpisodeStatistics(2)
+    statistics.add(records(1, 2, 3, 4))
+    result = statistics.end_iteration()
+    assert result["episodes_in_mean"] == 4
+    assert result["episode_return_mean"] == 2.5
+    assert statistics.end_iteration()["episode_return_mean"] == 3.5
+
+
+def test_state_round_trip():
+    statistics, restored = EpisodeStatistics(5), EpisodeStatistics(5)
+    statistics.add(records(1, 2, 3))
+    statistics.end_iteration()
+    restored.set_state(statistics.get_state())
+    for each in (statistics, restored):
+        each.add(records(9))
+    assert statistics.end_iteration() == restored.end_iteration()
+
+
+def test_the_keys_of_an_evaluation_do_not_depend_on_whether_it_was_due():
+    assert evaluation_result(None).keys() == evaluation_result(records(1, 3)).keys()
+    assert evaluation_result(records(1, 3))["episode_return_std"] == 1.0
+
+
+def test_wall_clock_keys():
+    assert is_wall_clock("timers/sample_s")
+    assert is_wall_clock("env_steps_per_s")
+    assert is_wall_clock("env_runners/vector_step_env_ms")
+    assert not is_wall_clock("env_steps")
+    assert not is_wall_clock("env_runners/restarts")

@@ -1,0 +1,261 @@
+"""What comes out of a runner, held against environments whose every number is known."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
+from rlrun.data import columns as col
+from rlrun.policies.policy import Policy
+from rlrun.sampling.env_runner import EnvRunner, RunnerSpec, SampleRequest
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.seeding import Role
+
+
+class CountingEnv(gym.Env):
+    """Observation = [episode's seed mod 1000, step]; reward = step; ends after ``length`` steps."""
+
+    observation_space = gym.spaces.Box(0, 1e9, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length=3, truncates=False, random_length=False):
+        self.length, self.truncates, self.random_length = length, truncates, random_length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.tag = seed % 1000
+        self.t = 0
+        if self.random_length:
+            self.length = int(self.np_random.integers(1, 6))
+        return np.array([self.tag, 0], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        over = self.t >= self.length
+        obs = np.array([self.tag, self.t], np.float32)
+        return obs, float(self.t), over and not self.truncates, over and self.truncates, {}
+
+
+class AlwaysOne(Policy):
+    """Knows nothing of torch, has no weights and takes action 1."""
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.ones(len(obs_batch), np.int64), [], {}
+
+
+def counting_spec(lanes=2, **kwargs):
+    return RunnerSpec(
+        EnvSpec(use=f"{__name__}:CountingEnv", kwargs=kwargs),
+        EnvRunnersConfig(num_envs_per_env_runner=lanes),
+        policy_factory=lambda observation_space, action_space, model: AlwaysOne(
+            observation_space, action_space
+        ),
+    )
+
+
+def collect(runner, lengths):
+    return [runner.sample_fragment(SampleRequest(i, length)) for i, length in enumerate(lengths)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lanes=st.integers(1, 4),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    truncates=st.booleans(),
+)
+def test_every_transition_is_what_the_environment_did(lanes, lengths, truncates):
+    runner = EnvRunner(counting_spec(lanes, truncates=truncates, random_length=True))
+    replies = collect(runner, lengths)
+    finished = [episode for reply in replies for episode in reply.episodes]
+    running: dict[int, tuple[int, int]] = {}  # lane -> (episode id, next step)
+    for reply, length in zip(replies, lengths, strict=True):
+        batch = reply.batch
+        batch.check_valid()
+        assert len(batch) == reply.env_steps == lanes * length
+        for i, row in enumerate(batch.rows()):
+            lane, t = divmod(i, length)  # each lane's piece is contiguous
+            assert row[col.ENV_ID] == lane
+            assert row[col.NEXT_OBS][0] == row[col.OBS][0]  # never another episode's
+            assert row[col.OBS][1] == row[col.T]
+            assert row[col.NEXT_OBS][1] == row[col.T] + 1 == row[col.REWARDS]
+            ended = row[col.TERMINATEDS] or row[col.TRUNCATEDS]
+            assert not (row[col.TERMINATEDS] if truncates else row[col.TRUNCATEDS])
+            if lane in running:
+                assert (row[col.EPS_ID], row[col.T]) == running[lane]
+            else:
+                assert row[col.T] == 0
+            running[lane] = (row[col.EPS_ID], row[col.T] + 1)
+            if ended:
+                del running[lane]
+    # Env steps are the finished episodes' plus the running ones'.
+    steps = sum(episode.length for episode in finished) + sum(t for _, t in running.values())
+    assert steps == lanes * sum(lengths)
+    for episode in finished:
+        assert episode.episode_return == episode.length * (episode.length + 1) / 2
+
+
+def test_observations_are_stored_once():
+    reply = collect(EnvRunner(counting_spec(lanes=4, length=10)), [20])[0]
+    storage, _ = reply.batch.shared(col.OBS)
+    assert reply.batch.shared(col.NEXT_OBS)[0] is storage
+    num_episode_ends = int(reply.batch[col.TERMINATEDS].sum())
+    assert len(storage) == 4 * 21 + num_episode_ends
+
+
+def test_first_observations_differ_between_runners_lanes_roles_and_seeds():
+    first = set()
+    for seed in (0, 1):
+        for runner_index in (0, 1, 2):
+            for role in Role:
+                spec = counting_spec(lanes=3)
+                runner = EnvRunner(
+                    RunnerSpec(**{**vars(spec), "seed": seed}), runner_index=runner_index, role=role
+                )
+                first.update(runner._episodes.seeds)
+    assert len(first) == 2 * 3 * 2 * 3
+
+
+def test_equal_seeds_give_equal_batches_and_noise_is_keyed_by_fragment():
+    spec = RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(num_envs_per_env_runner=2))
+    weights = np.zeros(EnvRunner(spec).policy.num_parameters, np.float32)
+    batches = [
+        EnvRunner(spec).sample_fragment(SampleRequest(fragment, 30, 1), weights).batch
+        for fragment in (0, 0, 1)
+    ]
+    for name in batches[0]:
+        np.testing.assert_array_equal(batches[0][name], batches[1][name])
+    assert (batches[0][col.ACTIONS] != batches[2][col.ACTIONS]).any()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Taxi-v4"])
+def test_a_runner_restored_elsewhere_goes_on_to_the_bit(env):
+    spec = RunnerSpec(
+        EnvSpec(use=env),
+        EnvRunnersConfig(num_envs_per_env_runner=3, observation_filter="MeanStdFilter"),
+        ConnectorsConfig(normalize_rewards=True),
+    )
+    runner = EnvRunner(spec)
+    rng = np.random.default_rng(0)
+    weights = 0.1 * rng.normal(size=runner.policy.num_parameters).astype(np.float32)
+    for fragment in range(4):
+        runner.sample_fragment(SampleRequest(fragment, 33, 1), weights)
+    restored = EnvRunner(spec, recreated=True)
+    restored.set_state(runner.get_state())
+    for fragment in (4, 5):
+        expected, found = (
+            each.sample_fragment(SampleRequest(fragment, 41, 1), weights)
+            for each in (runner, restored)
+        )
+        for name in expected.batch:
+            np.testing.assert_array_equal(found.batch[name], expected.batch[name])
+        assert found.episodes == expected.episodes
+
+
+class ForgetfulEnv(CountingEnv):
+    """Not a function of its seed: the observation holds a number that only grows."""
+
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        ForgetfulEnv.resets += 1
+        super().reset(seed=seed)
+        self.tag = ForgetfulEnv.resets
+        return np.array([self.tag, 0], np.float32), {}
+
+
+def test_an_env_that_does_not_reproduce_is_named_and_starts_afresh(caplog):
+    spec = counting_spec(lanes=1, length=100)
+    spec = RunnerSpec(**{**vars(spec), "env": EnvSpec(use=f"{__name__}:ForgetfulEnv")})
+    runner = EnvRunner(RunnerSpec(**{**vars(spec), "env": spec.env}))
+    collect(runner, [2])
+    restored = EnvRunner(spec)
+    restored.set_state(runner.get_state())
+    assert "ForgetfulEnv" in caplog.text
+    batch = restored.sample_fragment(SampleRequest(1, 2)).batch
+    assert batch[col.T].tolist() == [0, 1]
+
+
+def test_metrics_see_raw_rewards_and_learning_the_clipped_ones():
+    spec = counting_spec(lanes=1, length=3)
+    spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
+    reply = collect(EnvRunner(spec), [3])[0]
+    assert reply.batch[col.REWARDS].tolist() == [1, 2, 2]
+    assert reply.episodes[0].episode_return == 6
+
+
+class ExplodingEnv(CountingEnv):
+    """Raises in its fourth step."""
+
+    def step(self, action):
+        if self.t == 3:
+            raise RuntimeError("the user's own words")
+        return super().step(action)
+
+
+def test_an_exception_in_step_carries_its_place_and_the_users_traceback():
+    spec = counting_spec(lanes=2)
+    spec = RunnerSpec(
+        **{**vars(spec), "env": EnvSpec(use=f"{__name__}:ExplodingEnv", kwargs={"length": 9})}
+    )
+    with pytest.raises(EnvError) as caught:
+        EnvRunner(spec, runner_index=2).sample_fragment(SampleRequest(0, 9))
+    error = caught.value
+    assert (error.runner_index, error.lane, error.env_step) == (2, 0, 3)
+    text = str(error)
+    assert text.startswith("Traceback")
+    assert "the user's own words" in text
+    assert "rlrun/sampling" not in text
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space"),
+    [
+        (gym.spaces.Discrete(5), gym.spaces.MultiDiscrete([2, 3])),
+        (gym.spaces.MultiDiscrete([2, 3]), gym.spaces.MultiBinary(2)),
+        (gym.spaces.MultiBinary(4), gym.spaces.Box(-2, 2, (2,), np.float32)),
+        (
+            gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Box(-1, 1, (2,))}),
+            gym.spaces.Dict({"x": gym.spaces.Discrete(2), "y": gym.spaces.Box(-1, 1, (1,))}),
+        ),
+        (
+            gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.MultiBinary(2))),
+            gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.MultiDiscrete([2, 2]))),
+        ),
+    ],
+)
+def test_every_space_samples_and_the_env_gets_actions_of_its_space(observation_space, action_space):
+    runner = EnvRunner(
+        RunnerSpec(
+            EnvSpec(
+                use=f"{__name__}:SpaceEnv",
+                kwargs={"observation_space": observation_space, "action_space": action_space},
+            ),
+            EnvRunnersConfig(num_envs_per_env_runner=2),
+            model=ModelConfig(hidden=(4,)),
+        )
+    )
+    batch = runner.sample_fragment(
+        SampleRequest(0, 12, 1), np.zeros(runner.policy.num_parameters, np.float32)
+    ).batch
+    assert len(batch) == 24
+    assert np.isfinite(batch[col.ACTION_LOGP]).all()
+    assert batch[col.OBS].dtype == np.float32
+
+
+class SpaceEnv(gym.Env):
+    """Random observations of any space; complains about an action outside of its own."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t == 5, False, {}

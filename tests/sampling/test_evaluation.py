@@ -1,0 +1,87 @@
+"""Exactly N fresh episodes, whatever else goes on."""
+
+import numpy as np
+import pytest
+
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.sampling.env_runner import EnvRunner, RunnerSpec, SampleRequest
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.seeding import Role
+
+
+def make_runner(lanes, env="CartPole-v1"):
+    spec = RunnerSpec(
+        EnvSpec(use=env),
+        EnvRunnersConfig(num_envs_per_env_runner=lanes, observation_filter="MeanStdFilter"),
+    )
+    runner = EnvRunner(spec, role=Role.EVALUATION)
+    rng = np.random.default_rng(0)
+    runner.load(0.3 * rng.normal(size=runner.policy.num_parameters).astype(np.float32), 1, None)
+    return runner
+
+
+@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("num_episodes", [1, 5, 12])
+def test_exactly_n_episodes_that_do_not_depend_on_the_lanes(num_episodes, explore):
+    played = [
+        play_episodes(make_runner(lanes), num_episodes=num_episodes, seed=3, explore=explore)
+        for lanes in (1, 4, 7)
+    ]
+    for records in played:
+        assert [record.episode_id for record in records] == list(range(num_episodes))
+    outcomes = [[(r.seed, r.episode_return, r.length) for r in records] for records in played]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_playing_again_plays_the_same_and_another_seed_plays_others():
+    runner = make_runner(3)
+    first, again = (play_episodes(runner, num_episodes=6, seed=1) for _ in range(2))
+    assert first == again
+    other = play_episodes(runner, num_episodes=6, seed=2)
+    assert [r.seed for r in other] != [r.seed for r in first]
+
+
+def test_the_filter_does_not_learn_from_evaluation():
+    runner = make_runner(2)
+    before = runner.observations.get_state()
+    play_episodes(runner, num_episodes=3, seed=0)
+    after = runner.observations.get_state()
+    assert repr(before) == repr(after)
+
+
+def test_short_episodes_are_not_preferred():
+    runner = make_runner(4)
+    records = play_episodes(runner, num_episodes=10, seed=0, explore=True)
+    assert [record.lane for record in records] == [k % 4 for k in range(10)]
+
+
+def test_the_recorder_sees_every_step_of_every_episode_and_may_end_the_play():
+    steps = []
+
+    def record(step):
+        steps.append((list(step.episodes), step.rewards.copy()))
+        return None
+
+    records = play_episodes(make_runner(2), num_episodes=3, seed=0, recorder=record)
+    returns = {k: 0.0 for k in range(3)}
+    for episodes, rewards in steps:
+        for lane, k in enumerate(episodes):
+            if k is not None:
+                returns[k] += rewards[lane]
+    assert returns == {record.episode_id: record.episode_return for record in records}
+    assert play_episodes(make_runner(2), num_episodes=3, seed=0, recorder=lambda step: True) == []
+
+
+def test_evaluation_leaves_training_alone():
+    def sampled(evaluate):
+        spec = RunnerSpec(EnvSpec(use="CartPole-v1"))
+        runner = EnvRunner(spec)
+        weights = np.zeros(runner.policy.num_parameters, np.float32)
+        first = runner.sample_fragment(SampleRequest(0, 50, 1), weights)
+        if evaluate:
+            play_episodes(make_runner(2), num_episodes=2, seed=0)
+        return first, runner.sample_fragment(SampleRequest(1, 50, 1), weights)
+
+    for with_evaluation, without in zip(sampled(True), sampled(False), strict=True):
+        for name in without.batch:
+            np.testing.assert_array_equal(with_evaluation.batch[name], without.batch[name])
