@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "rlrun"
@@ -26,6 +27,9 @@ _TOP_LEVEL = ("rlrun", "tests", "configs", "benchmarks", "docs", ".ci")
 _SUFFIXES = {".py", ".md", ".yaml", ".toml", ".lock", ".sh", ".json", ""}
 
 
+When = Literal["at import", "in a function", "for types"]
+
+
 @dataclass(frozen=True)
 class Import:
     """One imported name: `from module import name` (name is None for a plain `import module`)."""
@@ -33,7 +37,7 @@ class Import:
     module: str
     name: str | None
     line: int
-    at_import_time: bool
+    when: When
 
 
 @dataclass(frozen=True)
@@ -57,27 +61,25 @@ class Module:
         return self.path.relative_to(PACKAGE).as_posix()
 
     def imports(self) -> Iterator[Import]:
-        """Every import of the file, those inside functions too."""
-        yield from _imports(self.tree, at_import_time=True)
+        """Every import of the file: at its top, inside functions, and for types alone."""
+        yield from _imports(self.tree, "at import")
 
 
-def _imports(node: ast.AST, *, at_import_time: bool) -> Iterator[Import]:
+def _imports(node: ast.AST, when: When) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
-                yield Import(alias.name, None, child.lineno, at_import_time)
+                yield Import(alias.name, None, child.lineno, when)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, f"line {child.lineno}: relative import"
             for alias in child.names:
-                yield Import(child.module or "", alias.name, child.lineno, at_import_time)
+                yield Import(child.module or "", alias.name, child.lineno, when)
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _imports(child, "in a function")
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from _imports(child, "for types")
         else:
-            inside_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            only_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(
-                child.test
-            )
-            yield from _imports(
-                child, at_import_time=at_import_time and not inside_function and not only_for_types
-            )
+            yield from _imports(child, when)
 
 
 @cache
