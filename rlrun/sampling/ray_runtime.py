@@ -253,3 +253,20 @@ def _that_fits(number_key: str, each_key: str, each: float, number: int, availab
     if smaller > 0:
         choices.append(f"env_runners.{each_key}={smaller:g}")
     return "set " + " or ".join(choices)
+
+
+def last_error_line(process_id: int) -> str | None:
+    """The last line that a local worker's process wrote to stderr; None if there is none."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    if node is None:
+        return None
+    logs = Path(node.get_session_dir_path()) / "logs"
+    for path in logs.glob(f"worker-*-{process_id}.err"):
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        # Ray's own notes to its log monitor begin with a colon.
+        said = [line for line in lines if not line.startswith(":")]
+        if said:
+            return said[-1]
+    return None

@@ -1,0 +1,31 @@
+"""One local Ray for all tests of this room that need it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """A Ray whose workers can import the helpers beside this file."""
+    from rlrun.config.schema import EnvRunnersConfig
+    from rlrun.sampling.ray_runtime import start_ray, stop_ray
+
+    if HERE not in sys.path:
+        sys.path.insert(0, HERE)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, before]))
+    start_ray(EnvRunnersConfig(num_env_runners=2, num_cpus_per_env_runner=0.1))
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+    yield
+    stop_ray()

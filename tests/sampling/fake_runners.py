@@ -1,0 +1,103 @@
+"""Runners without environments, for the tests of the group; imported by the actors too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.sampling.errors import EnvError
+
+
+@dataclass(frozen=True)
+class FakeSpec:
+    env: EnvSpec = field(default_factory=lambda: EnvSpec(use="Fake-v0"))
+    settings: EnvRunnersConfig = field(default_factory=EnvRunnersConfig)
+    folder: str = ""
+    """Where marks of what happened already are kept, so that it happens once."""
+    behaviour: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FakeRequest:
+    fragment: int
+    length: int = 2
+    weights_version: int = 0
+    connector_state: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class FakeReply:
+    runner_index: int
+    batch: Any
+    state: dict[str, Any]
+    env_steps: int = 0
+
+
+class FakeRunner:
+    """Counts on from its state; its data are a function of index, state, length and weights."""
+
+    def __init__(
+        self,
+        spec: FakeSpec,
+        *,
+        runner_index: int = 0,
+        role: Any = None,
+        num_env_runners: int = 0,
+        recreated: bool = False,
+    ) -> None:
+        self.spec, self.runner_index, self.recreated = spec, runner_index, recreated
+        self.count = 0
+        self.connector_state: dict[str, Any] | None = None
+        if spec.behaviour.get("constructor") == runner_index:
+            raise EnvError("Fake-v0", "constructor", "ValueError: no", runner_index=runner_index)
+
+    def sample_fragment(self, request: FakeRequest, weights: Any = None) -> FakeReply:
+        if request.connector_state is not None:
+            self.connector_state = request.connector_state
+        self.count += request.length
+        self._misbehave(request)
+        total = None if weights is None else float(weights.sum())
+        data = (self.runner_index, self.count, request.length, total, self.connector_state)
+        return FakeReply(self.runner_index, data, {"count": self.count}, request.length)
+
+    def _misbehave(self, request: FakeRequest) -> None:
+        what = self.spec.behaviour.get((self.runner_index, request.fragment))
+        if what is None or (what != "always raise" and not self._first_time(request.fragment)):
+            return
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "sleep":
+            time.sleep(self.spec.behaviour["sleep_s"])
+        if what == "bug":
+            raise KeyError("a bug of ours")
+        if what in ("raise", "always raise"):
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise EnvError.from_exception(
+                    error, "Fake-v0", "step", runner_index=self.runner_index, env_step=7
+                ) from None
+
+    def _first_time(self, fragment: int) -> bool:
+        mark = Path(self.spec.folder) / f"{self.runner_index}-{fragment}"
+        if mark.exists():
+            return False
+        mark.touch()
+        return True
+
+    def get_state(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+    def ping(self) -> int:
+        return self.runner_index
+
+    def stop(self) -> None:
+        return

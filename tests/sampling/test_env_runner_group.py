@@ -1,0 +1,214 @@
+"""Rounds of sampling, and what becomes of runners that fail."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_runners import FakeRequest, FakeRunner, FakeSpec
+
+from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
+from rlrun.sampling.env_runner_group import EnvRunnerGroup
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.runner_errors import EnvRunnersError
+
+
+@pytest.fixture
+def make_group(local_ray: None, tmp_path: Path) -> Any:
+    groups: list[EnvRunnerGroup] = []
+
+    def make(
+        behaviour: dict[Any, Any] | None = None,
+        number: int = 2,
+        sample_timeout_s: float = 20.0,
+        **tolerance: Any,
+    ) -> EnvRunnerGroup:
+        folder = tmp_path / str(len(groups))
+        folder.mkdir()
+        settings = EnvRunnersConfig(
+            num_env_runners=number, num_cpus_per_env_runner=0.1, sample_timeout_s=sample_timeout_s
+        )
+        spec = FakeSpec(settings=settings, folder=str(folder), behaviour=behaviour or {})
+        groups.append(
+            EnvRunnerGroup(
+                spec,  # type: ignore[arg-type]
+                num_env_runners=number,
+                fault_tolerance=FaultToleranceConfig(**tolerance),
+                runner_class=FakeRunner,
+            )
+        )
+        return groups[-1]
+
+    yield make
+    for group in groups:
+        group.stop()
+
+
+def rounds(group: EnvRunnerGroup, number: int, weights: Any = None) -> list[Any]:
+    return [
+        [
+            reply.batch
+            for reply in group.sample(FakeRequest(fragment), [2, 3][: group.num_healthy], weights)
+        ]  # type: ignore[arg-type]
+        for fragment in range(number)
+    ]
+
+
+def test_a_local_group_never_imports_ray() -> None:
+    spec = FakeSpec()
+    group = EnvRunnerGroup(
+        spec,  # type: ignore[arg-type]
+        num_env_runners=0,
+        fault_tolerance=FaultToleranceConfig(),
+        runner_class=FakeRunner,
+    )
+    (reply,) = group.sample(FakeRequest(0), [5])  # type: ignore[arg-type]
+    assert reply.batch == (0, 5, 5, None, None)
+    assert (group.num_healthy, group.num_restarts, group.num_in_flight) == (1, 0, 0)
+    group.set_states({0: {"count": 100}})
+    assert group.get_states() == {0: {"count": 100}}
+
+
+def test_a_round_is_ordered_and_each_runner_gets_its_length_and_the_weights(
+    make_group: Any,
+) -> None:
+    group = make_group()
+    weights = np.arange(4, dtype=np.float32)
+    assert rounds(group, 2, weights) == [
+        [(1, 2, 2, 6.0, None), (2, 3, 3, 6.0, None)],
+        [(1, 4, 2, 6.0, None), (2, 6, 3, 6.0, None)],
+    ]
+    assert group.get_states() == {1: {"count": 4}, 2: {"count": 6}}
+    assert group.foreach_env_runner(lambda runner: runner.runner_index) == [1, 2]
+    group.set_states({1: {"count": 10}, 2: {"count": 20}})
+    assert group.foreach_env_runner(lambda runner: runner.count) == [10, 20]
+
+
+def test_actors_do_not_import_torch(make_group: Any) -> None:
+    group = make_group()
+
+    def imported(_: Any) -> bool:
+        import sys
+
+        return "torch" in sys.modules
+
+    assert group.foreach_env_runner(imported) == [False, False]
+
+
+def test_an_error_of_the_environment_gets_one_fresh_runner_and_the_same_fragment(
+    make_group: Any,
+) -> None:
+    group = make_group({(2, 1): "raise"})
+    assert rounds(group, 3) == rounds(make_group(), 3)
+    assert group.num_restarts == 1
+    assert group.foreach_env_runner(lambda runner: runner.recreated) == [False, True]
+
+
+def test_an_error_that_comes_back_at_the_same_place_ends_the_run_as_it_was_raised(
+    make_group: Any,
+) -> None:
+    group = make_group({(1, 1): "always raise"})
+    with pytest.raises(EnvError) as caught:
+        rounds(group, 2)
+    assert type(caught.value) is EnvError
+    assert caught.value.__cause__ is None
+    assert caught.value.env_step == 7
+    assert str(caught.value).startswith("Traceback (most recent call last):")
+    assert "ray" not in str(caught.value)
+    assert group.num_restarts == 1
+
+
+def test_without_restarts_the_first_error_ends_the_run(make_group: Any) -> None:
+    group = make_group({(1, 0): "raise"}, restart_failed_env_runners=False)
+    with pytest.raises(EnvError, match="runner 1"):
+        rounds(group, 1)
+
+
+def test_a_bug_outside_of_the_environment_is_never_retried(make_group: Any) -> None:
+    group = make_group({(1, 0): "bug"})
+    with pytest.raises(KeyError, match="a bug of ours"):
+        rounds(group, 1)
+    assert group.num_restarts == 0
+
+
+def test_an_error_in_the_constructor_is_raised_at_once_and_as_it_is(make_group: Any) -> None:
+    with pytest.raises(EnvError, match="ValueError: no") as caught:
+        make_group({"constructor": 2})
+    assert caught.value.phase == "constructor"
+
+
+def test_a_late_runner_is_left_out_and_its_result_discarded(make_group: Any) -> None:
+    group = make_group({(1, 0): "sleep", "sleep_s": 1.0}, sample_timeout_s=0.4)
+    first = group.sample(FakeRequest(0))
+    assert [reply.runner_index for reply in first] == [2]
+    assert group.num_in_flight == 1
+    second = group.sample(FakeRequest(1))  # runner 1 is still busy, and gets no second request
+    assert [reply.runner_index for reply in second] == [2]
+    time.sleep(0.8)
+    third = group.sample(FakeRequest(2))
+    assert [reply.batch[:2] for reply in third] == [(1, 4), (2, 6)]
+    assert group.num_in_flight == 0
+
+
+def test_no_answer_at_all_ends_the_run(make_group: Any) -> None:
+    group = make_group({(1, 0): "sleep", "sleep_s": 1.0}, number=1, sample_timeout_s=0.2)
+    with pytest.raises(EnvRunnersError, match=r"sample_timeout_s=0\.2"):
+        group.sample(FakeRequest(0))
+
+
+@pytest.mark.faults
+def test_a_killed_runner_comes_back_and_the_data_are_what_they_would_have_been(
+    make_group: Any,
+) -> None:
+    group = make_group({(1, 1): "die", (2, 2): "die"})
+    assert rounds(group, 4) == rounds(make_group(), 4)
+    assert (group.num_restarts, group.num_healthy, group.num_in_flight) == (2, 2, 0)
+
+
+@pytest.mark.faults
+def test_a_restarted_runner_gets_the_statistics_that_were_sent_before(make_group: Any) -> None:
+    group = make_group({(1, 1): "die"}, number=1)
+    group.sample(FakeRequest(0, connector_state={"n": 3}))
+    (reply,) = group.sample(FakeRequest(1))
+    assert reply.batch[-1] == {"n": 3}
+
+
+@pytest.mark.faults
+def test_an_ignored_failure_loses_the_runner_and_nothing_else(make_group: Any) -> None:
+    group = make_group(
+        {(1, 1): "die"}, restart_failed_env_runners=False, ignore_env_runner_failures=True
+    )
+    assert [len(replies) for replies in (group.sample(FakeRequest(f)) for f in range(3))] == [
+        2,
+        1,
+        1,
+    ]
+    assert group.num_healthy == 1
+
+
+@pytest.mark.faults
+def test_a_death_that_nothing_covers_ends_the_run(make_group: Any) -> None:
+    group = make_group({(1, 0): "die"}, restart_failed_env_runners=False)
+    with pytest.raises(EnvRunnersError, match="env runner 1 died"):
+        group.sample(FakeRequest(0))
+    group = make_group({(1, 0): "die"}, max_num_env_runner_restarts=0)
+    with pytest.raises(EnvRunnersError, match="env runner 1 died"):
+        group.sample(FakeRequest(0))
+
+
+@pytest.mark.faults
+def test_when_all_runners_are_lost_the_run_ends_after_the_tolerated_tries(make_group: Any) -> None:
+    group = make_group(
+        {(1, 0): "die"},
+        number=1,
+        restart_failed_env_runners=False,
+        ignore_env_runner_failures=True,
+        num_consecutive_env_runner_failures_tolerance=3,
+    )
+    assert group.sample(FakeRequest(0)) == []
+    assert group.sample(FakeRequest(1)) == []
+    with pytest.raises(EnvRunnersError, match="no env runner is left"):
+        group.sample(FakeRequest(2))
