@@ -1,5 +1,7 @@
 """Actions on their way to the environments: bounds, starts, shapes, immutability."""
 
+from collections import OrderedDict
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -23,12 +25,13 @@ SPACES: dict[str, gym.Space] = {
         np.array([[0.0, -3.0]]), np.array([[1.0, 5.0]]), dtype=np.float64
     ),
     "integers": gym.spaces.Box(np.array([2, -1]), np.array([4, 0]), dtype=np.int32),
+    # Ordered: of a plain dict, gymnasium sorts the keys itself.
     "nested": gym.spaces.Dict(
-        {
-            "b": gym.spaces.Box(-1, 3, (2,)),
-            "a": gym.spaces.Discrete(3, start=1),
-            "c": gym.spaces.Tuple((gym.spaces.MultiBinary(2), gym.spaces.MultiDiscrete([2, 3]))),
-        }
+        OrderedDict(
+            b=gym.spaces.Box(-1, 3, (2,)),
+            a=gym.spaces.Discrete(3, start=1),
+            c=gym.spaces.Tuple((gym.spaces.MultiBinary(2), gym.spaces.MultiDiscrete([2, 3]))),
+        )
     ),
 }
 

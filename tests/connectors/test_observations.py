@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
@@ -13,14 +14,15 @@ from rlrun.config.schema import EnvRunnersConfig
 from rlrun.connectors.observations import ObservationPipeline
 
 IMAGE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+# Ordered: of a plain dict, gymnasium sorts the keys itself.
 NESTED = gym.spaces.Dict(
-    {
-        "z": gym.spaces.Box(-2, 2, (2, 2)),
-        "a": gym.spaces.Discrete(3, start=4),
-        "m": gym.spaces.Tuple(
+    OrderedDict(
+        z=gym.spaces.Box(-2, 2, (2, 2)),
+        a=gym.spaces.Discrete(3, start=4),
+        m=gym.spaces.Tuple(
             (gym.spaces.MultiBinary(2), gym.spaces.Dict(k=gym.spaces.MultiDiscrete([2, 3])))
         ),
-    }
+    )
 )
 SPACES: dict[str, gym.Space] = {
     "box": gym.spaces.Box(-1, 1, (3,)),
