@@ -1,0 +1,58 @@
+"""docs/result.md lists exactly the keys that a result has, and marks those that depend on time."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from source_tree import ROOT
+
+from rlrun import PPOConfig
+from rlrun.algorithms.result import SCHEMA_VERSION, is_wall_clock
+
+PAGE = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
+STATISTICS = "learners/default_policy/learner_stats/"
+
+
+def _documented() -> dict[str, bool]:
+    """Every key of the page's tables -> whether it carries the clock."""
+    found = {}
+    for cell in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE):
+        for key in re.findall(r"`([a-z_/]+)`", cell):
+            found[key] = "⏱" in cell
+    ppo = PAGE.split("PPO's, under")[1].split("## evaluation")[0]
+    for cell in re.findall(r"^\| (`.*?) \|", ppo, re.MULTILINE):
+        for key in re.findall(r"`([a-z_/]+)`", cell):
+            found[STATISTICS + key] = found.pop(key)
+    return found
+
+
+def _addresses(result: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in result.items():
+        if isinstance(value, dict):
+            yield from _addresses(value, f"{prefix}{key}/")
+        else:
+            yield prefix + key
+
+
+def test_the_page_lists_the_keys_of_a_result() -> None:
+    algorithm = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        .training(train_batch_size=64, minibatch_size=32, num_epochs=1, kl_coeff=0.2)
+        .build()
+    )
+    try:
+        keys = set(_addresses(algorithm.train()))
+    finally:
+        algorithm.stop()
+    assert keys == set(_documented())
+
+
+def test_the_clock_marks_what_depends_on_time() -> None:
+    marked = {key for key, clock in _documented().items() if clock}
+    assert marked == {key for key in _documented() if is_wall_clock(key)}
+
+
+def test_the_version_is_current() -> None:
+    assert f"Schema version {SCHEMA_VERSION}." in PAGE
