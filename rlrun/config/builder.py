@@ -53,9 +53,8 @@ class AlgorithmConfig:
     def __init__(self, config: Mapping[str, Any] | None = None, *, env: Any = NotProvided) -> None:
         self._values: dict[str, Any] = {"algorithm": self.algorithm}
         self._frozen = False
-        if config:
-            self.update_from_dict(config)
-        self.environment(env)
+        given = {} if env is NotProvided else {"env": env}
+        self.update_from_dict({**(config or {}), **given})
 
     def environment(
         self, env: Any = NotProvided, *, env_config: Any = NotProvided, **kwargs: Any
@@ -139,7 +138,8 @@ class AlgorithmConfig:
         self._check_open()
         known = sections(self._training_class())
         problems = []
-        for key, value in config.items():
+        # The environment goes before its arguments, which would be lost with the one before.
+        for key, value in sorted(config.items(), key=lambda item: item[0] != "env"):
             if key in _DROPPED:
                 continue
             if key == "env" and not isinstance(value, dict):

@@ -62,7 +62,7 @@ def _check_use(
         yield Finding(path, str(error))
         return
     if not callable(found):
-        yield Finding(path, f"{spec.use} is a {type(found).__name__} and cannot be called")
+        yield Finding(path, f"{spec.use} cannot be called, it is of type {type(found).__name__}")
     elif positional is not None:
         count = positional(found)
         given = _GIVEN_TO_SINKS if names else ()
@@ -122,7 +122,7 @@ def check_env(env: EnvSpec) -> Iterator[Finding]:
             yield from _check_creator(env, creator, any_name=False)
         else:
             kind = type(creator).__name__
-            yield Finding(("env", "use"), f"{env.use} is a {kind} and cannot be called")
+            yield Finding(("env", "use"), f"{env.use} cannot be called, it is of type {kind}")
     else:
         yield from _check_gymnasium_id(env)
 

@@ -45,7 +45,8 @@ def describe(annotation: Any, metadata: list[Any] | None = None) -> str:
         return "keys and values"
     pattern = next((item.pattern for item in metadata if getattr(item, "pattern", None)), None)
     word = _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
-    return word + _bounds(metadata) + (f" of the form {pattern}" if pattern else "")
+    bounds = _bounds(metadata) if annotation in (int, float) else ""
+    return word + bounds + (f" of the form {pattern}" if pattern else "")
 
 
 def _describe_generic(annotation: Any, metadata: list[Any]) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from rlrun.config.problems import Origin, Path
 from rlrun.config.schema import ExperimentConfig, ModelConfig, UseSpec
+from rlrun.config.yaml_tree import FLOAT
 
 
 def to_plain(value: Any) -> Any:
@@ -62,10 +63,15 @@ def _render(experiment: ExperimentConfig, note: Callable[[Path], str | None]) ->
 
 
 def _entry(key: str, value: Any) -> str:
-    text = yaml.dump(
-        {key: value}, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**9
+    return f"{flow(key)}: {flow(value)}"
+
+
+def flow(value: Any) -> str:
+    """A plain value on one line, as it may stand anywhere in a file."""
+    text: str = yaml.dump(
+        [value], Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**9
     )
-    return text.strip()[1:-1]  # Without the braces of a one-key mapping.
+    return text.strip()[1:-1]  # Without the brackets of a list of one.
 
 
 class _Dumper(yaml.SafeDumper):
@@ -76,10 +82,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represent_float(dumper: Any, value: float) -> Any:
-    # Yaml's own writes 1e-05 as `1.0e-05`; the names of infinity are yaml's.
-    text = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
-    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+def _represent_text(dumper: Any, text: str) -> Any:
+    # Line breaks are escaped: every value stays on its line, and its comment with it.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(float, _represent_float)
+_Dumper.add_representer(str, _represent_text)
+# Text such as "1e-4" is a number to us and not to yaml, which would leave its quotes off.
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))

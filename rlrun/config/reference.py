@@ -7,15 +7,13 @@ Owns: docs/config.md (``python -m rlrun.config.reference`` writes it) and the st
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rlrun.config.describe import describe_field
-from rlrun.config.dump import to_plain
+from rlrun.config.dump import flow, to_plain
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.config.validate import sections
@@ -92,12 +90,7 @@ def _default(field: FieldInfo) -> str:
         return "its defaults" if is_section else "must be given"
     if isinstance(value, BaseModel):
         return "its defaults"
-    return f"`{_flow(to_plain(value))}`"
-
-
-def _flow(value: Any) -> str:
-    text: str = yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=10**9)
-    return text.strip()[1:-1]
+    return f"`{flow(to_plain(value))}`"
 
 
 def starter(algorithm: str, env: str) -> str:
@@ -126,7 +119,7 @@ def starter(algorithm: str, env: str) -> str:
 def _starter_line(path: tuple[str, str], field: FieldInfo, on: bool) -> str:
     value = field.get_default(call_default_factory=True)
     value = _STARTER_VALUES.get(path, to_plain(value))
-    entry = f"{'' if on else '# '}{path[1]}: {_flow(value)}"
+    entry = f"{'' if on else '# '}{path[1]}: {flow(value)}"
     return f"  {entry:45} # {' '.join((field.description or '').split())}"
 
 

@@ -16,9 +16,9 @@ import yaml
 from rlrun.config.problems import ConfigError, Origin, Path, Problem, join
 
 _INT = re.compile(r"^[-+]?(0|[1-9][0-9]*(_[0-9]+)*)$")
-_FLOAT = re.compile(
+FLOAT = re.compile(
     r"^[-+]?((0|[1-9][0-9]*(_[0-9]+)*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-)  # Every _INT matches too, and is asked for first.
+)  # What matches _INT matches too, and is asked for first.
 _SPECIAL: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -70,7 +70,7 @@ def parse_scalar(text: str) -> Any:
         return _SPECIAL[text]
     if _INT.match(text):
         return int(text.replace("_", ""))
-    if _FLOAT.match(text):
+    if FLOAT.match(text):
         return float(text.replace("_", ""))
     return text
 

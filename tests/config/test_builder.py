@@ -1,0 +1,172 @@
+"""The fluent builder: the same schema, said in Python."""
+
+from typing import Any
+
+import pytest
+from fake_algorithm import Callback, Fake, FakeConfig, Maze
+
+from rlrun.config.builder import NotProvided
+from rlrun.config.loader import load_experiment
+from rlrun.config.problems import ConfigError
+
+
+def base() -> FakeConfig:
+    return FakeConfig().environment("CartPole-v1").debugging(name="exp")
+
+
+def test_equals_the_file(write) -> None:
+    text = """
+seed: 3
+env_runners: {num_env_runners: 2, rollout_fragment_length: 32}
+model: {hidden: [32], activation: relu}
+training: {lr: 1e-3, clip: [[0, 1], [100, 0]]}
+learners: {device: cpu}
+connectors: {clip_actions: true}
+callbacks: [{use: 'fake_algorithm:Callback', every: 2}, 'fake_algorithm:Callback']
+evaluation: {interval: 2}
+fault_tolerance: {restart_failed_env_runners: false}
+checkpoint: {every: 1}
+report: {smoothing_episodes: 5}
+"""
+    built = (
+        base()
+        .debugging(seed=3)
+        .stop({"env_steps": 100_000})
+        .env_runners(num_env_runners=2, rollout_fragment_length=32)
+        .model(hidden=[32], activation="relu")
+        .training(lr=1e-3, clip=[[0, 1], [100, 0]])
+        .resources(device="cpu")
+        .connectors(clip_actions=True)
+        .callbacks({"use": "fake_algorithm:Callback", "every": 2}, Callback)
+        .evaluation(interval=2)
+        .fault_tolerance(restart_failed_env_runners=False)
+        .checkpointing(every=1)
+        .reporting(smoothing_episodes=5)
+    )
+    assert built.experiment() == load_experiment(write(text))
+
+
+def test_every_method_returns_the_builder() -> None:
+    config = FakeConfig()
+    for method in ("environment", "env_runners", "training", "resources", "learners", "model"):
+        assert getattr(config, method)() is config
+    for method in ("evaluation", "fault_tolerance", "checkpointing", "reporting", "connectors"):
+        assert getattr(config, method)() is config
+    assert config.callbacks() is config.debugging() is config.stop() is config
+
+
+@pytest.mark.parametrize("method", ["env_runners", "training", "evaluation", "debugging"])
+def test_arguments_are_keyword_only(method: str) -> None:
+    with pytest.raises(TypeError):
+        getattr(FakeConfig(), method)(3)
+
+
+def test_not_provided_leaves_alone_and_none_is_a_value() -> None:
+    config = base().training(grad_clip=0.5, num_epochs=2).training(grad_clip=NotProvided)
+    assert config.experiment().training.grad_clip == 0.5
+    config.training(grad_clip=None)
+    experiment = config.experiment()
+    assert experiment.training.grad_clip is None
+    assert experiment.training.num_epochs == 2
+
+
+def test_env_by_class_name_and_arguments() -> None:
+    by_class = FakeConfig().environment(Maze, size=3).experiment().env
+    by_path = FakeConfig().environment("fake_algorithm:Maze", env_config={"size": 3})
+    assert by_class == by_path.experiment().env
+    assert by_class.use == "fake_algorithm:Maze"
+    with pytest.raises(ConfigError, match="register_env"):
+        FakeConfig().environment(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("env_runners", {"num_env_runner": 1}, "did you mean num_env_runners?"),
+        ("env_runners", {"num_rollout_workers": 1}, "its successor is env_runners.num_env_runners"),
+        ("training", {"hidden": [1]}, "it belongs to model"),
+        ("training", {"num_epoch": 1}, "did you mean num_epochs?"),
+    ],
+)
+def test_a_wrong_key_raises_at_once(method: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        getattr(FakeConfig(), method)(**settings)
+    assert caught.value.render().startswith(f"FakeConfig: {method}.{next(iter(settings))}: ")
+    assert message in caught.value.render()
+
+
+def test_wrong_values_name_section_and_key() -> None:
+    config = base().training(gamma="x").env_runners(num_env_runners=True)
+    with pytest.raises(ConfigError) as caught:
+        config.experiment()
+    lines = caught.value.render().splitlines()
+    assert [line.partition(": expected")[0] for line in lines] == [
+        "FakeConfig: training.gamma",
+        "FakeConfig: env_runners.num_env_runners",
+    ]
+
+
+def test_build_freezes_and_copies() -> None:
+    hidden, env = [8], {"use": "fake_algorithm:Maze", "size": [1]}
+    config = FakeConfig().environment(env).model(hidden=hidden)
+    algorithm = config.build()
+    assert isinstance(algorithm, Fake)
+    hidden.append(9)
+    env["size"].append(2)  # type: ignore[attr-defined]
+    assert algorithm.config.model.hidden == (8,)
+    assert algorithm.config.env.kwargs == {"size": [1]}
+    for write in (
+        lambda: config.training(lr=1),
+        lambda: config.environment("CartPole-v1"),
+        lambda: config.stop(env_steps=1),
+        lambda: config.callbacks(Callback),
+        lambda: config.debugging(seed=1),
+    ):
+        with pytest.raises(AttributeError, match="frozen"):
+            write()
+    assert config.copy().training(lr=1.0).experiment().training.lr == 1.0
+
+
+def test_settings_are_not_attributes() -> None:
+    with pytest.raises(AttributeError, match="its methods take the settings"):
+        FakeConfig().lr = 3
+
+
+def test_plain_dict_with_rllib_keys_equals_the_builder() -> None:
+    flat = {
+        "framework": "torch",
+        "num_workers": 2,
+        "num_envs_per_worker": 4,
+        "create_env_on_driver": True,
+        "lambda": 0.9,
+        "lr": 1e-3,
+        "explore": False,
+        "seed": 3,
+        "env_config": {"max_episode_steps": 9},
+        "model": {"fcnet_hiddens": [8], "vf_share_layers": True},
+        "callbacks": Callback,
+        "evaluation": {"interval": 2},
+        "stop": {"env_steps": 5},
+    }
+    built = (
+        FakeConfig()
+        .environment("CartPole-v1", max_episode_steps=9)
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=4)
+        .env_runners(create_env_on_local_worker=True, explore=False)
+        .training(lambda_=0.9, lr=1e-3)
+        .debugging(seed=3)
+        .model(hidden=[8], share_layers=True)
+        .callbacks("fake_algorithm:Callback")
+        .evaluation(interval=2)
+        .stop(env_steps=5)
+    )
+    assert FakeConfig(flat, env="CartPole-v1").experiment() == built.experiment()
+    assert FakeConfig(config={"env": "CartPole-v1"}).experiment().env.use == "CartPole-v1"
+
+
+def test_unknown_flat_keys_are_all_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        FakeConfig({"horizon": 3, "sead": 1})
+    lines = caught.value.render().splitlines()
+    assert lines[0].startswith("FakeConfig: horizon: retired; ")
+    assert lines[1] == "FakeConfig: sead: unknown top-level key - did you mean seed?"

@@ -1,0 +1,301 @@
+# ruff: noqa: E501 - the lines that users see stand here as they are
+"""From a file and a command line to an experiment, or to every error of both."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlrun.config.loader import load, load_experiment
+from rlrun.config.problems import ConfigError
+
+
+def errors(file: Path | None, overrides: Sequence[str] = (), **top: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(file, overrides, **top)
+    return caught.value.render().splitlines()
+
+
+def test_minimal_file_has_the_defaults(write) -> None:
+    experiment = load_experiment(write())
+    assert experiment.name == "exp"
+    assert experiment.env.use == "CartPole-v1"
+    assert experiment.training.num_epochs == 4
+    assert experiment.env_runners.rollout_fragment_length == "auto"
+    assert experiment.stop == {"env_steps": 100_000}
+
+
+def test_every_error_of_a_file_at_once(write) -> None:
+    text = """\
+algorithm: fake_algorithm:Fake
+env: {use: CartPol-v1}
+sead: 3
+lr: 1e-3
+stop: {episode_reward_mean: 475, env_steps: "300"}
+env_runners:
+  num_env_runnrs: 2
+  num_rollout_workers: 3
+  num_envs_per_env_runner: true
+  rollout_fragment_length: 0
+  observation_filter: MeanStd
+  explore: no
+model: {hidden: [64, 6.5], activation: tan}
+training: {lr: [[0, 1], [5, x]], gamma: 1:30, num_epoch: 3, hidden: [3], train_batch_size: 012}
+callbacks: [nowhere.at_all:c, {use: fake_algorithm:CONSTANT}]
+report: {sinks: [consol]}
+"""
+    assert errors(write(text, minimal=False), ["training.clip=x", "nope", "trainin.lr=3"]) == [
+        "exp.yaml:2:7: env.use: gymnasium knows no such environment, and no register_env() names it: "
+        "'CartPol-v1' - did you mean CartPole-v1?",
+        "exp.yaml:3:1: sead: unknown top-level key - did you mean seed?",
+        "exp.yaml:4:1: lr: unknown key in the top of the file; it belongs to training - did you mean "
+        "training.lr?",
+        "exp.yaml:5:8: stop.episode_reward_mean: retired result key episode_reward_mean; its "
+        "successor is episode_return_mean",
+        "exp.yaml:5:34: stop.env_steps: expected a number, got the text '300' - did you mean 300, "
+        "without quotes?",
+        "exp.yaml:7:3: env_runners.num_env_runnrs: unknown key in section env_runners - did you mean "
+        "num_env_runners?",
+        "exp.yaml:8:3: env_runners.num_rollout_workers: retired; its successor is "
+        "env_runners.num_env_runners",
+        "exp.yaml:9:3: env_runners.num_envs_per_env_runner: expected a whole number of at least 1, "
+        "got true",
+        "exp.yaml:10:3: env_runners.rollout_fragment_length: expected a whole number of at least 1 or "
+        '"auto", got 0',
+        'exp.yaml:11:3: env_runners.observation_filter: expected "NoFilter" or "MeanStdFilter", got '
+        "the text 'MeanStd' - did you mean MeanStdFilter?",
+        "exp.yaml:12:3: env_runners.explore: expected true or false, got the text 'no' - did you mean "
+        "false?",
+        "exp.yaml:13:22: model.hidden[1]: expected a whole number of at least 1, got 6.5",
+        'exp.yaml:13:28: model.activation: expected "tanh", "relu", "elu", "silu" or "gelu", got the '
+        "text 'tan' - did you mean tanh?",
+        "exp.yaml:14:29: training.lr[1][1]: expected a number, got 'x'",
+        "exp.yaml:14:34: training.gamma: expected a number of at least 0 and of at most 1, got the "
+        "text '1:30'",
+        "exp.yaml:14:47: training.num_epoch: unknown key in section training - did you mean "
+        "num_epochs?",
+        "exp.yaml:14:61: training.hidden: unknown key in section training; it belongs to model - did "
+        "you mean model.hidden?",
+        "exp.yaml:14:74: training.train_batch_size: expected a whole number of at least 1, got the "
+        "text '012' - did you mean 12? A leading zero makes it text",
+        "exp.yaml:15:13: callbacks[0]: there is no module 'nowhere'",
+        "exp.yaml:15:31: callbacks[1]: fake_algorithm:CONSTANT cannot be called, it is of type int",
+        "exp.yaml:16:18: report.sinks[0]: expected console, jsonl, tensorboard or "
+        "\"package.module:attribute\", got 'consol' - did you mean console?",
+        "<command line>: expected KEY=VALUE, such as training.lr=1e-3, got 'nope'",
+        "<command line>: training.clip: expected a number or a schedule [[env_steps, value], ...], "
+        "got the text 'x'",
+        "<command line>: trainin: unknown top-level key - did you mean training?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training: {lr: []}", "training.lr: a schedule needs at least one"),
+        (
+            "training: {lr: [[5, 1]]}",
+            "training.lr[0][0]: a schedule starts at env step 0, not at 5",
+        ),
+        ("training: {lr: [[0, 1], [9, 1], [9, 0]]}", "training.lr[2][0]: env steps must rise: 9"),
+        ("training: {lr: [[0, 1, 2]]}", "training.lr[0]: expected a pair [env_steps, value]"),
+        ("training: {lr: [[0, true]]}", "training.lr[0][1]: expected a number, got True"),
+        ("training: {lr: true}", "training.lr: expected a number or a schedule"),
+        ("training: {gamma: .nan}", "training.gamma: expected a number of at least 0"),
+        (
+            "training: {gamma: 1.5}",
+            "training.gamma: expected a number of at least 0 and of at most 1",
+        ),
+        ("training: 3", "training: expected keys and values, got 3"),
+        ("model: [1]", "model: expected keys and values, got [1]"),
+        ("model: {conv: [[1, 2]]}", "model.conv[0][2]: missing"),
+        ("model: {conv: [[1, 2, x]]}", "model.conv[0][2]: expected a whole number"),
+        ("seed: -1", "seed: expected a whole number of at least 0 or null, got -1"),
+        ("seed: 1.5", "seed: expected a whole number of at least 0 or null, got 1.5"),
+        ("name: a/b", "name: expected text of the form"),
+        ("callbacks: fake_algorithm:Callback", "callbacks: expected a list"),
+        ("learners: {device: gpu}", "learners.device: expected text of the form"),
+        (
+            "connectors: {clip_rewards: x}",
+            "connectors.clip_rewards: expected true or false, a number",
+        ),
+    ],
+)
+def test_wrong_values(write, text: str, message: str) -> None:
+    (line,) = errors(write(text))
+    assert line.startswith("exp.yaml:4:")
+    assert message in line
+
+
+def test_missing_keys_are_named(write) -> None:
+    lines = errors(write("seed: 1", minimal=False))
+    assert lines == [
+        "exp.yaml:1:1: algorithm: missing; it has no default",
+        "exp.yaml:1:1: env: missing; it has no default",
+    ]
+
+
+def test_numbers_of_the_file_reach_the_fields(write) -> None:
+    experiment = load_experiment(
+        write(
+            "training: {train_batch_size: 8e3, lr: 1e-4, clip: [[0, 1], [1e6, 0]]}\nmodel: {hidden: []}"
+        )
+    )
+    assert experiment.training.train_batch_size == 8000
+    assert isinstance(experiment.training.train_batch_size, int)
+    assert experiment.training.lr == 1e-4
+    assert experiment.training.clip == ((0, 1.0), (1_000_000, 0.0))
+    assert experiment.model.hidden == ()
+
+
+def test_an_empty_section_is_its_defaults(write) -> None:
+    experiment = load_experiment(write("training:\nmodel:\ncallbacks: []"))
+    assert experiment.training.num_epochs == 4
+    assert experiment.model.hidden == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "the file is empty"), ("- a", "expected keys and values"), ("3", "expected keys")],
+)
+def test_a_file_without_keys(write, text: str, message: str) -> None:
+    (line,) = errors(write(text, minimal=False))
+    assert line.startswith("exp.yaml:1:1: ")
+    assert message in line
+
+
+def test_a_missing_file_a_folder_and_a_binary(write, tmp_path: Path) -> None:
+    assert errors(Path("nix.yaml")) == ["nix.yaml: there is no such file"]
+    assert "cannot be read" in errors(tmp_path)[0]
+    Path("b.yaml").write_bytes(b"a: \xff\xfe")
+    assert errors(Path("b.yaml")) == ["b.yaml: not a text file: byte 3 is not UTF-8"]
+
+
+class TestBase:
+    def test_is_relative_to_the_file_and_laid_below_it(self, write) -> None:
+        write("training: {lr: 1, num_epochs: 2}\nname: below", "deep/base.yaml")
+        write("base: base.yaml\ntraining: {num_epochs: 3}", "deep/mid.yaml", minimal=False)
+        file = write(
+            "base: deep/mid.yaml\nseed: 5\nstop: {env_steps: null, time_s: 9}", minimal=False
+        )
+        loaded = load(file, ["training.gamma=0.5"])
+        experiment = loaded.experiment
+        assert (experiment.training.lr, experiment.training.num_epochs) == (1.0, 3)
+        assert (experiment.seed, experiment.name) == (5, "below")
+        assert experiment.stop == {"time_s": 9}
+        assert str(loaded.origin(("training", "lr"))) == "deep/base.yaml:4:12"
+        assert str(loaded.origin(("training", "num_epochs"))) == "deep/mid.yaml:2:12"
+        assert str(loaded.origin(("seed",))) == "exp.yaml:2:1"
+        assert str(loaded.origin(("training", "gamma"))) == "<command line>"
+        assert str(loaded.origin(("training", "clip"))) == "default"
+        assert str(loaded.origin(("env", "use"))) == "deep/base.yaml:2:1"
+
+    def test_errors_point_into_the_base(self, write) -> None:
+        write("sed: 1", "b.yaml")
+        assert errors(write("base: b.yaml", minimal=False))[0].startswith("b.yaml:4:1: sed: ")
+
+    def test_cycles_are_refused(self, write) -> None:
+        write("base: exp.yaml", "b.yaml", minimal=False)
+        (line,) = errors(write("base: b.yaml"))
+        assert line == (
+            "b.yaml:1:1: base: the files build on each other: exp.yaml -> b.yaml -> exp.yaml"
+        )
+
+    def test_a_file_cannot_be_its_own_base(self, write) -> None:
+        assert "exp.yaml -> exp.yaml" in errors(write("base: exp.yaml"))[0]
+
+    def test_missing_and_wrong_base(self, write) -> None:
+        assert errors(write("base: no.yaml")) == ["exp.yaml:4:1: base: there is no file no.yaml"]
+        assert "expected the name of one file" in errors(write("base: [a]"))[0]
+        assert errors(write(), ["base=x.yaml"]) == [
+            "<command line>: base: only a file can name its base"
+        ]
+
+    def test_another_use_replaces_the_arguments(self, write) -> None:
+        base = "env: {use: fake_algorithm:Maze, size: 3}\nalgorithm: fake_algorithm:Fake\n"
+        write(base, "b.yaml", minimal=False)
+        same = load_experiment(write("base: b.yaml\nenv: {walls: 1}", minimal=False))
+        assert same.env.kwargs == {"size": 3, "walls": 1}
+        other = load_experiment(write("base: b.yaml\nenv: {use: Acrobot-v1}", minimal=False))
+        assert (other.env.use, other.env.kwargs) == ("Acrobot-v1", {})
+
+
+class TestOverrides:
+    def test_values_are_yaml_and_split_at_the_first_equals_sign(self, write) -> None:
+        experiment = load_experiment(
+            write("callbacks: [fake_algorithm:Callback]"),
+            [
+                "training.lr=[[0, 1e-3], [1e6, 0]]",
+                "training/clip=1e-1",
+                "env={use: fake_algorithm:Maze, size: 3}",
+                "env.walls=2",
+                "stop.evaluation/episode_return_mean=-150",
+                "evaluation.interval=2",
+                "seed=",
+                "checkpoint.keep=null",
+                "name=a",
+                "name=b",
+                "callbacks.0.every=7",
+                "stop.env_runners.x=1",
+            ],
+        )
+        assert experiment.training.lr == ((0, 1e-3), (1_000_000, 0.0))
+        assert experiment.training.clip == 0.1
+        assert experiment.env.kwargs == {"size": 3, "walls": 2}
+        assert experiment.stop["evaluation/episode_return_mean"] == -150
+        assert experiment.stop["env_runners/x"] == 1
+        assert experiment.seed is None
+        assert experiment.checkpoint.keep is None
+        assert experiment.name == "b"
+        assert experiment.callbacks[0].kwargs == {"every": 7}
+
+    def test_text_may_hold_equals_signs(self, write) -> None:
+        (line,) = errors(write(), ["env=a=b"])
+        assert line.startswith("<command line>: env.use: ")
+        assert "'a=b'" in line
+
+    def test_arguments_join_a_short_env(self, write) -> None:
+        experiment = load_experiment(write(), ["env.sutton_barto_reward=true"])
+        assert experiment.env.use == "CartPole-v1"
+        assert experiment.env.kwargs == {"sutton_barto_reward": True}
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("training.lr", "expected KEY=VALUE, such as training.lr=1e-3, got 'training.lr'"),
+            ("=3", "expected KEY=VALUE"),
+            ("training..lr=3", "expected KEY=VALUE"),
+            ("seed=[", "seed: not valid YAML"),
+            ("training={lr: 1, lr: 2}", "lr: duplicate key"),
+            ("seed.x=1", "seed: expected a whole number"),
+            ("callbacks.3.every=1", "callbacks.3.every: '3' is no position in a list of 1"),
+            ("env_runners.num_workers=2", "retired; its successor is env_runners.num_env_runners"),
+            ("horizon=200", "horizon: retired; limit the episode in its environment"),
+        ],
+    )
+    def test_errors_name_the_override(self, write, override: str, message: str) -> None:
+        (line,) = errors(write("callbacks: [fake_algorithm:Callback]"), [override])
+        assert line.startswith("<command line>: ")
+        assert message in line
+
+
+def test_without_a_file(write) -> None:
+    experiment = load_experiment(
+        None, ["training.num_epochs=2"], algorithm="fake_algorithm:Fake", env="CartPole-v1", seed=3
+    )
+    assert (experiment.seed, experiment.training.num_epochs) == (3, 2)
+    assert experiment.name == "fake_cartpole-v1"
+    assert errors(None, algorithm="PP", env="CartPole-v1")[0].startswith(
+        "<command line>: algorithm: there is no algorithm 'PP', there is PPO - did you mean PPO?"
+    )
+
+
+def test_options_win_over_overrides_and_file(write) -> None:
+    assert load_experiment(write("seed: 1"), ["seed=2"], seed=3).seed == 3
+    assert load_experiment(write("seed: 1"), ["seed=2"], seed=None).seed == 2
+
+
+def test_an_experiment_is_frozen(write) -> None:
+    experiment = load_experiment(write())
+    with pytest.raises(ValueError, match="frozen"):
+        experiment.training.lr = 3  # type: ignore[misc]

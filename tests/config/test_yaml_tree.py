@@ -1,0 +1,132 @@
+"""What a scalar means, where keys stand, and what broken files say."""
+
+import math
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlrun.config.problems import ConfigError
+from rlrun.config.yaml_tree import parse_yaml
+
+SCALARS = [
+    ("1e-4", 1e-4),
+    ("1e6", 1e6),
+    ("1E+2", 100.0),
+    ("300_000", 300_000),
+    ("-3", -3),
+    ("+4", 4),
+    ("0", 0),
+    ("-0.5", -0.5),
+    (".5", 0.5),
+    ("5.", 5.0),
+    (".inf", math.inf),
+    ("-.inf", -math.inf),
+    ("012", "012"),
+    ("0x10", "0x10"),
+    ("0o7", "0o7"),
+    ("0b1", "0b1"),
+    ("1:30", "1:30"),
+    ("1__0", "1__0"),
+    ("_1", "_1"),
+    ("1e", "1e"),
+    ("1.2.3", "1.2.3"),
+    ("2026-01-01", "2026-01-01"),
+    ("on", "on"),
+    ("off", "off"),
+    ("yes", "yes"),
+    ("no", "no"),
+    ("y", "y"),
+    ("true", True),
+    ("False", False),
+    ("null", None),
+    ("~", None),
+    ("", None),
+    ("'3'", "3"),
+    ('"true"', "true"),
+    ("!!str 12", "12"),
+    ("ALE/Pong-v5", "ALE/Pong-v5"),
+    ("my.envs:Maze", "my.envs:Maze"),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), SCALARS)
+def test_scalar(text: str, value: Any) -> None:
+    found = parse_yaml(f"key: {text}", "f.yaml").plain()["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_nan_is_a_number() -> None:
+    assert math.isnan(parse_yaml("a: .nan", "f").plain()["a"])
+
+
+def test_positions_are_those_of_the_keys() -> None:
+    text = "a: 1\nb:\n  c: {d: 2, e: [5, {f: 6}]}\n"
+    tree = parse_yaml(text, "f.yaml")
+
+    def at(*path: str | int) -> str:
+        node = tree
+        for part in path:
+            below = node.child(part)
+            assert below is not None
+            node = below
+        return str(node.origin)
+
+    assert at("a") == "f.yaml:1:1"
+    assert at("b", "c") == "f.yaml:3:3"
+    assert at("b", "c", "e") == "f.yaml:3:13"
+    assert at("b", "c", "e", 0) == "f.yaml:3:17"
+    assert at("b", "c", "e", 1, "f") == "f.yaml:3:21"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\n\tb: 2", "f:2:1: not valid YAML: a tab where YAML wants spaces"),
+        ("a: b: c", "f:1:5: not valid YAML: mapping values are not allowed here"),
+        ("--- 1\n--- 2", "f:2:1: not valid YAML: a second document (---); one file holds one"),
+        ("a: 'x", "f:1:6: not valid YAML: found unexpected end of stream"),
+        ("a: \x00", "f:1:1: not valid YAML: special characters are not allowed"),
+        ("a: !!python/object:os.system x", "f:1:1: a: tags such as"),
+        ("a: !mine x", "f:1:1: a: tags such as !mine are refused"),
+        ("a: &x [*x]", "f:1:4: a[0]: holds an alias of itself"),
+        ("[1]: 2", "f:1:1: a key must be a plain word"),
+    ],
+)
+def test_broken_file_is_one_clear_line(text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, "f")
+    assert len(caught.value.problems) == 1
+    assert caught.value.render().startswith(line)
+
+
+def test_every_duplicate_key_is_reported() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml("a: 1\na: 2\nb: {c: 1, c: 2}", "f")
+    assert caught.value.render().splitlines() == [
+        "f:2:1: a: duplicate key, given first at line 1",
+        "f:3:11: b.c: duplicate key, given first at line 3",
+    ]
+
+
+def test_an_alias_bomb_is_refused() -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    with pytest.raises(ConfigError, match="more than 100000 values"):
+        parse_yaml("\n".join(lines), "f")
+
+
+_PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(min_size=1), inner),
+    max_leaves=10,
+)
+
+
+@given(_PLAIN)
+def test_reads_what_another_writer_wrote(value: Any) -> None:
+    text = yaml.safe_dump({"key": value}, allow_unicode=False)
+    assert parse_yaml(text, "f").plain() == {"key": value}
