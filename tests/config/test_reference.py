@@ -1,0 +1,72 @@
+"""docs/config.md is generated and up to date; every field says what it is; no name is lost."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from rlrun.config import retired
+from rlrun.config.loader import load_experiment
+from rlrun.config.reference import reference, starter
+from rlrun.config.registry import ALGORITHMS, algorithm_class
+from rlrun.config.validate import sections
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
+SECTIONS = [
+    (algorithm, name, schema)
+    for algorithm in ALGORITHMS
+    for name, schema in sections(algorithm_class(algorithm).Training).items()
+]
+
+
+def test_the_document_is_up_to_date() -> None:
+    hint = "run: python -m rlrun.config.reference"
+    assert DOCUMENT.read_text(encoding="utf-8") == reference(), hint
+
+
+@pytest.mark.parametrize(("algorithm", "name", "schema"), SECTIONS)
+def test_every_field_is_documented(algorithm: str, name: str, schema: type[BaseModel]) -> None:
+    undocumented = [key for key, field in schema.model_fields.items() if not field.description]
+    assert not undocumented
+    assert schema.__doc__
+
+
+def test_successors_of_retired_names_exist() -> None:
+    addresses = {
+        f"{name}.{field}".lstrip(".")
+        for _, name, schema in SECTIONS
+        for field in schema.model_fields
+    }
+    for old, successor in retired.SUCCESSORS.items():
+        assert successor in addresses, old
+    names = {address.rpartition(".")[2] for address in addresses}
+    assert not names & (retired.SUCCESSORS.keys() | retired.RULES.keys())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_the_starter_file_is_valid_and_says_the_defaults(
+    algorithm: str, env: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "starter.yaml"
+    file.write_text(starter(algorithm, env))
+    experiment = load_experiment(file)
+    assert experiment.env.use == env
+    assert experiment.training == algorithm_class(algorithm).Training()
+    text = file.read_text()
+    for name, schema in sections(algorithm_class(algorithm).Training).items():
+        if name not in ("", "env"):
+            assert all(f" {key}: " in text for key in schema.model_fields if key != "kwargs")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_starter_file_is_valid_with_every_key_switched_on(
+    algorithm: str, tmp_path: Path
+) -> None:
+    lines = [
+        line.replace("# ", "", 1) if line.startswith("  # ") else line
+        for line in starter(algorithm, "CartPole-v1").splitlines()
+    ]
+    file = tmp_path / "all.yaml"
+    file.write_text("\n".join(lines))
+    assert load_experiment(file).env_runners.sample_timeout_s == 60.0
