@@ -126,8 +126,9 @@ def newest_checkpoint(path: Path) -> Checkpoint | None:
 
 def best_checkpoint(path: Path) -> Checkpoint | None:
     """Read the best checkpoint, or the newest where none is marked as best."""
-    if (path / BEST).is_dir():
-        return read_checkpoint((path / BEST).resolve())
+    link = path / BEST
+    if link.is_symlink() and link.is_dir():
+        return read_checkpoint(path / link.readlink().name)
     return newest_checkpoint(path)
 
 

@@ -163,7 +163,7 @@ def result_line(progress: Progress) -> str:
         f"{int(result.get('training_iteration', 0)):>5}",
         f"env_steps {int(progress.value('env_steps') or 0):>10,}",
         f"return {'-' if mean is None else f'{mean:,.2f}':>9}",
-        f"({int(progress.value('episodes_in_mean') or 0)} episodes)",
+        f"({int(progress.value('episodes_in_mean') or 0):>3} episodes)",
         f"{progress.value('env_steps_per_s') or 0:>8,.0f} steps/s",
     ]
     timers = {key: value for key, value in (result.get("timers") or {}).items() if value}

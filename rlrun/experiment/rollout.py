@@ -122,7 +122,7 @@ def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequ
 def find_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint that ``path`` names: itself, or the best of the run there."""
     if (path / MANIFEST).is_file():
-        return read_checkpoint(path.resolve() if path.is_symlink() else path)
+        return read_checkpoint(path.parent / path.readlink() if path.is_symlink() else path)
     run = resolve_run(path)
     checkpoint = best_checkpoint(run / "checkpoints")
     if checkpoint is None:
@@ -147,8 +147,8 @@ def _restored(checkpoint: Checkpoint, request: RolloutRequest) -> "Algorithm":
         overrides.append("evaluation.num_envs=1")
     experiment = load_experiment(checkpoint.path / "config.yaml", overrides)
     algorithm: Algorithm = algorithm_class(experiment.algorithm)(experiment)
-    # Where the training episodes stood is of no use here; replaying them would take time.
-    state = {**checkpoint.state, "env_runners": {}}
+    # Where the training episodes stood is of no use here, and replaying them would take time.
+    state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
     put_back(algorithm, replace(checkpoint, state=state))
     return algorithm
 

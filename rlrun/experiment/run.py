@@ -10,6 +10,8 @@ report, the checkpoint folder keeps. The loop is ``_Run.iterations``.
 
 import logging
 import secrets
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -173,6 +175,8 @@ class _Run:
             self.console = make_console(self.style, self._header())
             stack.callback(self.console.close)
             run_log.notice = self.console.notice
+            start = "the beginning" if iteration is None else f"iteration {iteration}"
+            log.info("a session starts from %s: %s", start, shlex.join(sys.argv))
             for warning in warnings:
                 log.warning("%s", warning)
             interrupts = stack.enter_context(Interrupts(self._on_signal))
@@ -182,11 +186,12 @@ class _Run:
                 name = interrupts.signal_name or "SIGINT"
                 outcome = self._outcome("interrupted", f"{name}, at once")
             except BaseException as error:
-                log.exception("the run failed")
+                log.error("the run failed", exc_info=True)
                 self._note_end("failed", f"{type(error).__name__}: {error}")
                 error.add_note(self._way_on())
                 raise
             self._note_end(outcome.end, outcome.reason)
+            log.info("%s: %s", outcome.end, outcome.reason)
             self.console.close()
             self.console.summary(summary_lines(outcome, self.stop))
             return outcome
@@ -255,6 +260,7 @@ class _Run:
                 raise
             self._refused(str(error))
             return
+        log.info("checkpoint %s after %s env steps", path.name, result["env_steps"])
         best = self.checkpoints.best
         self.console.saved(path.name, None if best is None else directory_name(best))
 

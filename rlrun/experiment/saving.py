@@ -42,8 +42,14 @@ def put_back(algorithm: "Algorithm", checkpoint: Checkpoint) -> None:
     difference = _first_difference(algorithm.get_weights(), checkpoint.weights)
     if difference:
         raise CheckpointError(f"{checkpoint.path}: does not fit this env and model: {difference}")
-    algorithm.set_weights(checkpoint.weights)
-    algorithm.set_state(checkpoint.state)
+    try:
+        algorithm.set_weights(checkpoint.weights)
+        algorithm.set_state(checkpoint.state)
+    except (KeyError, ValueError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{checkpoint.path}: its state does not fit this experiment: {reason}"
+        ) from error
 
 
 def save_algorithm(algorithm: "Algorithm", path: Path, result: Mapping[str, Any]) -> None:
