@@ -135,11 +135,6 @@ class MeanStdFilter(Connector):
         self._clip = clip
         self._refresh()
 
-    @property
-    def count(self) -> int:
-        """Rows learned so far."""
-        return self._stat.count
-
     def __call__(self, rows: Array, *, update: bool = True) -> Array:
         """Rows [n, ...] -> normalised rows of the same floating-point type.
 

@@ -1,9 +1,8 @@
 """How an action space is laid out in the two arrays that policies exchange.
 
 Owns the one enumeration of an action space's leaves: which columns of the distribution inputs
-[N, P] and which columns of the module's action array [N, K] belong to each of them. Samplers,
-torch distributions and action connectors cannot disagree then. Must not know of torch, networks or
-environments.
+[N, P] and which columns of the module's action array [N, K] belong to each of them. Torch
+distributions and action connectors both read it. Must not know of torch, networks or environments.
 
 | space                  | kind        | inputs                | action columns            |
 |------------------------|-------------|-----------------------|---------------------------|
@@ -46,7 +45,7 @@ class ActionLeaf:
 
 @dataclass(frozen=True, slots=True)
 class ActionLayout:
-    """The leaves of an action space in order, with the widths and dtype of its arrays."""
+    """The leaves of an action space in order, with the widths of its arrays."""
 
     leaves: tuple[ActionLeaf, ...]
     num_inputs: int
@@ -57,13 +56,6 @@ class ActionLayout:
     """True for Dict and Tuple spaces: their action arrays are float32 [N, K]."""
     scalar: bool
     """True for a plain Discrete space: its action array is int64 [N], not [N, 1]."""
-    dtype: np.dtype[Any]
-    """Of the action array: int64 where every entry is a category of one space, else float32."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one action: () or (K,)."""
-        return () if self.scalar else (self.num_columns,)
 
     @property
     def kind(self) -> Kind | Literal["product"]:
@@ -94,14 +86,12 @@ def action_layout(space: gym.Space[Any]) -> ActionLayout:
         leaves.append(leaf)
         inputs, columns = leaf.inputs.stop, leaf.columns.stop
     nested = isinstance(space, gym.spaces.Dict | gym.spaces.Tuple)
-    integral = not nested and leaves[0].kind == "categorical"
     return ActionLayout(
         leaves=tuple(leaves),
         num_inputs=inputs,
         num_columns=columns,
         nested=nested,
         scalar=isinstance(space, gym.spaces.Discrete),
-        dtype=np.dtype(np.int64 if integral else np.float32),
     )
 
 

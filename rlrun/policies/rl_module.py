@@ -10,7 +10,8 @@ The rows a module receives and returns are dicts of tensors named as batch colum
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -94,11 +95,12 @@ class ActorCritic(RLModule):
     ``model.log_std_init``.
 
     The parameter names are fixed (`numpy_policy` acts with the same vector): ``pi.<i>`` and
-    ``vf.<i>``, or ``encoder``, ``pi_head``, ``vf_head`` (and ``vf_encoder`` for images with
-    ``share_layers: false``), and ``log_std``.
+    ``vf.<i>``, or ``encoder``, ``pi_head``, ``vf_head`` (and ``vf_encoder`` for images and users'
+    encoders with ``share_layers: false``), and ``log_std``.
 
     Args:
-        encoder: the user's own encoder, shared by both heads, with its width ``output_size``.
+        make_encoder: makes the user's own encoder, which tells its width as ``output_size``; called
+            once, or twice with ``share_layers: false``.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class ActorCritic(RLModule):
         action_space: gym.Space[Any],
         model: ModelConfig,
         *,
-        encoder: nn.Module | None = None,
+        make_encoder: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, model)
         num_outputs = self.distribution.num_inputs
@@ -116,9 +118,9 @@ class ActorCritic(RLModule):
         if free_log_std:
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((num_outputs,), float(model.log_std_init)))
-        conv = encoder is None and self._wants_conv()
-        self._flatten = encoder is None and not conv
-        shared = conv or encoder is not None if model.share_layers is None else model.share_layers
+        conv = make_encoder is None and self._wants_conv()
+        self._flatten = make_encoder is None and not conv
+        shared = not self._flatten if model.share_layers is None else model.share_layers
         self._separate_mlps = self._flatten and not shared
         if self._separate_mlps:
             sizes = [self._num_features(), *model.hidden]
@@ -126,8 +128,9 @@ class ActorCritic(RLModule):
             self.vf = MLP([*sizes, 1], model.activation, output_gain=VALUE_GAIN)
             head = self.pi.last
         else:
-            self.encoder = encoder if encoder is not None else self._build_encoder(conv)
-            self.vf_encoder = None if shared or encoder is not None else self._build_encoder(conv)
+            make_encoder = make_encoder or (lambda: self._make_encoder(conv))
+            self.encoder = make_encoder()
+            self.vf_encoder = None if shared else make_encoder()
             width = _output_size(self.encoder)
             head = self.pi_head = linear(width, num_outputs, POLICY_GAIN)
             self.vf_head = linear(width, 1, VALUE_GAIN)
@@ -190,7 +193,7 @@ class ActorCritic(RLModule):
             )
         return space
 
-    def _build_encoder(self, conv: bool) -> nn.Module:
+    def _make_encoder(self, conv: bool) -> nn.Module:
         model = self.model
         if conv:
             return ConvEncoder(self._box().shape, model.conv, model.conv_head)
@@ -224,8 +227,8 @@ def build_module(
     if isinstance(factory, type) and issubclass(factory, RLModule):
         return factory(observation_space, action_space, model, **model.kwargs)
     if isinstance(factory, type) and issubclass(factory, nn.Module):
-        encoder = factory(observation_space, **model.kwargs)
-        return ActorCritic(observation_space, action_space, model, encoder=encoder)
+        make_encoder = partial(factory, observation_space, **model.kwargs)
+        return ActorCritic(observation_space, action_space, model, make_encoder=make_encoder)
     raise TypeError(
         f"model.use: {model.use} is neither a subclass of rlrun.RLModule nor one of torch.nn.Module"
     )

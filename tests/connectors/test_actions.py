@@ -47,7 +47,8 @@ def module_actions(space: gym.Space, seed: int = 0) -> np.ndarray:
             columns.append(rng.integers(0, 2, (N, leaf.num_columns)))
         else:
             columns.append(rng.integers(0, leaf.categories, (N, leaf.num_columns)))
-    actions = np.concatenate(columns, axis=1).astype(layout.dtype)
+    dtype = np.int64 if layout.kind == "categorical" else np.float32
+    actions = np.concatenate(columns, axis=1).astype(dtype)
     return actions[:, 0] if layout.scalar else actions
 
 

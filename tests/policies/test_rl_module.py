@@ -230,6 +230,8 @@ def test_a_users_encoder_gets_both_heads() -> None:
     assert isinstance(module, ActorCritic)
     assert count(module) == (4 * 8 + 8) + (8 * 3 + 3) + (8 + 1)
     assert module.forward_train(rows(VECTOR))["vf_preds"].shape == (5,)
+    separate = build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Doubler", share_layers=False)
+    assert count(separate) == count(module) + (4 * 8 + 8)
     with pytest.raises(TypeError, match="output_size"):
         build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Sizeless")
     with pytest.raises(TypeError, match="neither"):
