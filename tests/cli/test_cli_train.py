@@ -9,7 +9,7 @@ from rlrun.cli.main import main
 from rlrun.sampling.errors import EnvError
 
 FILE = """
-algorithm: "fake_algorithm:FakeAlgorithm"
+algorithm: "counting_algorithm:CountingAlgorithm"
 env: CartPole-v1
 seed: 3
 stop: {training_iteration: 3}
@@ -49,10 +49,10 @@ def test_a_file_with_overrides(train):
 
 
 def test_without_a_file(train):
-    algorithm = "fake_algorithm:FakeAlgorithm"
+    algorithm = "counting_algorithm:CountingAlgorithm"
     words = ["--algorithm", algorithm, "--env", "CartPole-v1", "stop.training_iteration=1"]
     assert train(*words)[0] == 0
-    assert Path("runs/fakealgorithm_cartpole-v1/latest/metrics.jsonl").exists()
+    assert Path("runs/countingalgorithm_cartpole-v1/latest/metrics.jsonl").exists()
 
 
 def test_resume(train):
@@ -73,7 +73,7 @@ def test_resume(train):
         (["--resume", "nowhere"], "no such run folder"),
         (["missing.yaml"], "missing.yaml"),
         (["fake.yaml", "training.nonsense=1"], "nonsense"),
-        (["fake.yaml", "report.sinks=['fake_algorithm:Nothing']"], "Nothing"),
+        (["fake.yaml", "report.sinks=['counting_algorithm:Nothing']"], "Nothing"),
     ],
 )
 def test_wrong_input_is_exit_2_with_a_message(train, words, says):
@@ -101,7 +101,7 @@ def test_a_failure_is_exit_1_with_the_traceback_first_and_the_way_on_last(train)
 
 
 def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
-    import fake_algorithm
+    import counting_algorithm
 
     def fail(self):
         raise EnvError(
@@ -114,7 +114,7 @@ def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
             env_step=17,
         )
 
-    monkeypatch.setattr(fake_algorithm.FakeAlgorithm, "train", fail)
+    monkeypatch.setattr(counting_algorithm.CountingAlgorithm, "train", fail)
     code, _, err = train("fake.yaml", "--run-dir", "run")
     assert code == 1
     lines = err.strip().splitlines()
@@ -125,12 +125,12 @@ def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
 
 
 def test_interruption_is_exit_130(train, monkeypatch):
-    import fake_algorithm
+    import counting_algorithm
 
     def interrupt(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fake_algorithm.FakeAlgorithm, "train", interrupt)
+    monkeypatch.setattr(counting_algorithm.CountingAlgorithm, "train", interrupt)
     code, out, _ = train("fake.yaml", "--run-dir", "run", "--quiet")
     assert code == 130
     assert "rlrun train --resume run" in out

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-import fake_algorithm
+import counting_algorithm
 import pytest
 
 from rlrun.config.loader import load_experiment
@@ -21,7 +21,7 @@ from rlrun.experiment.run_folder import RunFolderError
 from rlrun.experiment.stopping import StopCriteria, StopKeyError
 
 FILE = """
-algorithm: "fake_algorithm:FakeAlgorithm"
+algorithm: "counting_algorithm:CountingAlgorithm"
 env: CartPole-v1
 seed: 3
 stop: {training_iteration: 6}
@@ -162,7 +162,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(monkeypatch):
     train()
     before = Path("run/config.yaml").read_text(), Path("run/metrics.jsonl").read_text()
     monkeypatch.setattr(
-        fake_algorithm.FakeAlgorithm, "get_weights", lambda self: {"other": self.weights}
+        counting_algorithm.CountingAlgorithm, "get_weights", lambda self: {"other": self.weights}
     )
     with pytest.raises(CheckpointError, match="no parameter other"):
         resume_experiment("run", ["stop.training_iteration=9"], console="quiet")
@@ -265,13 +265,13 @@ def test_a_stop_key_that_no_result_has_ends_the_run_after_one_iteration():
 
 
 def test_a_users_sink_gets_the_same_results_and_is_closed():
-    fake_algorithm.CollectingSink.written.clear()
-    closed = fake_algorithm.CollectingSink.closed
-    train("report.sinks=[jsonl, 'fake_algorithm:CollectingSink']")
-    written = fake_algorithm.CollectingSink.written
+    counting_algorithm.CollectingSink.written.clear()
+    closed = counting_algorithm.CollectingSink.closed
+    train("report.sinks=[jsonl, 'counting_algorithm:CollectingSink']")
+    written = counting_algorithm.CollectingSink.written
     assert {directory for directory, _ in written} == {Path("run")}
     assert [result["training_iteration"] for _, result in written] == [1, 2, 3, 4, 5, 6]
-    assert fake_algorithm.CollectingSink.closed == closed + 1
+    assert counting_algorithm.CollectingSink.closed == closed + 1
 
 
 def test_quiet_says_only_how_it_ended(capsys):
@@ -289,7 +289,7 @@ def test_plain_says_one_line_an_iteration(capsys):
 
 
 def test_iterate_yields_the_stopping_result_last():
-    algorithm = fake_algorithm.FakeAlgorithm(load_experiment("fake.yaml"))
+    algorithm = counting_algorithm.CountingAlgorithm(load_experiment("fake.yaml"))
     stop = StopCriteria({"env_steps": 250}, smoothing_episodes=1)
     assert [result["env_steps"] for result in iterate(algorithm, stop)] == [100, 200, 300]
     assert list(iterate(algorithm, stop, lambda: True)) == []

@@ -10,7 +10,7 @@ from rlrun.algorithms.timers import PhaseTimers
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 
 
-class FakeTraining(TrainingConfig):
+class CountingTraining(TrainingConfig):
     """Settings of the fake."""
 
     gain: float = 1.0
@@ -21,10 +21,10 @@ class FakeTraining(TrainingConfig):
     """Seconds an iteration takes."""
 
 
-class FakeAlgorithm:
+class CountingAlgorithm:
     """Its return rises by ``gain`` plus noise from a generator that is part of the state."""
 
-    Training = FakeTraining
+    Training = CountingTraining
 
     def __init__(self, config: ExperimentConfig, *, address: str | None = None) -> None:
         self.config = config
