@@ -32,10 +32,7 @@ Read = tuple[str, str]  # qualified name of the class, attribute
 def _member_expressions(tree: nodes.Node) -> list[nodes.MemberExpr]:
     collector = NameAndMemberCollector()
     tree.accept(collector)
-    inside = [
-        below for found in collector.member_exprs for below in _member_expressions(found.expr)
-    ]
-    return collector.member_exprs + inside  # It does not look into what it has found.
+    return collector.member_exprs
 
 
 def _parts(found: types.Type | None) -> list[types.Instance]:
