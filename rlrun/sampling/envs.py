@@ -108,7 +108,7 @@ def make_env_or_vector(
 
     Such a function receives ``num_envs`` if it has a parameter of that name.
     """
-    place = EnvContext(spec.kwargs) if context is None else context
+    place = EnvContext() if context is None else copy.copy(context)
     if not place:
         place.update(copy.deepcopy(spec.kwargs))
     try:

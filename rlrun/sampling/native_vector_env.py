@@ -320,15 +320,18 @@ class _ReportingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _ProcessVectorEnv(AsyncVectorEnv):
     """gymnasium's, raising a lane's exception as it is, without printing it on the way."""
 
+    _broken = False
+
     def _raise_if_errors(self, successes: Any) -> None:
         if not all(successes):
-            _, _, error, _ = self.error_queue.get()
-            self._state = AsyncState.DEFAULT
-            raise error
+            self._broken = True
+            raise self.error_queue.get()[2]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close; a lane that died cannot be asked to, so that all are ended then."""
-        alive = all(process.is_alive() for process in self.processes)
+        """Close; a lane that died, or broke off a step, cannot be asked to: all are ended then."""
+        alive = not self._broken and all(process.is_alive() for process in self.processes)
+        if not alive:
+            self._state = AsyncState.DEFAULT
         super().close_extras(timeout=timeout, terminate=terminate or not alive)
 
 

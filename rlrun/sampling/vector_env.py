@@ -12,6 +12,7 @@ loop itself asks for the next episode. Adapters for gymnasium's own vector envir
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -147,7 +148,7 @@ def make_vector_env(
     """
     from rlrun.sampling import native_vector_env as native
 
-    place = EnvContext(spec.kwargs) if context is None else context
+    place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
     place.training = training
     mode, runner = settings.gym_env_vectorize_mode, place.worker_index
     if mode == "vector_entry_point":

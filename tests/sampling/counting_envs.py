@@ -1,0 +1,161 @@
+"""Environments whose every number follows from seed, step and action; imported by import path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Observes (seed % 1000, step); lasts 2 + seed % 3 steps; odd seeds truncate."""
+
+    observation_space = spaces.Box(-1.0, 1000.0, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, fail_at: int = -1, nan_at: int = -1) -> None:
+        self.fail_at, self.nan_at = fail_at, nan_at
+        self._seed = self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        # Without a seed the next episode follows from this one: also closed-form.
+        self._seed = self._seed + 1 if seed is None else seed
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        if self._step == self.fail_at:
+            raise ValueError("the counter stopped")
+        self._step += 1
+        done = self._step >= 2 + self._seed % 3
+        odd = self._seed % 2 == 1
+        reward = float(self._step + 10 * int(action))
+        info = {"last": self._step} if done else {}
+        return self._observation(), reward, done and not odd, done and odd, info
+
+    def _observation(self) -> Any:
+        step = np.nan if self._step == self.nan_at else self._step
+        return np.array([self._seed % 1000, step], np.float32)
+
+
+class NestedCounter(Counter):
+    """The same in nested spaces."""
+
+    observation_space = spaces.Dict(  # type: ignore[assignment]
+        {
+            "pair": Counter.observation_space,
+            "odd": spaces.Tuple((spaces.Discrete(2), spaces.MultiBinary(2))),
+        }
+    )
+    action_space = spaces.Dict(  # type: ignore[assignment]
+        {"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (1,))}
+    )
+
+    def step(self, action: Any) -> Any:
+        return super().step(action["a"])
+
+    def _observation(self) -> Any:
+        odd = self._seed % 2
+        return {"pair": super()._observation(), "odd": (odd, np.array([odd, 1 - odd], np.int8))}
+
+
+class ContinuousCounter(Counter):
+    """Takes a Box, and tries to write to the action it is handed."""
+
+    action_space = spaces.Box(-1, 1, (2,))  # type: ignore[assignment]
+
+    def step(self, action: Any) -> Any:
+        action[0] = 0.0
+        return super().step(0)
+
+
+class LeavesItsSpace(Counter):
+    def _observation(self) -> Any:
+        return np.array([0.0, 2000.0], np.float32)
+
+
+class FailsAtReset(Counter):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        raise RuntimeError("no start")
+
+
+class FailsInConstructor(Counter):
+    def __init__(self) -> None:
+        raise RuntimeError("no env")
+
+
+class DiesInStep(Counter):
+    def step(self, action: Any) -> Any:
+        import os
+
+        os._exit(3)
+
+
+class NoTuple(Counter):
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
+class AutonomousCounters(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """A third-party vector env: ignores `reset_mask`, takes one int as its seed."""
+
+    def __init__(self, num_envs: int, mode: Any = AutoresetMode.NEXT_STEP) -> None:
+        self.inner = SyncVectorEnv([Counter] * num_envs, autoreset_mode=mode)
+        self.num_envs = num_envs
+        self.metadata = {} if mode is None else {"autoreset_mode": mode}
+        self.single_observation_space = self.inner.single_observation_space
+        self.single_action_space = self.inner.single_action_space
+        self.observation_space, self.action_space = (
+            self.inner.observation_space,
+            self.inner.action_space,
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None and not isinstance(seed, int):
+            raise TypeError("one int, please")
+        return self.inner.reset(seed=seed)
+
+    def step(self, actions: Any) -> Any:
+        return self.inner.step(actions)
+
+
+def autonomous(num_envs: int, mode: str = "NEXT_STEP") -> Any:
+    return AutonomousCounters(num_envs, AutoresetMode[mode])
+
+
+def without_mode(num_envs: int) -> Any:
+    env = AutonomousCounters(num_envs)
+    env.metadata = {}
+    return env
+
+
+def gymnasium_sync(num_envs: int, mode: str, nested: bool = False) -> Any:
+    make = NestedCounter if nested else Counter
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+
+def gymnasium_async(num_envs: int, mode: str, shared_memory: bool = True) -> Any:
+    return AsyncVectorEnv(
+        [Counter] * num_envs, autoreset_mode=AutoresetMode[mode], shared_memory=shared_memory
+    )
+
+
+def three_lanes() -> Any:
+    return SyncVectorEnv([Counter] * 3)
+
+
+def told_its_place(context: Any, size: int = 1) -> Any:
+    env = Counter()
+    env.place = (context.worker_index, context.vector_index, context.num_workers, context.remote)
+    env.size = size
+    return env
+
+
+def classical(config: Any) -> Any:
+    env = Counter(fail_at=config["fail_at"])
+    env.place = config.vector_index
+    return env

@@ -1,0 +1,111 @@
+"""The actor manager with toy actors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from rlrun.sampling.actor_manager import FaultTolerantActorManager
+
+
+class Toy:
+    def __init__(self, actor_id: int, recreated: bool) -> None:
+        self.actor_id, self.recreated, self.calls = actor_id, recreated, 0
+
+    def ping(self) -> int:
+        return self.actor_id
+
+    def count(self, fail: bool = False) -> tuple[int, int]:
+        self.calls += 1
+        if fail:
+            raise ValueError("as ordered")
+        return self.actor_id, self.calls
+
+    def sleep(self, seconds_by_id: dict[int, float]) -> int:
+        time.sleep(seconds_by_id.get(self.actor_id, 0.0))
+        return self.actor_id
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def was_recreated(self) -> bool:
+        return self.recreated
+
+
+@pytest.fixture
+def manager(local_ray: None) -> Any:
+    import ray
+
+    toy: Any = ray.remote(num_cpus=0.1)(Toy)
+    made = FaultTolerantActorManager(toy.remote, 2, max_restarts=1)
+    yield made
+    made.stop()
+
+
+def values(results: list[Any]) -> list[Any]:
+    return [result.value for result in results]
+
+
+def test_calls_reach_all_actors_and_results_come_by_id(manager: Any) -> None:
+    assert manager.actor_ids == manager.healthy_actor_ids == [1, 2]
+    assert values(manager.foreach_actor("count")) == [(1, 1), (2, 1)]
+    assert values(manager.foreach_actor("count", actor_ids=[2])) == [(2, 2)]
+    # An exception of the called code is a result; the actor works on.
+    failed = manager.foreach_actor("count", True)
+    assert [type(result.error) for result in failed] == [ValueError, ValueError]
+    assert not any(result.ok or result.actor_failed for result in failed)
+    assert failed[0].error.__cause__ is None
+    assert manager.healthy_actor_ids == [1, 2]
+    # A call that takes too long is dropped; the others count.
+    assert values(manager.foreach_actor("sleep", {2: 0.8}, timeout_s=0.4)) == [1]
+    assert manager.add_actor() == 3
+    assert values(manager.foreach_actor("ping")) == [1, 2, 3]
+    manager.remove_actor(3)
+    assert manager.actor_ids == [1, 2]
+
+
+def test_asynchronous_calls_are_bounded_and_fetched_by_tag(manager: Any) -> None:
+    manager.foreach_actor("ping")
+    assert manager.foreach_actor_async("sleep", {2: 0.5}, tag="a") == [1, 2]
+    assert manager.foreach_actor_async("sleep", {}, tag="b") == []  # one in flight is the limit
+    assert manager.num_in_flight() == 2
+    assert manager.fetch_ready_async_reqs(tags=["b"], timeout_s=0.0) == []
+    assert values(manager.fetch_ready_async_reqs(tags=["a"], timeout_s=5.0)) == [1]
+    assert manager.num_in_flight(2) == 1
+    assert manager.oldest_call_s(2) > 0 == manager.oldest_call_s(1)
+    assert manager.foreach_actor_async("count", tag="b") == [1]
+    (late,) = manager.fetch_ready_async_reqs(tags=["a"], timeout_s=5.0)
+    assert (late.actor_id, late.tag) == (2, "a")
+    assert values(manager.fetch_ready_async_reqs(timeout_s=5.0)) == [(1, 1)]
+    assert manager.num_in_flight() == 0
+
+
+@pytest.mark.faults
+def test_a_dead_actor_is_unhealthy_skipped_and_comes_back_with_its_id(manager: Any) -> None:
+    manager.foreach_actor_async("die", actor_ids=[1], tag="x")
+    (result,) = manager.fetch_ready_async_reqs(timeout_s=20.0)
+    assert (result.actor_id, result.actor_failed) == (1, True)
+    assert manager.healthy_actor_ids == [2]
+    assert manager.num_in_flight() == 0
+    assert values(manager.foreach_actor("ping")) == [2]
+    assert manager.foreach_actor_async("ping", tag="x") == [2]
+    assert manager.probe_unhealthy_actors(timeout_s=5.0) == []
+    manager.restart(1)
+    assert manager.num_restarts == 1
+    assert values(manager.foreach_actor("was_recreated")) == [True, False]
+    assert manager.foreach_actor_async("ping", actor_ids=[1]) == [1]
+    assert not manager.can_restart(1)
+    with pytest.raises(RuntimeError, match="restarted 1 times"):
+        manager.restart(1)
+
+
+def test_an_actor_that_was_only_suspected_comes_back_by_a_probe(manager: Any) -> None:
+    manager.foreach_actor_async("sleep", {1: 0.2}, actor_ids=[1])
+    manager.set_unhealthy(1)
+    assert manager.num_in_flight() == 0
+    assert manager.probe_unhealthy_actors(timeout_s=5.0) == [1]
+    assert manager.healthy_actor_ids == [1, 2]

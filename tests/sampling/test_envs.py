@@ -1,0 +1,197 @@
+"""From a name to a checked environment, and the Atari wrappers that gymnasium lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from counting_envs import Counter, LeavesItsSpace, NestedCounter, NoTuple
+from gymnasium import spaces
+
+from rlrun.config import registry
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.sampling.atari import EpisodicLife, FireReset
+from rlrun.sampling.envs import EnvContext, check_env, make_env, observation_problem
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.vector_env import make_vector_env
+
+
+def test_an_id_a_class_and_a_registered_name_build_the_same_environment() -> None:
+    registry.ENVS["my-cart"] = lambda config: gymnasium.make("CartPole-v1", **config)
+    try:
+        specs = [
+            EnvSpec(use="CartPole-v1", max_episode_steps=9),
+            EnvSpec(use="gymnasium:make", id="CartPole-v1", max_episode_steps=9),
+            EnvSpec(use="my-cart", max_episode_steps=9),
+        ]
+        for spec in specs:
+            env = make_env(spec)
+            observation, _ = env.reset(seed=4)
+            np.testing.assert_allclose(observation, gymnasium.make("CartPole-v1").reset(seed=4)[0])
+            assert env.spec is not None
+            assert env.spec.max_episode_steps == 9
+    finally:
+        del registry.ENVS["my-cart"]
+
+
+def test_creators_are_called_the_way_their_signature_asks_for() -> None:
+    place = EnvContext(worker_index=3, vector_index=1, num_workers=4)
+    env: Any = make_env(EnvSpec(use="counting_envs:told_its_place", size=2), place)
+    assert (env.place, env.size) == ((3, 1, 4, True), 2)
+    env = make_env(EnvSpec(use="counting_envs:classical", fail_at=5), place.for_lane(6))
+    assert (env.place, env.fail_at) == (6, 5)
+    env = make_env(EnvSpec(use="counting_envs:Counter", fail_at=5))
+    assert env.fail_at == 5
+
+
+def test_lanes_do_not_share_their_arguments() -> None:
+    context = EnvContext({"sizes": [1]})
+    first, second = context.for_lane(0), context.for_lane(1)
+    first["sizes"].append(2)
+    assert second["sizes"] == context["sizes"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        ("CartPole-v99", "CartPole-v99"),
+        ("no_such_module:Env", "no_such_module"),
+        ("counting_envs:Nothing", "Nothing"),
+        ("counting_envs:FailsInConstructor", "no env"),
+        ("counting_envs:autonomous", "gymnasium.Env"),
+    ],
+)
+def test_what_cannot_be_built_is_named_with_the_reason(use: str, message: str) -> None:
+    with pytest.raises(EnvError, match=message) as caught:
+        make_env(EnvSpec(use=use))
+    assert (caught.value.phase, caught.value.env_id) == ("constructor", use)
+
+
+@pytest.mark.parametrize(
+    ("env", "phase", "message"),
+    [
+        (Counter(fail_at=0), "step", "the counter stopped"),
+        (Counter(nan_at=0), "observation", r"NaN at index \(1,\)"),
+        (Counter(nan_at=1), "observation", "NaN"),
+        (LeavesItsSpace(), "observation", r"2000\.0, outside of \[-1\.0, 1000\.0\]"),
+        (NoTuple(), "step", "it returned 4 values"),
+    ],
+)
+def test_the_check_says_what_is_wrong(env: Any, phase: str, message: str) -> None:
+    with pytest.raises(EnvError, match=message) as caught:
+        check_env(env, "Mine-v0", runner_index=2)
+    assert caught.value.phase == phase
+    assert "'Mine-v0'" in str(caught.value)
+    assert caught.value.runner_index == 2
+
+
+def test_a_sound_env_passes_the_check() -> None:
+    check_env(NestedCounter(), "Nested")
+    check_env(gymnasium.make("Pendulum-v1"), "Pendulum-v1")
+
+
+def test_the_check_can_be_switched_off() -> None:
+    spec = EnvSpec(use="counting_envs:Counter", fail_at=0)
+    env = make_vector_env(spec, 1, EnvRunnersConfig(disable_env_checking=True))
+    env.reset([0])
+    with pytest.raises(EnvError):
+        make_vector_env(spec, 1, EnvRunnersConfig())
+
+
+def test_observations_are_judged_by_shape_kind_and_bounds_but_not_by_float_precision() -> None:
+    box = spaces.Box(0.0, 1.0, (2,), np.float32)
+    assert observation_problem(box, np.array([0.25, 1.0])) is None
+    assert observation_problem(box, [0.25, 1.0]) is None
+    assert "shape (3,)" in str(observation_problem(box, np.zeros(3)))
+    assert "dtype" in str(observation_problem(box, np.array(["a", "b"])))
+    image = spaces.Box(0, 255, (2,), np.uint8)
+    assert "dtype float64" in str(observation_problem(image, np.array([0.5, 1.0])))
+    nested = spaces.Dict({"a": spaces.Tuple((box, spaces.Discrete(2)))})
+    assert observation_problem(nested, {"a": (np.zeros(2), 1)}) is None
+    assert "['a'][1]" in str(observation_problem(nested, {"a": (np.zeros(2), 2)}))
+    assert "keys ['a']" in str(observation_problem(nested, {}))
+    assert "tuple of 2" in str(observation_problem(nested, {"a": (np.zeros(2),)}))
+
+
+class ThreeLives(gymnasium.Env[Any, Any]):
+    """Loses a life every third step; the number of frames since the game began is observed."""
+
+    observation_space = spaces.Box(0, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self) -> None:
+        self.frame, self.games, self.pressed = 0, 0, [0]
+        self.ale = self
+
+    def lives(self) -> int:
+        return 3 - self.frame // 3
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.frame = 0
+        self.games += 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.pressed.append(int(action))
+        self.frame += 1
+        return np.full(1, self.frame, np.float32), 1.0, self.lives() == 0, False, {}
+
+
+def test_a_lost_life_ends_the_learners_episode_and_not_the_game() -> None:
+    game = ThreeLives()
+    env = EpisodicLife(game)
+    ends = []
+    env.reset(seed=0)
+    for _ in range(18):
+        observation, reward, terminated, truncated, info = env.step(0)
+        assert (reward, truncated) == (1.0, False)
+        if terminated:
+            ends.append((int(observation[0]), info.get("episode_continues", False)))
+            fresh, _ = env.reset(seed=1)
+            assert fresh[0] == (observation[0] if info.get("life_lost") else 0)
+    assert ends == [(3, True), (6, True), (9, False)] * 2
+    assert game.games == 3
+
+
+def test_fire_is_pressed_after_each_reset() -> None:
+    game = ThreeLives()
+    env = FireReset(game)
+    observation, _ = env.reset(seed=0)
+    assert game.pressed == [0, 1, 2]
+    assert observation[0] == 2
+
+
+def test_atari_is_preprocessed_in_training_and_plays_whole_games_in_evaluation() -> None:
+    pytest.importorskip("ale_py")
+    settings = EnvRunnersConfig()
+    train: Any = make_vector_env(EnvSpec(use="ALE/Breakout-v5"), 1, settings)
+    observations = train.reset([1])
+    assert observations.shape == (1, 4, 84, 84)
+    assert observations.dtype == np.uint8
+    play: Any = make_vector_env(EnvSpec(use="ALE/Breakout-v5"), 1, settings, training=False)
+
+    def wrappers(env: Any) -> set[str]:
+        names = set()
+        while isinstance(env, gymnasium.Wrapper):
+            names.add(type(env).__name__)
+            env = env.env
+        return names
+
+    common = {"AtariPreprocessing", "FireReset", "FrameStackObservation"}
+    assert wrappers(train.envs[0]) >= common | {"EpisodicLife"}
+    assert wrappers(play.envs[0]) >= common
+    assert "EpisodicLife" not in wrappers(play.envs[0])
+    lost = False
+    for _ in range(200):
+        _, _, terminateds, _, infos = train.step(np.zeros(1, int))
+        if terminateds[0]:
+            lost = True
+            assert infos["episode_continues"] == [True]
+            break
+    assert lost
+    raw = make_vector_env(
+        EnvSpec(use="ALE/Breakout-v5"), 1, EnvRunnersConfig(preprocessor_pref=None)
+    )
+    assert raw.single_observation_space.shape == (210, 160, 3)

@@ -1,0 +1,183 @@
+"""Resources are compared before anything starts; a local Ray is quiet, private and ends with us."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from rlrun.config.schema import EnvRunnersConfig
+from rlrun.sampling import ray_runtime
+from rlrun.sampling.ray_runtime import ResourceError, Resources, preflight
+
+
+def settings(**values: Any) -> EnvRunnersConfig:
+    return EnvRunnersConfig(**values)
+
+
+def test_what_fits_passes() -> None:
+    preflight(settings(num_env_runners=2), Resources(cpus=2))
+    preflight(settings(num_env_runners=0, num_gpus_per_env_runner=1), Resources(cpus=1))
+    preflight(settings(num_env_runners=8, num_cpus_per_env_runner=0.25), Resources(cpus=2))
+
+
+def test_what_does_not_fit_is_told_with_both_numbers_and_a_setting_that_does() -> None:
+    with pytest.raises(ResourceError) as caught:
+        preflight(
+            settings(
+                num_env_runners=8,
+                num_gpus_per_env_runner=0.5,
+                custom_resources_per_env_runner={"licence": 1},
+            ),
+            Resources(cpus=3),
+        )
+    cpus, gpus, licence = str(caught.value).splitlines()
+    assert "need 8 CPUs, this machine has 3" in cpus
+    assert "env_runners.num_env_runners=3" in cpus
+    assert "env_runners.num_cpus_per_env_runner=0.37" in cpus
+    assert "need 4 GPUs, this machine has 0" in gpus
+    assert "'licence'" in licence
+    # The settings it names do fit.
+    preflight(settings(num_env_runners=3), Resources(cpus=3))
+    preflight(settings(num_env_runners=8, num_cpus_per_env_runner=0.37), Resources(cpus=3))
+
+
+def test_too_much_is_refused_without_starting_ray() -> None:
+    code = (
+        "import sys, time; started = time.perf_counter()\n"
+        "from rlrun.config.schema import EnvRunnersConfig\n"
+        "from rlrun.sampling.ray_runtime import ResourceError, start_ray\n"
+        "try:\n    start_ray(EnvRunnersConfig(num_env_runners=10_000))\n"
+        "except ResourceError as error:\n    assert '10000 CPUs' in str(error)\n"
+        "assert 'ray' not in sys.modules"
+    )
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert time.perf_counter() - started < 10
+
+
+def test_a_container_s_quota_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("pathlib.Path.read_text", lambda _: "150000 100000\n")
+    assert ray_runtime.local_resources().cpus == 1.5
+    monkeypatch.setattr("pathlib.Path.read_text", lambda _: "max 100000\n")
+    assert ray_runtime.local_resources().cpus == 64
+
+
+def test_workers_find_the_working_directory_and_one_thread(local_ray: None) -> None:
+    import ray
+
+    @ray.remote(num_cpus=0.1)
+    def look() -> tuple[str, str]:
+        return os.environ["OMP_NUM_THREADS"], os.environ["PYTHONPATH"]
+
+    threads, path = ray.get(look.remote())
+    assert threads == "1"
+    assert os.getcwd() in path.split(os.pathsep)
+
+
+def test_a_running_ray_is_used_as_it_is_and_asked_what_it_has(local_ray: None) -> None:
+    ray_runtime.start_ray(settings(num_env_runners=1, num_cpus_per_env_runner=0.5))
+    with pytest.raises(ResourceError, match="the running Ray"):
+        ray_runtime.start_ray(settings(num_env_runners=10_000))
+
+
+def test_ray_listens_on_the_loopback_interface_only(local_ray: None) -> None:
+    import ray
+
+    assert ray.util.get_node_ip_address() == "127.0.0.1"
+    listening = _listening_addresses(_children_of(os.getpid()))
+    assert listening
+    assert all(address.is_loopback for address in listening)
+
+
+@pytest.mark.faults
+def test_nothing_is_printed_and_nothing_is_left_when_the_driver_is_killed() -> None:
+    code = (
+        "import os, warnings\n"
+        "warnings.simplefilter('error')\n"
+        "from rlrun.config.schema import EnvRunnersConfig\n"
+        "from rlrun.sampling.ray_runtime import start_ray\n"
+        "start_ray(EnvRunnersConfig(num_env_runners=1, num_cpus_per_env_runner=0.1))\n"
+        "import ray\n"
+        "ray.get(ray.remote(lambda: 1).remote())\n"
+        "print('ready', flush=True)\n"
+        "import time; time.sleep(600)"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "ready\n"
+    # Ray's two agents look for their raylet every few seconds and end by themselves, later.
+    children = {pid for pid in _children_of(driver.pid) if "Agent" not in _name(pid)}
+    assert len(children) >= 3
+    driver.kill()
+    _, errors = driver.communicate()
+    assert errors == ""
+    deadline = time.monotonic() + 30
+    while any(map(_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not [pid for pid in children if _alive(pid)]
+
+
+def _children_of(root: int) -> set[int]:
+    """All descendants of a process."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, new = set(), {root}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new} - found
+        found |= new
+    return found
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _listening_addresses(pids: set[int]) -> set[Any]:
+    """Addresses of the TCP sockets that these processes listen on."""
+    inodes = set()
+    for pid in pids:
+        try:
+            for link in os.listdir(f"/proc/{pid}/fd"):
+                target = os.readlink(f"/proc/{pid}/fd/{link}")
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+        except OSError:
+            continue
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with open(table) as file:
+            for line in file.readlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and fields[9] in inodes:  # 0A: listening
+                    words = bytes.fromhex(fields[1].split(":")[0])
+                    swapped = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                    address: Any = ipaddress.ip_address(swapped)
+                    found.add(getattr(address, "ipv4_mapped", None) or address)
+    return found

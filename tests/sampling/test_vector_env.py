@@ -1,0 +1,342 @@
+"""All vectorisations and autoreset modes give the same transitions, in closed form."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector.utils import iterate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.sampling.envs import EnvContext
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.vector_env import make_vector_env, take_lanes
+
+LANES = 3
+
+
+def make(use: str, num_envs: int = LANES, vectorize: str = "auto", **kwargs: Any) -> Any:
+    spec = EnvSpec(use=use, **kwargs)
+    return make_vector_env(spec, num_envs, EnvRunnersConfig(gym_env_vectorize_mode=vectorize))
+
+
+def seed_of(lane: int, episode: int) -> int:
+    return 100 * lane + 7 * episode
+
+
+def transitions(env: Any, steps: int, actions: Any = None) -> list[list[tuple[Any, ...]]]:
+    """For each lane its transitions (obs, action, reward, terminated, truncated, new_obs, info)."""
+    space = env.single_observation_space
+    batched = gymnasium.vector.utils.batch_space(space, env.num_envs)
+
+    def rows(batch: Any) -> list[Any]:
+        copied = take_lanes(batch, np.arange(env.num_envs))
+        return [_plain(row) for row in iterate(batched, copied)]
+
+    found: list[list[tuple[Any, ...]]] = [[] for _ in range(env.num_envs)]
+    episodes = [0] * env.num_envs
+    now = rows(env.reset([seed_of(lane, 0) for lane in range(env.num_envs)]))
+    lane_steps = [0] * env.num_envs
+    while min(lane_steps) < steps:
+        chosen = np.array([s % 3 for s in lane_steps])
+        obs, rewards, terminateds, truncateds, infos = env.step(
+            chosen if actions is None else actions(chosen)
+        )
+        after = rows(obs)
+        for lane in range(env.num_envs):
+            if env.valid is not None and not env.valid[lane]:
+                continue
+            info = None if infos is None else infos.by_lane.get(lane)
+            found[lane].append(
+                (
+                    now[lane],
+                    int(chosen[lane]),
+                    float(rewards[lane]),
+                    bool(terminateds[lane]),
+                    bool(truncateds[lane]),
+                    after[lane],
+                    None if info is None else {k: int(v) for k, v in info.items()},
+                )
+            )
+            lane_steps[lane] += 1
+        now = after
+        done = terminateds | truncateds
+        if done.any():
+            for lane in np.flatnonzero(done):
+                episodes[lane] += 1
+            seeds = [seed_of(lane, episodes[lane]) for lane in range(env.num_envs)]
+            fresh = env.reset_lanes(done.copy(), seeds)
+            if fresh is not None:
+                reset = rows(fresh)
+                now = [reset[i] if done[i] else now[i] for i in range(env.num_envs)]
+    env.close()
+    return [lane[:steps] for lane in found]
+
+
+def _plain(row: Any) -> Any:
+    if isinstance(row, dict):
+        return {key: _plain(part) for key, part in row.items()}
+    if isinstance(row, tuple):
+        return tuple(_plain(part) for part in row)
+    return np.asarray(row).tolist()
+
+
+def by_hand(steps: int, *, seeded: bool = True) -> list[list[tuple[Any, ...]]]:
+    """The transitions of `Counter`, from its description."""
+    lanes = []
+    for lane in range(LANES):
+        rows: list[tuple[Any, ...]] = []
+        episode = 0
+        while len(rows) < steps:
+            seed = seed_of(lane, episode) if seeded else seed_of(lane, 0) + episode
+            length = 2 + seed % 3
+            for step in range(1, length + 1):
+                action, done = len(rows) % 3, step == length
+                rows.append(
+                    (
+                        [seed % 1000, step - 1],
+                        action,
+                        step + 10.0 * action,
+                        done and seed % 2 == 0,
+                        done and seed % 2 == 1,
+                        [seed % 1000, step],
+                        {"last": step} if done else None,
+                    )
+                )
+            episode += 1
+        lanes.append(rows[:steps])
+    return lanes
+
+
+@pytest.mark.parametrize(
+    ("use", "kwargs"),
+    [
+        ("counting_envs:Counter", {}),
+        *(
+            ("counting_envs:gymnasium_sync", {"mode": mode})
+            for mode in ("DISABLED", "SAME_STEP", "NEXT_STEP")
+        ),
+    ],
+)
+def test_every_mode_gives_the_transitions_written_by_hand(use: str, kwargs: Any) -> None:
+    env = make(use, **kwargs)
+    assert env.episode_seeds
+    assert env.every_step_counts
+    assert transitions(env, 40) == by_hand(40)
+
+
+@pytest.mark.parametrize("mode", ["DISABLED", "SAME_STEP", "NEXT_STEP"])
+def test_processes_give_the_same(mode: str) -> None:
+    env = make("counting_envs:gymnasium_async", mode=mode)
+    assert transitions(env, 12) == by_hand(12)
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
+def test_an_env_that_seeds_itself_gives_the_same_transitions_of_its_own_episodes(mode: str) -> None:
+    env = make("counting_envs:autonomous", mode=mode)
+    assert not env.episode_seeds
+    assert env.every_step_counts == (mode == "SAME_STEP")
+    found = transitions(env, 30)
+    expected = by_hand_consecutive(30)
+    assert found == expected
+
+
+def by_hand_consecutive(steps: int) -> list[list[tuple[Any, ...]]]:
+    """One int seeds all lanes: lane i starts with it plus i, and each episode adds one."""
+    lanes = []
+    for lane in range(LANES):
+        rows: list[tuple[Any, ...]] = []
+        seed = lane
+        while len(rows) < steps:
+            length = 2 + seed % 3
+            for step in range(1, length + 1):
+                action, done = len(rows) % 3, step == length
+                flags = (done and seed % 2 == 0, done and seed % 2 == 1)
+                info = {"last": step} if done else None
+                before, after = [seed, step - 1], [seed, step]
+                rows.append((before, action, step + 10.0 * action, *flags, after, info))
+            seed += 1
+        lanes.append(rows[:steps])
+    return lanes
+
+
+@pytest.mark.parametrize("mode", ["DISABLED", "SAME_STEP", "NEXT_STEP"])
+def test_nested_spaces_agree_in_every_mode(mode: str) -> None:
+    def nested(chosen: Any) -> Any:
+        return {"a": chosen, "b": np.zeros((len(chosen), 1), np.float32)}
+
+    serial = transitions(make("counting_envs:NestedCounter"), 25, nested)
+    native = make("counting_envs:gymnasium_sync", mode=mode, nested=True)
+    assert transitions(native, 25, nested) == serial
+    expected = by_hand(25)
+    for found, plain in zip(serial, expected, strict=True):
+        assert [row[0]["pair"] for row in found] == [row[0] for row in plain]
+        assert [row[2:5] for row in found] == [row[2:5] for row in plain]
+
+
+def test_own_processes_give_the_same() -> None:
+    assert transitions(make("counting_envs:Counter", vectorize="async"), 12) == by_hand(12)
+    assert not multiprocessing.active_children()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 10**6), min_size=LANES, max_size=LANES), st.integers(1, 60))
+def test_env_steps_are_episode_lengths_plus_what_runs(seeds: list[int], steps: int) -> None:
+    env = make("counting_envs:autonomous", mode="NEXT_STEP")
+    env.reset(seeds)
+    counted, running, finished = 0, np.zeros(LANES, int), 0
+    for _ in range(steps):
+        obs, _, terminateds, truncateds, _ = env.step(np.zeros(LANES, int))
+        valid = np.ones(LANES, bool) if env.valid is None else env.valid
+        counted += int(valid.sum())
+        running += valid
+        done = terminateds | truncateds
+        assert (obs[:, 1][valid] == running[valid]).all()  # the env's own count of its steps
+        finished += int(running[done].sum())
+        running[done] = 0
+    assert counted == finished + running.sum()
+
+
+def test_shared_memory_decides_whether_async_honours_a_mask() -> None:
+    env = make("counting_envs:gymnasium_async", mode="NEXT_STEP", shared_memory=False)
+    assert not env.every_step_counts
+    env.close()
+
+
+def test_cartpoles_own_vectorisation_has_no_junk_rows_and_its_time_limit() -> None:
+    spec = EnvSpec(use="CartPole-v1", max_episode_steps=7)
+    own = EnvRunnersConfig(gym_env_vectorize_mode="vector_entry_point")
+    env = make_vector_env(spec, 4, own)
+    now = env.reset([1, 2, 3, 4]).copy()
+    lengths, running = [], np.zeros(4, int)
+    for _ in range(50):
+        obs, rewards, terminateds, truncateds, _ = env.step(np.ones(4, int))
+        valid = np.ones(4, bool) if env.valid is None else env.valid
+        assert (rewards[valid] == 1).all()
+        # A cart moves by tau times its speed; a row across a reset would not.
+        np.testing.assert_allclose(
+            (now[:, 0] + 0.02 * now[:, 1])[valid], obs[:, 0][valid], atol=1e-6
+        )
+        running += valid
+        done = terminateds | truncateds
+        lengths += running[done].tolist()
+        running[done] = 0
+        assert env.reset_lanes(done, [0] * 4) is None
+        now = obs.copy()
+    assert set(lengths) == {7}
+
+
+def test_an_array_env_goes_on_exactly_from_its_state() -> None:
+    own = EnvRunnersConfig(gym_env_vectorize_mode="vector_entry_point")
+    first, second = (make_vector_env(EnvSpec(use="CartPole-v1"), 3, own) for _ in range(2))
+    first.reset([5, 6, 7])
+    second.reset([0, 0, 0])
+    rng = np.random.default_rng(0)
+    for step in range(120):
+        if step == 40:
+            state = first.get_state()
+            assert state is not None
+            second.set_state(state)
+        actions = rng.integers(0, 2, 3)
+        expected = first.step(actions)
+        if step >= 40:
+            for left, right in zip(expected[:4], second.step(actions)[:4], strict=True):
+                np.testing.assert_array_equal(left, right)
+            np.testing.assert_array_equal(first.valid, second.valid)  # type: ignore[arg-type]
+
+
+def test_the_time_limit_of_an_id_truncates() -> None:
+    env = make("CartPole-v1", max_episode_steps=3)
+    env.reset([0] * LANES)
+    flags = [env.step(np.arange(LANES) % 2)[2:4] for _ in range(3)]
+    assert not flags[-1][0].any()
+    assert flags[-1][1].all()
+
+
+def test_actions_are_rows_that_an_env_cannot_write_to() -> None:
+    spec = EnvSpec(use="counting_envs:ContinuousCounter")
+    env = make_vector_env(spec, 2, EnvRunnersConfig(disable_env_checking=True))
+    env.reset([0, 1])
+    with pytest.raises(EnvError, match="read-only"):
+        env.step(np.ones((2, 2), np.float32))
+
+
+def test_an_exception_in_a_step_names_lane_and_step_and_shows_only_the_users_code() -> None:
+    env = make("counting_envs:Counter", fail_at=3)
+    env.reset([0, 1, 2])  # lengths 2, 3 and 4
+    zeros = np.zeros(LANES, int)
+    env.step(zeros)
+    env.step(zeros)
+    env.reset_lanes(np.array([True, False, False]), [0, 0, 0])
+    env.step(zeros)
+    with pytest.raises(EnvError) as caught:
+        env.step(zeros)
+    error = caught.value
+    assert (error.phase, error.lane, error.env_step) == ("step", 1, 3)
+    assert "counting_envs.py" in error.user_traceback
+    assert "rlrun/sampling" not in error.user_traceback
+    assert error.__cause__ is None
+    assert error.__suppress_context__
+
+
+def test_an_exception_in_a_process_arrives_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    env = make("counting_envs:Counter", num_envs=2, vectorize="async", fail_at=1)
+    env.reset([0, 1])
+    env.step(np.zeros(2, int))
+    with pytest.raises(EnvError, match="ValueError: the counter stopped") as caught:
+        env.step(np.zeros(2, int))
+    assert (caught.value.phase, caught.value.env_step) == ("step", 1)
+    assert "gymnasium" not in caught.value.user_traceback
+    env.close()
+    assert capfd.readouterr().err == ""
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
+    spec = EnvSpec(use="counting_envs:DiesInStep")
+    config = EnvRunnersConfig(gym_env_vectorize_mode="async", disable_env_checking=True)
+    env = make_vector_env(spec, 2, config)
+    env.reset([0, 1])
+    with pytest.raises(EnvError, match="exit codes by lane") as caught:
+        env.step(np.zeros(2, int))
+    assert caught.value.phase == "step"
+    env.close()
+
+
+def test_nan_stops_the_run() -> None:
+    env = make("counting_envs:Counter", nan_at=2)
+    env.reset([2, 2, 2])
+    env.step(np.zeros(LANES, int))
+    with pytest.raises(EnvError, match="NaN") as caught:
+        env.step(np.zeros(LANES, int))
+    assert (caught.value.phase, caught.value.env_step) == ("observation", 1)
+
+
+def test_a_vector_env_without_a_mode_is_refused_by_name() -> None:
+    with pytest.raises(EnvError, match="autoreset_mode") as caught:
+        make("counting_envs:without_mode")
+    assert "counting_envs:without_mode" in str(caught.value)
+
+
+def test_a_vector_env_of_another_size_is_refused() -> None:
+    with pytest.raises(EnvError, match="num_envs_per_env_runner=3"):
+        make("counting_envs:three_lanes", num_envs=2)
+
+
+def test_an_id_without_vector_entry_point_says_so() -> None:
+    with pytest.raises(EnvError, match="vector entry point") as caught:
+        make("MountainCar-v0", vectorize="vector_entry_point")
+    assert caught.value.phase == "constructor"
+
+
+def test_lanes_are_told_their_place() -> None:
+    spec = EnvSpec(use="counting_envs:told_its_place", size=4)
+    context = EnvContext(spec.kwargs, worker_index=2, num_workers=5)
+    env: Any = make_vector_env(spec, 2, EnvRunnersConfig(), context)
+    assert [lane.place for lane in env.envs] == [(2, 0, 5, True), (2, 1, 5, True)]
+    assert [lane.size for lane in env.envs] == [4, 4]
