@@ -69,7 +69,7 @@ def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
     if wrong & {"evaluation", "callbacks"}:  # They decide about the keys of the result.
         kept.pop("stop", None)
     whole = {"algorithm": "", "env": "", **kept, "training": TrainingConfig()}
-    return _validated(ExperimentConfig, whole, (), None)[0]  # type: ignore[no-any-return]
+    return _validated(ExperimentConfig, whole, (), None)[0]
 
 
 def _is_section(key: str) -> bool:

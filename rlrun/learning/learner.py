@@ -93,7 +93,7 @@ class Learner:
             if stop_early is not None and stop_early(statistics):
                 break
             self.parameters.zero_grad()
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             statistics["grad_norm"] = self._clip_gradients()
             self.optimizer.step()
             names = list(statistics)

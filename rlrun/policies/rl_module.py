@@ -162,9 +162,9 @@ class ActorCritic(RLModule):
         """Values [N], without the policy branch."""
         obs = self._prepare(batch[col.OBS])
         if self._separate_mlps:
-            return self.vf(obs).squeeze(-1)  # type: ignore[no-any-return]
+            return self.vf(obs).squeeze(-1)
         encoder = self.encoder if self.vf_encoder is None else self.vf_encoder
-        return self.vf_head(encoder(obs)).squeeze(-1)  # type: ignore[no-any-return]
+        return self.vf_head(encoder(obs)).squeeze(-1)
 
     def _prepare(self, obs: Tensor) -> Tensor:
         if obs.dtype != torch.float32:
