@@ -6,7 +6,7 @@ stores numbers; rich redraws the panel from a thread of its own, four times a se
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Protocol, TextIO
 
@@ -51,10 +51,12 @@ def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
     return "panel" if console.is_terminal and not console.options.ascii_only else "lines"
 
 
-def make_console(style: ConsoleStyle, header: RunHeader) -> "RunConsole":
-    """Make the console of a style."""
+def make_console(
+    style: ConsoleStyle, header: RunHeader, history: Iterable[Mapping[str, Any]] = ()
+) -> RunConsole:
+    """Make the console of a style; ``history`` is the rows of earlier sessions."""
     if style == "panel":
-        return PanelConsole(header)
+        return PanelConsole(header, history)
     return LineConsole(header) if style == "lines" else QuietConsole()
 
 
@@ -105,11 +107,12 @@ class LineConsole(QuietConsole):
 class PanelConsole(QuietConsole):
     """The live panel."""
 
-    def __init__(self, header: RunHeader) -> None:
+    def __init__(self, header: RunHeader, history: Iterable[Mapping[str, Any]]) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._progress = Progress(header)
+        self._progress.recall(history)
         self._console = Console()
         self._live = Live(
             console=self._console,

@@ -5,15 +5,14 @@ returns, where the time goes. It must not know how they are drawn.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlrun.experiment.rows import counts_already, number_at
-from rlrun.experiment.stopping import Criterion, StopCriteria
+from rlrun.experiment.stopping import COUNTERS, Criterion, StopCriteria
 
-_COUNTERS = {"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"}
 _MOST_POINTS = 512
 _TIMER_WEIGHT = 0.1
 _DRY_ITERATIONS = 10
@@ -80,6 +79,13 @@ class Progress:
             self.evaluation = (int(result.get("training_iteration", 0)), evaluated, spread)
         self._dry = 0 if result.get("episodes_this_iter") else self._dry + 1
 
+    def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take over the returns of earlier sessions."""
+        for row in rows:
+            mean = number_at(row, "episode_return_mean")
+            if mean is not None:
+                self._remember_return(mean, row)
+
     def _remember_return(self, mean: float, result: Mapping[str, Any]) -> None:
         if counts_already("episode_return_mean", result, self.header.stop.smoothing_episodes):
             self.best_return = mean if self.best_return is None else max(self.best_return, mean)
@@ -108,7 +114,7 @@ class Progress:
         value = self.value(criterion.address)
         if value is None:
             return 0.0
-        counter = criterion.address in _COUNTERS
+        counter = criterion.address in COUNTERS
         start = 0.0 if counter else self._first[criterion.address][1]
         if criterion.bound <= start:
             return 1.0 if value >= criterion.bound else 0.0
@@ -117,7 +123,7 @@ class Progress:
     def left_s(self, criterion: Criterion) -> float | None:
         """Seconds until a counter reaches its bound at this session's pace; None if unknowable."""
         value = self.value(criterion.address)
-        if value is None or criterion.address not in _COUNTERS:
+        if value is None or criterion.address not in COUNTERS:
             return None
         then, first = self._first[criterion.address]
         gained, took = value - first, self._clock() - then

@@ -37,7 +37,7 @@ from rlrun.experiment.console import (
 )
 from rlrun.experiment.files import replace_text
 from rlrun.experiment.interrupts import Interrupts
-from rlrun.experiment.jsonl import repair
+from rlrun.experiment.jsonl import read_rows, repair
 from rlrun.experiment.outcome import End, RunOutcome, summary_lines
 from rlrun.experiment.progress import RunHeader
 from rlrun.experiment.rows import Row, plain_row
@@ -172,7 +172,7 @@ class _Run:
         iteration = self.resumed.iteration if self.resumed else None
         with ExitStack() as stack:
             self.folder.begin_session(resumed_from=iteration, overrides=overrides)
-            self.console = make_console(self.style, self._header())
+            self.console = make_console(self.style, self._header(), read_rows(self.folder.metrics))
             stack.callback(self.console.close)
             run_log.notice = self.console.notice
             start = "the beginning" if iteration is None else f"iteration {iteration}"

@@ -169,7 +169,8 @@ def resolve_run(path: Path) -> Path:
     if (path / "config.yaml").is_file():
         return path
     if (path / LATEST / "config.yaml").is_file():
-        return (path / LATEST).resolve()
+        latest = path / LATEST
+        return path / latest.readlink() if latest.is_symlink() else latest
     if not path.exists():
         raise RunFolderError(f"{path}: no such run folder")
     raise RunFolderError(f"{path}: not a run folder: it has no config.yaml")

@@ -13,6 +13,10 @@ from typing import Any
 from rlrun.experiment.rows import addresses, counts_already, lookup, number_at
 
 
+COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
+"""Result keys that only grow: as criteria they are budgets, all others are goals."""
+
+
 class StopKeyError(Exception):
     """A stop criterion names something that no result of this run holds."""
 
@@ -60,8 +64,8 @@ class StopCriteria:
         return found
 
     def missed(self, result: Mapping[str, Any]) -> list[str]:
-        """The criteria that ``result`` does not fulfil, each with how far it got."""
-        done = {found.address for found in self.reached(result)}
+        """The goals that ``result`` does not reach, each with how far it got."""
+        done = COUNTERS | {found.address for found in self.reached(result)}
         texts = []
         for criterion in self.criteria:
             if criterion.address not in done:

@@ -122,6 +122,14 @@ def test_shares_towards_a_negative_return_start_at_the_first_one():
         assert progress.left_s(criterion) is None
 
 
+def test_the_returns_of_earlier_sessions_are_recalled():
+    progress, _ = make()
+    progress.recall([result(i) for i in range(1, 12)])
+    assert progress.returns == [10.0 * i for i in range(1, 12)]
+    assert progress.best_return == 110.0
+    assert progress.result is None
+
+
 def test_the_best_return_is_of_a_full_window():
     progress, _ = make()
     progress.update(result(1, mean=500.0))

@@ -42,6 +42,14 @@ def test_a_key_that_no_result_has_is_named_with_the_nearest():
     assert "stop: x" not in text
 
 
+def test_goals_that_were_missed_are_told_but_not_budgets():
+    criteria = StopCriteria({"env_steps": 10, "a": 5, "b": 1, "c": 2}, smoothing_episodes=1)
+    assert criteria.missed({"env_steps": 3, "a": 4.5, "b": 1, "c": None}) == [
+        "a 4.50 of 5",
+        "c unknown of 2",
+    ]
+
+
 def test_numbers_as_a_person_writes_them():
     assert [number(x) for x in (300000.0, 475, -1.5, 412.534, 0.00012)] == [
         "300,000",
