@@ -1,0 +1,96 @@
+"""Remote and local runners sample the same data; user code reaches the actors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rlrun.config import registry
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.sampling.env_runner import EnvRunner, RunnerSpec
+from rlrun.sampling.env_runner_group import EnvRunnerGroup
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.synchronous import synchronous_parallel_sample
+
+
+def spec_of(env: EnvSpec, **settings: Any) -> RunnerSpec:
+    defaults: dict[str, Any] = {
+        "num_envs_per_env_runner": 2,
+        "num_cpus_per_env_runner": 0.1,
+        "rollout_fragment_length": 5,
+    }
+    return RunnerSpec(env, EnvRunnersConfig(**defaults | settings), seed=3)
+
+
+def group_of(spec: RunnerSpec, number: int) -> EnvRunnerGroup:
+    return EnvRunnerGroup(spec, num_env_runners=number, fault_tolerance=FaultToleranceConfig())
+
+
+def test_remote_runners_sample_what_local_ones_do_without_torch(local_ray: None) -> None:
+    spec = spec_of(EnvSpec(use="CartPole-v1"))
+    alone = [EnvRunner(spec, runner_index=index, num_env_runners=2) for index in (1, 2)]
+    weights = alone[0].policy.get_weights()
+    for runner in alone:
+        runner.policy.set_weights(weights)
+    group = group_of(spec, 2)
+    try:
+        for _ in range(3):
+            replies = group.sample(weights=weights)
+            for reply, runner in zip(replies, alone, strict=True):
+                expected = runner.sample()
+                assert set(reply.batch) == set(expected)
+                for name in expected:
+                    np.testing.assert_array_equal(reply.batch[name], expected[name])
+
+        def has_torch(_: Any) -> bool:
+            import sys
+
+            return "torch" in sys.modules
+
+        assert group.foreach_env_runner(has_torch) == [False, False]
+    finally:
+        group.stop()
+
+
+def test_code_of_the_user_reaches_the_actors(local_ray: None) -> None:
+    by_path = group_of(spec_of(EnvSpec(use="counting_envs:Counter")), 1)
+    registry.ENVS["registered-here"] = lambda config: gymnasium.make("CartPole-v1", **config)
+    try:
+        by_name = group_of(spec_of(EnvSpec(use="registered-here", max_episode_steps=4)), 1)
+    finally:
+        del registry.ENVS["registered-here"]
+    for group in (by_path, by_name):
+        assert group.sample()[0].env_steps == 10
+        group.stop()
+
+
+def test_an_error_of_the_users_env_arrives_with_its_traceback(local_ray: None) -> None:
+    group = group_of(spec_of(EnvSpec(use="counting_envs:Counter", fail_at=1)), 1)
+    with pytest.raises(EnvError) as caught:
+        group.sample()
+    text = str(caught.value)
+    assert text.startswith("Traceback")
+    assert "counting_envs.py" in text
+    assert "ValueError: the counter stopped" in text
+    assert "runner 1" in text
+    group.stop()
+
+
+def test_rounds_are_whole_and_add_up_to_the_limit() -> None:
+    group = group_of(spec_of(EnvSpec(use="CartPole-v1")), 0)
+    batch = synchronous_parallel_sample(group)
+    assert isinstance(batch, SampleBatch)
+    assert batch.env_steps() == 10
+    batch = synchronous_parallel_sample(group, max_env_steps=11)
+    assert isinstance(batch, SampleBatch)
+    assert batch.env_steps() == 20
+    batches = synchronous_parallel_sample(group, max_agent_steps=20, concat=False)
+    assert isinstance(batches, list)
+    assert [part.env_steps() for part in batches] == [10, 10]
+    with pytest.raises(ValueError, match="not both"):
+        synchronous_parallel_sample(group, max_env_steps=1, max_agent_steps=1)
+    group.stop()
