@@ -22,13 +22,13 @@ def train(  # noqa: PLR0913 - one parameter for each option
         Path | None, typer.Option(help="Go on with this run folder, killed runs included.")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="Algorithm, for a run without a file.")
+        str | None, typer.Option(help="Algorithm; short for algorithm=...")
     ] = None,
-    env: Annotated[str | None, typer.Option(help="Environment, for a run without a file.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment; short for env=...")] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Exact folder; default runs/<name>/<date>-<time>-s<seed>.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every random number.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed; short for seed=...")] = None,
     address: Annotated[
         str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")
     ] = None,
@@ -44,13 +44,10 @@ def train(  # noqa: PLR0913 - one parameter for each option
     rlrun train --resume runs/ppo_cartpole stop.env_steps=600_000
     """
     file, overrides = _split(words or [])
-    named = {"--algorithm": algorithm, "--env": env}
+    named = {"algorithm": algorithm, "env": env, "seed": seed}
     if resume is not None:
-        clash = {"FILE": file, "--run-dir": run_dir, "--seed": seed, **named}
-        _refuse(clash, "--resume goes on with a run as its folder says, so it takes no")
-    elif file is not None:
-        _refuse(named, f"{file} names it already; change it by KEY=VALUE instead of")
-    elif algorithm is None or env is None:
+        _refuse_with_resume({"FILE": file, "--run-dir": run_dir} | _as_options(named))
+    elif file is None and (algorithm is None or env is None):
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
     from rlrun.cli.run_errors import exit_codes
 
@@ -63,7 +60,9 @@ def train(  # noqa: PLR0913 - one parameter for each option
         if resume is not None:
             outcome = resume_experiment(resume, overrides, address=address, console=style)
         else:
-            loaded = load(file, overrides, algorithm=algorithm, env=env, seed=seed)
+            # They come first, so that `env.key=value` adds to what they say.
+            first = [f"{key}={value}" for key, value in named.items() if value is not None]
+            loaded = load(file, [*first, *overrides])
             outcome = run_experiment(loaded, run_dir=run_dir, address=address, console=style)
     if outcome.end == "interrupted":
         raise typer.Exit(130)
@@ -78,7 +77,13 @@ def _split(words: list[str]) -> tuple[Path | None, list[str]]:
     return (Path(files[0]) if files else None), overrides
 
 
-def _refuse(options: Mapping[str, object], why: str) -> None:
+def _as_options(named: Mapping[str, object]) -> dict[str, object]:
+    return {f"--{name}": value for name, value in named.items()}
+
+
+def _refuse_with_resume(options: Mapping[str, object]) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
-        raise typer.BadParameter(f"{why} {', '.join(given)}")
+        raise typer.BadParameter(
+            f"--resume goes on with a run as its folder says, so it takes no {', '.join(given)}"
+        )

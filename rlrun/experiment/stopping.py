@@ -12,7 +12,6 @@ from typing import Any
 
 from rlrun.experiment.rows import addresses, counts_already, lookup, number_at
 
-
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
 """Result keys that only grow: as criteria they are budgets, all others are goals."""
 

@@ -67,7 +67,7 @@ def test_resume(train):
         ([], "--resume RUN"),
         (["stop.env_steps=5"], "--algorithm and --env"),
         (["a.yaml", "b.yaml"], "one FILE.yaml"),
-        (["fake.yaml", "--env", "CartPole-v1"], "--env"),
+        (["--resume", "run", "--env", "CartPole-v1"], "--env"),
         (["fake.yaml", "--resume", "run"], "FILE"),
         (["--resume", "run", "--seed", "1"], "--seed"),
         (["--resume", "nowhere"], "no such run folder"),
