@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import Loaded, load
+from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.experiment.checkpoint import Checkpoint, CheckpointWriteError
@@ -188,7 +189,10 @@ class _Run:
             except BaseException as error:
                 log.error("the run failed", exc_info=True)
                 self._note_end("failed", f"{type(error).__name__}: {error}")
-                error.add_note(self._way_on())
+                if self._never_began(error):
+                    self.folder.discard()
+                else:
+                    error.add_note(self._way_on())
                 raise
             self._note_end(outcome.end, outcome.reason)
             log.info("%s: %s", outcome.end, outcome.reason)
@@ -295,6 +299,11 @@ class _Run:
     def _on_signal(self, name: str) -> None:
         again = "; Ctrl-C again stops at once" if name == "SIGINT" else ""
         self.console.notice(f"{name}: finishing this iteration, then saving{again}")
+
+    def _never_began(self, error: BaseException) -> bool:
+        """Whether the input is wrong and nothing has come of it yet."""
+        wrong_input = getattr(error, "exit_code", None) == 2 or isinstance(error, ConfigError)
+        return wrong_input and self.last_row is None
 
     def _way_on(self) -> str:
         """What a person can do after a failure."""

@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -121,6 +122,13 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, so that its name can be used again."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        link = self.path.parent / LATEST
+        if link.is_symlink() and not link.exists():
+            link.unlink()
 
     def read_meta(self) -> dict[str, Any]:
         """What meta.json says; empty if it is missing or damaged, since nothing depends on it."""

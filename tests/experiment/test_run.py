@@ -18,6 +18,7 @@ from rlrun.experiment.checkpoint import CheckpointError, CheckpointWriteError, r
 from rlrun.experiment.jsonl import read_rows
 from rlrun.experiment.run import iterate, resume_experiment, run_experiment
 from rlrun.experiment.run_folder import RunFolderError
+from rlrun.experiment.sinks import SinkError
 from rlrun.experiment.stopping import StopCriteria, StopKeyError
 
 FILE = """
@@ -261,7 +262,14 @@ def test_a_disk_that_refuses_the_last_checkpoint_fails_the_run(monkeypatch):
 def test_a_stop_key_that_no_result_has_ends_the_run_after_one_iteration():
     with pytest.raises(StopKeyError, match="did you mean env_runners/restarts"):
         train("stop={env_runners/restart: 1}")
-    assert len(rows("run")) == 0
+    assert not Path("run").exists()
+    train()
+
+
+def test_a_wrong_sink_leaves_no_folder_behind():
+    with pytest.raises(SinkError, match=r"needs a method write\(\)"):
+        run_experiment("fake.yaml", ["report.sinks=['pathlib:Path']"], console="quiet")
+    assert list(Path("runs/fake").iterdir()) == []
 
 
 def test_a_users_sink_gets_the_same_results_and_is_closed():
