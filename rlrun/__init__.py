@@ -10,16 +10,27 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC_NAMES: dict[str, str] = {
+    "Algorithm": "rlrun.algorithms.algorithm",
     "AlgorithmConfig": "rlrun.config.builder",
+    "Callbacks": "rlrun.algorithms.callbacks",
     "ConfigError": "rlrun.config.problems",
     "Connector": "rlrun.connectors.connector",
+    "EnvRunner": "rlrun.sampling.env_runner",
+    "EnvRunnerGroup": "rlrun.sampling.env_runner_group",
+    "Learner": "rlrun.learning.learner",
     "load_experiment": "rlrun.config.loader",
     "MultiAgentBatch": "rlrun.data.multi_agent_batch",
-    "RLModule": "rlrun.policies.rl_module",
+    "Policy": "rlrun.policies.policy",
+    "PPO": "rlrun.algorithms.ppo",
+    "PPOConfig": "rlrun.algorithms.ppo",
+    "register_env": "rlrun.sampling.envs",
     "resume_experiment": "rlrun.experiment.run",
+    "RLModule": "rlrun.policies.rl_module",
     "rollout": "rlrun.experiment.rollout",
     "run_experiment": "rlrun.experiment.run",
+    "RunnerSpec": "rlrun.sampling.env_runner",
     "SampleBatch": "rlrun.data.sample_batch",
+    "synchronous_parallel_sample": "rlrun.sampling.synchronous",
 }
 
 

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from rlrun.algorithms.callbacks import CallbackList
 from rlrun.algorithms.result import SCHEMA_VERSION, EpisodeStatistics, Result, evaluation_result
 from rlrun.algorithms.timers import PhaseTimers
 from rlrun.config.batch_arithmetic import fragment_lengths
@@ -25,7 +26,7 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
-from rlrun.data.sample_batch import SampleBatch, concat_samples
+from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.policies.rl_module import RLModule, build_module
 from rlrun.sampling.env_runner import (
@@ -72,6 +73,7 @@ class Algorithm(ABC):
         self.iteration = self.env_steps = self.agent_steps = self.weights_version = 0
         self.time_s = 0.0
         self.timers = PhaseTimers()
+        self._callbacks = CallbackList(config.callbacks)
         self._trained_steps = 0
         self._next_fragment = 0
         self._episodes = EpisodeStatistics(config.report.smoothing_episodes)
@@ -94,6 +96,7 @@ class Algorithm(ABC):
         self.setup()
         self._weights = self.learner.get_weights()
         self.env_runner_group.wait_until_built()
+        self._callbacks.call("on_algorithm_init", self)
         self.timers.restart()
 
     @classmethod
@@ -112,12 +115,14 @@ class Algorithm(ABC):
             self._runner_spec,
             num_env_runners=settings.num_env_runners,
             fault_tolerance=self.config.fault_tolerance,
-            runner_class=import_object(settings.env_runner_cls) if settings.env_runner_cls else None,
+            runner_class=import_object(settings.env_runner_cls)
+            if settings.env_runner_cls
+            else None,
             wait=False,
         )
 
     def _spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Observation and action space, from the local runner or from an environment made for it."""
+        """Observation and action space, from the local runner or an environment made for this."""
         local = self.env_runner_group.local_env_runner
         if local is not None:
             return local.envs.single_observation_space, local.action_space
@@ -139,7 +144,13 @@ class Algorithm(ABC):
         """The module of the `model` section, its initial weights drawn from the run's seed."""
         torch.manual_seed(weights_seed(self.seed))
         space = self._observations.output_space
-        return build_module(space, self.action_space, self.config.model)
+        # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return build_module(space, self.action_space, self.config.model)
+        finally:
+            torch.set_num_threads(num_threads)
 
     # -- one iteration -------------------------------------------------------------------------
 
@@ -160,7 +171,7 @@ class Algorithm(ABC):
         timers, wall_s = self.timers.lap()
         self.time_s = time_before + wall_s
         new_steps = self.env_steps - steps_before
-        return {
+        result = {
             "schema_version": SCHEMA_VERSION,
             "training_iteration": self.iteration,
             "env_steps": self.env_steps,
@@ -175,6 +186,8 @@ class Algorithm(ABC):
             "evaluation": evaluation,
             "timers": timers,
         }
+        self._callbacks.call("on_train_result", self, result)
+        return result
 
     def _minimums_met(self, elapsed_s: float, sampled: int, trained: int) -> bool:
         report = self.config.report
@@ -204,9 +217,11 @@ class Algorithm(ABC):
             for lengths in fragment_lengths(training.train_batch_size, settings):
                 replies = self.sample_round(lengths)
                 batches.extend(reply.batch for reply in replies)
-            batch = concat_samples(batches) if len(batches) > 1 else batches[0]
-        assert isinstance(batch, SampleBatch)
-        return batch.decompress_if_needed()
+            batch = SampleBatch.concat_samples(batches)
+            assert isinstance(batch, SampleBatch)
+            batch.decompress_if_needed()
+            self._callbacks.call("on_sample_end", self, batch)
+        return batch
 
     def sample_round(self, lengths: Sequence[int]) -> list[SampleReply]:
         """One fragment from each healthy runner, acted with the present weights."""
@@ -234,6 +249,9 @@ class Algorithm(ABC):
         self.env_steps += reply.env_steps
         self.agent_steps += len(reply.batch)
         self._episodes.add(reply.episodes)
+        if self._callbacks:
+            for episode in reply.episodes:
+                self._callbacks.call("on_episode_end", self, episode)
         self._sampler_times.add(reply)
 
     def _connector_state(self) -> dict[str, Any] | None:
@@ -281,13 +299,16 @@ class Algorithm(ABC):
     def evaluate(self) -> Result:
         """Play `evaluation.episodes` fresh episodes; changes nothing that training depends on."""
         settings = self.config.evaluation
+        self._callbacks.call("on_evaluate_start", self)
         episodes = play_episodes(
             self.evaluation_runner(),
             num_episodes=settings.episodes,
             seed=self.evaluation_seed(),
             explore=settings.explore,
         )
-        return evaluation_result(episodes)
+        result = evaluation_result(episodes)
+        self._callbacks.call("on_evaluate_end", self, result)
+        return result
 
     def evaluation_seed(self) -> int:
         """The seed of evaluation episodes: the experiment's own, or one derived from its seed."""
@@ -303,7 +324,9 @@ class Algorithm(ABC):
             changes = {
                 "num_envs_per_env_runner": lanes,
                 # The environment's own vectorisation cannot seed single episodes.
-                "gym_env_vectorize_mode": "auto" if vectorize == "vector_entry_point" else vectorize,
+                "gym_env_vectorize_mode": "auto"
+                if vectorize == "vector_entry_point"
+                else vectorize,
             }
             spec = RunnerSpec(
                 **{
@@ -311,9 +334,7 @@ class Algorithm(ABC):
                     "settings": settings.model_copy(update=changes),
                 }
             )
-            self._evaluation_runner = EnvRunner(
-                spec, role=Role.EVALUATION, render_mode=render_mode
-            )
+            self._evaluation_runner = EnvRunner(spec, role=Role.EVALUATION, render_mode=render_mode)
         self._evaluation_runner.load(self._weights, self.weights_version, self._central_state())
         return self._evaluation_runner
 
@@ -372,13 +393,14 @@ class Algorithm(ABC):
             {int(index): runner for index, runner in state["env_runners"].items()}
         )
         self.set_extra_state(state["algorithm"])
+        self._callbacks.call("on_checkpoint_loaded", self)
         self.timers.restart()
 
     def get_extra_state(self) -> dict[str, Any]:
         """What this algorithm keeps besides; overridden together with `set_extra_state`."""
         return {}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+    def set_extra_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - an optional hook
         """Take over what `get_extra_state` returned."""
 
     def save(self, path: str | Path) -> None:

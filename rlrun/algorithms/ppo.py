@@ -1,6 +1,6 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
 
-    N rows of the train batch    M rows of a minibatch    P inputs of the action distribution
+N rows of the train batch    M rows of a minibatch    P inputs of the action distribution
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def add_advantages(
 
 
 def adapted_kl_coeff(coeff: float, kl: float | None, target: float) -> float:
-    """Section 4 of the paper: raise the penalty if the KL was far above its target, else lower it."""
+    """Section 4 of the paper: raise the penalty when the KL is far above target, else lower it."""
     if not coeff or kl is None:
         return coeff
     factor = 1.5 if kl > 2.0 * target else 0.5 if kl < 0.5 * target else 1.0

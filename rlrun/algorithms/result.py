@@ -1,4 +1,4 @@
-"""The result of an iteration: the one dict that the console, metrics.jsonl, `stop:` and callbacks see.
+"""The result of an iteration: one dict for the console, metrics.jsonl, `stop:` and callbacks.
 
 Schema version 1. Every key is there from the first row on; a number that does not exist (no episode
 has ended, no evaluation was due) is None.
@@ -80,7 +80,7 @@ class EpisodeStatistics:
 
 
 def evaluation_result(episodes: Sequence[EpisodeRecord] | None) -> Result:
-    """What `evaluation` holds: statistics of these episodes, or None everywhere if none were due."""
+    """What `evaluation` holds: statistics of these episodes; None everywhere if none were due."""
     returns = [episode.episode_return for episode in episodes or ()]
     return {
         "episodes": len(returns) if episodes is not None else None,

@@ -79,11 +79,14 @@ class ObservationPipeline(Connector):
             observations: n of them, batched; any subset of the sub-environments will do.
             update: let the filter learn from them; False in evaluation.
         """
-        if self._preprocessor is not None:
-            observations = self._preprocessor(observations)
+        observations = self.preprocess(observations)
         if self._filter is not None:
             observations = self._filter(observations, update=update)
         return observations
+
+    def preprocess(self, observations: Any) -> Any:
+        """The same without the filter: a function of the observations alone."""
+        return observations if self._preprocessor is None else self._preprocessor(observations)
 
     def get_state(self) -> State:
         """The filter's statistics; empty without a filter."""

@@ -188,9 +188,7 @@ class LoadedBatch:
         """The storage in pieces of at most ``size`` rows."""
         return iter(self.storage.split(size))
 
-    def minibatches(
-        self, num_epochs: int, size: int, rng: np.random.Generator
-    ) -> Iterator[Rows]:
+    def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
         """Shuffled minibatches; the last of an epoch may be smaller, no row is left out."""
         for _ in range(num_epochs):
             permutation = torch.from_numpy(rng.permutation(self.size)).to(self._device)

@@ -24,6 +24,7 @@ def gae(
     next_values: Array,
     terminateds: Array,
     truncateds: Array,
+    *,
     gamma: float,
     lambda_: float,
 ) -> Array:
@@ -64,18 +65,19 @@ def gae_of_rows(
         lengths: rows of each piece, in order; they add up to N. Pieces of equal length are
             reshaped, others padded.
     """
-    columns = (rewards, values, next_values, terminateds, truncateds)
+    columns: list[Array] = [rewards, values, next_values, terminateds, truncateds]
     longest = int(lengths.max(initial=0))
     if bool((lengths == longest).all()):
         shaped = [column.reshape(len(lengths), longest).T for column in columns]
-        return gae(*shaped, gamma, lambda_).T.reshape(-1)
+        return gae(*shaped, gamma=gamma, lambda_=lambda_).T.reshape(-1)
     # Padding stands behind each piece; it must not leak forward into it, hence terminated.
     filled = np.arange(longest)[None, :] < lengths[:, None]  # [pieces, longest]
     padded = [np.zeros(filled.shape, dtype=column.dtype) for column in columns]
     padded[3][:] = True
     for target, column in zip(padded, columns, strict=True):
         target[filled] = column
-    return gae(*(target.T for target in padded), gamma, lambda_).T[filled]
+    advantages = gae(*(target.T for target in padded), gamma=gamma, lambda_=lambda_)
+    return advantages.T[filled]
 
 
 def explained_variance(targets: Array, predictions: Array) -> float | None:

@@ -2,7 +2,7 @@
 
 Acting draws all its random numbers per fragment from the seed tree (`draw`), so a step only adds
 noise to the inputs: Gumbel noise and an argmax for a categorical action (Gumbel 1954; Maddison et
-al. 2014), logistic noise and a threshold for a binary one, scaled normal noise for a continuous one.
+al. 2014), logistic noise and a threshold for a binary one, scaled normal noise for a real one.
 
     N  rows                       A  action dimensions
     P  distribution inputs        K  noise numbers per row
@@ -11,6 +11,7 @@ al. 2014), logistic noise and a threshold for a binary one, scaled normal noise 
     Discrete        n logits                    int64 [N]
     MultiDiscrete   sum(nvec) logits            int64 [N, k]
     MultiBinary     n logits                    float32 [N, n]
+    Box of ints     one logit a value           int64 [N, A], a - low
     Box             mean ++ log_std (2 A)       float32 [N, A]
     Dict, Tuple     the leaves, concatenated    float32 [N, sum of leaf widths]
 """
@@ -95,12 +96,11 @@ class CategoricalSampler(ActionSampler):
 
 
 class MultiCategoricalSampler(ActionSampler):
-    """MultiDiscrete(nvec): independent categorical components."""
+    """MultiDiscrete, or a Box of integers: independent categories, counted from 0."""
 
     dtype = np.int64
 
-    def __init__(self, space: gym.spaces.MultiDiscrete) -> None:
-        sizes = [int(n) for n in np.ravel(space.nvec)]
+    def __init__(self, sizes: list[int]) -> None:
         self.num_inputs = self.num_noise = sum(sizes)
         self.width = len(sizes)
         self.shape = (self.width,)
@@ -122,7 +122,7 @@ class MultiCategoricalSampler(ActionSampler):
             _log_softmax(inputs[:, s])[rows, actions[:, i].astype(np.int64)]
             for i, s in enumerate(self._slices)
         ]
-        return np.sum(parts, axis=0, dtype=np.float32)
+        return np.sum(np.stack(parts), axis=0)
 
 
 class BernoulliSampler(ActionSampler):
@@ -179,8 +179,8 @@ class ProductSampler(ActionSampler):
 
     dtype = np.float32
 
-    def __init__(self, space: gym.spaces.Dict | gym.spaces.Tuple) -> None:
-        self._leaves = [action_sampler(leaf) for leaf in action_leaves(space)]
+    def __init__(self, leaves: list[ActionSampler]) -> None:
+        self._leaves = leaves
         self.num_inputs = sum(leaf.num_inputs for leaf in self._leaves)
         self.width = sum(leaf.width for leaf in self._leaves)
         self.num_noise = sum(leaf.num_noise for leaf in self._leaves)
@@ -239,13 +239,16 @@ def action_sampler(space: gym.Space[Any]) -> ActionSampler:
         case gym.spaces.Discrete():
             return CategoricalSampler(space)
         case gym.spaces.MultiDiscrete():
-            return MultiCategoricalSampler(space)
+            return MultiCategoricalSampler([int(n) for n in np.ravel(space.nvec)])
         case gym.spaces.MultiBinary():
             return BernoulliSampler(space)
+        case gym.spaces.Box() if space.dtype.kind in "iu":
+            spans = space.high.astype(np.int64) - space.low.astype(np.int64) + 1
+            return MultiCategoricalSampler([int(n) for n in np.ravel(spans)])
         case gym.spaces.Box():
             return GaussianSampler(space)
         case gym.spaces.Dict() | gym.spaces.Tuple():
-            return ProductSampler(space)
+            return ProductSampler([action_sampler(leaf) for leaf in action_leaves(space)])
     raise TypeError(
         f"no action distribution for {type(space).__name__}; "
         "use Discrete, MultiDiscrete, MultiBinary, Box, Dict or Tuple"

@@ -9,7 +9,7 @@ layers here are views into it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +18,11 @@ import numpy as np
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.action_sampling import action_sampler
+from rlrun.policies.action_sampling import GaussianSampler, action_sampler
 from rlrun.policies.policy import Array, Policy
 
 Layout = dict[str, tuple[int, tuple[int, ...]]]
 """Name of a parameter -> (offset into the flat vector, shape)."""
-
 
 
 def _relu(x: Array, out: Array) -> Array:
@@ -93,7 +92,7 @@ class MLPPolicy(Policy):
     def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
         return self.sampler.draw(rng, length, lanes)
 
-    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+    def fragment_columns(self, columns: Any) -> dict[str, Array]:
         inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
         return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}
 
@@ -141,7 +140,7 @@ def mlp_layout(
 ) -> tuple[Layout, int]:
     """Where each parameter of the default MLP module lies in the flat vector, and its length."""
     sampler = action_sampler(action_space)
-    free_log_std = isinstance(action_space, gym.spaces.Box) and model.free_log_std
+    free_log_std = isinstance(sampler, GaussianSampler) and model.free_log_std
     outputs = sampler.width if free_log_std else sampler.num_inputs
     shapes: dict[str, tuple[int, ...]] = {"log_std": (sampler.width,)} if free_log_std else {}
     trunk = [num_features, *model.hidden]

@@ -57,14 +57,14 @@ class Policy:
         raise TypeError(f"{type(self).__name__} must define compute_actions()")
 
     def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array | None:
-        """All random numbers of a fragment at once, ``[length, lanes, K]``; None if none is used."""
+        """All random numbers of a fragment, ``[length, lanes, K]``; None if it uses none."""
         return None
 
-    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+    def fragment_columns(self, columns: Any) -> dict[str, Array]:
         """Columns that follow from a finished fragment's columns, computed once for all its rows.
 
         Args:
-            columns: the fragment so far, each ``[N, ...]``.
+            columns: the fragment's `SampleBatch` so far, columns ``[N, ...]``.
         """
         return {}
 

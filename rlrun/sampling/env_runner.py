@@ -30,8 +30,8 @@ from rlrun.sampling.envs import EnvContext
 from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes
 from rlrun.sampling.errors import EnvError
 from rlrun.sampling.fragment import CarriedRow, FragmentBuffer
-from rlrun.sampling.seeding import Role, fragment_noise
 from rlrun.sampling.replay import replay_episodes
+from rlrun.sampling.seeding import Role, fragment_noise
 from rlrun.sampling.vector_env import make_vector_env, take_lanes
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class EnvRunner:
         self.weights_version = -1
         self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
         self._obs: Array | None = None  # [B, ...], what the policy sees next; None before a reset
+        self._unfiltered: Array | None = None  # [B, ...], the same before the observation filter
         self._carried: CarriedRow | None = None
         self._next_fragment = 0
 
@@ -210,13 +211,16 @@ class EnvRunner:
             self.rewards.set_state(connector_state["rewards"])
 
     def _reset_all(self) -> Array:
-        return self.observations(self.envs.reset(self._episodes.seeds), update=True)
+        raw_obs = self.envs.reset(self._episodes.seeds)
+        self._unfiltered = np.array(self.observations.preprocess(raw_obs))
+        return np.array(self.observations(raw_obs, update=True))
 
     def _allocate(self, length: int) -> FragmentBuffer:
         # An env that resets itself in a step of its own needs more vector steps than T: at most
         # one more for each transition, if every episode has length one.
         rows = length if self.envs.every_step_counts else 2 * length + 2
         space = self.observations.output_space
+        assert space.shape is not None  # the pipeline puts out arrays
         return FragmentBuffer(rows, self.num_lanes, space.shape, space.dtype)
 
     def _collect(
@@ -260,10 +264,15 @@ class EnvRunner:
             counted += self.num_lanes
             if envs.valid is not None:
                 counted -= self._skip_resets(buffer, t, envs.valid)
-            if terminateds.any() or truncateds.any():
-                self._end_episodes(buffer, t, terminateds | truncateds, infos, records)
+            done = terminateds | truncateds
+            fresh = None
+            if done.any():
+                fresh = self._end_episodes(buffer, t, done, infos, records)
             t += 1
         self._obs = buffer.obs[t].copy()
+        self._unfiltered = np.array(observations.preprocess(raw_obs))
+        if fresh is not None:
+            self._unfiltered[done] = observations.preprocess(fresh)
         self._number_rows(buffer, t)
         if counted > wanted:
             self._carried = CarriedRow.take(buffer, t - 1, counted - wanted)
@@ -276,8 +285,12 @@ class EnvRunner:
         done: Array,
         infos: Mapping[str, Any] | None,
         records: list[EpisodeRecord],
-    ) -> None:
-        """File the final observations of finished lanes and start their next episodes."""
+    ) -> Any:
+        """File the final observations of finished lanes and start their next episodes.
+
+        Returns:
+            The raw first observations of these lanes, or None if the next step brings them.
+        """
         lanes = np.flatnonzero(done)
         buffer.add_finals(t, lanes, buffer.obs[t + 1, lanes])
         goes_on = None if infos is None else infos.get("episode_continues")
@@ -291,8 +304,11 @@ class EnvRunner:
             raw_obs = self.envs.reset_lanes(done, self._episodes.seeds)
         except EnvError as error:
             raise self._located(error, t) from None
-        if raw_obs is not None:
-            buffer.obs[t + 1, lanes] = self.observations(take_lanes(raw_obs, lanes), update=True)
+        if raw_obs is None:
+            return None
+        fresh = take_lanes(raw_obs, lanes)
+        buffer.obs[t + 1, lanes] = self.observations(fresh, update=True)
+        return fresh
 
     def _skip_resets(self, buffer: FragmentBuffer, t: int, valid: Array) -> int:
         """Leave out lanes whose env spent step t on its own reset; returns how many."""
@@ -351,6 +367,7 @@ class EnvRunner:
         return {
             "episodes": self._episodes.get_state(),
             "obs": self._obs,
+            "unfiltered_obs": self._unfiltered,
             "envs": self.envs.get_state(),
             "observations": self.observations.get_state(),
             "rewards": self.rewards.get_state(),
@@ -375,14 +392,14 @@ class EnvRunner:
         if state["obs"] is None:
             self._obs = None
             return
-        expected = np.array(state["obs"])
+        self._obs, self._unfiltered = np.array(state["obs"]), np.array(state["unfiltered_obs"])
         if state["envs"] is not None:
             self.envs.set_state(state["envs"])
-            self._obs = expected
-            return
-        self._obs = self._replayed(expected)
+        else:
+            self._replay(self._obs, self._unfiltered)
 
-    def _replayed(self, expected: Array) -> Array:
+    def _replay(self, obs: Array, unfiltered: Array) -> None:
+        """Bring the environments to where they returned ``unfiltered``, lane by lane."""
         episodes = self._episodes
         if not self.envs.episode_seeds:
             _log.warning(
@@ -392,15 +409,17 @@ class EnvRunner:
             )
             for lane in range(self.num_lanes):
                 episodes.drop(lane)
-            return self._reset_all()
+            self._obs = self._reset_all()
+            return
         recorded = episodes.recorded_actions()
         raw_obs = replay_episodes(self.envs, self.actions, episodes.seeds, recorded)
-        obs = np.array(self.observations(raw_obs, update=False))
+        # Compared before the filter, which has gone on learning since a lane was normalised.
+        found = self.observations.preprocess(raw_obs)
         strayed = np.array(
-            [not np.array_equal(a, b, equal_nan=True) for a, b in zip(obs, expected, strict=True)]
+            [not np.array_equal(a, b) for a, b in zip(found, unfiltered, strict=True)]
         )
         if not strayed.any():
-            return expected
+            return
         lanes = np.flatnonzero(strayed)
         for lane in lanes.tolist():
             _log.warning(
@@ -411,10 +430,9 @@ class EnvRunner:
                 self.runner_index,
             )
             episodes.drop(lane)
-        fresh = self.envs.reset_lanes(strayed, episodes.seeds)
-        if fresh is not None:
-            obs[lanes] = self.observations(take_lanes(fresh, lanes), update=True)
-        return obs
+        first = take_lanes(self.envs.reset_lanes(strayed, episodes.seeds), lanes)
+        unfiltered[lanes] = self.observations.preprocess(first)
+        obs[lanes] = self.observations(first, update=True)
 
     def ping(self) -> int:
         """Answer a health probe."""
@@ -426,7 +444,7 @@ class EnvRunner:
 
 
 def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
-    """What turns rewards into what learning sees; null clips on Atari with deepmind preprocessing."""
+    """From rewards to what learning sees; null clips on Atari with deepmind preprocessing."""
     clip = spec.connectors.clip_rewards
     if clip is None:
         clip = spec.settings.preprocessor_pref == "deepmind" and is_atari_id(spec.env.use)

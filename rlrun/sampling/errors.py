@@ -92,8 +92,8 @@ def _rebuild(fields: dict[str, object]) -> EnvError:
 def user_traceback(error: BaseException) -> str:
     """Format ``error`` with the frames of the user's code only.
 
-    Frames of rlrun, gymnasium and Ray are dropped; if nothing else remains, all are kept, since then
-    the failure lies there.
+    Frames of rlrun, gymnasium and Ray are dropped; if nothing else remains, all are kept, since
+    then the failure lies there.
     """
     frames = [
         frame

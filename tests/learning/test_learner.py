@@ -49,7 +49,9 @@ def test_minibatches_partition_the_batch_in_every_epoch(size):
 
 def test_rows_keep_their_observations():
     batch = make_batch(10)
-    for rows in make_learner().load(batch, (col.ACTIONS,)).minibatches(1, 4, np.random.default_rng(0)):
+    for rows in (
+        make_learner().load(batch, (col.ACTIONS,)).minibatches(1, 4, np.random.default_rng(0))
+    ):
         np.testing.assert_array_equal(rows[col.OBS], batch[col.OBS][rows[col.ACTIONS]])
 
 
@@ -150,7 +152,7 @@ def test_a_batch_is_moved_once_and_its_storage_not_repeated():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
 def test_a_gpu_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match="learners.device.*no CUDA device"):
+    with pytest.raises(ConfigError, match=r"learners\.device.*no CUDA device"):
         Learner(
             build_module(OBS_SPACE, gym.spaces.Discrete(2), ModelConfig()),
             TrainingConfig(),

@@ -43,7 +43,9 @@ def random_columns(rng, shape):
 def test_gae_is_the_papers_recursion(seed, steps, lanes, gamma, lambda_):
     columns = random_columns(np.random.default_rng(seed), (steps, lanes))
     expected = slow_gae(*columns, gamma, lambda_)
-    np.testing.assert_allclose(gae(*columns, gamma, lambda_), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        gae(*columns, gamma=gamma, lambda_=lambda_), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -62,7 +64,9 @@ def test_pieces_of_any_length_do_not_touch_each_other(seed, lengths):
 def test_lambda_zero_gives_one_step_targets():
     rewards, values, next_values, _, truncateds = random_columns(np.random.default_rng(0), (9, 2))
     terminateds = np.zeros((9, 2), dtype=bool)
-    targets = gae(rewards, values, next_values, terminateds, truncateds, 0.9, 0.0) + values
+    targets = (
+        gae(rewards, values, next_values, terminateds, truncateds, gamma=0.9, lambda_=0.0) + values
+    )
     np.testing.assert_allclose(targets, rewards + 0.9 * next_values, rtol=1e-5, atol=1e-6)
 
 
@@ -71,7 +75,7 @@ def test_lambda_one_gives_the_bootstrapped_monte_carlo_return():
     values = np.array([[0.5], [0.25], [0.125]])
     next_values = np.array([[0.25], [0.125], [8.0]])
     nothing = np.zeros((3, 1), dtype=bool)
-    advantages = gae(rewards, values, next_values, nothing, nothing, 0.5, 1.0)
+    advantages = gae(rewards, values, next_values, nothing, nothing, gamma=0.5, lambda_=1.0)
     returns = advantages + values
     assert returns[0, 0] == pytest.approx(1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 8)
 
@@ -83,7 +87,13 @@ def test_lambda_one_gives_the_bootstrapped_monte_carlo_return():
 def test_only_what_did_not_terminate_bootstraps(terminated, truncated, bootstrap):
     one = np.ones((1, 1))
     advantage = gae(
-        one, 0 * one, 10 * one, np.array([[terminated]]), np.array([[truncated]]), 1.0, 0.95
+        one,
+        0 * one,
+        10 * one,
+        np.array([[terminated]]),
+        np.array([[truncated]]),
+        gamma=1.0,
+        lambda_=0.95,
     )
     assert advantage[0, 0] == 1.0 + bootstrap
 
@@ -92,7 +102,7 @@ def test_a_truncated_step_does_not_pass_on_the_next_episodes_advantage():
     rewards = np.array([[0.0], [100.0]])
     zero = np.zeros((2, 1))
     truncateds = np.array([[True], [False]])
-    advantages = gae(rewards, zero, zero, zero.astype(bool), truncateds, 1.0, 1.0)
+    advantages = gae(rewards, zero, zero, zero.astype(bool), truncateds, gamma=1.0, lambda_=1.0)
     assert advantages[:, 0].tolist() == [0.0, 100.0]
 
 

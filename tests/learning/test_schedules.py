@@ -4,7 +4,8 @@ from rlrun.learning.schedules import value_at
 
 
 @pytest.mark.parametrize(
-    ("env_steps", "expected"), [(0, 1.0), (50, 0.75), (100, 0.5), (150, 0.25), (200, 0.0), (900, 0.0)]
+    ("env_steps", "expected"),
+    [(0, 1.0), (50, 0.75), (100, 0.5), (150, 0.25), (200, 0.0), (900, 0.0)],
 )
 def test_linear_between_points_and_constant_after(env_steps, expected):
     schedule = ((0, 1.0), (100, 0.5), (200, 0.0))

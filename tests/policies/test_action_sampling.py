@@ -14,6 +14,7 @@ SPACES = {
     "multi_binary": gym.spaces.MultiBinary(3),
     "box": gym.spaces.Box(-1, 1, (2,), np.float32),
     "matrix_box": gym.spaces.Box(-1, 1, (2, 2), np.float32),
+    "integer_box": gym.spaces.Box(-2, 1, (2,), np.int32),
     "tuple": gym.spaces.Tuple(
         (gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.MultiBinary(2))
     ),

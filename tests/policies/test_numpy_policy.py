@@ -79,7 +79,9 @@ def test_what_numpy_cannot_do_is_left_to_torch():
     discrete = ACTION_SPACES["discrete"]
     assert isinstance(build_policy(OBS_SPACE, discrete, ModelConfig()), MLPPolicy)
     assert isinstance(build_policy(image, discrete, ModelConfig()), TorchPolicy)
-    assert isinstance(build_policy(OBS_SPACE, discrete, ModelConfig(activation="gelu")), TorchPolicy)
+    assert isinstance(
+        build_policy(OBS_SPACE, discrete, ModelConfig(activation="gelu")), TorchPolicy
+    )
 
 
 def test_a_runner_with_the_numpy_policy_never_imports_torch():

@@ -140,7 +140,8 @@ def test_a_runner_restored_elsewhere_goes_on_to_the_bit(env):
     rng = np.random.default_rng(0)
     weights = 0.1 * rng.normal(size=runner.policy.num_parameters).astype(np.float32)
     for fragment in range(4):
-        runner.sample_fragment(SampleRequest(fragment, 33, 1), weights)
+        # Lengths around an episode's end: lanes are then filtered at different times.
+        runner.sample_fragment(SampleRequest(fragment, 33 + fragment, 1), weights)
     restored = EnvRunner(spec, recreated=True)
     restored.set_state(runner.get_state())
     for fragment in (4, 5):

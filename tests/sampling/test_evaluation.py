@@ -60,10 +60,9 @@ def test_the_recorder_sees_every_step_of_every_episode_and_may_end_the_play():
 
     def record(step):
         steps.append((list(step.episodes), step.rewards.copy()))
-        return None
 
     records = play_episodes(make_runner(2), num_episodes=3, seed=0, recorder=record)
-    returns = {k: 0.0 for k in range(3)}
+    returns = dict.fromkeys(range(3), 0.0)
     for episodes, rewards in steps:
         for lane, k in enumerate(episodes):
             if k is not None:

@@ -1,0 +1,62 @@
+"""Callbacks: the user's own code at fixed points of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from rlrun.config.registry import import_object
+from rlrun.config.schema import UseSpec
+
+if TYPE_CHECKING:
+    from rlrun.algorithms.algorithm import Algorithm
+    from rlrun.algorithms.result import Result
+    from rlrun.data.sample_batch import SampleBatch
+    from rlrun.sampling.episodes import EpisodeRecord
+
+
+class Callbacks:
+    """Override what you need; every method runs in the training process.
+
+    `callbacks: [{use: "my.code:Record", every: 20}]` calls ``Record(every=20)`` once a run. What a
+    callback raises ends the run with its traceback.
+    """
+
+    def on_algorithm_init(self, algorithm: Algorithm) -> None:
+        """The algorithm stands, nothing has been sampled."""
+
+    def on_episode_end(self, algorithm: Algorithm, episode: EpisodeRecord) -> None:
+        """A training episode has ended, in whichever runner."""
+
+    def on_sample_end(self, algorithm: Algorithm, batch: SampleBatch) -> None:
+        """A train batch has been sampled; what is changed in it is learned from."""
+
+    def on_train_result(self, algorithm: Algorithm, result: Result) -> None:
+        """An iteration has ended. Keys added to ``result`` are reported; add them every time."""
+
+    def on_evaluate_start(self, algorithm: Algorithm) -> None:
+        """An evaluation is about to start."""
+
+    def on_evaluate_end(self, algorithm: Algorithm, evaluation: Result) -> None:
+        """An evaluation has ended."""
+
+    def on_checkpoint_loaded(self, algorithm: Algorithm) -> None:
+        """The algorithm has taken over a checkpoint's state."""
+
+
+class CallbackList:
+    """Calls a list of callbacks in order."""
+
+    def __init__(self, specs: Iterable[UseSpec]) -> None:
+        self._callbacks: list[Callbacks] = [
+            import_object(spec.use)(**spec.kwargs) for spec in specs
+        ]
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call the method of this name of each callback."""
+        for callback in self._callbacks:
+            method: Callable[..., None] = getattr(callback, name)
+            method(*arguments)
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)

@@ -1,0 +1,186 @@
+"""What every algorithm promises, whatever it learns; one row of ALGORITHMS for each."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from rlrun.algorithms.ppo import PPOConfig, add_advantages, ppo_loss
+from rlrun.algorithms.result import is_wall_clock
+from rlrun.data import columns as col
+
+TINY = {"train_batch_size": 64, "minibatch_size": 16, "num_epochs": 2}
+ALGORITHMS = {"PPO": lambda: PPOConfig().training(**TINY)}
+
+
+def build(name, env="CartPole-v1", *, runners=0, lanes=2, seed=5, **sections):
+    config = (
+        ALGORITHMS[name]()
+        .environment(env)
+        .env_runners(
+            num_env_runners=runners, num_envs_per_env_runner=lanes, num_cpus_per_env_runner=0.1
+        )
+        .debugging(seed=seed)
+    )
+    for section, values in sections.items():
+        config = getattr(config, section)(**values)
+    return config.build()
+
+
+def flat(result, prefix=""):
+    for key, value in result.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def seeded_part(result):
+    return {key: value for key, value in flat(result) if not is_wall_clock(key)}
+
+
+def train(algorithm, iterations):
+    return [seeded_part(algorithm.train()) for _ in range(iterations)]
+
+
+@pytest.fixture
+def built():
+    """Builds algorithms and stops them at the end."""
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(build(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for algorithm in made:
+        algorithm.stop()
+
+
+FILTERED = {
+    "env_runners": {"observation_filter": "MeanStdFilter"},
+    "connectors": {"normalize_rewards": True},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_same_seed_same_results_and_other_seed_others(built, name, env):
+    first, again, other = (built(name, env, seed=seed, **FILTERED) for seed in (5, 5, 6))
+    rows = train(first, 3)
+    assert rows == train(again, 3)
+    assert rows != train(other, 3)
+    for key, value in first.get_weights().items():
+        np.testing.assert_array_equal(value, again.get_weights()[key])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_restored_algorithm_goes_on_to_the_bit(built, name, env):
+    straight = built(name, env, **FILTERED)
+    train(straight, 2)
+    state, weights = straight.get_state(), straight.get_weights()
+    rows = train(straight, 2)
+    resumed = built(name, env, **FILTERED)
+    resumed.set_weights(weights)
+    resumed.set_state(state)
+    assert train(resumed, 2) == rows
+    for key, value in straight.get_weights().items():
+        np.testing.assert_array_equal(value, resumed.get_weights()[key])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_evaluation_changes_nothing_in_the_training_rows(built, name):
+    def without_evaluation(row):
+        return {key: value for key, value in row.items() if not key.startswith("evaluation")}
+
+    plain = train(built(name, **FILTERED), 3)
+    evaluated = train(built(name, evaluation={"interval": 1, "episodes": 3}, **FILTERED), 3)
+    assert [without_evaluation(row) for row in plain] == [
+        without_evaluation(row) for row in evaluated
+    ]
+    assert [row["evaluation/episodes"] for row in plain] == [None] * 3
+    assert [row["evaluation/episodes"] for row in evaluated] == [3] * 3
+    assert plain[0].keys() == evaluated[0].keys()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_row_has_the_same_keys_and_timers_add_up(built, name):
+    algorithm = built(name, evaluation={"interval": 2, "episodes": 1})
+    rows = [algorithm.train() for _ in range(4)]
+    assert len({tuple(key for key, _ in flat(row)) for row in rows}) == 1
+    for earlier, later in pairwise(rows):
+        wall = later["time_s"] - earlier["time_s"]
+        assert sum(later["timers"].values()) == pytest.approx(wall, rel=1e-6)
+        assert later["timers"]["other_s"] >= 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("runners", "lanes"), [(0, 1), (0, 4), (2, 2), (3, 4)])
+def test_an_iteration_samples_exactly_the_train_batch(built, name, runners, lanes):
+    algorithm = built(name, runners=runners, lanes=lanes)
+    for iteration in (1, 2):
+        row = algorithm.train()
+        assert row["env_steps_this_iter"] == TINY["train_batch_size"]
+        assert row["env_steps"] == iteration * TINY["train_batch_size"]
+        finished = row["episodes"]
+        assert finished >= row["episodes_this_iter"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_runs_with_remote_runners_agree(built, name):
+    first, again = (built(name, runners=2, **FILTERED) for _ in range(2))
+    assert train(first, 3) == train(again, 3)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_learning_rate_of_zero_is_exactly_zero(built, name):
+    algorithm = built(name, training={"lr": 0.0})
+    before = algorithm.get_weights()
+    row = algorithm.train()
+    assert row["learners"]["default_policy"]["learner_stats"]["lr"] == 0.0
+    for key, value in algorithm.get_weights().items():
+        np.testing.assert_array_equal(value, before[key])
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_pitfall_11_the_ratio_is_exactly_1_on_the_first_minibatch(built, env):
+    algorithm = built("PPO", env, **FILTERED)
+    algorithm.train()
+    batch = algorithm.sample()
+    sampled_logp = batch[col.ACTION_LOGP].copy()
+    rows = algorithm.learner.load(batch, (col.ACTIONS,))
+    module = algorithm.learner.module
+    add_advantages(rows, batch, module, 0.99, 0.95)
+    # The runner's own numbers say the same, so the weights it acted with were these.
+    recomputed = rows.columns[col.ACTION_LOGP].numpy()
+    np.testing.assert_allclose(recomputed, sampled_logp, rtol=1e-4, atol=1e-5)
+    first = next(rows.minibatches(1, 16, np.random.default_rng(0)))
+    with torch.no_grad():
+        inputs = module.forward_train(first)[col.ACTION_DIST_INPUTS]
+        logp = module.distribution.logp(inputs, first[col.ACTIONS])
+    ratio = (logp - first[col.ACTION_LOGP]).exp()
+    assert ratio.tolist() == [1.0] * 16
+    arguments = {"vf_loss_coeff": 0.5, "vf_clip_param": None, "entropy_coeff": 0.0, "kl_coeff": 0.0}
+    _, statistics = ppo_loss(module, first, clip_param=0.2, normalize_advantages=True, **arguments)
+    assert statistics["clip_fraction"] == 0
+    assert statistics["approx_kl"] == 0
+
+
+def test_pitfall_3_an_annealed_learning_rate_ends_above_zero(built):
+    algorithm = built("PPO", training={"lr": [[0, 1e-3], [64 * 4, 0.0]]})
+    rates = [
+        algorithm.train()["learners"]["default_policy"]["learner_stats"]["lr"] for _ in range(4)
+    ]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_compilation_learns_the_same(built):
+    plain = built("PPO")
+    compiled = built("PPO", resources={"compile": True})
+    for algorithm in (plain, compiled):
+        algorithm.train()
+    for key, value in plain.get_weights().items():
+        np.testing.assert_allclose(compiled.get_weights()[key], value, rtol=1e-3, atol=1e-5)
