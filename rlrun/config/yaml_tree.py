@@ -28,7 +28,7 @@ _SPECIAL: dict[str, Any] = {
     },
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
-_MOST_NODES = 100_000  # Aliases of aliases can make a short file endless.
+_MOST_NODES = 10_000  # Aliases of aliases can make a short file endless.
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,11 @@ class _TreeBuilder:
         self._count += 1
         origin = self.origin_of(mark)
         if id(node) in self._open or self._count > _MOST_NODES:
-            why = "an alias of itself" if id(node) in self._open else "more than 100000 values"
+            why = (
+                "an alias of itself"
+                if id(node) in self._open
+                else f"more than {_MOST_NODES} values"
+            )
             raise ConfigError([Problem(origin, join(path), f"holds {why}")])
         self._open.add(id(node))
         value = self._value(node, origin, path)

@@ -49,7 +49,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.dictionaries(st.text(min_size=1, max_size=20), _VALUES, max_size=4))
 def test_any_arguments_survive(kwargs: dict[str, Any]) -> None:
     env = {"use": "x", "kwargs": kwargs}
