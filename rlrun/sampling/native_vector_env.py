@@ -27,8 +27,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from rlrun.sampling.envs import EnvContext
-from rlrun.sampling.errors import EnvError, EnvPhase
-from rlrun.sampling.vector_env import (
+from rlrun.sampling.episode_vector_env import (
     Batched,
     BoolArray,
     LaneInfos,
@@ -36,6 +35,7 @@ from rlrun.sampling.vector_env import (
     bad_value_test,
     check_rows,
 )
+from rlrun.sampling.errors import EnvError, EnvPhase
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvSpec
