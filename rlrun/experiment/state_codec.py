@@ -2,7 +2,8 @@
 
 Owns the translation between what ``get_state()`` returns (nested dicts and lists of numbers,
 strings, None and numpy arrays) and what a checkpoint stores: one JSON document and one flat dict of
-arrays. ``decode(*encode(state))`` gives the same values back, bit for bit. It must not know what
+arrays. ``decode(*encode(state))`` gives the same values back, bit for bit (of a Python float that
+is no number, only that it is none). It must not know what
 the state means, nor where it is stored.
 
 Plain JSON carries dicts with text keys, lists, text, booleans, None, finite floats (``repr`` is
@@ -12,7 +13,7 @@ exact) and integers up to 2**53. Everything else is an object with a single ``$`
 tag            value                       stands for
 =============  ==========================  ===========================================
 ``$array``     name in the array file      numpy array, dtype and shape kept
-``$scalar``    [dtype, number]             numpy scalar
+``$scalar``    [dtype, bytes as hex]       numpy scalar; little-endian
 ``$int``       decimal text                integer that other JSON readers would round
 ``$float``     "nan", "inf", "-inf"        float that JSON has no word for
 ``$bytes``     base64 text                 bytes
@@ -114,7 +115,9 @@ def _encode_scalar(value: np.generic, address: str) -> Any:
         return str(value)
     if value.dtype.kind not in _ARRAY_KINDS or value.dtype.itemsize > _LONGEST_FLOAT_BYTES:
         raise StateError(f"the state at {address or '/'!r} is a numpy scalar of {value.dtype}")
-    return {"$scalar": [value.dtype.name, _encode(value.item(), address, {})]}
+    return {
+        "$scalar": [value.dtype.name, value.astype(value.dtype.newbyteorder("<")).tobytes().hex()]
+    }
 
 
 def _decode_tagged(tag: str, value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -139,9 +142,9 @@ def _decode_tagged(tag: str, value: Any, arrays: Mapping[str, np.ndarray]) -> An
 
 
 def _decode_scalar(value: Any) -> np.generic:
-    name, number = value
+    name, data = value
     dtype = np.dtype(str(name))
     if dtype.kind not in _ARRAY_KINDS:
         raise ValueError(f"no numpy scalar of {name!r} is ever written")
-    scalar: np.generic = dtype.type(decode(number, {}))
-    return scalar
+    scalar: np.generic = np.frombuffer(bytes.fromhex(data), dtype.newbyteorder("<"))[0]
+    return scalar.astype(dtype)
