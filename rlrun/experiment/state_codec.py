@@ -2,9 +2,8 @@
 
 Owns the translation between what ``get_state()`` returns (nested dicts and lists of numbers,
 strings, None and numpy arrays) and what a checkpoint stores: one JSON document and one flat dict of
-arrays. ``decode(*encode(state))`` gives the same values back, bit for bit (of a Python float that
-is no number, only that it is none). It must not know what
-the state means, nor where it is stored.
+arrays. ``decode(*encode(state))`` gives the same values back, bit for bit; only a Python NaN loses
+its sign. It must not know what the state means, nor where it is stored.
 
 Plain JSON carries dicts with text keys, lists, text, booleans, None, finite floats (``repr`` is
 exact) and integers up to 2**53. Everything else is an object with a single ``$`` key:
