@@ -1,4 +1,4 @@
-"""One local Ray for all tests of this room that need it."""
+"""A local Ray for each module of this room that needs one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 HERE = str(Path(__file__).parent)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     """A Ray whose workers can import the helpers beside this file."""
     from rlrun.config.schema import EnvRunnersConfig
