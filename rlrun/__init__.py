@@ -28,7 +28,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "RLModule": "rlrun.policies.rl_module",
     "rollout": "rlrun.experiment.rollout",
     "run_experiment": "rlrun.experiment.run",
-    "RunnerSpec": "rlrun.sampling.env_runner",
+    "RunnerSpec": "rlrun.sampling.runner_messages",
     "SampleBatch": "rlrun.data.sample_batch",
     "synchronous_parallel_sample": "rlrun.sampling.synchronous",
 }

@@ -29,15 +29,15 @@ from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.policies.rl_module import RLModule, build_module
-from rlrun.sampling.env_runner import (
-    EnvRunner,
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.env_runner_group import EnvRunnerGroup
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.runner_messages import (
     RunnerSpec,
     SampleReply,
     SampleRequest,
     reward_pipeline,
 )
-from rlrun.sampling.env_runner_group import EnvRunnerGroup
-from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.seeding import Role, evaluation_seed, learner_rng, weights_seed
 from rlrun.sampling.vector_env import make_vector_env
 
@@ -84,6 +84,7 @@ class Algorithm(ABC):
             model=config.model,
             seed=self.seed,
             gamma=config.training.gamma,
+            restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
         )
         self.env_runner_group = self._start_env_runners(address)
         self.observation_space, self.action_space = self._spaces()
@@ -93,6 +94,7 @@ class Algorithm(ABC):
         self._evaluation_runner: EnvRunner | None = None
         self._sampler_times = SamplerTimes(config.env_runners.sampler_perf_stats_ema_coef)
         self._longest_running_episode = 0
+        self._faulty_episodes = 0
         self.setup()
         self._weights = self.learner.get_weights()
         self.env_runner_group.wait_until_built()
@@ -204,6 +206,7 @@ class Algorithm(ABC):
             "restarts": group.num_restarts,
             "in_flight": group.num_in_flight,
             "longest_running_episode": self._longest_running_episode,
+            "faulty_episodes": self._faulty_episodes,
             **self._sampler_times.result(),
         }
 
@@ -239,6 +242,7 @@ class Algorithm(ABC):
             deltas = [reply.connector_deltas for reply in replies]
             self._observations.apply_deltas([delta["observations"] for delta in deltas])
             self._rewards.apply_deltas([delta["rewards"] for delta in deltas])
+        self._faulty_episodes = sum(reply.faulty_episodes for reply in replies)
         self._longest_running_episode = max(
             (reply.longest_running_episode for reply in replies), default=0
         )

@@ -9,87 +9,34 @@ writes rows in place, and does work per episode only where an episode ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
-from rlrun.connectors.rewards import RewardPipeline
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.policies.numpy_policy import build_policy
-from rlrun.policies.policy import Policy
-from rlrun.sampling.atari import is_atari_id
 from rlrun.sampling.envs import EnvContext
 from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes
 from rlrun.sampling.errors import EnvError
 from rlrun.sampling.fragment import CarriedRow, FragmentBuffer
 from rlrun.sampling.replay import replay_episodes
+from rlrun.sampling.runner_messages import (
+    RunnerSpec,
+    SampleReply,
+    SampleRequest,
+    reward_pipeline,
+)
 from rlrun.sampling.seeding import Role, fragment_noise
 from rlrun.sampling.vector_env import make_vector_env, take_lanes
 
-if TYPE_CHECKING:
-    import gymnasium as gym
-
 Array = NDArray[Any]
-PolicyFactory = Callable[["gym.Space[Any]", "gym.Space[Any]", ModelConfig], Policy]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunnerSpec:
-    """All that a runner needs to know; cheap to pickle, free of the algorithm's settings."""
-
-    env: EnvSpec
-    settings: EnvRunnersConfig = field(default_factory=EnvRunnersConfig)
-    connectors: ConnectorsConfig = field(default_factory=ConnectorsConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    seed: int = 0
-    gamma: float = 0.99
-    """Discount of the return whose standard deviation `normalize_rewards` divides by."""
-    policy_factory: PolicyFactory = build_policy
-    """Called with the preprocessed observation space, the action space and the model settings."""
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """What a runner is asked for. The weights travel beside it, once for all runners."""
-
-    fragment: int
-    """Counts the requests of a run; the action noise is keyed by it."""
-    length: int
-    """Steps of each lane."""
-    weights_version: int = 0
-    connector_state: dict[str, Any] | None = None
-    """Merged connector statistics to take over first; None keeps the runner's own."""
-
-
-@dataclass(frozen=True)
-class SampleReply:
-    """One fragment and what happened on the way."""
-
-    runner_index: int
-    weights_version: int
-    batch: SampleBatch
-    env_steps: int
-    vector_steps: int
-    """Times that all lanes were stepped together."""
-    episodes: list[EpisodeRecord]
-    connector_deltas: dict[str, Any]
-    """Statistics gathered since the last reply, for the central connectors to merge."""
-    state: dict[str, Any]
-    """Where the runner stands now: `EnvRunner.set_state` continues from there."""
-    timings_s: dict[str, float]
-    """Seconds of this fragment by part: `policy`, `env`, `other`."""
-    longest_running_episode: int
-    """Env steps of the longest episode that has not ended."""
 
 
 class EnvRunner:
@@ -134,6 +81,7 @@ class EnvRunner:
             context,
             training=role is Role.TRAIN,
             render_mode=render_mode,
+            restart_failed=spec.restart_failed_sub_environments,
         )
         self.action_space = self.envs.single_action_space
         self.observations = ObservationPipeline(self.envs.single_observation_space, settings)
@@ -152,6 +100,8 @@ class EnvRunner:
         self._unfiltered: Array | None = None  # [B, ...], the same before the observation filter
         self._carried: CarriedRow | None = None
         self._next_fragment = 0
+        self._faulty_episodes = 0
+        self._first_rows: list[tuple[int, Array, Any]] = []  # row, lanes, raw first observations
 
     @classmethod
     def as_remote(cls, **options: Any) -> Any:
@@ -187,6 +137,8 @@ class EnvRunner:
         batch = buffer.to_batch(num_steps, rewards, self.runner_index, request.fragment)
         for name, column in self.policy.fragment_columns(batch).items():
             batch[name] = column
+        if self.runner_index > 0 and self.spec.settings.compress_observations:
+            batch.compress()
         timings["other"] = perf_counter() - started - timings["policy"] - timings["env"]
         return SampleReply(
             runner_index=self.runner_index,
@@ -199,6 +151,7 @@ class EnvRunner:
             state=self.get_state(),
             timings_s=timings,
             longest_running_episode=int(self._episodes.game_length.max()),
+            faulty_episodes=self._faulty_episodes,
         )
 
     def load(self, weights: Any, version: int, connector_state: dict[str, Any] | None) -> None:
@@ -216,9 +169,8 @@ class EnvRunner:
         return np.array(self.observations(raw_obs, update=True))
 
     def _allocate(self, length: int) -> FragmentBuffer:
-        # An env that resets itself in a step of its own needs more vector steps than T: at most
-        # one more for each transition, if every episode has length one.
-        rows = length if self.envs.every_step_counts else 2 * length + 2
+        # An env that resets itself in a step of its own needs a few vector steps more than T.
+        rows = length if self.envs.every_step_counts else length + length // 8 + 1
         space = self.observations.output_space
         assert space.shape is not None  # the pipeline puts out arrays
         return FragmentBuffer(rows, self.num_lanes, space.shape, space.dtype)
@@ -229,18 +181,18 @@ class EnvRunner:
         """Step until the buffer holds ``length * B`` transitions."""
         policy, envs, observations, to_env = self.policy, self.envs, self.observations, self.actions
         explore = self.spec.settings.explore
-        rng = fragment_noise(self.spec.seed, self.role, self.runner_index, request.fragment)
-        noise = policy.draw_noise(rng, buffer.length, self.num_lanes) if explore else None
+        noise = _FragmentNoise(self, request.fragment, buffer.length) if explore else None
         records: list[EpisodeRecord] = []
         policy_s = env_s = 0.0
         wanted = request.length * self.num_lanes
         t, counted = self._restore_carried(buffer)
-        assert self._obs is not None
         buffer.obs[t] = self._obs
         while counted < wanted:
+            if t == buffer.length:
+                buffer.grow()
             clock = perf_counter()
             actions, _, extras = policy.compute_actions(
-                buffer.obs[t], explore=explore, noise=None if noise is None else noise[t]
+                buffer.obs[t], explore=explore, noise=None if noise is None else noise.row(t)
             )
             acted = perf_counter()
             try:
@@ -250,30 +202,22 @@ class EnvRunner:
             stepped = perf_counter()
             policy_s += acted - clock
             env_s += stepped - acted
-            if not buffer.columns:
-                for name, first_row in {col.ACTIONS: actions, **extras}.items():
-                    buffer.add_column(name, first_row)
-            columns = buffer.columns
-            columns[col.ACTIONS][t] = actions
-            for name, value in extras.items():
-                columns[name][t] = value
+            buffer.write(t, actions, extras)
             buffer.rewards[t] = rewards
             buffer.terminateds[t] = terminateds
             buffer.truncateds[t] = truncateds
             buffer.obs[t + 1] = observations(raw_obs, update=True)
-            counted += self.num_lanes
-            if envs.valid is not None:
-                counted -= self._skip_resets(buffer, t, envs.valid)
             done = terminateds | truncateds
-            fresh = None
+            counted += self.num_lanes
+            if envs.valid is not None or envs.failed_lanes:
+                counted -= self._leave_out(buffer, t)
             if done.any():
-                fresh = self._end_episodes(buffer, t, done, infos, records)
+                self._end_episodes(buffer, t, done, infos, records)
             t += 1
         self._obs = buffer.obs[t].copy()
-        self._unfiltered = np.array(observations.preprocess(raw_obs))
-        if fresh is not None:
-            self._unfiltered[done] = observations.preprocess(fresh)
-        self._number_rows(buffer, t)
+        self._unfiltered = self._before_filter(raw_obs, t)
+        for lane in range(self.num_lanes):
+            self._number_lane(buffer, lane, t)
         if counted > wanted:
             self._carried = CarriedRow.take(buffer, t - 1, counted - wanted)
         return records, {"policy": policy_s, "env": env_s, "steps": t}
@@ -285,12 +229,8 @@ class EnvRunner:
         done: Array,
         infos: Mapping[str, Any] | None,
         records: list[EpisodeRecord],
-    ) -> Any:
-        """File the final observations of finished lanes and start their next episodes.
-
-        Returns:
-            The raw first observations of these lanes, or None if the next step brings them.
-        """
+    ) -> None:
+        """File the final observations of finished lanes and start their next episodes."""
         lanes = np.flatnonzero(done)
         buffer.add_finals(t, lanes, buffer.obs[t + 1, lanes])
         goes_on = None if infos is None else infos.get("episode_continues")
@@ -300,27 +240,54 @@ class EnvRunner:
             record = self._episodes.finish(lane, t + 1, buffer.rewards, game_goes_on=lost_life)
             if record is not None:
                 records.append(record)
+        self._start_episodes(buffer, t, done)
+
+    def _start_episodes(self, buffer: FragmentBuffer, t: int, mask: Array) -> None:
+        """Reset the lanes of ``mask``; row t + 1 is what their policy sees first."""
         try:
-            raw_obs = self.envs.reset_lanes(done, self._episodes.seeds)
+            raw_obs = self.envs.reset_lanes(mask, self._episodes.seeds)
         except EnvError as error:
             raise self._located(error, t) from None
-        if raw_obs is None:
-            return None
-        fresh = take_lanes(raw_obs, lanes)
-        buffer.obs[t + 1, lanes] = self.observations(fresh, update=True)
-        return fresh
+        if raw_obs is None:  # this env's next step brings the observations
+            return
+        lanes = np.flatnonzero(mask)
+        first = take_lanes(raw_obs, lanes)
+        buffer.obs[t + 1, lanes] = self.observations(first, update=True)
+        self._first_rows.append((t + 1, lanes, first))
 
-    def _skip_resets(self, buffer: FragmentBuffer, t: int, valid: Array) -> int:
-        """Leave out lanes whose env spent step t on its own reset; returns how many."""
-        resetting = np.flatnonzero(~valid)
-        if len(resetting):
+    def _before_filter(self, raw_obs: Any, t: int) -> Array:
+        """The observations of row t as they were before the filter, ``[B, ...]``."""
+        unfiltered = np.array(self.observations.preprocess(raw_obs))
+        for row, lanes, first in self._first_rows:
+            if row == t:
+                unfiltered[lanes] = self.observations.preprocess(first)
+        self._first_rows.clear()
+        return unfiltered
+
+    def _leave_out(self, buffer: FragmentBuffer, t: int) -> int:
+        """Mark rows that are no transitions; returns how many.
+
+        Those are the steps that an environment spent on its own reset, and the episodes of
+        environments that raised and have been built again.
+        """
+        lost = 0
+        if self.envs.valid is not None:
+            resetting = np.flatnonzero(~self.envs.valid)
             buffer.mark_invalid(t, resetting)
             self._episodes.start[resetting] = t + 1
-        return len(resetting)
-
-    def _number_rows(self, buffer: FragmentBuffer, num_steps: int) -> None:
-        for lane in range(self.num_lanes):
-            self._number_lane(buffer, lane, num_steps)
+            lost += len(resetting)
+        failed = np.zeros(self.num_lanes, dtype=np.bool_)
+        for lane in self.envs.failed_lanes:
+            start = int(self._episodes.start[lane])
+            buffer.mark_invalid(slice(start, t + 1), lane)
+            lost += t + 1 - start
+            self._episodes.drop(lane)
+            self._episodes.start[lane] = t + 1
+            failed[lane] = True
+        if failed.any():
+            self._faulty_episodes += int(failed.sum())
+            self._start_episodes(buffer, t, failed)
+        return lost
 
     def _number_lane(self, buffer: FragmentBuffer, lane: int, end: int) -> None:
         """Fill in episode id and step for the lane's rows of its running episode."""
@@ -333,8 +300,8 @@ class EnvRunner:
         """Clipped or normalised rewards, float32 ``[T, B]``; metrics keep the raw ones."""
         raw = buffer.rewards
         if self.rewards.identity:
-            return raw.astype(np.float32)
-        learned = np.empty(raw.shape, dtype=np.float32)
+            return raw[:num_steps].astype(np.float32)
+        learned = np.empty((num_steps, self.num_lanes), dtype=np.float32)
         for t in range(num_steps):
             valid = None if buffer.valid is None else buffer.valid[t]
             learned[t] = self.rewards(
@@ -443,14 +410,18 @@ class EnvRunner:
         self.envs.close()
 
 
-def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
-    """From rewards to what learning sees; null clips on Atari with deepmind preprocessing."""
-    clip = spec.connectors.clip_rewards
-    if clip is None:
-        clip = spec.settings.preprocessor_pref == "deepmind" and is_atari_id(spec.env.use)
-    return RewardPipeline(
-        clip=clip,
-        normalize=spec.connectors.normalize_rewards,
-        gamma=spec.gamma,
-        num_lanes=num_lanes,
-    )
+class _FragmentNoise:
+    """The action noise of a fragment, drawn at once, and once more if the fragment grows."""
+
+    def __init__(self, runner: EnvRunner, fragment: int, length: int) -> None:
+        self._policy, self._lanes, self._length = runner.policy, runner.num_lanes, length
+        self._rng = fragment_noise(runner.spec.seed, runner.role, runner.runner_index, fragment)
+        self._blocks = [self._policy.draw_noise(self._rng, length, self._lanes)]
+
+    def row(self, t: int) -> Array | None:
+        """Step t's noise, ``[B, K]``; None for a policy that uses none."""
+        block, position = divmod(t, self._length)
+        if block == len(self._blocks):
+            self._blocks.append(self._policy.draw_noise(self._rng, self._length, self._lanes))
+        noise = self._blocks[block]
+        return None if noise is None else noise[position]

@@ -22,7 +22,7 @@ from rlrun.sampling.seeding import Role
 if TYPE_CHECKING:
     from rlrun.config.schema import FaultToleranceConfig
     from rlrun.sampling.actor_manager import CallResult, FaultTolerantActorManager
-    from rlrun.sampling.env_runner import RunnerSpec, SampleReply, SampleRequest
+    from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest
 
 _SCHEDULING_TIMEOUT_S = 60.0  # for Ray to find a place for an actor and start its process
 
@@ -217,7 +217,7 @@ class EnvRunnerGroup:
     def _complete(self, request: SampleRequest | None) -> SampleRequest:
         if request is not None:
             return request
-        from rlrun.sampling.env_runner import SampleRequest as Request
+        from rlrun.sampling.runner_messages import SampleRequest as Request
 
         length = self.spec.settings.rollout_fragment_length
         return Request(

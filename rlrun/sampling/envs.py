@@ -131,6 +131,18 @@ def make_env_or_vector(
         ) from None
 
 
+def register_env(name: str, creator: EnvCreator) -> None:
+    """Give an environment a name that `env:` understands; remote env runners know it, too.
+
+    Args:
+        creator: a class or function that makes one environment; see `call_creator` for what it is
+            called with.
+    """
+    from rlrun.config import registry
+
+    registry.ENVS[name] = creator
+
+
 def find_creator(use: str) -> EnvCreator | None:
     """The registered or imported callable behind ``use``; None if it is a gymnasium id."""
     from rlrun.config import registry

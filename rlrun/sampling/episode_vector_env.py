@@ -64,7 +64,9 @@ class EpisodeVectorEnv(Protocol):
         single_action_space: of one lane.
         episode_seeds: whether `reset_lanes` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
-        every_step_counts: whether `valid` is always None.
+        every_step_counts: whether `valid` is always None and `failed_lanes` always empty.
+        failed_lanes: after each step, the lanes whose environment raised and was built again; the
+            caller resets them. Always empty unless asked for.
         valid: [B] after each step; False where the step was the environment's own reset, and the
             row no transition. None: all rows are transitions.
     """
@@ -74,6 +76,7 @@ class EpisodeVectorEnv(Protocol):
     single_action_space: spaces.Space[Any]
     episode_seeds: bool
     every_step_counts: bool
+    failed_lanes: Sequence[int]
     valid: BoolArray | None
 
     def reset(self, seeds: Sequence[int]) -> Batched:

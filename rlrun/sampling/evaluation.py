@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.sampling.episodes import EpisodeRecord
+from rlrun.sampling.errors import EnvError
 from rlrun.sampling.seeding import Role, episode_noise, episode_seed
 from rlrun.sampling.vector_env import take_lanes
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+_MOST_FAILURES = 100  # of environments that are built again, before an evaluation gives up
 _NOISE_BLOCK = 256  # steps of action noise drawn at once for an episode
 
 
@@ -79,6 +81,7 @@ class _Play:
         self._num_episodes = num_episodes
         lanes = runner.num_lanes
         self._episode = list(range(lanes))  # also counts on in lanes that have played all theirs
+        self._failures = 0
         self._returns = np.zeros(lanes)
         self._lengths = np.zeros(lanes, dtype=np.int64)
         self._noise = [_EpisodeNoise(runner, seed, k) for k in self._episode] if explore else None
@@ -100,6 +103,8 @@ class _Play:
             self._returns += rewards * counted
             self._lengths += counted
             next_obs = np.array(runner.observations(raw, update=False))
+            if envs.failed_lanes:
+                self._play_again(envs.failed_lanes, next_obs)
             ended = False
             if self._recorder is not None:
                 playing = [
@@ -117,6 +122,26 @@ class _Play:
             if ended:
                 break
         return [records[k] for k in sorted(records)]
+
+    def _play_again(self, lanes: Sequence[int], next_obs: Array) -> None:
+        """Start the episodes of environments that raised, and were built again, once more."""
+        runner = self._runner
+        failed = np.zeros(runner.num_lanes, np.bool_)
+        failed[list(lanes)] = True
+        for lane in lanes:
+            self._failures += 1
+            if self._failures > _MOST_FAILURES:
+                raise EnvError(
+                    runner.spec.env.use,
+                    "step",
+                    f"the environment failed {self._failures} times in one evaluation",
+                    lane=lane,
+                )
+            self._returns[lane], self._lengths[lane] = 0.0, 0
+            if self._noise is not None:
+                self._noise[lane] = _EpisodeNoise(runner, self._seed, self._episode[lane])
+        fresh = runner.envs.reset_lanes(failed, self._seeds())
+        next_obs[failed] = runner.observations(take_lanes(fresh, failed), update=False)
 
     def _seeds(self) -> Sequence[int]:
         return [episode_seed(self._seed, Role.EVALUATION, 0, 0, k) for k in self._episode]

@@ -10,6 +10,7 @@ and ``new_obs`` are two index arrays into it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 
 Array = NDArray[Any]
+
+
+_ROW_COLUMNS = ("rewards", "terminateds", "truncateds", "episode_id", "episode_step")
 
 
 class FragmentBuffer:
@@ -59,6 +63,35 @@ class FragmentBuffer:
         column = np.empty((self.length, *first_row.shape), dtype=first_row.dtype)
         self.columns[name] = column
         return column
+
+    def write(self, t: int, actions: Array, extras: Mapping[str, Array]) -> None:
+        """Row t of what the policy put out, each ``[B, ...]``."""
+        columns = self.columns
+        if not columns:
+            for name, first_row in {col.ACTIONS: actions, **extras}.items():
+                self.add_column(name, first_row)
+        columns[col.ACTIONS][t] = actions
+        for name, value in extras.items():
+            columns[name][t] = value
+
+    def grow(self) -> None:
+        """Double the number of rows, for fragments of which many do not count."""
+        added, lanes = self.length, self.lanes
+        rows, finals = np.split(self._storage, [self._num_rows])
+        more = np.empty((added * lanes, *rows.shape[1:]), dtype=rows.dtype)
+        self._storage = np.concatenate([rows, more, finals])
+        first = self._next_index[:added]
+        first[first >= self._num_rows] += added * lanes
+        self._num_rows += added * lanes
+        self.length += added
+        fresh = np.arange(lanes, self._num_rows, dtype=np.int64).reshape(self.length, lanes)
+        self._next_index = np.concatenate([first, fresh[added:]])
+        self._shape_rows()
+        for name in _ROW_COLUMNS:
+            setattr(self, name, _doubled(getattr(self, name)))
+        self.columns = {name: _doubled(column) for name, column in self.columns.items()}
+        if self.valid is not None:
+            self.valid = np.concatenate([self.valid, np.ones_like(self.valid)])
 
     def add_finals(self, t: int, lanes: Array, final_obs: Array) -> None:
         """Keep the final observations ``[n, ...]`` of lanes whose episode ended with step t."""
@@ -134,6 +167,10 @@ class FragmentBuffer:
         if num_steps == self.length:
             return self._storage[: self._num_rows + self._num_finals]
         return np.concatenate([self._storage[: (num_steps + 1) * self.lanes], finals])
+
+
+def _doubled(column: Array) -> Array:
+    return np.concatenate([column, np.empty_like(column)])
 
 
 @dataclass(frozen=True)

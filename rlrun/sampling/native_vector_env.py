@@ -132,6 +132,7 @@ class NativeVectorEnv:
         self.single_observation_space = env.single_observation_space
         self.single_action_space = env.single_action_space
         self.valid: BoolArray | None = None
+        self.failed_lanes: Sequence[int] = ()
         self._env_id = env_id
         self._runner_index = runner_index
         self._mode = mode

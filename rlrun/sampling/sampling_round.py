@@ -19,8 +19,8 @@ from rlrun.sampling.runner_errors import EnvRunnersError, death_of
 
 if TYPE_CHECKING:
     from rlrun.sampling.actor_manager import CallResult, FaultTolerantActorManager
-    from rlrun.sampling.env_runner import SampleReply, SampleRequest
     from rlrun.sampling.env_runner_group import EnvRunnerGroup
+    from rlrun.sampling.runner_messages import SampleReply, SampleRequest
 
 _IDLE_S = 1.0  # pause before another try when no runner is left
 

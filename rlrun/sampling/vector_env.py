@@ -11,7 +11,8 @@ policies, batches, connectors or Ray.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -49,6 +50,7 @@ def make_vector_env(
     *,
     training: bool = True,
     render_mode: str | None = None,
+    restart_failed: bool = False,
 ) -> EpisodeVectorEnv:
     """Build ``num_envs`` lanes of what ``spec`` names.
 
@@ -61,6 +63,8 @@ def make_vector_env(
         context: what the lanes' constructors are told, apart from the lane.
         training: False in evaluation and rollout, see `EnvContext`.
         render_mode: passed to each lane.
+        restart_failed: build a lane's environment again when it raises, instead of raising; done
+            by the serial vectorisation alone.
 
     Raises:
         EnvError: whatever goes wrong, with the environment's name and the user's traceback.
@@ -90,7 +94,8 @@ def make_vector_env(
         first.close()
         return native.make_async(make_lane, num_envs, spec.use, runner_index=runner)
     envs = [first, *(make_lane(lane) for lane in range(1, num_envs))]
-    return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check)
+    rebuild = make_lane if restart_failed else None
+    return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check, rebuild=rebuild)
 
 
 def take_lanes(batch: Batched, lanes: np.ndarray[Any, Any]) -> Batched:
@@ -102,15 +107,21 @@ def take_lanes(batch: Batched, lanes: np.ndarray[Any, Any]) -> Batched:
     return batch[lanes]
 
 
+_log = logging.getLogger(__name__)
+
+_MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
+
+
 class SerialVectorEnv:
     """Steps the lanes one after the other in this process; the default.
 
     Observations are written in place into one buffer, nothing is copied, every episode has its own
-    seed, and an exception of the environment arrives as an `EnvError`.
+    seed, and an exception of the environment arrives as an `EnvError`. With ``rebuild``, which
+    makes a lane's environment again, an exception in a step puts the lane among `failed_lanes`
+    instead, and the caller resets it.
     """
 
     episode_seeds = True
-    every_step_counts = True
     valid: BoolArray | None = None
 
     def __init__(
@@ -120,8 +131,12 @@ class SerialVectorEnv:
         *,
         runner_index: int = 0,
         check: bool = True,
+        rebuild: Callable[[int], Any] | None = None,
     ) -> None:
         self.envs = list(envs)
+        self.every_step_counts = rebuild is None
+        self.failed_lanes: Sequence[int] = ()
+        self._rebuild = rebuild
         self.num_envs = len(self.envs)
         self.single_observation_space = self.envs[0].observation_space
         self.single_action_space = self.envs[0].action_space
@@ -161,20 +176,33 @@ class SerialVectorEnv:
 
     def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
         """Start an episode in the lanes of ``mask``; rows of the others are left as they were."""
-        lane = 0
-        try:
-            for lane in np.flatnonzero(mask).tolist():
-                observation, _ = self.envs[lane].reset(seed=int(seeds[lane]))
-                self._episode_starts[lane] = self._vector_steps
-                if self._in_place:
-                    self._buffer[lane] = observation
-                else:
-                    self._lane_observations[lane] = observation
-        except Exception as error:
-            raise self._error(error, lane, "reset") from None
+        for lane in np.flatnonzero(mask).tolist():
+            observation = self._first_observation(lane, int(seeds[lane]))
+            self._episode_starts[lane] = self._vector_steps
+            if self._in_place:
+                self._buffer[lane] = observation
+            else:
+                self._lane_observations[lane] = observation
         if not self._in_place:
             self._concatenate()
         return self._buffer
+
+    def _first_observation(self, lane: int, seed: int) -> Any:
+        tries = _MOST_RESET_TRIES if self._rebuild is not None else 1
+        while True:
+            tries -= 1
+            try:
+                return self.envs[lane].reset(seed=seed)[0]
+            except Exception as error:
+                if not tries:
+                    raise self._error(error, lane, "reset") from None
+                self._build_again(lane, error)
+
+    def _build_again(self, lane: int, error: Exception) -> None:
+        assert self._rebuild is not None
+        _log.warning("%s is built again in sub-env %d: %r", self._env_id, lane, error)
+        self.envs[lane] = self._rebuild(lane)
+        self._step_functions[lane] = self.envs[lane].step
 
     def step(self, actions: Batched) -> StepResult:
         """Step each lane with its row of ``actions``."""
@@ -183,15 +211,25 @@ class SerialVectorEnv:
         rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
         by_lane: dict[int, dict[str, Any]] = {}
         lane = 0
-        try:
-            for lane, (step, action) in enumerate(
-                zip(self._step_functions, self._split(actions), strict=True)
-            ):
-                out[lane], rewards[lane], terminateds[lane], truncateds[lane], info = step(action)
-                if info:
-                    by_lane[lane] = info
-        except Exception as error:
-            raise self._error(error, lane, "step") from None
+        lanes = enumerate(zip(self._step_functions, self._split(actions), strict=True))
+        failed: list[int] = []
+        while True:
+            try:
+                for lane, (step, action) in lanes:
+                    out[lane], rewards[lane], terminateds[lane], truncateds[lane], info = step(
+                        action
+                    )
+                    if info:
+                        by_lane[lane] = info
+                break
+            except Exception as error:
+                if self._rebuild is None:
+                    raise self._error(error, lane, "step") from None
+                # The iterator is past the failed lane: the loop goes on with the next one.
+                self._build_again(lane, error)
+                failed.append(lane)
+                rewards[lane], terminateds[lane], truncateds[lane] = 0.0, False, False
+        self.failed_lanes = failed
         self._vector_steps += 1
         if not rows:
             self._concatenate()

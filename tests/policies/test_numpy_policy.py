@@ -86,7 +86,9 @@ def test_what_numpy_cannot_do_is_left_to_torch():
 
 def test_a_runner_with_the_numpy_policy_never_imports_torch():
     code = (
-        "import sys; from rlrun.config.schema import *; from rlrun.sampling.env_runner import *;"
+        "import sys; from rlrun.config.schema import EnvSpec;"
+        "from rlrun.sampling.env_runner import EnvRunner;"
+        "from rlrun.sampling.runner_messages import RunnerSpec;"
         "EnvRunner(RunnerSpec(EnvSpec(use='CartPole-v1'))).sample();"
         "assert 'torch' not in sys.modules and 'ray' not in sys.modules"
     )

@@ -1,5 +1,7 @@
 """What comes out of a runner, held against environments whose every number is known."""
 
+from itertools import pairwise
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.policy import Policy
-from rlrun.sampling.env_runner import EnvRunner, RunnerSpec, SampleRequest
+from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.errors import EnvError
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.seeding import Role
 
 
@@ -75,7 +78,7 @@ def test_every_transition_is_what_the_environment_did(lanes, lengths, truncates)
         batch.check_valid()
         assert len(batch) == reply.env_steps == lanes * length
         for i, row in enumerate(batch.rows()):
-            lane, t = divmod(i, length)  # each lane's piece is contiguous
+            lane = i // length  # each lane's piece is contiguous
             assert row[col.ENV_ID] == lane
             assert row[col.NEXT_OBS][0] == row[col.OBS][0]  # never another episode's
             assert row[col.OBS][1] == row[col.T]
@@ -260,3 +263,112 @@ class SpaceEnv(gym.Env):
         assert self.action_space.contains(action), action
         self.t += 1
         return self.observation_space.sample(), 1.0, self.t == 5, False, {}
+
+
+class CrashingEnv(CountingEnv):
+    """Raises now and then, as its seed has it; a rebuilt one has another constructor call."""
+
+    built = 0
+
+    def __init__(self, **kwargs):
+        CrashingEnv.built += 1
+        super().__init__(**kwargs)
+
+    def step(self, action):
+        if self.np_random.random() < 0.08:
+            raise RuntimeError("crash")
+        return super().step(action)
+
+
+def test_a_crashing_env_is_built_again_and_its_episode_dropped():
+    CrashingEnv.built = 0
+    spec = RunnerSpec(
+        **{
+            **vars(counting_spec(lanes=3)),
+            "env": EnvSpec(use=f"{__name__}:CrashingEnv", kwargs={"length": 5}),
+            "restart_failed_sub_environments": True,
+        }
+    )
+    runner = EnvRunner(spec)
+    built = CrashingEnv.built
+    replies = collect(runner, [20, 20, 20])
+    faulty = replies[-1].faulty_episodes
+    assert faulty > 3
+    assert CrashingEnv.built == built + faulty
+    for reply in replies:
+        assert len(reply.batch) == 60
+        assert all(episode.length == 5 for episode in reply.episodes)
+        batch = reply.batch
+        np.testing.assert_array_equal(batch[col.OBS][:, 1], batch[col.T])
+        np.testing.assert_array_equal(batch[col.NEXT_OBS][:, 1], batch[col.T] + 1)
+        np.testing.assert_array_equal(batch[col.NEXT_OBS][:, 0], batch[col.OBS][:, 0])
+
+
+def test_without_restarts_a_crash_ends_the_fragment():
+    spec = RunnerSpec(
+        **{
+            **vars(counting_spec(lanes=3)),
+            "env": EnvSpec(use=f"{__name__}:CrashingEnv", kwargs={"length": 5}),
+        }
+    )
+    with pytest.raises(EnvError, match="crash"):
+        collect(EnvRunner(spec), [60])
+
+
+class BrokenResetEnv(CountingEnv):
+    """Works once, to pass the check, then raises at every reset."""
+
+    def reset(self, *, seed=None, options=None):
+        if hasattr(self, "t"):
+            raise RuntimeError("cannot reset")
+        return super().reset(seed=seed)
+
+
+def test_an_env_that_raises_at_every_reset_ends_the_run_with_its_traceback():
+    class Broken(BrokenResetEnv):
+        t = 0
+
+    spec = RunnerSpec(
+        **{
+            **vars(counting_spec(lanes=1)),
+            "env": EnvSpec(use=f"{__name__}:BrokenResetEnv", kwargs={"length": 2}),
+            "restart_failed_sub_environments": True,
+        }
+    )
+    runner = EnvRunner(spec)
+    runner.envs._rebuild = lambda lane: Broken()
+    with pytest.raises(EnvError, match="cannot reset"):
+        collect(runner, [10])
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_vector_entry_points_fill_fragments_exactly(truncates):
+    """CartPole's own vector env resets itself in a step of its own, which is no transition."""
+    spec = RunnerSpec(
+        EnvSpec(use="CartPole-v1", kwargs={"max_episode_steps": 10} if truncates else {}),
+        EnvRunnersConfig(num_envs_per_env_runner=4, gym_env_vectorize_mode="vector_entry_point"),
+    )
+    runner = EnvRunner(spec)
+    weights = np.zeros(runner.policy.num_parameters, np.float32)
+    finished, pieces = [], {}
+    for fragment in range(5):
+        reply = runner.sample_fragment(SampleRequest(fragment, 37, 1), weights)
+        assert len(reply.batch) == 4 * 37
+        finished += reply.episodes
+        for row in reply.batch.rows():
+            pieces.setdefault(int(row[col.EPS_ID]), []).append(row)
+    for rows in pieces.values():
+        assert [row[col.T] for row in rows] == list(range(len(rows)))
+        for earlier, later in pairwise(rows):
+            np.testing.assert_array_equal(earlier[col.NEXT_OBS], later[col.OBS])
+            assert not earlier[col.TERMINATEDS]
+            assert not earlier[col.TRUNCATEDS]
+    by_id = {episode.episode_id: episode for episode in finished}
+    complete = {
+        i: rows
+        for i, rows in pieces.items()
+        if rows[-1][col.TERMINATEDS] or rows[-1][col.TRUNCATEDS]
+    }
+    for episode_id, rows in complete.items():
+        assert by_id[episode_id].length == len(rows) == by_id[episode_id].episode_return
+    assert len(complete) > 5

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.sampling.env_runner import EnvRunner, RunnerSpec, SampleRequest
+from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.seeding import Role
 
 

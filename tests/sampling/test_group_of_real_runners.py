@@ -11,9 +11,10 @@ import pytest
 from rlrun.config import registry
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.sampling.env_runner import EnvRunner, RunnerSpec
+from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.env_runner_group import EnvRunnerGroup
 from rlrun.sampling.errors import EnvError
+from rlrun.sampling.runner_messages import RunnerSpec
 from rlrun.sampling.synchronous import synchronous_parallel_sample
 
 
