@@ -1,8 +1,8 @@
 """Learner: a module, its optimizer and the loop over minibatches. Knows nothing of Ray or YAML.
 
 What is optimised is a function the algorithm passes in; this class owns what all of them share.
-All parameters are views into one vector, so that an update is one fused Adam step on one tensor,
-the gradient norm is one call and the weights leave as one buffer.
+All parameters are views into one vector, so that a step of Adam is a handful of operations, the
+gradient norm is one and the weights leave as one buffer.
 
     N  rows of a train batch      M  rows of a minibatch      P  parameters
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.adam import FlatAdam
 from rlrun.learning.devices import resolve_device
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
@@ -55,9 +56,7 @@ class Learner:
         num_threads = settings.num_threads or (None if _is_convolutional(module) else 1)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self.optimizer = torch.optim.Adam(
-            [self.parameters.vector], lr=0.0, eps=adam_eps, fused=True
-        )
+        self.optimizer = FlatAdam(self.parameters.vector, self.parameters.grads, eps=adam_eps)
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
         """Move the named columns, and the observations' storage, to the device; once a batch."""
@@ -84,7 +83,6 @@ class Learner:
         Returns:
             Statistics, averaged over the minibatches that were used.
         """
-        self.optimizer.param_groups[0]["lr"] = lr
         function = self._maybe_compiled(loss)
         gathered: list[list[Tensor]] = []
         names: list[str] = []
@@ -95,7 +93,7 @@ class Learner:
             self.parameters.zero_grad()
             total.backward()
             statistics["grad_norm"] = self._clip_gradients()
-            self.optimizer.step()
+            self.optimizer.step(lr)
             names = list(statistics)
             gathered.append(list(statistics.values()))
         num_updates = len(gathered)
@@ -134,21 +132,11 @@ class Learner:
 
     def get_state(self) -> dict[str, Any]:
         """The optimizer's state; weights are kept apart, by name (`named_weights`)."""
-        moments = self.optimizer.state[self.parameters.vector]
-        return {
-            "optimizer": {
-                name: value.detach().to("cpu", copy=True).numpy() for name, value in moments.items()
-            }
-        }
+        return {"optimizer": self.optimizer.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        moments = {
-            name: torch.from_numpy(np.array(value, dtype=np.float32)).to(self.device)
-            for name, value in state["optimizer"].items()
-        }
-        if moments:
-            self.optimizer.state[self.parameters.vector] = moments
+        self.optimizer.set_state(state["optimizer"])
 
     def named_weights(self) -> dict[str, NDArray[Any]]:
         """Copies of the weights by parameter name, as a checkpoint stores them."""
