@@ -19,6 +19,14 @@ MAX_CALLS_PER_VECTOR_STEP = 20
 NUM_ENVS = 8
 LENGTH = 128  # vector steps an iteration
 
+# Two iterations that do everything a long run does.
+SHORT = (
+    "training.train_batch_size=1024",
+    "stop={episode_return_mean: 475, env_steps: 2048}",
+    "evaluation.interval=1",
+    "checkpoint.every=1",
+)
+
 
 @contextmanager
 def _calls_into_the_house() -> Iterator[Counter[tuple[str, str]]]:
@@ -76,7 +84,8 @@ def test_a_default_run_is_silent(tmp_path: Path) -> None:
     run = subprocess.run(
         [
             *(sys.executable, "-W", "default", "-m", "rlrun", "train", "configs/ppo_cartpole.yaml"),
-            *("stop={env_steps: 1}", "--run-dir", str(tmp_path / "run"), "--plain"),
+            *SHORT,
+            *("--run-dir", str(tmp_path / "run"), "--plain"),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -96,8 +105,8 @@ def test_our_own_code_raises_no_warning(tmp_path: Path) -> None:
     run = subprocess.run(
         [
             *(sys.executable, "-W", "error", "-m", "rlrun", "train", "configs/ppo_cartpole.yaml"),
-            *("stop={env_steps: 1}", "env_runners.num_env_runners=0", "evaluation.interval=1"),
-            *("--run-dir", str(tmp_path / "run"), "--plain"),
+            *SHORT,
+            *("env_runners.num_env_runners=0", "--run-dir", str(tmp_path / "run"), "--plain"),
         ],
         cwd=ROOT,
         capture_output=True,
