@@ -17,16 +17,21 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from rlrun.algorithms.callbacks import CallbackList
-from rlrun.algorithms.result import SCHEMA_VERSION, EpisodeStatistics, Result, evaluation_result
-from rlrun.algorithms.timers import PhaseTimers
+from rlrun.algorithms.callbacks import make_callbacks
+from rlrun.algorithms.result import (
+    SCHEMA_VERSION,
+    EpisodeStatistics,
+    PhaseTimers,
+    Result,
+    evaluation_result,
+)
 from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import SampleBatch, concat_samples
 from rlrun.learning.learner import Learner
 from rlrun.policies.rl_module import RLModule, build_module
 from rlrun.sampling.env_runner import EnvRunner
@@ -73,7 +78,10 @@ class Algorithm(ABC):
         self.iteration = self.env_steps = self.agent_steps = self.weights_version = 0
         self.time_s = 0.0
         self.timers = PhaseTimers()
-        self._callbacks = CallbackList(config.callbacks)
+        self._callbacks = make_callbacks(config.callbacks)
+        self._fragment_lengths = fragment_lengths(
+            config.training.train_batch_size, config.env_runners
+        )
         self._trained_steps = 0
         self._next_fragment = 0
         self._episodes = EpisodeStatistics(config.report.smoothing_episodes)
@@ -98,7 +106,7 @@ class Algorithm(ABC):
         self.setup()
         self._weights = self.learner.get_weights()
         self.env_runner_group.wait_until_built()
-        self._callbacks.call("on_algorithm_init", self)
+        self._call_back("on_algorithm_init")
         self.timers.restart()
 
     @classmethod
@@ -141,6 +149,11 @@ class Algorithm(ABC):
     @abstractmethod
     def training_step(self) -> dict[str, Any]:
         """Sample, learn, sync; returns the `learners` part of the result."""
+
+    def _call_back(self, name: str, *arguments: Any) -> None:
+        """Call this method of each of the user's callbacks."""
+        for callbacks in self._callbacks:
+            getattr(callbacks, name)(self, *arguments)
 
     def build_module(self) -> RLModule:
         """The module of the `model` section, its initial weights drawn from the run's seed."""
@@ -188,7 +201,7 @@ class Algorithm(ABC):
             "evaluation": evaluation,
             "timers": timers,
         }
-        self._callbacks.call("on_train_result", self, result)
+        self._call_back("on_train_result", result)
         return result
 
     def _minimums_met(self, elapsed_s: float, sampled: int, trained: int) -> bool:
@@ -214,16 +227,16 @@ class Algorithm(ABC):
 
     def sample(self) -> SampleBatch:
         """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously."""
-        training, settings = self.config.training, self.config.env_runners
         batches: list[SampleBatch] = []
         with self.timers.phase("sample"):
-            for lengths in fragment_lengths(training.train_batch_size, settings):
+            for lengths in self._fragment_lengths:
                 replies = self.sample_round(lengths)
                 batches.extend(reply.batch for reply in replies)
-            batch = SampleBatch.concat_samples(batches)
+            batch = batches[0] if len(batches) == 1 else concat_samples(batches)
             assert isinstance(batch, SampleBatch)
-            batch.decompress_if_needed()
-            self._callbacks.call("on_sample_end", self, batch)
+            if self.config.env_runners.compress_observations:
+                batch.decompress_if_needed()
+            self._call_back("on_sample_end", batch)
         return batch
 
     def sample_round(self, lengths: Sequence[int]) -> list[SampleReply]:
@@ -240,8 +253,10 @@ class Algorithm(ABC):
             self.count_reply(reply)
         if self.config.env_runners.use_worker_filter_stats:
             deltas = [reply.connector_deltas for reply in replies]
-            self._observations.apply_deltas([delta["observations"] for delta in deltas])
-            self._rewards.apply_deltas([delta["rewards"] for delta in deltas])
+            if not self._observations.identity:
+                self._observations.apply_deltas([delta["observations"] for delta in deltas])
+            if not self._rewards.identity:
+                self._rewards.apply_deltas([delta["rewards"] for delta in deltas])
         self._faulty_episodes = sum(reply.faulty_episodes for reply in replies)
         self._longest_running_episode = max(
             (reply.longest_running_episode for reply in replies), default=0
@@ -251,11 +266,11 @@ class Algorithm(ABC):
     def count_reply(self, reply: SampleReply) -> None:
         """Take a reply's steps, episodes and timings into the books."""
         self.env_steps += reply.env_steps
-        self.agent_steps += len(reply.batch)
+        self.agent_steps += reply.env_steps
         self._episodes.add(reply.episodes)
         if self._callbacks:
             for episode in reply.episodes:
-                self._callbacks.call("on_episode_end", self, episode)
+                self._call_back("on_episode_end", episode)
         self._sampler_times.add(reply)
 
     def _connector_state(self) -> dict[str, Any] | None:
@@ -303,7 +318,7 @@ class Algorithm(ABC):
     def evaluate(self) -> Result:
         """Play `evaluation.episodes` fresh episodes; changes nothing that training depends on."""
         settings = self.config.evaluation
-        self._callbacks.call("on_evaluate_start", self)
+        self._call_back("on_evaluate_start")
         episodes = play_episodes(
             self.evaluation_runner(),
             num_episodes=settings.episodes,
@@ -311,7 +326,7 @@ class Algorithm(ABC):
             explore=settings.explore,
         )
         result = evaluation_result(episodes)
-        self._callbacks.call("on_evaluate_end", self, result)
+        self._call_back("on_evaluate_end", result)
         return result
 
     def evaluation_seed(self) -> int:
@@ -397,7 +412,7 @@ class Algorithm(ABC):
             {int(index): runner for index, runner in state["env_runners"].items()}
         )
         self.set_extra_state(state["algorithm"])
-        self._callbacks.call("on_checkpoint_loaded", self)
+        self._call_back("on_checkpoint_loaded")
         self.timers.restart()
 
     def get_extra_state(self) -> dict[str, Any]:

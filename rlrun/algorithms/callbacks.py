@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rlrun.config.registry import import_object
 from rlrun.config.schema import UseSpec
@@ -44,19 +44,6 @@ class Callbacks:
         """The algorithm has taken over a checkpoint's state."""
 
 
-class CallbackList:
-    """Calls a list of callbacks in order."""
-
-    def __init__(self, specs: Iterable[UseSpec]) -> None:
-        self._callbacks: list[Callbacks] = [
-            import_object(spec.use)(**spec.kwargs) for spec in specs
-        ]
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call the method of this name of each callback."""
-        for callback in self._callbacks:
-            method: Callable[..., None] = getattr(callback, name)
-            method(*arguments)
-
-    def __bool__(self) -> bool:
-        return bool(self._callbacks)
+def make_callbacks(specs: Iterable[UseSpec]) -> list[Callbacks]:
+    """The callbacks that an experiment names, in its order."""
+    return [import_object(spec.use)(**spec.kwargs) for spec in specs]

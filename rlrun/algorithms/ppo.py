@@ -18,10 +18,8 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.sequences import unroll_segments
-from rlrun.learning.learner import Learner, LoadedBatch
-from rlrun.learning.returns import explained_variance, gae_of_rows
-from rlrun.learning.schedules import value_at
+from rlrun.learning.learner import Learner, LoadedBatch, value_at
+from rlrun.learning.returns import explained_variance, gae_of_rows, piece_lengths
 from rlrun.policies.rl_module import RLModule
 
 KL_COEFF_BOUNDS = (1e-6, 1e3)  # the adaptive coefficient must reach neither zero nor infinity
@@ -177,7 +175,7 @@ class PPO(Algorithm):
             )
             statistics = self._update(rows, training, steps_before)
         self.sync_weights()
-        return self.learner_result(len(batch), {**statistics, "vf_explained_variance": explained})
+        return self.learner_result(rows.size, {**statistics, "vf_explained_variance": explained})
 
     def _update(
         self, rows: LoadedBatch, training: PPOTraining, env_steps: int
@@ -238,12 +236,12 @@ def add_advantages(
     values = torch.cat([output[col.VF_PREDS] for output in outputs])
     old_values = values[rows.obs_index]
     advantages = gae_of_rows(
-        batch[col.REWARDS],
+        batch.column(col.REWARDS),
         old_values.cpu().numpy(),
         values[rows.next_obs_index].cpu().numpy(),
-        batch[col.TERMINATEDS],
-        batch[col.TRUNCATEDS],
-        unroll_segments(batch)[1],
+        batch.column(col.TERMINATEDS),
+        batch.column(col.TRUNCATEDS),
+        piece_lengths(batch.column(col.UNROLL_ID)),
         gamma=gamma,
         lambda_=lambda_,
     )

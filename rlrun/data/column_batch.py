@@ -107,10 +107,12 @@ class ColumnBatch:
 
     def column(self, name: str) -> Any:
         """The column; raises KeyError where there is none."""
-        try:
-            return read(self._columns[name])
-        except KeyError:
-            raise KeyError(_refusal(name) or name) from None
+        column = self._columns.get(name)
+        if type(column) is np.ndarray:
+            return column
+        if name not in self._columns:
+            raise KeyError(_refusal(name) or name)
+        return read(column)
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name in names.RETIRED_COLUMNS:
@@ -171,7 +173,10 @@ class ColumnBatch:
     def shared(self, name: str) -> tuple[Any, Any] | None:
         """(storage, index) of a column set by `set_shared`, None for any other."""
         column = self._columns.get(name)
-        return (read(column.storage), column.index) if isinstance(column, SharedColumn) else None
+        if not isinstance(column, SharedColumn):
+            return None
+        storage = column.storage
+        return (storage if type(storage) is np.ndarray else read(storage)), column.index
 
     # Counting
 

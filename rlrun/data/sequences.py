@@ -1,37 +1,21 @@
 """Where sequences, episodes and fragments begin and end in the rows of a batch.
 
 Pure functions over arrays. Glossary: a *sequence* is a run of rows that a recurrent model is
-unrolled over (`seq_lens` holds their lengths); an *episode* is what the env calls one; a *segment*
-is the contiguous rows of one fragment of one sub-environment (`unroll_id`).
+unrolled over (`seq_lens` holds their lengths); an *episode* is what the env calls one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rlrun.data import columns as names
 from rlrun.data.column_data import Array, map_leaves
 
 
 def change_points(values: Array) -> list[int]:
     """Rows at which a value differs from the row before; [] for fewer than two rows."""
     return (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()
-
-
-def unroll_segments(batch: Mapping[str, Any] | Any) -> tuple[Array, Array]:
-    """Starts and lengths [num_segments] of the batch's fragments, from changes of `unroll_id`.
-
-    The rows of one fragment are contiguous, so a learner computes returns segment by segment.
-    Raises KeyError for a batch without `unroll_id`.
-    """
-    unroll_ids = np.asarray(batch[names.UNROLL_ID])
-    if not len(unroll_ids):
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    bounds = np.array([0, *change_points(unroll_ids), len(unroll_ids)], dtype=np.int64)
-    return bounds[:-1], np.diff(bounds)
 
 
 def sequence_offsets(seq_lens: Array) -> Array:

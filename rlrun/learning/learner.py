@@ -161,11 +161,11 @@ class LoadedBatch:
             index = np.arange(len(batch))
             shared, shared_next = (storage, index), (storage, index + len(batch))
         self._device = device
-        self.size = len(batch)
+        self.size = len(shared[1])
         self.storage = self._move(shared[0])
         self.obs_index = self._move(shared[1])
         self.next_obs_index = self._move(shared_next[1])
-        self.columns: Rows = {name: self._move(batch[name]) for name in names}
+        self.columns: Rows = {name: self._move(batch.column(name)) for name in names}
 
     def add(self, name: str, column: NDArray[Any] | Tensor) -> None:
         """Add a column ``[N, ...]`` that was computed from the others."""
@@ -190,6 +190,19 @@ class LoadedBatch:
         if not array.flags.writeable:
             array = array.copy()
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def value_at(schedule: float | tuple[tuple[int, float], ...], env_steps: int) -> float:
+    """The schedule's value: linear between its points, the last value after them.
+
+    Args:
+        schedule: a number, or points ``(env_steps, value)`` in ascending order.
+        env_steps: env steps sampled before the update that uses the value.
+    """
+    if isinstance(schedule, (int, float)):
+        return float(schedule)
+    steps, values = zip(*schedule, strict=True)
+    return float(np.interp(env_steps, steps, values))
 
 
 def _is_convolutional(module: torch.nn.Module) -> bool:

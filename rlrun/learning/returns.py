@@ -80,6 +80,12 @@ def gae_of_rows(
     return advantages.T[filled]
 
 
+def piece_lengths(unroll_ids: Array) -> Array:
+    """Lengths of the contiguous pieces that a batch is made of, from its ``unroll_id`` ``[N]``."""
+    ends = np.flatnonzero(unroll_ids[1:] != unroll_ids[:-1]) + 1
+    return np.diff(ends, prepend=0, append=len(unroll_ids))
+
+
 def explained_variance(targets: Array, predictions: Array) -> float | None:
     """1 - Var(targets - predictions) / Var(targets); None where the targets do not vary."""
     variance = float(np.var(targets))

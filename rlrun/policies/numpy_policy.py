@@ -9,7 +9,7 @@ layers here are views into it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -92,7 +92,7 @@ class MLPPolicy(Policy):
     def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
         return self.sampler.draw(rng, length, lanes)
 
-    def fragment_columns(self, columns: Any) -> dict[str, Array]:
+    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
         return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}
 

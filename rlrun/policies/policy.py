@@ -60,11 +60,11 @@ class Policy:
         """All random numbers of a fragment, ``[length, lanes, K]``; None if it uses none."""
         return None
 
-    def fragment_columns(self, columns: Any) -> dict[str, Array]:
+    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """Columns that follow from a finished fragment's columns, computed once for all its rows.
 
         Args:
-            columns: the fragment's `SampleBatch` so far, columns ``[N, ...]``.
+            columns: actions and whatever else `compute_actions` returned, each ``[N, ...]``.
         """
         return {}
 

@@ -91,6 +91,9 @@ class EnvRunner:
             clip=spec.connectors.clip_actions,
         )
         self.rewards = reward_pipeline(spec, num_lanes=self.num_lanes)
+        # What does nothing is not called, least of all in every step.
+        self._observe = None if self.observations.identity else self.observations
+        self._to_env = None if self.actions.identity else self.actions
         self.policy = spec.policy_factory(
             self.observations.output_space, self.action_space, spec.model
         )
@@ -134,9 +137,9 @@ class EnvRunner:
         num_steps = int(timings.pop("steps"))
         self._episodes.carry_over(num_steps, buffer.rewards, buffer.columns[col.ACTIONS])
         rewards = self._learning_rewards(buffer, num_steps)
-        batch = buffer.to_batch(num_steps, rewards, self.runner_index, request.fragment)
-        for name, column in self.policy.fragment_columns(batch).items():
-            batch[name] = column
+        batch = buffer.to_batch(
+            num_steps, rewards, self.runner_index, request.fragment, self.policy.fragment_columns
+        )
         if self.runner_index > 0 and self.spec.settings.compress_observations:
             batch.compress()
         timings["other"] = perf_counter() - started - timings["policy"] - timings["env"]
@@ -144,7 +147,7 @@ class EnvRunner:
             runner_index=self.runner_index,
             weights_version=self.weights_version,
             batch=batch,
-            env_steps=len(batch),
+            env_steps=request.length * self.num_lanes,
             vector_steps=num_steps,
             episodes=records,
             connector_deltas=self._flush_connectors(),
@@ -179,7 +182,7 @@ class EnvRunner:
         self, buffer: FragmentBuffer, request: SampleRequest
     ) -> tuple[list[EpisodeRecord], dict[str, float]]:
         """Step until the buffer holds ``length * B`` transitions."""
-        policy, envs, observations, to_env = self.policy, self.envs, self.observations, self.actions
+        policy, envs, observe, to_env = self.policy, self.envs, self._observe, self._to_env
         explore = self.spec.settings.explore
         noise = _FragmentNoise(self, request.fragment, buffer.length) if explore else None
         records: list[EpisodeRecord] = []
@@ -196,7 +199,9 @@ class EnvRunner:
             )
             acted = perf_counter()
             try:
-                raw_obs, rewards, terminateds, truncateds, infos = envs.step(to_env(actions))
+                raw_obs, rewards, terminateds, truncateds, infos = envs.step(
+                    actions if to_env is None else to_env(actions)
+                )
             except EnvError as error:
                 raise self._located(error, t) from None
             stepped = perf_counter()
@@ -206,7 +211,7 @@ class EnvRunner:
             buffer.rewards[t] = rewards
             buffer.terminateds[t] = terminateds
             buffer.truncateds[t] = truncateds
-            buffer.obs[t + 1] = observations(raw_obs, update=True)
+            buffer.obs[t + 1] = raw_obs if observe is None else observe(raw_obs, update=True)
             done = terminateds | truncateds
             counted += self.num_lanes
             if envs.valid is not None or envs.failed_lanes:
@@ -215,7 +220,7 @@ class EnvRunner:
                 self._end_episodes(buffer, t, done, infos, records)
             t += 1
         self._obs = buffer.obs[t].copy()
-        self._unfiltered = self._before_filter(raw_obs, t)
+        self._unfiltered = self._obs if observe is None else self._before_filter(raw_obs, t)
         for lane in range(self.num_lanes):
             self._number_lane(buffer, lane, t)
         if counted > wanted:
@@ -252,8 +257,11 @@ class EnvRunner:
             return
         lanes = np.flatnonzero(mask)
         first = take_lanes(raw_obs, lanes)
-        buffer.obs[t + 1, lanes] = self.observations(first, update=True)
-        self._first_rows.append((t + 1, lanes, first))
+        if self._observe is None:
+            buffer.obs[t + 1, lanes] = first
+        else:
+            buffer.obs[t + 1, lanes] = self._observe(first, update=True)
+            self._first_rows.append((t + 1, lanes, first))
 
     def _before_filter(self, raw_obs: Any, t: int) -> Array:
         """The observations of row t as they were before the filter, ``[B, ...]``."""
@@ -319,8 +327,8 @@ class EnvRunner:
 
     def _flush_connectors(self) -> dict[str, Any]:
         return {
-            "observations": self.observations.flush_deltas(),
-            "rewards": self.rewards.flush_deltas(),
+            "observations": {} if self._observe is None else self._observe.flush_deltas(),
+            "rewards": {} if self.rewards.identity else self.rewards.flush_deltas(),
         }
 
     def _located(self, error: EnvError, t: int) -> EnvError:
@@ -336,8 +344,8 @@ class EnvRunner:
             "obs": self._obs,
             "unfiltered_obs": self._unfiltered,
             "envs": self.envs.get_state(),
-            "observations": self.observations.get_state(),
-            "rewards": self.rewards.get_state(),
+            "observations": {} if self._observe is None else self._observe.get_state(),
+            "rewards": {} if self.rewards.identity else self.rewards.get_state(),
             "next_fragment": self._next_fragment,
             "carried": None if self._carried is None else vars(self._carried),
         }

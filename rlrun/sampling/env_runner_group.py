@@ -260,6 +260,7 @@ class EnvRunnerGroup:
         self._manager = FaultTolerantActorManager(
             make,
             number,
+            max_in_flight=settings.max_requests_in_flight_per_env_runner,
             max_restarts=self.tolerance.max_num_env_runner_restarts,
             restart_delay_s=self.tolerance.delay_between_env_runner_restarts_s,
         )

@@ -10,7 +10,7 @@ and ``new_obs`` are two index arrays into it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,16 +117,23 @@ class FragmentBuffer:
         self.valid[rows, lanes] = False
 
     def to_batch(
-        self, num_steps: int, rewards: Array, runner_index: int, fragment: int
+        self,
+        num_steps: int,
+        rewards: Array,
+        runner_index: int,
+        fragment: int,
+        further_columns: Callable[[dict[str, Array]], dict[str, Array]],
     ) -> SampleBatch:
         """The first ``num_steps`` rows as a batch, lane after lane.
 
         Args:
             rewards: what learning is to see, float32 ``[T, B]``.
+            further_columns: makes columns ``[N, ...]`` from those that the policy put out.
         """
         keep = self._lane_major_selection(num_steps)
         index = np.arange(num_steps * self.lanes, dtype=np.int64).reshape(num_steps, self.lanes)
         columns = {name: keep(column) for name, column in self.columns.items()}
+        columns.update(further_columns(columns))
         columns[col.REWARDS] = keep(rewards)
         columns[col.TERMINATEDS] = keep(self.terminateds)
         columns[col.TRUNCATEDS] = keep(self.truncateds)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,10 @@ def take_lanes(batch: Batched, lanes: np.ndarray[Any, Any]) -> Batched:
     return batch[lanes]
 
 
+def _is_float_box(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
 _log = logging.getLogger(__name__)
 
 _MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
@@ -149,7 +154,13 @@ class SerialVectorEnv:
         self._buffer: Any = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
         self._in_place = isinstance(self._buffer, np.ndarray)
         self._lane_observations: list[Any] = [None] * size  # nested spaces only
-        self._has_bad_values = bad_value_test(self.single_observation_space)
+        # The test of the commonest space stands in `step` itself, without a call.
+        self._floats: np.ndarray[Any, Any] | None = None
+        self._has_bad_values: Callable[[Batched], bool] | None = None
+        if _is_float_box(self.single_observation_space):
+            self._floats = np.asarray(self._buffer).reshape(-1)  # a view
+        else:
+            self._has_bad_values = bad_value_test(self.single_observation_space)
         self._plain_actions = isinstance(
             self.single_action_space,
             spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
@@ -233,7 +244,11 @@ class SerialVectorEnv:
         self._vector_steps += 1
         if not rows:
             self._concatenate()
-        if self._has_bad_values(self._buffer):
+        if self._floats is not None:
+            # x . x is NaN only if an entry is: squares cannot cancel.
+            if math.isnan(self._floats.dot(self._floats)):
+                self._raise_bad_value()
+        elif self._has_bad_values is not None and self._has_bad_values(self._buffer):
             self._raise_bad_value()
         infos = LaneInfos(by_lane, self.num_envs) if by_lane else None
         return self._buffer, rewards, terminateds, truncateds, infos

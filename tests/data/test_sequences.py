@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.sequences import unroll_segments
 
 
 def recurrent(seq_lens, **more):
@@ -150,13 +149,3 @@ def test_every_cut_of_sequences_keeps_every_row_once(seq_lens, data):
     exact.check_valid()
     expected = [0] * max(-start, 0) + list(range(max(start, 0) + 1, end + 1))
     assert exact["obs"].tolist() == expected
-
-
-def test_unroll_segments():
-    batch = SampleBatch({"unroll_id": [4, 4, 9, 4, 4, 4]})
-    starts, lengths = unroll_segments(batch)
-    assert (starts.tolist(), lengths.tolist()) == ([0, 2, 3], [2, 1, 3])
-    empty_starts, empty_lengths = unroll_segments(SampleBatch({"unroll_id": []}))
-    assert len(empty_starts) == len(empty_lengths) == 0
-    with pytest.raises(KeyError, match="unroll_id"):
-        unroll_segments(SampleBatch())

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlrun.algorithms.timers import PhaseTimers
+from rlrun.algorithms.result import PhaseTimers
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 
 

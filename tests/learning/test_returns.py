@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.learning.returns import explained_variance, gae, gae_of_rows
+from rlrun.learning.returns import explained_variance, gae, gae_of_rows, piece_lengths
 
 
 def slow_gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_):
@@ -111,3 +111,8 @@ def test_explained_variance():
     assert explained_variance(targets, targets) == 1.0
     assert explained_variance(targets, np.zeros(3)) == 0.0
     assert explained_variance(np.ones(3), np.zeros(3)) is None
+
+
+def test_pieces_are_runs_of_equal_unroll_ids():
+    assert piece_lengths(np.array([4, 4, 9, 4, 4, 4])).tolist() == [2, 1, 3]
+    assert piece_lengths(np.array([7])).tolist() == [1]

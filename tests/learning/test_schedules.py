@@ -1,6 +1,6 @@
 import pytest
 
-from rlrun.learning.schedules import value_at
+from rlrun.learning.learner import value_at
 
 
 @pytest.mark.parametrize(
