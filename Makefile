@@ -67,6 +67,11 @@ check: lint types test
 docs: setup
 	$(BIN)/python -m rlrun.config.reference
 
+bench: setup
+	benchmarks/peers/setup.sh
+	set -e; for name in equal_work slow_env start_up time_to_solve parts; do $(BIN)/python -m benchmarks.$$name; done
+	$(BIN)/python -m benchmarks.report
+
 # Resolves in an environment of its own. `+cpu` and the like are dropped: they name a build, not a version.
 lock:
 	$(PYTHON) -m venv --clear build/lock
