@@ -171,6 +171,7 @@ _RAY_VARIABLES = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback; elsewhere than there it is on
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else `uv run` would package the working directory
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a FutureWarning in each worker
+    "RAY_worker_niceness": "0",  # 15 by default: beside any other work, runners would starve
 }
 
 
