@@ -136,6 +136,7 @@ class EnvRunner:
         records, timings = self._collect(buffer, request)
         num_steps = int(timings.pop("steps"))
         self._episodes.carry_over(num_steps, buffer.rewards, buffer.columns[col.ACTIONS])
+        self._require_finite_rewards(buffer, num_steps)
         rewards = self._learning_rewards(buffer, num_steps)
         batch = buffer.to_batch(
             num_steps, rewards, self.runner_index, request.fragment, self.policy.fragment_columns
@@ -303,6 +304,21 @@ class EnvRunner:
         start, length = int(episodes.start[lane]), int(episodes.length[lane])
         buffer.episode_id[start:end, lane] = episodes.id_of(lane)
         buffer.episode_step[start:end, lane] = np.arange(length, length + end - start)
+
+    def _require_finite_rewards(self, buffer: FragmentBuffer, num_steps: int) -> None:
+        """Once a fragment: nothing acts on rewards before it ends."""
+        finite = np.isfinite(buffer.rewards[:num_steps])
+        if finite.all():
+            return
+        t, lane = (int(i) for i in np.argwhere(~finite)[0])
+        raise EnvError(
+            self.spec.env.use,
+            "step",
+            f"the reward is {buffer.rewards[t, lane]}",
+            runner_index=self.runner_index,
+            lane=lane,
+            env_step=int(buffer.episode_step[t, lane]),
+        )
 
     def _learning_rewards(self, buffer: FragmentBuffer, num_steps: int) -> Array:
         """Clipped or normalised rewards, float32 ``[T, B]``; metrics keep the raw ones."""

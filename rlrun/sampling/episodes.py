@@ -17,6 +17,10 @@ from rlrun.sampling.seeding import Role, episode_seed
 Array = NDArray[Any]
 
 
+LONGEST_REPLAY = 100_000
+"""Env steps of an episode that is still replayed when its runner is restored."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
     """One finished episode, as metrics see it: rewards before clipping and normalisation."""
@@ -94,18 +98,30 @@ class LaneEpisodes:
         self.game_length[lane] = 0
 
     def recorded_actions(self) -> list[Array | None]:
-        """The actions of each lane's running episode, None where it has taken none."""
-        return [np.concatenate(parts) if parts else None for parts in self.actions]
+        """The actions of each lane's running episode.
+
+        None where it has taken none, or more than anybody would want to repeat.
+        """
+        for lane, parts in enumerate(self.actions):
+            if len(parts) > 1:
+                self.actions[lane] = [np.concatenate(parts)]
+        return [parts[0] if parts else None for parts in self.actions]
 
     def carry_over(self, end: int, rewards: Array, actions: Array) -> None:
         """Close a fragment of ``end`` rows: running episodes go on in the next one."""
         for lane in range(self.lanes):
             start = int(self.start[lane])
             if start < end:
-                self.actions[lane].append(actions[start:end, lane].copy())
                 self.length[lane] += end - start
+                self._record(lane, actions[start:end, lane])
             self._count(lane, end, rewards)
         self.start[:] = 0
+
+    def _record(self, lane: int, actions: Array) -> None:
+        if self.length[lane] > LONGEST_REPLAY:
+            self.actions[lane] = []
+        else:
+            self.actions[lane].append(actions.copy())
 
     def _count(self, lane: int, end: int, rewards: Array) -> None:
         start = int(self.start[lane])

@@ -372,3 +372,29 @@ def test_vector_entry_points_fill_fragments_exactly(truncates):
     for episode_id, rows in complete.items():
         assert by_id[episode_id].length == len(rows) == by_id[episode_id].episode_return
     assert len(complete) > 5
+
+
+class InfiniteRewardEnv(CountingEnv):
+    """Pays an infinite reward in its third step."""
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, np.inf if self.t == 3 else 1.0, terminated, truncated, info
+
+
+def test_a_reward_that_is_not_finite_is_named_with_its_place():
+    spec = counting_spec(lanes=2)
+    env = EnvSpec(use=f"{__name__}:InfiniteRewardEnv", kwargs={"length": 9})
+    with pytest.raises(EnvError, match="reward is inf") as caught:
+        collect(EnvRunner(RunnerSpec(**{**vars(spec), "env": env})), [8])
+    assert (caught.value.lane, caught.value.env_step) == (0, 2)
+
+
+def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):
+    monkeypatch.setattr("rlrun.sampling.episodes.LONGEST_REPLAY", 25)
+    runner = EnvRunner(counting_spec(lanes=1, length=10**9))
+    sizes = []
+    for fragment in range(4):
+        recorded = runner.sample_fragment(SampleRequest(fragment, 10)).state["episodes"]["actions"]
+        sizes.append(None if recorded[0] is None else len(recorded[0]))
+    assert sizes == [10, 20, None, None]
