@@ -103,7 +103,7 @@ def start_ray(settings: EnvRunnersConfig, address: str | None = None) -> None:
     Raises:
         ResourceError: the resources do not suffice; for a local Ray before it starts.
     """
-    if address is None and not _is_running():
+    if address is None and not is_running():
         preflight(settings, local_resources())
     import ray
 
@@ -134,6 +134,15 @@ def cluster_resources() -> Resources:
     return Resources(total.pop("CPU", 0.0), total.pop("GPU", 0.0), total)
 
 
+def node_resources() -> Iterator[dict[str, float]]:
+    """All resources of each machine of the Ray that this process is connected to."""
+    import ray
+
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"]:
+            yield dict(node["Resources"])
+
+
 def stop_ray() -> None:
     """End a local Ray and its processes, or leave the cluster."""
     import sys
@@ -143,7 +152,8 @@ def stop_ray() -> None:
         ray.shutdown()
 
 
-def _is_running() -> bool:
+def is_running() -> bool:
+    """Whether this process is connected to a Ray already."""
     import sys
 
     ray: Any = sys.modules.get("ray")
@@ -206,10 +216,12 @@ def _single_machine() -> Iterator[None]:
     one for the interface when it is imported; should a version of Ray not have these names, it
     starts as it always does.
     """
-    from ray._private import ray_constants
+    from ray._private import ray_constants, worker
     from ray._private.node import Node
 
     changes: list[tuple[Any, str, Any]] = [(ray_constants, "ENABLE_RAY_CLUSTER", False)]
+    # Prints what Ray thinks of a dead worker into the terminal; the group says it in one line.
+    changes.append((worker, "listen_error_messages", lambda *_: None))
     for method in ("start_api_server", "start_monitor", "start_log_monitor"):
         changes.append((Node, method, lambda *_, **__: None))
     changes = [change for change in changes if change[1] in vars(change[0])]
