@@ -1,1 +1,1 @@
-"""rlrun.algorithms."""
+"""The base of all algorithms, then one file each: config, loss, training_step."""

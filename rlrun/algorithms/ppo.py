@@ -212,10 +212,13 @@ class PPO(Algorithm):
         }
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"kl_coeff": self.kl_coeff}
+        return {"kl_coeff": self.kl_coeff, "kl_coeff_at_start": _settings(self.config).kl_coeff}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.kl_coeff = float(state["kl_coeff"])
+        # Adapted from another start (an override, a sweep's mutation) it would hide the new one.
+        own = _settings(self.config).kl_coeff
+        if state.get("kl_coeff_at_start", own) == own:
+            self.kl_coeff = float(state["kl_coeff"])
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.sampling.episodes import EpisodeRecord
+from rlrun.sampling.runner_messages import SampleReply
 
 SCHEMA_VERSION = 1
 
@@ -136,6 +137,33 @@ class PhaseTimers:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._lap_started = now
         return seconds, wall
+
+
+class SamplerTimes:
+    """Milliseconds of a vector step in the runners, by part.
+
+    Args:
+        ema_coef: weight of a new value in an exponential average; None averages since the start.
+    """
+
+    PARTS = ("policy", "env", "other")
+
+    def __init__(self, ema_coef: float | None) -> None:
+        self._ema_coef = ema_coef
+        self._count = 0
+        self._mean_ms = dict.fromkeys(self.PARTS, 0.0)
+
+    def add(self, reply: SampleReply) -> None:
+        """Take in one fragment's timings."""
+        self._count += 1
+        weight = 1.0 / self._count if self._ema_coef is None else self._ema_coef
+        for part in self.PARTS:
+            new = 1e3 * reply.timings_s[part] / max(reply.vector_steps, 1)
+            self._mean_ms[part] += weight * (new - self._mean_ms[part])
+
+    def result(self) -> Result:
+        """``vector_step_<part>_ms``."""
+        return {f"vector_step_{part}_ms": value for part, value in self._mean_ms.items()}
 
 
 def is_wall_clock(address: str) -> bool:

@@ -1,1 +1,1 @@
-"""rlrun.cli."""
+"""What a user types: one file a command, argument parsing and nothing else."""

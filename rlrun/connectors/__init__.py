@@ -1,1 +1,1 @@
-"""rlrun.connectors."""
+"""What happens to observations, actions and rewards on their way. Numpy only."""

@@ -1,1 +1,1 @@
-"""rlrun.data."""
+"""The batches that all data travels in. Numpy only."""

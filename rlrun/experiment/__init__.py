@@ -1,1 +1,1 @@
-"""rlrun.experiment."""
+"""One run: build, iterate, stop, checkpoint, resume; its folder, its sinks, rollouts."""

@@ -1,1 +1,1 @@
-"""rlrun.learning."""
+"""From batches to better weights: returns and advantages, the optimizer, the learner."""

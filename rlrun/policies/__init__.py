@@ -1,1 +1,1 @@
-"""rlrun.policies."""
+"""What chooses actions: networks, distributions, and policies in numpy and torch."""

@@ -1,1 +1,1 @@
-"""rlrun.sampling."""
+"""From environments to batches: env runners, alone or many as Ray actors."""
