@@ -19,6 +19,7 @@ from rlrun.cli import errors
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("rlrun.cli.train:train", "Train what an experiment file says."),
+    "sweep": ("rlrun.cli.sweep:sweep", "Search settings with Ray Tune."),
     "rollout": ("rlrun.cli.rollout:rollout", "Play a trained policy."),
     "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
     "list": ("rlrun.cli.list:list_names", "List algorithms, envs, models or configs."),

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from rlrun.cli.words import split_words
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False),
@@ -43,7 +45,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
 
     rlrun train --resume runs/ppo_cartpole stop.env_steps=600_000
     """
-    file, overrides = _split(words or [])
+    file, overrides = split_words(words or [])
     named = {"algorithm": algorithm, "env": env, "seed": seed}
     if resume is not None:
         _refuse_with_resume({"FILE": file, "--run-dir": run_dir} | _as_options(named))
@@ -66,15 +68,6 @@ def train(  # noqa: PLR0913 - one parameter for each option
             outcome = run_experiment(loaded, run_dir=run_dir, address=address, console=style)
     if outcome.end == "interrupted":
         raise typer.Exit(130)
-
-
-def _split(words: list[str]) -> tuple[Path | None, list[str]]:
-    """Overrides have an equals sign; the one word without is the file."""
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise typer.BadParameter(f"one FILE.yaml at a time, got {' and '.join(files)}")
-    overrides = [word for word in words if "=" in word]
-    return (Path(files[0]) if files else None), overrides
 
 
 def _as_options(named: Mapping[str, object]) -> dict[str, object]:

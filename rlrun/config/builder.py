@@ -108,6 +108,10 @@ class AlgorithmConfig:
         """Section `report`: what is told about the run."""
         return self._set("report", settings)
 
+    def sweep(self, **settings: Any) -> Self:
+        """Section `sweep`: what `run_sweep` varies, searches and compares."""
+        return self._set("sweep", settings)
+
     def callbacks(self, *callbacks: Any) -> Self:
         """Classes, import paths or ``{"use": ..., key: value}``; they replace those before."""
         self._check_open()

@@ -36,12 +36,13 @@ RESULT_GROUPS = ("env_runners", "learners", "evaluation", "timers")
 def check_result_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Result keys that no result of this experiment has."""
     for key in experiment.stop:
-        yield from _check_result_key(experiment, ("stop", key), key)
+        yield from check_result_key(experiment, ("stop", key), key)
     metric = experiment.checkpoint.metric
-    yield from _check_result_key(experiment, ("checkpoint", "metric"), metric)
+    yield from check_result_key(experiment, ("checkpoint", "metric"), metric)
 
 
-def _check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iterator[Finding]:
+def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iterator[Finding]:
+    """What is wrong with one result key, named at `path`."""
     successor = retired.STOP_KEYS.get(key)
     group, slash, _ = key.partition("/")
     known = key in RESULT_KEYS or (slash and group in RESULT_GROUPS)
@@ -83,7 +84,7 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
             f"{batch:,}: the run ends after that one"
         )
         yield Finding(("stop", "env_steps"), message)
-    iterations = _iterations(experiment)
+    iterations = most_iterations(experiment)
     for section, name, every in (
         ("checkpoint", "every", experiment.checkpoint.every),
         ("evaluation", "interval", experiment.evaluation.interval),
@@ -93,7 +94,7 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding((section, name), f"{message}; {name}: {iterations} works")
 
 
-def _iterations(experiment: ExperimentConfig) -> int | None:
+def most_iterations(experiment: ExperimentConfig) -> int | None:
     """Iterations after which the run ends at the latest, where its settings say so."""
     limits = []
     if "training_iteration" in experiment.stop:

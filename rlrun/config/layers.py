@@ -93,7 +93,7 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
             continue
         try:
             value = parse_yaml(text, COMMAND_LINE.source, lines=False)
-            tree = _set(tree, path, value)
+            tree = set_value(tree, path, value)
         except ConfigError as error:
             where = address.strip()
             problems += [Problem(p.origin, p.key or where, p.message) for p in error.problems]
@@ -110,8 +110,11 @@ def split_address(address: str) -> list[str]:
     return parts
 
 
-def _set(tree: Node, path: list[str], value: Node) -> Node:
-    """The tree with `value` merged in at `path`; list items are addressed by their number."""
+def set_value(tree: Node, path: list[str], value: Node) -> Node:
+    """The tree with `value` merged in at `path`; list items are addressed by their number.
+
+    Raises LookupError for a position that a list does not have.
+    """
     head, *rest = path
     if isinstance(tree.value, list):
         if not head.isdigit() or int(head) >= len(tree.value):
@@ -119,11 +122,11 @@ def _set(tree: Node, path: list[str], value: Node) -> Node:
             raise LookupError(f"{head!r} is no position in a list of {count}, counted from 0")
         items = list(tree.value)
         index = int(head)
-        items[index] = _set(items[index], rest, value) if rest else merge(items[index], value)
+        items[index] = set_value(items[index], rest, value) if rest else merge(items[index], value)
         return Node(items, COMMAND_LINE)
     below = tree.child(head)
     if rest and below is not None and isinstance(below.value, list):
-        return Node({**tree.value, head: _set(below, rest, value)}, tree.origin)
+        return Node({**tree.value, head: set_value(below, rest, value)}, tree.origin)
     nested = Node({head: _nested(rest, value)}, tree.origin)
     return merge(tree, nested)
 

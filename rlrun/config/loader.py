@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from rlrun.config import checks, code_checks, layers
+from rlrun.config import checks, code_checks, layers, sweep_checks
 from rlrun.config.dump import dump_yaml
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Origin, Path, Problem
 from rlrun.config.schema import ExperimentConfig
@@ -81,10 +81,13 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
             *code_checks.check_code(experiment),
             *checks.check_result_keys(experiment),
             *checks.check_algorithm(experiment),
+            *sweep_checks.check_sweep(experiment, tree),
         ]
     elif (partial := salvage(data, findings)) is not None:
         more = [*code_checks.check_code(partial), *checks.check_result_keys(partial)]
         wrong = {finding.path[0] for finding in findings if finding.path} - {"stop"}
+        if not wrong & {"algorithm", "sweep"}:
+            more += sweep_checks.check_sweep(partial, tree)
         findings += [finding for finding in more if finding.path[0] not in wrong]
     problems += _located(tree, findings)
     if problems or experiment is None:

@@ -306,6 +306,27 @@ class ReportConfig(Section):
     """Who receives the results: console, jsonl, tensorboard, or {use: "my.module:Sink", ...}."""
 
 
+class SweepConfig(Section):
+    """A search over settings: what `rlrun sweep` runs, and `rlrun train` does not look at."""
+
+    space: dict[str, Any] = Field(default_factory=dict)
+    """Settings to vary: {address: {grid: [...]}}, or choice, uniform, loguniform and others."""
+    search: Literal["grid", "random", "optuna"] | None = None
+    """Who names the points; null is grid if all of `space` is, else random."""
+    trials: Count | None = None
+    """Points that are drawn, each combined with every grid; must be given where one is drawn."""
+    seeds: Count | tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Seeds that each point is tried with, or how many from the experiment's own on; null: that."""
+    scheduler: UseSpec | None = None
+    """Who ends trials early: asha, median, hyperband or pbt; arguments are those of Ray Tune."""
+    metric: str | None = "episode_return_mean"
+    """Result key by which trials are compared, its last value; null compares nothing."""
+    mode: Literal["max", "min"] = "max"
+    """Whether the best trial has the highest or the lowest value of `metric`."""
+    concurrent: Count | None = None
+    """Trials that run at once at most; null fills the machine."""
+
+
 class ExperimentConfig(Section):
     """One experiment: everything that the run depends on."""
 
@@ -339,3 +360,5 @@ class ExperimentConfig(Section):
     """When the state of the run is written."""
     report: ReportConfig = ReportConfig()
     """What is told about the run."""
+    sweep: SweepConfig = SweepConfig()
+    """A search over settings, for `rlrun sweep`."""

@@ -75,6 +75,11 @@ class CheckpointFolder:
         self._remove_surplus()
         return directory
 
+    def forget_from(self, iteration: int) -> None:
+        """Remove the checkpoints of this iteration and of later ones, newest first."""
+        for later in sorted((i for i in self._scores if i >= iteration), reverse=True):
+            self._remove(later)
+
     def _remove_surplus(self) -> None:
         if self._keep is None:
             return

@@ -1,7 +1,7 @@
 """One run of one experiment: build, iterate, report, checkpoint, stop; and going on with a run.
 
 Owns the order of things. It must not know how any of them is done: the algorithm trains, the sinks
-report, the checkpoint folder keeps. The loop is ``_Run.iterations``.
+report, the checkpoint folder keeps. A trial of a sweep takes the same steps (sweep_trial.py).
 
     result      dict of one iteration (algorithms/result.py)
     row         the same as plain JSON values (rows.py)
@@ -93,7 +93,7 @@ def run_experiment(
         folder = RunFolder.create_at(Path(run_dir))
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         replace_text(folder.config, dump_yaml(experiment))
-        session = _Run(experiment, folder, None, address, console)
+        session = RunSession(experiment, folder, None, address, console)
         return session.go(run_log, overrides, warnings)
 
 
@@ -118,7 +118,7 @@ def resume_experiment(
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         loaded = load(folder.config, overrides)
         checkpoint = newest_checkpoint(folder.checkpoints)
-        session = _Run(loaded.experiment, folder, checkpoint, address, console)
+        session = RunSession(loaded.experiment, folder, checkpoint, address, console)
         return session.go(run_log, overrides, _warnings(loaded))
 
 
@@ -140,8 +140,8 @@ def iterate(
             return
 
 
-class _Run:
-    """One session of a run in one folder; used once."""
+class RunSession:
+    """One session of a run in one folder, used once: ``go``, or the steps it takes one by one."""
 
     def __init__(
         self,
@@ -170,14 +170,8 @@ class _Run:
 
     def go(self, run_log: RunLog, overrides: Sequence[str], warnings: Sequence[str]) -> RunOutcome:
         """Run to the end; every way out notes the outcome and frees what was taken."""
-        iteration = self.resumed.iteration if self.resumed else None
         with ExitStack() as stack:
-            self.folder.begin_session(resumed_from=iteration, overrides=overrides)
-            self.console = make_console(self.style, self._header(), read_rows(self.folder.metrics))
-            stack.callback(self.console.close)
-            run_log.notice = self.console.notice
-            start = "the beginning" if iteration is None else f"iteration {iteration}"
-            log.info("a session starts from %s: %s", start, shlex.join(sys.argv))
+            self.begin(stack, run_log, overrides)
             for warning in warnings:
                 log.warning("%s", warning)
             interrupts = stack.enter_context(Interrupts(self._on_signal))
@@ -187,33 +181,46 @@ class _Run:
                 name = interrupts.signal_name or "SIGINT"
                 outcome = self._outcome("interrupted", f"{name}, at once")
             except BaseException as error:
-                log.error("the run failed", exc_info=True)
-                self._note_end("failed", f"{type(error).__name__}: {error}")
+                self.note_failure(error)
                 if self._never_began(error):
                     self.folder.discard()
                 else:
                     error.add_note(self._way_on())
                 raise
-            self._note_end(outcome.end, outcome.reason)
-            log.info("%s: %s", outcome.end, outcome.reason)
+            self.note_end(outcome.end, outcome.reason)
             self.console.close()
             self.console.summary(summary_lines(outcome, self.stop))
             return outcome
 
+    def begin(self, stack: ExitStack, run_log: RunLog, overrides: Sequence[str]) -> None:
+        """Note in the folder that a session starts, and open the console."""
+        iteration = self.resumed.iteration if self.resumed else None
+        self.folder.begin_session(resumed_from=iteration, overrides=overrides)
+        self.console = make_console(self.style, self._header(), read_rows(self.folder.metrics))
+        stack.callback(self.console.close)
+        run_log.notice = self.console.notice
+        start = "the beginning" if iteration is None else f"iteration {iteration}"
+        log.info("a session starts from %s: %s", start, shlex.join(sys.argv))
+
     def _train_to_end(self, stack: ExitStack, interrupts: Interrupts) -> RunOutcome:
         if self.resumed is not None and self.stop.reached(self.resumed.row):
-            return self._outcome("finished", self._stop_reason(self.resumed.row))
-        algorithm = self._build()
-        stack.callback(algorithm.stop)
-        self.sinks = make_sinks(self.experiment.report.sinks, self.folder)
-        stack.callback(self._close_sinks)
+            return self._outcome("finished", self.stop_reason())
+        algorithm = self.build(stack)
         interrupts.defer()
         self._iterate(algorithm, interrupts)
         if interrupts.requested:
             return self._outcome("interrupted", str(interrupts.signal_name))
-        return self._outcome("finished", self._stop_reason(self.last_row or {}))
+        return self._outcome("finished", self.stop_reason())
 
-    def _build(self) -> "Algorithm":
+    def build(self, stack: ExitStack) -> "Algorithm":
+        """Make the algorithm and the sinks; ``stack`` frees them."""
+        algorithm = self._build_algorithm()
+        stack.callback(algorithm.stop)
+        self.sinks = make_sinks(self.experiment.report.sinks, self.folder)
+        stack.callback(self._close_sinks)
+        return algorithm
+
+    def _build_algorithm(self) -> "Algorithm":
         """Make the algorithm and put the checkpoint back; only then touch the folder's files."""
         runners = self.experiment.env_runners.num_env_runners
         self.console.status(f"starting {runners} env runners" if runners else "starting")
@@ -231,16 +238,20 @@ class _Run:
         return algorithm
 
     def _iterate(self, algorithm: "Algorithm", interrupts: Interrupts) -> None:
-        every = self.experiment.checkpoint.every
         result: dict[str, Any] | None = None
         for result in iterate(algorithm, self.stop, lambda: interrupts.requested):
-            with algorithm.timers.phase("report"):
-                self._report(result)
-            if every is not None and result["training_iteration"] % every == 0:
-                with algorithm.timers.phase("checkpoint"):
-                    self._save(algorithm, result)
+            self.take(algorithm, result)
         if result is not None and (self.experiment.checkpoint.at_end or interrupts.requested):
-            self._save(algorithm, result, must=True)
+            self.save(algorithm, result, must=True)
+
+    def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> None:
+        """Report an iteration's result, and write a checkpoint where one is due."""
+        every = self.experiment.checkpoint.every
+        with algorithm.timers.phase("report"):
+            self._report(result)
+        if every is not None and result["training_iteration"] % every == 0:
+            with algorithm.timers.phase("checkpoint"):
+                self.save(algorithm, result)
 
     def _report(self, result: dict[str, Any]) -> None:
         if self.last_row is None:
@@ -253,7 +264,7 @@ class _Run:
             except OSError as error:
                 self._refused(f"{type(sink).__name__}: {error.strerror or error}")
 
-    def _save(self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False) -> None:
+    def save(self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False) -> None:
         """Write a checkpoint. One that the disk refuses ends the run only if it is the last one."""
         if self.checkpoints.newest == result["training_iteration"]:
             return
@@ -315,10 +326,21 @@ class _Run:
             f"rlrun train --resume {self.folder.path}"
         )
 
-    def _stop_reason(self, row: Row) -> str:
-        return ", ".join(map(str, self.stop.reached(row)))
+    def stop_reason(self) -> str:
+        """The criteria that the last result fulfils; empty if none."""
+        return ", ".join(map(str, self.stop.reached(self.last_row or {})))
 
-    def _note_end(self, outcome: str, reason: str) -> None:
+    def note_failure(self, error: BaseException) -> None:
+        """Write the traceback into the log and the reason into meta.json."""
+        log.error("the run failed", exc_info=error)
+        self._note_outcome("failed", f"{type(error).__name__}: {error}")
+
+    def note_end(self, outcome: str, reason: str) -> None:
+        """Write into log and meta.json how the session ended."""
+        log.info("%s: %s", outcome, reason)
+        self._note_outcome(outcome, reason)
+
+    def _note_outcome(self, outcome: str, reason: str) -> None:
         iteration = self.last_row["training_iteration"] if self.last_row else None
         try:
             self.folder.end_session(outcome, reason, iteration)

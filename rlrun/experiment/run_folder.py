@@ -27,11 +27,14 @@ from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Self
 
 from rlrun.experiment.checkpoint import MANIFEST
 from rlrun.experiment.checkpoint_folder import LATEST
 from rlrun.experiment.files import replace_link, replace_text
+
+SWEEP_CONFIG = "sweep.yaml"
+"""The file that makes a folder a sweep's (sweep_folder.py)."""
 
 _VERSIONS_OF = ("rlrun", "gymnasium", "numpy", "pydantic", "ray", "safetensors", "torch")
 _GIT_TIMEOUT_S = 2.0
@@ -46,9 +49,16 @@ class RunFolderError(Exception):
 class RunFolder:
     """Paths of one run folder; ``create`` or ``open`` give one that is locked for this process."""
 
+    CONFIG: ClassVar[str] = "config.yaml"
+    """The file that makes a folder one of this kind."""
+    RESUME: ClassVar[str] = "rlrun train --resume"
+    """The command that goes on with one."""
+    SUFFIX: ClassVar[str] = "s"
+    """What stands between time and seed in the folder's name."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.yaml"
+        self.config = path / self.CONFIG
         self.meta = path / "meta.json"
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.txt"
@@ -58,9 +68,9 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     @classmethod
-    def create(cls, name: str, seed: int, *, root: Path = Path("runs")) -> "RunFolder":
+    def create(cls, name: str, seed: int, *, root: Path = Path("runs")) -> Self:
         """Make ``root/name/<date>-<time>-s<seed>`` and point ``root/name/latest`` at it."""
-        stem = f"{datetime.now():%Y%m%d-%H%M%S}-s{seed}"
+        stem = f"{datetime.now():%Y%m%d-%H%M%S}-{cls.SUFFIX}{seed}"
         for candidate in _numbered(stem):
             path = root / name / candidate
             try:
@@ -76,7 +86,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def create_at(cls, path: Path) -> "RunFolder":
+    def create_at(cls, path: Path) -> Self:
         """Use exactly ``path``, which must be missing or empty."""
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -86,7 +96,7 @@ class RunFolder:
         folder = cls(path)
         if occupied:
             way_out = (
-                f"go on with it by `rlrun train --resume {path}`, or name another folder"
+                f"go on with it by `{cls.RESUME} {path}`, or name another folder"
                 if folder.config.exists()
                 else "name a new folder"
             )
@@ -95,9 +105,9 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
+    def open(cls, path: Path) -> Self:
         """Lock an existing run, to go on with it; ``runs/<name>`` stands for its ``latest``."""
-        path = resolve_run(path)
+        path = resolve_run(path, cls.CONFIG)
         folder = cls(path)
         folder._acquire()
         return folder
@@ -170,18 +180,21 @@ class RunFolder:
         replace_text(self.meta, json.dumps(meta, indent=2) + "\n")
 
 
-def resolve_run(path: Path) -> Path:
+def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
     """The run folder that ``path`` stands for: itself, or the ``latest`` of ``runs/<name>``."""
     if (path / MANIFEST).is_file():
         raise RunFolderError(f"{path}: a checkpoint; name the run folder that it lies in")
-    if (path / "config.yaml").is_file():
+    if (path / config).is_file():
         return path
-    if (path / LATEST / "config.yaml").is_file():
+    if (path / LATEST / config).is_file():
         latest = path / LATEST
         return path / latest.readlink() if latest.is_symlink() else latest
     if not path.exists():
         raise RunFolderError(f"{path}: no such run folder")
-    raise RunFolderError(f"{path}: not a run folder: it has no config.yaml")
+    for sweep in (path, path / LATEST):
+        if (sweep / SWEEP_CONFIG).is_file():
+            raise RunFolderError(f"{path}: a sweep; name one of its trials, in {sweep / 'trials'}")
+    raise RunFolderError(f"{path}: not a run folder: it has no {config}")
 
 
 def _numbered(stem: str) -> Iterator[str]:

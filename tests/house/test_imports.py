@@ -15,15 +15,24 @@ PLACES = {
         "sampling/env_runner_group.py",
         "sampling/ray_runtime.py",
         "sampling/sampling_round.py",
+        "experiment/sweep_search.py",
+        "experiment/sweep_trainable.py",
+        "experiment/sweep_tune.py",
     ],
-    "rich": ["experiment/console.py", "experiment/panel.py", "cli/*.py"],
+    "rich": [
+        "experiment/console.py",
+        "experiment/panel.py",
+        "experiment/sweep_*.py",
+        "cli/*.py",
+    ],
     "typer": ["cli/*.py"],
     "yaml": ["config/*.py"],
 }
 # Where a library may also be imported inside a function, by a user who asked for it.
 LAZY_PLACES = {
     "torch": ["data/device.py", "experiment/tensorboard.py"],  # SampleBatch.to_device, the writer
-    "ray": ["sampling/env_runner.py"],  # EnvRunner.as_remote
+    # EnvRunner.as_remote, and Tune's walk over grids
+    "ray": ["sampling/env_runner.py", "experiment/sweep_points.py"],
 }
 # The part of policies that env runners act with: Ray actors for MLP policies never import torch.
 ACTING = ("policies/policy.py", "policies/numpy_policy.py", "policies/action_sampling.py")

@@ -1,0 +1,156 @@
+"""The points of a sweep: which settings are tried, in which order, and the experiments they make.
+
+Owns the way from ``sweep.space`` to settings and from settings to an experiment. The walk over
+grids and the draws are Ray Tune's own. It must not know how the trials run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlrun.config.dump import dump_yaml
+from rlrun.config.layers import find
+from rlrun.config.loader import resolve
+from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.schema import ExperimentConfig, SweepConfig
+from rlrun.config.sweep_checks import overlaid
+from rlrun.config.sweep_space import Dimension, dimensions
+from rlrun.config.yaml_tree import Node, parse_yaml
+
+Settings = dict[str, Any]
+"""Address -> value."""
+
+
+def space_of(sweep: SweepConfig) -> list[Dimension]:
+    """The dimensions of a sweep that was checked."""
+    return dimensions(sweep.space)[0]
+
+
+def tune_space(varied: Sequence[Dimension]) -> dict[str, Any]:
+    """The dimensions as Ray Tune writes them."""
+    from ray import tune
+
+    makers: dict[str, Any] = {
+        "grid": lambda *values: tune.grid_search(list(values)),
+        "choice": lambda *values: tune.choice(list(values)),
+        "uniform": tune.uniform,
+        "loguniform": tune.loguniform,
+        "randint": lambda low, high: tune.randint(int(low), int(high)),
+        "quniform": tune.quniform,
+    }
+    return {each.address: makers[each.kind](*each.arguments) for each in varied}
+
+
+def walk(sweep: SweepConfig, seed: int) -> Iterator[Settings]:
+    """All points of a grid or random search.
+
+    Grids are walked with the first key varying fastest. What is drawn is drawn once for each of
+    ``trials``, and combined with every point of the grids, so that these are compared alike.
+    """
+    import numpy as np
+    from ray.tune.search.variant_generator import generate_variants
+
+    space = tune_space(space_of(sweep))
+    # Tune walks grids in the alphabetical order of their names, so they get names in order.
+    names = {f"{i:04d}": address for i, address in enumerate(space)}
+    numbered = dict(zip(names, space.values(), strict=True))
+    random_state = np.random.RandomState(seed % 2**32)
+    for _ in range(sweep.trials or 1):
+        variants = generate_variants(
+            {"config": numbered}, constant_grid_search=True, random_state=random_state
+        )
+        for _, variant in variants:
+            values = variant["config"]
+            yield plain_settings({names[name]: values[name] for name in names})
+
+
+def plain_settings(settings: Mapping[str, Any]) -> Settings:
+    """Numbers of numpy as Python's, so that they are written as a file would have them."""
+    return {
+        address: value.item() if hasattr(value, "item") else value
+        for address, value in settings.items()
+    }
+
+
+def seeds_of(experiment: ExperimentConfig) -> list[int]:
+    """The seeds that each point is tried with."""
+    first, seeds = experiment.seed, experiment.sweep.seeds
+    assert first is not None
+    if isinstance(seeds, tuple):
+        return list(seeds)
+    return [first + i for i in range(seeds or 1)]
+
+
+class PointBuilder:
+    """Makes the experiment of a point: the sweep's file with the settings laid over it.
+
+    Args:
+        sweep_yaml: text of the sweep's resolved file.
+        source: its name in messages.
+    """
+
+    def __init__(self, sweep_yaml: str, source: str) -> None:
+        tree = parse_yaml(sweep_yaml, source)
+        assert isinstance(tree.value, dict)
+        kept = {key: node for key, node in tree.value.items() if key != "sweep"}
+        self._tree = Node(_without_null_use(kept), tree.origin)
+
+    def build(self, settings: Mapping[str, Any], seed: int) -> ExperimentConfig:
+        """The experiment of a trial. Raises ConfigError where the settings do not go together."""
+        tree = overlaid(self._tree, {**settings, "seed": seed})
+        return resolve(tree).experiment
+
+
+def _without_null_use(sections: dict[str, Node]) -> dict[str, Node]:
+    """A resolved file says ``use: null``; left in, a point that names a model would replace all."""
+    model = sections.get("model")
+    if model is None or not isinstance(model.value, dict):
+        return sections
+    use = model.child("use")
+    if use is None or use.value is not None:
+        return sections
+    rest = {key: node for key, node in model.value.items() if key != "use"}
+    return {**sections, "model": Node(rest, model.origin)}
+
+
+def experiments_of(
+    experiment: ExperimentConfig, points: Sequence[Settings], origins: Node | None
+) -> list[ExperimentConfig]:
+    """The experiment of each point, with the first seed.
+
+    Raises ConfigError with everything that is wrong, at the place of the sweep's space.
+    """
+    builder = PointBuilder(dump_yaml(experiment), "sweep.yaml")
+    origin = find(origins, ("sweep", "space")).origin if origins else Origin("sweep")
+    found: list[ExperimentConfig] = []
+    problems: list[Problem] = []
+    for settings in points:
+        try:
+            found.append(builder.build(settings, seeds_of(experiment)[0]))
+        except ConfigError as error:
+            where = settings_text(settings)
+            problems += [
+                Problem(origin, p.key, f"with {where}: {p.message}") for p in error.problems
+            ]
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings on one line: ``lr=0.001 gamma=0.99``; addresses by their last part where unique."""
+    names = short_names(settings)
+    return " ".join(f"{names[key]}={value_text(value)}" for key, value in settings.items())
+
+
+def short_names(addresses: Mapping[str, Any]) -> dict[str, str]:
+    """Address -> its last part, or the whole where two end alike."""
+    last = {address: address.rpartition(".")[2] for address in addresses}
+    return {
+        address: name if list(last.values()).count(name) == 1 else address
+        for address, name in last.items()
+    }
+
+
+def value_text(value: Any) -> str:
+    """A setting's value, short enough for a table."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
