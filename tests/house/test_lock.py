@@ -12,7 +12,6 @@ LINES = [
     for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     if line and not line.startswith("#")
 ]
-NOT_LOCKED = {"envpool"}  # no wheels for every Python that rlrun runs on
 
 
 def _locked() -> dict[str, Version]:
@@ -26,9 +25,7 @@ def _locked() -> dict[str, Version]:
 def _asked_for() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = [project["project"]["dependencies"], *project["dependency-groups"].values()]
-    for extra, requirements in project["project"]["optional-dependencies"].items():
-        if extra not in NOT_LOCKED:
-            groups.append(requirements)
+    groups.extend(project["project"]["optional-dependencies"].values())
     return [Requirement(text) for group in groups for text in group]
 
 
