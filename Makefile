@@ -16,7 +16,7 @@ BIN    := $(VENV)/bin
 CONFIG ?= configs/ppo_cartpole.yaml
 ARGS   ?=
 PYTEST := $(BIN)/python -m pytest $(ARGS)
-EXTRAS := atari,box2d,mujoco,tensorboard,video
+EXTRAS := atari,box2d,mujoco,optuna,plot,tensorboard,video
 
 # The stamp's name holds a checksum of what decides the installation, so a checkout that only touches
 # time stamps installs nothing, and a changed lock installs the difference.

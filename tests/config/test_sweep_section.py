@@ -1,0 +1,121 @@
+"""The ``sweep:`` section: what is wrong with one is told at once, with its place."""
+
+import pytest
+
+from rlrun.config.loader import load, load_experiment
+from rlrun.config.problems import ConfigError
+from rlrun.config.sweep_space import dimensions
+
+PPO = """algorithm: PPO
+env: CartPole-v1
+stop: {env_steps: 10_000}
+training: {train_batch_size: 64, minibatch_size: 32}
+sweep:
+"""
+
+
+def problems(write, text):
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(write(PPO + text, minimal=False))
+    return [problem.render() for problem in caught.value.problems]
+
+
+def test_nested_sections_and_addresses_mean_the_same(write):
+    nested = "  space: {training: {lr: {grid: [1, 2]}, gamma: {uniform: [0, 1]}}}\n  trials: 2\n"
+    dotted = "  space: {training.lr: {grid: [1, 2]}, training.gamma: {uniform: [0, 1]}}\n"
+    left, right = (
+        dimensions(load_experiment(write(PPO + text, minimal=False)).sweep.space)[0]
+        for text in (nested, dotted + "  trials: 2\n")
+    )
+    assert [(d.address, d.kind, d.arguments) for d in left] == [
+        ("training.lr", "grid", (1, 2)),
+        ("training.gamma", "uniform", (0, 1)),
+    ]
+    assert [(d.address, d.kind) for d in left] == [(d.address, d.kind) for d in right]
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        ("training.lrr: {grid: [1]}", "exp.yaml:6:11: sweep.space.training.lrr: unknown key in"),
+        ("training.lrr: {grid: [1]}", "did you mean lr?"),
+        ("train.lr: {grid: [1]}", "did you mean"),
+        ("training.gamma: {uniform: [0.9, 1.1]}", "of at most 1, got 1.1"),
+        ("training.num_epochs: {uniform: [1, 9]}", "randint and quniform draw whole numbers"),
+        ("training.num_epochs: {randint: [0, 9]}", "of at least 1, got 0"),
+        ("model.activation: {choice: [tanh, rely]}", "did you mean relu?"),
+        ("env.gravity: {grid: [1]}", "CartPole-v1 takes no such argument"),
+        ("training.lr: {loguniforn: [1, 2]}", "did you mean loguniform?"),
+        ("training.lr: {loguniform: [0, 2]}", "above 0, got 0"),
+        ("training.lr: {uniform: [2, 1]}", "2 is not below the upper bound 1"),
+        ("training.lr: {uniform: [1]}", "expected numbers [low, high]"),
+        ("training.lr: {quniform: [0.1, 1, 0.3]}", "must be multiples of the step 0.3"),
+        ("training.lr: [1, 2]", "expected a distribution"),
+        ("training.lr: {grid: [1, 1]}", "1 stands there twice"),
+        ("training.lr: {grid: []}", "expected a list of values"),
+        ("training.lr: {grid: [1], choice: [2]}", "one distribution for each setting"),
+        ("training.lr: {grid: [1]}, training: {lr: {grid: [2]}}", "varied twice"),
+        ("seed: {grid: [1, 2]}", "sweep.seeds"),
+        ("sweep.trials: {grid: [1, 2]}", "does not vary itself"),
+    ],
+)
+def test_a_wrong_space_is_told_with_its_place(write, space, says):
+    found = problems(write, f"  space: {{{space}}}\n  trials: 2\n")
+    assert any(says in line for line in found), found
+    assert all(line.startswith("exp.yaml:6:") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("metric: episode_return_meen", "sweep.metric: no result has the key"),
+        ("metric: evaluation/episode_return_mean", "evaluation.interval: 10 works"),
+        ("scheduler: ashaa", "did you mean asha?"),
+        ("metric: null\n  scheduler: asha", "asha compares trials by a metric"),
+        ("metric: null\n  search: optuna", "Optuna compares points by a metric"),
+        ("scheduler: {use: asha, grace_periode: 3}", "did you mean grace_period?"),
+        ("scheduler: {use: pbt, metric: x}", "comes from the sweep section itself"),
+        ("search: optuna", "walks no grid"),
+        ("seeds: [1, 1]", "a seed stands there twice"),
+        ("seeds: []", "at least one seed"),
+    ],
+)
+def test_what_lacks_for_a_search_is_told(write, text, says):
+    found = problems(write, f"  space: {{model.hidden: {{grid: [[8], [16]]}}}}\n  {text}\n")
+    assert any(says in line for line in found), found
+
+
+def test_drawn_points_need_a_number(write):
+    found = problems(write, "  space: {training.lr: {uniform: [0, 1]}}\n")
+    assert found == [
+        "exp.yaml:5:1: sweep.trials: missing; it says how many points are drawn: trials: 16"
+    ]
+
+
+def test_a_population_changes_only_what_can_change(write):
+    text = "  space: {model.hidden: {grid: [[8], [16]]}}\n  scheduler: pbt\n"
+    assert "only training.* can bear" in problems(write, text)[0]
+
+
+def test_resources_are_known_before_optuna_starts(write):
+    text = "  space: {env_runners.num_env_runners: {choice: [1, 2]}}\n  trials: 2\n"
+    found = problems(write, text + "  search: optuna\n")
+    assert any("resources must be known" in line for line in found)
+
+
+def test_a_sweep_of_nothing_is_no_sweep(write):
+    assert "nothing is varied" in problems(write, "  trials: 3\n")[0]
+
+
+def test_errors_of_the_file_and_of_its_sweep_come_together(write):
+    text = PPO.replace("minibatch_size: 32", "gama: 1") + "  space: {training.lrr: {grid: [1]}}\n"
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(write(text, minimal=False))
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["training.gama", "sweep.space.training.lrr"]
+
+
+def test_the_command_line_reaches_the_sweep(write):
+    file = write(PPO + "  space: {training.lr: {grid: [1, 2]}}\n", minimal=False)
+    assert load(file, ["sweep.seeds=3", "sweep.scheduler.use=median"]).experiment.sweep.seeds == 3
+    assert load_experiment(file, ["sweep.seeds=[4, 5]"]).sweep.seeds == (4, 5)

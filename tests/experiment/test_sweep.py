@@ -1,0 +1,233 @@
+"""Sweeps on a real Ray: trials equal runs alone, failures end nothing, sweeps go on."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlrun.algorithms.result import is_wall_clock
+from rlrun.config.loader import load_experiment
+from rlrun.config.schema import EnvRunnersConfig
+from rlrun.experiment.checkpoint import read_checkpoint
+from rlrun.experiment.jsonl import read_rows
+from rlrun.experiment.rollout import RolloutRequest, rollout
+from rlrun.experiment.rows import addresses, lookup
+from rlrun.experiment.run import resume_experiment, run_experiment
+from rlrun.experiment.sweep import resume_sweep, run_sweep
+from rlrun.experiment.sweep_trial import TrialRun
+from rlrun.sampling.ray_runtime import start_ray, stop_ray
+
+HERE = str(Path(__file__).parent)
+
+PPO = """
+algorithm: PPO
+env: CartPole-v1
+seed: 5
+stop: {training_iteration: 4}
+env_runners: {num_envs_per_env_runner: 4}
+model: {hidden: [8]}
+training: {train_batch_size: 64, minibatch_size: 32, num_epochs: 1}
+"""
+COUNTING = """
+algorithm: "counting_algorithm:CountingAlgorithm"
+env: CartPole-v1
+seed: 3
+stop: {training_iteration: 6}
+training: {train_batch_size: 100}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray():
+    """One Ray for all sweeps, whose processes can import what lies beside this file."""
+    if HERE not in sys.path:
+        sys.path.insert(0, HERE)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, before]))
+    start_ray(EnvRunnersConfig())
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+    yield
+    stop_ray()
+
+
+def sweep(folder, text, name="exp.yaml"):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return run_sweep(folder / name, run_dir=folder / "sweep", console="quiet")
+
+
+def book_rows(outcome):
+    text = (outcome.folder / "trials.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def timeless(folder):
+    return [
+        {key: lookup(row, key) for key in addresses(row) if not is_wall_clock(key)}
+        for row in read_rows(Path(folder) / "metrics.jsonl")
+    ]
+
+
+def test_trials_are_ordinary_runs(tmp_path, capfd):
+    text = PPO + "sweep: {space: {training.lr: {grid: [1e-3, 1e-2]}}, seeds: 2}"
+    outcome = sweep(tmp_path, text)
+    assert capfd.readouterr().err == ""
+    assert [(t.settings["training.lr"], t.seed, t.status) for t in outcome.trials] == [
+        (1e-3, 5, "finished"), (1e-3, 6, "finished"), (1e-2, 5, "finished"), (1e-2, 6, "finished"),
+    ]  # fmt: skip
+    for trial in outcome.trials[1:3]:  # of two processes, or a process's first and second
+        folder, alone = outcome.folder / trial.folder, tmp_path / f"alone-{trial.trial}"
+        words = [f"training.lr={trial.settings['training.lr']}", f"seed={trial.seed}"]
+        run_experiment(
+            tmp_path / "exp.yaml", [*words, "sweep.space={}", "sweep.seeds=null"],
+            run_dir=alone, console="quiet",
+        )  # fmt: skip
+        expected = load_experiment(tmp_path / "exp.yaml", words)
+        found = load_experiment(folder / "config.yaml")
+        assert found.model_copy(update={"sweep": expected.sweep}) == expected
+        assert timeless(folder) == timeless(alone)
+        left, right = (read_checkpoint(path / "checkpoints/000004") for path in (folder, alone))
+        for name, weights in left.weights.items():
+            assert weights.tobytes() == right.weights[name].tobytes()
+    folder = outcome.folder / "trials/0001"
+    assert len(rollout(folder, RolloutRequest(episodes=2)).episodes) == 2
+    resume_experiment(folder, ["stop.training_iteration=5"], console="quiet")
+    assert len(timeless(folder)) == 5
+    assert load_experiment(outcome.folder / "best.yaml").seed == outcome.best.seed
+    assert load_experiment(outcome.folder / "sweep.yaml").sweep.seeds == 2
+
+
+def test_a_trial_that_fails_ends_nothing_and_is_tried_again(tmp_path):
+    space = "{training.fail_at: {grid: [null, 3]}, training.gain: {grid: [1.0, 2.0]}}"
+    outcome = sweep(tmp_path, COUNTING + f"sweep: {{space: {space}}}")
+    assert [trial.status for trial in outcome.trials] == ["finished", "failed"] * 2
+    assert not outcome.all_failed
+    assert outcome.best.trial == 3
+    failed = outcome.trials[1]
+    assert failed.reason == "RuntimeError: the fake fails as told"
+    assert 'raise RuntimeError("the fake' in (outcome.folder / failed.log).read_text()
+    rows = book_rows(outcome)
+    assert [row["status"] for row in rows] == ["finished", "failed"] * 2
+    log = outcome.folder / "trials/0001/log.txt"
+    before = log.read_text()
+    again = resume_sweep(outcome.folder, console="quiet")
+    assert [trial.status for trial in again.trials] == ["finished", "failed"] * 2
+    assert log.read_text() == before
+    assert (outcome.folder / failed.log).read_text().count("the fake fails") > 2
+
+
+@pytest.mark.faults
+def test_a_sweep_of_failures_has_no_best(tmp_path):
+    outcome = sweep(tmp_path, COUNTING + "sweep: {space: {training.fail_at: {grid: [1]}}}")
+    assert outcome.all_failed
+    assert outcome.best is None
+    assert not (outcome.folder / "best.yaml").exists()
+
+
+def test_asha_stops_what_is_worse_and_leaves_whole_runs(tmp_path):
+    text = "sweep: {space: {training.gain: {grid: [4, 3, 2, 1]}}, concurrent: 1, "
+    text += "scheduler: {use: asha, grace_period: 2, reduction_factor: 2}}"
+    outcome = sweep(tmp_path, COUNTING + text)
+    assert [trial.status for trial in outcome.trials] == ["finished"] + ["stopped"] * 3
+    last = outcome.folder / outcome.trials[3].folder
+    assert read_checkpoint(last / "checkpoints/latest").iteration == 2
+    assert json.loads((last / "meta.json").read_text())["outcome"] == "finished"
+    # A trial of a later session is held against those of the first.
+    rows = book_rows(outcome)
+    rows[3] |= {"status": "waiting", "score": None}
+    (outcome.folder / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.rmtree(outcome.folder / "trials/0004")
+    again = resume_sweep(outcome.folder, console="quiet")
+    assert again.trials[3].status == "stopped"
+
+
+@pytest.mark.faults
+def test_optuna_names_points_and_learns_from_them(tmp_path):
+    pytest.importorskip("optuna")
+    text = "sweep: {space: {training.gain: {uniform: [0, 9]}}, search: optuna, trials: 3, seeds: 2}"
+    outcome = sweep(tmp_path, COUNTING + text)
+    assert [(t.point, t.seed) for t in outcome.trials] == [
+        (1, 3), (1, 4), (2, 3), (2, 4), (3, 3), (3, 4),
+    ]  # fmt: skip
+    assert len({t.settings["training.gain"] for t in outcome.trials}) == 3
+    rows = (outcome.folder / "trials.jsonl").read_text().splitlines()[:3]
+    (outcome.folder / "trials.jsonl").write_text("\n".join(rows) + "\n")
+    again = resume_sweep(outcome.folder, console="quiet")
+    assert [t.settings for t in again.trials[:3]] == [t.settings for t in outcome.trials[:3]]
+
+
+@pytest.mark.faults
+def test_a_population_shares_weights_and_settings(tmp_path):
+    text = PPO.replace("iteration: 4", "iteration: 6") + (
+        "sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}, trials: 3, "
+        "metric: learners/default_policy/learner_stats/entropy, "
+        "scheduler: {use: pbt, perturbation_interval: 2, quantile_fraction: 0.34}}"
+    )
+    outcome = sweep(tmp_path, text)
+    assert [trial.status for trial in outcome.trials] == ["finished"] * 3
+    folders = [outcome.folder / trial.folder for trial in outcome.trials]
+    address = "learners/default_policy/learner_stats/lr"
+    rates = [{lookup(row, address) for row in read_rows(f / "metrics.jsonl")} for f in folders]
+    assert max(map(len, rates)) > 1
+    for trial, folder in zip(outcome.trials, folders, strict=True):
+        rows = list(read_rows(folder / "metrics.jsonl"))
+        assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        # The settings of the file are those of the table and those that the optimizer used.
+        config = load_experiment(folder / "config.yaml")
+        assert config.seed == 5
+        assert config.training.lr == trial.settings["training.lr"]
+        statistics = rows[-1]["learners"]["default_policy"]["learner_stats"]
+        assert statistics["lr"] == trial.settings["training.lr"]
+
+
+def test_what_is_taken_over_reaches_learner_and_runner(tmp_path, monkeypatch):
+    (tmp_path / "exp.yaml").write_text(PPO)
+    stop = "stop.training_iteration=3"
+    start = "training.kl_coeff=0.2"
+    file = tmp_path / "exp.yaml"
+    run_experiment(file, [stop, start], run_dir=tmp_path / "donor", console="quiet")
+    run_experiment(file, [stop, start, "seed=9"], run_dir=tmp_path / "taker", console="quiet")
+    donor = read_checkpoint(tmp_path / "donor/checkpoints/latest")
+    changed = load_experiment(
+        file, ["training.lr=0.0123", "training.kl_coeff=0.7", "seed=9", "stop.training_iteration=9"]
+    )
+    run = TrialRun(tmp_path / "taker", changed, take_over=donor)
+    for name, weights in run.algorithm.get_weights().items():
+        np.testing.assert_array_equal(weights, donor.weights[name])
+
+    from rlrun.learning.adam import FlatAdam
+
+    used, acted = [], []
+    runner, step = run.algorithm.env_runner_group.local_env_runner, FlatAdam.step
+    sample = type(runner).sample_fragment
+
+    def spy_step(self, lr):
+        used.append(lr)
+        step(self, lr)
+
+    def spy_sample(self, request, weights=None):
+        acted.append(np.array(weights if weights is not None else request.weights))
+        return sample(self, request, weights)
+
+    monkeypatch.setattr(FlatAdam, "step", spy_step)
+    monkeypatch.setattr(type(runner), "sample_fragment", spy_sample)
+    flat = run.algorithm.learner.get_weights()
+    row = run.advance()
+    assert row["training_iteration"] == 4
+    assert set(used) == {0.0123}
+    np.testing.assert_array_equal(acted[0], flat)
+    assert row["learners"]["default_policy"]["learner_stats"]["kl_coeff"] == 0.7
+    run.close("interrupted", "the test is over")
+    rows = timeless(tmp_path / "taker")
+    assert rows[2] == timeless(tmp_path / "donor")[2]
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4]
+    again = TrialRun(tmp_path / "taker", changed)  # goes on from its own, not from the donor's
+    assert again.row["training_iteration"] == 4
+    again.close("interrupted", "the test is over")

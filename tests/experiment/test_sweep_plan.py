@@ -1,0 +1,213 @@
+"""What is known before a sweep starts: points and their order, resources, ranking."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlrun.config.loader import resolve
+from rlrun.config.problems import ConfigError
+from rlrun.config.schema import SweepConfig
+from rlrun.config.sweep_space import Dimension
+from rlrun.config.yaml_tree import parse_yaml
+from rlrun.experiment.run_folder import RunFolderError, resolve_run
+from rlrun.experiment.sweep import run_sweep
+from rlrun.experiment.sweep_points import experiments_of, seeds_of, settings_text, walk
+from rlrun.experiment.sweep_resources import Capacity, bundles_of, check_fits
+from rlrun.experiment.sweep_search import SchedulerError, bounded, make_scheduler
+from rlrun.experiment.sweep_trials import Trial, TrialBook
+from rlrun.sampling.ray_runtime import ResourceError, Resources
+
+FILE = """
+algorithm: PPO
+env: CartPole-v1
+seed: 7
+stop: {env_steps: 6400}
+training: {train_batch_size: 64, minibatch_size: 32}
+"""
+
+
+def experiment(text=""):
+    return resolve(parse_yaml(FILE + text, "exp.yaml")).experiment
+
+
+def points(space, seed=1, **settings):
+    return list(walk(SweepConfig(space=space, **settings), seed))
+
+
+def test_the_first_key_varies_fastest_whatever_it_is_called():
+    found = points({"training.lr": {"grid": [1, 2]}, "env.a": {"grid": [3, 4, 5]}})
+    assert [(p["training.lr"], p["env.a"]) for p in found] == [
+        (1, 3), (2, 3), (1, 4), (2, 4), (1, 5), (2, 5),
+    ]  # fmt: skip
+
+
+def test_grids_are_compared_on_the_same_draws():
+    space = {"a.x": {"uniform": [0, 1]}, "a.y": {"grid": [1, 2]}}
+    found = points(space, trials=3)
+    assert [p["a.y"] for p in found] == [1, 2] * 3
+    draws = [p["a.x"] for p in found]
+    assert draws[::2] == draws[1::2]
+    assert len(set(draws)) == 3
+
+
+def test_draws_follow_from_the_seed_and_more_trials_begin_with_the_same():
+    space = {"a.x": {"loguniform": [1e-4, 1]}, "a.y": {"choice": ["p", "q"]}}
+    assert points(space, trials=3) == points(space, trials=5)[:3]
+    assert points(space, trials=3) != points(space, seed=2, trials=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "allowed"),
+    [
+        ("uniform", [2, 3], lambda x: 2 <= x <= 3),
+        ("loguniform", [1e-4, 1e-2], lambda x: 1e-4 <= x <= 1e-2),
+        ("randint", [2, 5], lambda x: x in (2, 3, 4) and type(x) is int),
+        ("quniform", [8, 32, 8], lambda x: x in (8, 16, 24, 32)),
+        ("choice", [1, 9], lambda x: x in (1, 9)),
+    ],
+)
+def test_draws_stay_in_their_bounds(kind, arguments, allowed):
+    assert all(allowed(p["a"]) for p in points({"a": {kind: arguments}}, trials=50))
+
+
+def test_seeds():
+    assert seeds_of(experiment()) == [7]
+    sweep = "sweep: {space: {training.lr: {grid: [1]}}, seeds: "
+    assert seeds_of(experiment(sweep + "3}")) == [7, 8, 9]
+    assert seeds_of(experiment(sweep + "[5, 1]}")) == [5, 1]
+
+
+def test_a_point_that_cannot_be_is_refused_with_its_settings():
+    sweep = experiment("sweep: {space: {training.minibatch_size: {grid: [32, 128]}}}")
+    with pytest.raises(ConfigError, match=r"with minibatch_size=128: a minibatch of 128 rows"):
+        experiments_of(sweep, list(walk(sweep.sweep, 1)), None)
+
+
+def test_settings_on_one_line():
+    assert settings_text({"training.lr": 0.00012345, "a.gamma": 1}) == "lr=0.0001234 gamma=1"
+    assert settings_text({"a.x": 1, "b.x": 2}) == "a.x=1 b.x=2"
+
+
+def capacity(*nodes):
+    total = Resources(sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes))
+    return Capacity(total, nodes, "this machine")
+
+
+def test_a_trial_reserves_what_it_needs():
+    assert bundles_of(experiment()) == [{"CPU": 1.0}]
+    runners = experiment("env_runners: {num_env_runners: 2, num_cpus_per_env_runner: 0.5}")
+    assert bundles_of(runners) == [{}, {"CPU": 0.5}, {"CPU": 0.5}]
+    nothing = experiment("env_runners: {num_env_runners: 1, num_cpus_per_env_runner: 0}")
+    assert bundles_of(nothing) == [{"CPU": 1.0}]
+    assert bundles_of(experiment("learners: {device: cuda}")) == [{"CPU": 1.0, "GPU": 1.0}]
+
+
+def test_a_trial_that_can_never_fit_is_refused_with_the_arithmetic():
+    check_fits([experiment("env_runners: {num_env_runners: 2}")], capacity({"CPU": 2.0}))
+    with pytest.raises(ResourceError, match=r"need 8 CPUs, this machine has 2: set env_runners"):
+        check_fits([experiment("env_runners: {num_env_runners: 8}")], capacity({"CPU": 2.0}))
+    with pytest.raises(ResourceError, match=r"needs 1 CPU, 1 GPU on one machine; there is 2 CPU"):
+        check_fits([experiment("learners: {device: cuda}")], capacity({"CPU": 2.0}))
+    big = experiment("env_runners: {num_env_runners: 1, num_cpus_per_env_runner: 3}")
+    with pytest.raises(ResourceError, match="an env runner needs 3 CPU on one machine"):
+        check_fits([big], capacity({"CPU": 2.0}, {"CPU": 2.0}))
+
+
+def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path):
+    file = tmp_path / "exp.yaml"
+    file.write_text(FILE + "sweep: {space: {env_runners.num_env_runners: {grid: [1, 512]}}}")
+    with pytest.raises((ResourceError, ConfigError)):
+        run_sweep(file, ["training.train_batch_size=1024"], run_dir=tmp_path / "sweep")
+    with pytest.raises(ConfigError, match="nothing to sweep"):
+        run_sweep(experiment(), run_dir=tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_is_no_run(tmp_path):
+    (tmp_path / "sweep.yaml").write_text("")
+    with pytest.raises(RunFolderError, match="a sweep; name one of its trials"):
+        resolve_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stop: {episode_return_mean: 475}\nsweep: {scheduler: asha", "does not bound it"),
+        ("sweep: {scheduler: {use: asha, grace_period: 0}", "asha refuses its arguments"),
+        ("sweep: {scheduler: {use: pbt, quantile_fraction: 2}", "pbt refuses its arguments"),
+    ],
+)
+def test_a_scheduler_that_tune_refuses(text, says):
+    base = FILE.replace("stop: {env_steps: 6400}\n", "") if "stop" in text else FILE
+    text = base + text + ", space: {training.lr: {grid: [1, 2]}}}"
+    with pytest.raises(SchedulerError, match=says):
+        make_scheduler(resolve(parse_yaml(text, "exp.yaml")).experiment)
+
+
+def test_the_longest_run_is_what_stop_says():
+    scheduler = make_scheduler(
+        experiment("sweep: {space: {training.lr: {grid: [1, 2]}}, scheduler: asha}")
+    )
+    assert scheduler._max_t == 100  # 6400 env steps of 64
+
+
+def dimension(kind, *arguments):
+    return Dimension("a", kind, arguments, ())
+
+
+@given(st.floats(-1e6, 1e6))
+def test_mutations_stay_in_the_space(value):
+    for each, whole in (
+        (dimension("uniform", 0.0, 1.0), False),
+        (dimension("loguniform", 1e-5, 1e-2), False),
+        (dimension("randint", 2, 6), True),
+        (dimension("quniform", 8, 32, 8), False),
+    ):
+        found = bounded({"a": value, "b": 3}, [each])
+        low, high = each.arguments[:2]
+        assert low <= found["a"] <= high
+        assert found["b"] == 3
+        assert isinstance(found["a"], int) or not whole
+        if each.kind == "quniform":
+            assert math.isclose(found["a"] % 8, 0)
+
+
+def book(tmp_path, *rows, mode="max"):
+    trials = [
+        Trial(trial=i, point=point, seed=1, settings={"a": i}, status=status, score=score)
+        for i, (point, status, score) in enumerate(rows, 1)
+    ]
+    return TrialBook(tmp_path / "trials.jsonl", trials, metric="m", mode=mode)
+
+
+def test_ranking(tmp_path):
+    found = book(
+        tmp_path,
+        (1, "finished", 5.0),
+        (2, "stopped", 9.0),
+        (3, "failed", 8.0),
+        (4, "finished", 7.0),
+        (5, "running", None),
+    )
+    assert [trial.trial for trial in found.ranked()] == [4, 1, 5, 2, 3]
+    assert found.best().trial == 4
+
+
+def test_a_stopped_trial_is_not_the_quickest(tmp_path):
+    found = book(tmp_path, (1, "finished", 90.0), (2, "stopped", 10.0), mode="min")
+    assert found.best().trial == 1
+
+
+def test_the_best_point_has_the_best_mean_over_seeds(tmp_path):
+    rows = [(1, "finished", 9.0), (1, "finished", 1.0), (2, "finished", 6.0), (2, "finished", 7.0)]
+    assert book(tmp_path, *rows).best().trial == 4
+    assert book(tmp_path, *rows, mode="min").best().trial == 2
+
+
+def test_the_book_is_read_as_it_was_written(tmp_path):
+    found = book(tmp_path, (1, "finished", 9.0), (2, "failed", None))
+    found.save()
+    again = TrialBook.read(tmp_path / "trials.jsonl", metric="m", mode="max")
+    assert again.trials == found.trials
