@@ -36,6 +36,10 @@ _CHECKPOINT = "checkpoint"
 _OWNER = "owner.json"
 
 
+class MetricError(Exception):
+    """The sweep's metric is no key of the results that this algorithm or its callbacks make."""
+
+
 class SweepTrial(tune.Trainable):
     """One trial of a sweep.
 
@@ -77,7 +81,7 @@ class SweepTrial(tune.Trainable):
             while not run.done:
                 row = run.advance()
                 metric = self._identity["metric"]
-                if metric is None or number_at(row, metric) is not None:
+                if metric is None or _number(row, metric) is not None:
                     break
             told = self._told(run)
             if run.done:
@@ -144,3 +148,13 @@ class SweepTrial(tune.Trainable):
         if not log.exists():
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+
+
+def _number(row: Row, metric: str) -> float | None:
+    """The metric's number, None where there is none yet."""
+    try:
+        lookup(row, metric)
+    except KeyError:
+        hint = registry.suggestion(metric, addresses(row))
+        raise MetricError(f"sweep.metric: no result has the key {metric}{hint}") from None
+    return number_at(row, metric)
