@@ -7,6 +7,7 @@ and going on with a sweep. It must not know how any of them is done.
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -280,13 +281,21 @@ class _Sweep:
             if trial.status == "running":
                 trial.status, trial.reason = "interrupted", "with the sweep"
         self.book.save()
+        shutil.rmtree(self.folder.tune, ignore_errors=True)
         return SweepOutcome(
             end="interrupted" if interrupted else "finished",
             folder=self.folder.path,
             trials=tuple(self.book.trials),
             best=write_best(self.folder, self.book),
-            plot=plot_sweep(self.book, space_of(self.experiment.sweep), self.folder.plot),
+            plot=self._plot(),
         )
+
+    def _plot(self) -> Path | None:
+        try:
+            return plot_sweep(self.book, space_of(self.experiment.sweep), self.folder.plot)
+        except Exception as error:  # of matplotlib's; a picture is not worth the sweep
+            log.warning("no plot: %s: %s", type(error).__name__, error)
+            return None
 
     def _title(self) -> str:
         experiment = self.experiment

@@ -10,7 +10,7 @@ best.yaml       the best setting, a file that `rlrun train` takes
 plot.png        each setting against the score, where matplotlib is installed
 meta.json       versions, git commit, argv, host, sessions and outcome
 log.txt         what was logged
-.tune/          what Ray Tune keeps for itself
+.tune/          what Ray Tune keeps for itself while the sweep runs
 ==============  ==============================================================
 """
 

@@ -18,6 +18,7 @@ from ray.tune.stopper import NoopStopper
 
 from rlrun.config.schema import SweepConfig
 from rlrun.experiment.rows import number_at
+from rlrun.experiment.sweep_points import plain_settings
 from rlrun.experiment.sweep_search import BookSearch
 from rlrun.experiment.sweep_trainable import IDENTITY, REACHED, SHARE, SweepTrial
 from rlrun.experiment.sweep_trials import Trial, TrialBook
@@ -161,7 +162,7 @@ class Events(Callback):
     def _note(self, trial: Any, status: Any, reason: str | None) -> None:
         record = self._record(trial)
         record.status, record.reason = status, reason
-        record.settings = {key: trial.config[key] for key in record.settings}
+        record.settings = plain_settings({key: trial.config[key] for key in record.settings})
         self._book.save()
         self._changed(record)
 
