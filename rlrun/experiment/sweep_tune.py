@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.exceptions import RayActorError, RayTaskError
 from ray.tune import Callback, Stopper
 from ray.tune.stopper import NoopStopper
 
@@ -138,7 +137,7 @@ class Events(Callback):
         """It raised, or its process is gone; the others go on."""
         record = self._record(trial)
         record.log = f"{record.folder}/log.txt"
-        self._note(trial, "failed", failure(trial.get_error()))
+        self._note(trial, "failed", failure(trial.error_file))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Have the processes of paused trials let go of the run folders.
@@ -167,15 +166,13 @@ class Events(Callback):
         self._changed(record)
 
 
-def failure(error: BaseException | None) -> str:
-    """Why a trial failed, in one line."""
-    if isinstance(error, RayActorError):
+def failure(error_file: str | None) -> str:
+    """Why a trial failed, in one line, from the text that Tune keeps of its error."""
+    text = "" if error_file is None else Path(error_file).read_text(encoding="utf-8")
+    if "ActorDiedError" in text or "RayActorError" in text:
         return "its process died: killed, or out of memory"
-    cause: BaseException | None = error
-    if isinstance(error, RayTaskError):
-        cause = getattr(error, "cause", None) or error
-    lines = [line for line in str(cause).splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[-1].strip() if lines else ''}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "unknown"
 
 
 def replay(scheduler: Any, trial: Trial, rows: Iterator[Mapping[str, Any]], metric: str) -> None:
