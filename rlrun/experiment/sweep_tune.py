@@ -26,6 +26,9 @@ Notice = Callable[[Trial], None]
 
 _KEPT_CHECKPOINTS = 4  # of Tune's copies: PBT must still find the one that it told a trial to take
 
+_DEATH = ("The actor is dead", "The actor died", "ActorDiedError", "RayActorError")
+"""What Ray's errors say of a process that is gone."""
+
 _SILENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in the file mean what they mean to `train`
@@ -169,7 +172,7 @@ class Events(Callback):
 def failure(error_file: str | None) -> str:
     """Why a trial failed, in one line, from the text that Tune keeps of its error."""
     text = "" if error_file is None else Path(error_file).read_text(encoding="utf-8")
-    if "ActorDiedError" in text or "RayActorError" in text:
+    if any(words in text for words in _DEATH):
         return "its process died: killed, or out of memory"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "unknown"
