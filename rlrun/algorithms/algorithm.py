@@ -34,11 +34,13 @@ from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.data.sample_batch import SampleBatch, concat_samples
 from rlrun.learning.learner import Learner
-from rlrun.policies.rl_module import RLModule, build_module
+from rlrun.policies.numpy_policy import build_policy
+from rlrun.policies.rl_module import ModuleFactory, RLModule, build_module
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.env_runner_group import EnvRunnerGroup
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import (
+    PolicyFactory,
     RunnerSpec,
     SampleReply,
     SampleRequest,
@@ -64,6 +66,8 @@ class Algorithm(ABC):
 
     Training: ClassVar[type[TrainingConfig]] = TrainingConfig
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+    optional_sections: ClassVar[frozenset[str]] = frozenset()
+    """Which of the sections `exploration` and `replay` this algorithm uses."""
 
     learner: Learner
 
@@ -94,6 +98,7 @@ class Algorithm(ABC):
             seed=self.seed,
             gamma=config.training.gamma,
             restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
+            policy_factory=self.policy_factory(),
         )
         self.env_runner_group = self._start_env_runners(address)
         self.observation_space, self.action_space = self._spaces()
@@ -151,6 +156,18 @@ class Algorithm(ABC):
     def training_step(self) -> dict[str, Any]:
         """Sample, learn, sync; returns the `learners` part of the result."""
 
+    def module_factory(self) -> ModuleFactory:
+        """What makes the learner's network; overridden together with `policy_factory`."""
+        return build_module
+
+    def policy_factory(self) -> PolicyFactory:
+        """What makes the policy that env runners act with, before `setup`; must be picklable."""
+        return build_policy
+
+    def exploration(self) -> dict[str, float] | None:
+        """What the policies of env runners are told about exploring at this point of the run."""
+        return None
+
     def _call_back(self, name: str, *arguments: Any) -> None:
         """Call this method of each of the user's callbacks."""
         for callbacks in self._callbacks:
@@ -164,7 +181,7 @@ class Algorithm(ABC):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return build_module(space, self.action_space, self.config.model)
+            return self.module_factory()(space, self.action_space, self.config.model)
         finally:
             torch.set_num_threads(num_threads)
 
@@ -226,11 +243,15 @@ class Algorithm(ABC):
 
     # -- sampling ------------------------------------------------------------------------------
 
-    def sample(self) -> SampleBatch:
-        """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously."""
+    def sample(self, rounds: Sequence[Sequence[int]] | None = None) -> SampleBatch:
+        """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously.
+
+        Args:
+            rounds: steps of each lane, by round and runner, for other numbers of env steps.
+        """
         batches: list[SampleBatch] = []
         with self.timers.phase("sample"):
-            for lengths in self._fragment_lengths:
+            for lengths in self._fragment_lengths if rounds is None else rounds:
                 replies = self.sample_round(lengths)
                 batches.extend(reply.batch for reply in replies)
             batch = batches[0] if len(batches) == 1 else concat_samples(batches)
@@ -247,6 +268,7 @@ class Algorithm(ABC):
             length=0,
             weights_version=self.weights_version,
             connector_state=self._connector_state(),
+            exploration=self.exploration(),
         )
         self._next_fragment += 1
         replies = self.env_runner_group.sample(request, lengths, self._weights)
@@ -356,6 +378,9 @@ class Algorithm(ABC):
             )
             self._evaluation_runner = EnvRunner(spec, role=Role.EVALUATION, render_mode=render_mode)
         self._evaluation_runner.load(self._weights, self.weights_version, self._central_state())
+        exploration = self.exploration()
+        if exploration is not None:
+            self._evaluation_runner.policy.set_exploration(exploration)
         return self._evaluation_runner
 
     def _central_state(self) -> dict[str, Any]:

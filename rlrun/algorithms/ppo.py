@@ -17,13 +17,11 @@ from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, LoadedBatch, value_at
-from rlrun.learning.returns import explained_variance, gae_of_rows, piece_lengths
+from rlrun.learning.returns import add_advantages, standardized
 from rlrun.policies.rl_module import RLModule
 
 KL_COEFF_BOUNDS = (1e-6, 1e3)  # the adaptive coefficient must reach neither zero nor infinity
-VALUE_CHUNK = 4096  # rows of one forward pass over the whole batch; bounds memory on images
 
 
 class PPOTraining(TrainingConfig):
@@ -120,12 +118,6 @@ def ppo_loss(
     return loss, statistics
 
 
-def standardized(advantages: Tensor) -> Tensor:
-    """Mean 0, deviation 1; the population's deviation, so that a single row gives 0, not NaN."""
-    centred = advantages - advantages.mean()
-    return centred / (centred.square().mean().sqrt() + 1e-8)
-
-
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None
 ) -> Tensor:
@@ -219,43 +211,6 @@ class PPO(Algorithm):
         own = _settings(self.config).kl_coeff
         if state.get("kl_coeff_at_start", own) == own:
             self.kl_coeff = float(state["kl_coeff"])
-
-
-@torch.no_grad()
-def add_advantages(
-    rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
-) -> float | None:
-    """Add what the loss compares with: old log-probabilities, values, advantages, value targets.
-
-    One forward pass over the T + 1 observations of each lane, and the final ones of ended episodes,
-    gives V(s) and V(s') of every row. The old log-probabilities come from it too, so that the
-    probability ratio of the first minibatch is exactly 1 whatever computed the actions.
-
-    Returns:
-        The explained variance of the values, None where the targets do not vary.
-    """
-    outputs = [module.forward_train({col.OBS: chunk}) for chunk in rows.chunks(VALUE_CHUNK)]
-    inputs = torch.cat([output[col.ACTION_DIST_INPUTS] for output in outputs])[rows.obs_index]
-    values = torch.cat([output[col.VF_PREDS] for output in outputs])
-    old_values = values[rows.obs_index]
-    advantages = gae_of_rows(
-        batch.column(col.REWARDS),
-        old_values.cpu().numpy(),
-        values[rows.next_obs_index].cpu().numpy(),
-        batch.column(col.TERMINATEDS),
-        batch.column(col.TRUNCATEDS),
-        piece_lengths(batch.column(col.UNROLL_ID)),
-        gamma=gamma,
-        lambda_=lambda_,
-    )
-    rows.add(col.ACTION_DIST_INPUTS, inputs)
-    rows.add(col.ACTION_LOGP, module.distribution.logp(inputs, rows.columns[col.ACTIONS]))
-    rows.add(col.VF_PREDS, old_values)
-    rows.add(col.ADVANTAGES, advantages)
-    # The targets use the advantages before any normalisation.
-    rows.add(col.VALUE_TARGETS, rows.columns[col.ADVANTAGES] + old_values)
-    targets = rows.columns[col.VALUE_TARGETS].cpu().numpy()
-    return explained_variance(targets, old_values.cpu().numpy())
 
 
 def adapted_kl_coeff(coeff: float, kl: float | None, target: float) -> float:

@@ -4,6 +4,7 @@ Must not know: algorithms, runners. `lanes` are the sub-environments of one runn
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from rlrun.config.schema import EnvRunnersConfig
 
@@ -20,6 +21,24 @@ def fragment_lengths(train_batch_size: int, settings: EnvRunnersConfig) -> list[
         whole, rest = divmod(train_batch_size // lanes, runners)
         return [[whole + (runner < rest) for runner in range(runners)]]
     return [[length] * runners] * (train_batch_size // (length * lanes * runners))
+
+
+def short_fragment_lengths(
+    train_batch_size: int, settings: EnvRunnersConfig, least_steps: int
+) -> list[list[int]]:
+    """As `fragment_lengths`, but "auto" makes many short rounds, for learning between them.
+
+    Args:
+        least_steps: env steps that a round of "auto" brings at least, all runners together.
+    """
+    if settings.rollout_fragment_length != "auto":
+        return fragment_lengths(train_batch_size, settings)
+    runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    per_lane = train_batch_size // lanes
+    num_rounds = max(per_lane // (runners * -(-least_steps // (runners * lanes))), 1)
+    ends = [per_lane * i // num_rounds for i in range(num_rounds + 1)]
+    rounds = [divmod(end - begin, runners) for begin, end in pairwise(ends)]
+    return [[whole + (runner < rest) for runner in range(runners)] for whole, rest in rounds]
 
 
 def fragment_problems(

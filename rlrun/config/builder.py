@@ -92,6 +92,14 @@ class AlgorithmConfig:
 
     learners = resources
 
+    def exploration(self, **settings: Any) -> Self:
+        """Section `exploration`: how actions deviate from the best known ones."""
+        return self._set("exploration", settings)
+
+    def replay(self, **settings: Any) -> Self:
+        """Section `replay`: the buffer of past transitions."""
+        return self._set("replay", settings)
+
     def evaluation(self, **settings: Any) -> Self:
         """Section `evaluation`: episodes played beside the training."""
         return self._set("evaluation", settings)

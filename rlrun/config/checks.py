@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rlrun.config import retired
 from rlrun.config.problems import Path
 from rlrun.config.registry import ALGORITHMS, algorithm_class, suggestion
-from rlrun.config.schema import ExperimentConfig
+from rlrun.config.schema import ExperimentConfig, ExplorationConfig, ReplayConfig
 from rlrun.config.validate import Finding
 
 RESULT_KEYS = (
@@ -30,6 +30,9 @@ RESULT_KEYS = (
     "time_s",
     "weights_version",
 )
+OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig()}
+"""Sections that only some algorithms use, and what they are where nobody mentions them."""
+
 RESULT_GROUPS = ("env_runners", "learners", "evaluation", "timers")
 
 
@@ -64,7 +67,13 @@ def _adds_result_keys(experiment: ExperimentConfig) -> bool:
 
 def check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
     """What the algorithm itself says about its settings."""
-    validate = getattr(algorithm_class(experiment.algorithm), "validate", None)
+    algorithm = algorithm_class(experiment.algorithm)
+    for name, default in OPTIONAL_SECTIONS.items():
+        given = getattr(experiment, name)
+        if given != default and name not in getattr(algorithm, "optional_sections", ()):
+            message = f"{experiment.algorithm} does not use this section; leave it out"
+            yield Finding((name,), message)
+    validate = getattr(algorithm, "validate", None)
     if validate is None:
         return
     for key, message in validate(experiment):

@@ -13,7 +13,12 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-ALGORITHMS: dict[str, str] = {"PPO": "rlrun.algorithms.ppo:PPO"}
+ALGORITHMS: dict[str, str] = {
+    "PPO": "rlrun.algorithms.ppo:PPO",
+    "A2C": "rlrun.algorithms.a2c:A2C",
+    "DQN": "rlrun.algorithms.dqn:DQN",
+    "PG": "rlrun.algorithms.pg:PG",
+}
 """Name -> import path of the algorithm class."""
 
 ENVS: dict[str, Callable[..., Any]] = {}

@@ -240,6 +240,31 @@ class LearnersConfig(Section):
     """Torch threads of the learner; null is 1 for small networks, torch's own choice for others."""
 
 
+class ExplorationConfig(Section):
+    """How actions deviate from the best known ones, where the policy itself is deterministic."""
+
+    epsilon: Schedule = ((0, 1.0), (10_000, 0.05))
+    """Probability of an action drawn uniformly; a schedule counts the env steps of all runners."""
+
+
+class ReplayConfig(Section):
+    """The buffer of past transitions that an off-policy algorithm learns from."""
+
+    capacity: Count = 50_000
+    """Transitions that are kept; the oldest make room for new ones."""
+    prioritized: bool = False
+    """Sample by temporal-difference error; false samples uniformly."""
+    alpha: float = Field(default=0.6, ge=0, le=1)
+    """How far priorities count: 0 is uniform, 1 in proportion."""
+    beta: Schedule = 0.4
+    """How far weights make up for the uneven sampling, 1 fully; may be a schedule."""
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the error, so that no transition is lost for ever."""
+    store_in_checkpoints: bool = False
+    """Write the buffer into checkpoints: exact resuming, at the buffer's size. If not, a resumed
+    run fills it anew before it learns on."""
+
+
 class EvaluationConfig(Section):
     """Episodes played beside the training, which they do not change."""
 
@@ -348,6 +373,10 @@ class ExperimentConfig(Section):
     """The algorithm's own settings."""
     learners: LearnersConfig = LearnersConfig()
     """Where and how the networks are trained."""
+    exploration: ExplorationConfig = ExplorationConfig()
+    """How actions deviate from the best known ones; of DQN."""
+    replay: ReplayConfig = ReplayConfig()
+    """The buffer of past transitions; of DQN."""
     connectors: ConnectorsConfig = ConnectorsConfig()
     """What happens to actions and rewards on their way."""
     callbacks: tuple[UseSpec, ...] = ()

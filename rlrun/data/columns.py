@@ -18,6 +18,9 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | vf_preds, values_bootstrapped | () | V(obs); the value that stands in for what follows a cut |
 | advantages, value_targets | () | what the returns computed |
 | prev_actions, prev_rewards | as actions, () | of the step before |
+| discounts | () | what the value of new_obs counts: gamma to the power of the steps taken |
+| weights | () | of the row in a loss: the importance of what was sampled too often |
+| item_ids | () int | which transition of a replay buffer |
 | seq_lens | () int, one row per *sequence* | lengths of the sequences the rows fall into |
 | state_in_k | as the state | recurrent state at the start: one row per sequence, or per step |
 | state_out_k | as the state | recurrent state after the step |
@@ -44,6 +47,9 @@ ADVANTAGES = "advantages"
 VALUE_TARGETS = "value_targets"
 PREV_ACTIONS = "prev_actions"
 PREV_REWARDS = "prev_rewards"
+DISCOUNTS = "discounts"
+WEIGHTS = "weights"
+ITEM_IDS = "item_ids"
 SEQ_LENS = "seq_lens"
 
 STATE_IN_PREFIX = "state_in_"

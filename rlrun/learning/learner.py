@@ -9,7 +9,7 @@ gradient norm is one and the weights leave as one buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,40 @@ class Learner:
         result = dict(zip(names, means.tolist(), strict=True))
         return {**result, "num_updates": float(num_updates)}
 
+    def accumulate(
+        self,
+        pieces: Iterable[Rows],
+        num_rows: int,
+        loss: Loss,
+        loss_arguments: Mapping[str, Any],
+        *,
+        lr: float,
+    ) -> dict[str, Tensor]:
+        """One gradient step on all the pieces of a batch, which are looked at one after another.
+
+        The gradients of the pieces are added, each with the share of rows that it holds, so the
+        step is that of the whole batch while memory is needed for one piece only.
+
+        Args:
+            pieces: rows of the batch, together ``num_rows``.
+            loss: a mean over its rows, called as in `update`.
+
+        Returns:
+            Statistics, scalars on the device, averaged over rows; ``grad_norm`` is of the step.
+        """
+        function = self._maybe_compiled(loss)
+        means: dict[str, Tensor] = {}
+        self.parameters.zero_grad()
+        for rows in pieces:
+            share = len(rows[col.OBS]) / num_rows
+            total, statistics = function(self.module, rows, **loss_arguments)
+            (total * share).backward()
+            for name, value in statistics.items():
+                means[name] = value * share + means.get(name, 0.0)
+        means["grad_norm"] = self._clip_gradients()
+        self.optimizer.step(lr)
+        return means
+
     def _maybe_compiled(self, loss: Loss) -> Loss:
         if not self._compile:
             return loss
@@ -184,6 +218,14 @@ class LoadedBatch:
                 minibatch = {name: column[rows] for name, column in self.columns.items()}
                 minibatch[col.OBS] = self.storage[self.obs_index[rows]]
                 yield minibatch
+
+    def pieces(self, size: int | None) -> Iterator[Rows]:
+        """The rows in their order, at most ``size`` at a time; all at once if that is None."""
+        for begin in range(0, self.size, size or self.size):
+            rows = slice(begin, begin + (size or self.size))
+            piece = {name: column[rows] for name, column in self.columns.items()}
+            piece[col.OBS] = self.storage[self.obs_index[rows]]
+            yield piece
 
     def _move(self, array: NDArray[Any]) -> Tensor:
         # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.

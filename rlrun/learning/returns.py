@@ -1,4 +1,4 @@
-"""Returns and advantages as pure functions of numpy arrays.
+"""Returns and advantages: pure functions of numpy arrays, and what applies them to a loaded batch.
 
     T, B   time-major shape of the rewards: T steps of B independent pieces
     V(s')  value of the observation the environment returned: the final one where an episode ended
@@ -13,9 +13,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import LoadedBatch
+from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
+
+VALUE_CHUNK = 4096  # rows of one forward pass over the whole batch; bounds memory on images
 
 
 def gae(
@@ -80,6 +89,26 @@ def gae_of_rows(
     return advantages.T[filled]
 
 
+def discounted_returns(
+    rewards: Array, terminateds: Array, truncateds: Array, lengths: Array, *, gamma: float
+) -> Array:
+    """Discounted sums of the rewards that follow, float32 ``[N]``.
+
+        G_t = r_t + gamma (1 - end_t) G_{t+1},   G_T = 0
+
+    Nothing stands in for what comes after a piece, neither where its episode was truncated nor
+    where the fragment merely ends: there is no value function to ask.
+
+    Args:
+        rewards, terminateds, truncateds: each ``[N]``.
+        lengths: rows of each contiguous piece, in order.
+    """
+    nothing = np.zeros(len(rewards), dtype=np.float32)
+    return gae_of_rows(
+        rewards, nothing, nothing, terminateds, truncateds, lengths, gamma=gamma, lambda_=1.0
+    )
+
+
 def piece_lengths(unroll_ids: Array) -> Array:
     """Lengths of the contiguous pieces that a batch is made of, from its ``unroll_id`` ``[N]``."""
     ends = np.flatnonzero(unroll_ids[1:] != unroll_ids[:-1]) + 1
@@ -90,3 +119,46 @@ def explained_variance(targets: Array, predictions: Array) -> float | None:
     """1 - Var(targets - predictions) / Var(targets); None where the targets do not vary."""
     variance = float(np.var(targets))
     return None if variance == 0.0 else 1.0 - float(np.var(targets - predictions)) / variance
+
+
+def standardized(advantages: Tensor) -> Tensor:
+    """Mean 0, deviation 1; the population's deviation, so that a single row gives 0, not NaN."""
+    centred = advantages - advantages.mean()
+    return centred / (centred.square().mean().sqrt() + 1e-8)
+
+
+@torch.no_grad()
+def add_advantages(
+    rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
+) -> float | None:
+    """Add what the loss compares with: old log-probabilities, values, advantages, value targets.
+
+    One forward pass over the T + 1 observations of each lane, and the final ones of ended episodes,
+    gives V(s) and V(s') of every row. The old log-probabilities come from it too, so that the
+    probability ratio of the first minibatch is exactly 1 whatever computed the actions.
+
+    Returns:
+        The explained variance of the values, None where the targets do not vary.
+    """
+    outputs = [module.forward_train({col.OBS: chunk}) for chunk in rows.chunks(VALUE_CHUNK)]
+    inputs = torch.cat([output[col.ACTION_DIST_INPUTS] for output in outputs])[rows.obs_index]
+    values = torch.cat([output[col.VF_PREDS] for output in outputs])
+    old_values = values[rows.obs_index]
+    advantages = gae_of_rows(
+        batch.column(col.REWARDS),
+        old_values.cpu().numpy(),
+        values[rows.next_obs_index].cpu().numpy(),
+        batch.column(col.TERMINATEDS),
+        batch.column(col.TRUNCATEDS),
+        piece_lengths(batch.column(col.UNROLL_ID)),
+        gamma=gamma,
+        lambda_=lambda_,
+    )
+    rows.add(col.ACTION_DIST_INPUTS, inputs)
+    rows.add(col.ACTION_LOGP, module.distribution.logp(inputs, rows.columns[col.ACTIONS]))
+    rows.add(col.VF_PREDS, old_values)
+    rows.add(col.ADVANTAGES, advantages)
+    # The targets use the advantages before any normalisation.
+    rows.add(col.VALUE_TARGETS, rows.columns[col.ADVANTAGES] + old_values)
+    targets = rows.columns[col.VALUE_TARGETS].cpu().numpy()
+    return explained_variance(targets, old_values.cpu().numpy())

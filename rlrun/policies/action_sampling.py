@@ -19,7 +19,7 @@ al. 2014), logistic noise and a threshold for a binary one, scaled normal noise 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -44,6 +44,9 @@ class ActionSampler(ABC):
     """Type of the action column."""
     shape: tuple[int, ...]
     """Shape of one action in the batch: () for Discrete, (width,) otherwise."""
+
+    def set_exploration(self, settings: Mapping[str, float]) -> None:  # noqa: B027 - optional
+        """Take over how far samples deviate from the mode, where the inputs do not say so."""
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
@@ -93,6 +96,39 @@ class CategoricalSampler(ActionSampler):
 
     def log_prob(self, inputs: Array, actions: Array) -> Array:
         return _log_softmax(inputs)[np.arange(len(inputs)), actions]
+
+
+class EpsilonGreedySampler(ActionSampler):
+    """Discrete(n): the action with the highest input, or with probability epsilon any.
+
+    The inputs are action values. Two noise numbers: the first decides whether to explore, the
+    second which of all n actions is taken then.
+    """
+
+    num_noise, width, dtype, shape = 2, 1, np.int64, ()
+
+    def __init__(self, space: gym.spaces.Discrete) -> None:
+        self.num_inputs = int(space.n)
+        self.epsilon = 0.0
+
+    def set_exploration(self, settings: Mapping[str, float]) -> None:
+        self.epsilon = settings["epsilon"]
+
+    def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
+        return rng.random((length, lanes, 2), dtype=np.float32)
+
+    def sample(self, inputs: Array, noise: Array) -> Array:
+        # A float32 below 1 times n may round to n itself.
+        anything = np.minimum(noise[:, 1] * self.num_inputs, self.num_inputs - 1).astype(np.int64)
+        return np.where(noise[:, 0] < self.epsilon, anything, self.mode(inputs))
+
+    def mode(self, inputs: Array) -> Array:
+        return inputs.argmax(axis=-1)
+
+    def log_prob(self, inputs: Array, actions: Array) -> Array:
+        greedy = (1.0 - self.epsilon) * (actions == self.mode(inputs))
+        with np.errstate(divide="ignore"):
+            return np.log(greedy + self.epsilon / self.num_inputs).astype(np.float32)
 
 
 class MultiCategoricalSampler(ActionSampler):

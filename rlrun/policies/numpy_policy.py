@@ -34,7 +34,7 @@ def _silu(x: Array, out: Array) -> Array:
     return np.multiply(x, 0.5 + 0.5 * np.tanh(0.5 * x), out=out)
 
 
-_ACTIVATIONS: dict[str, Callable[..., Array]] = {
+ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "tanh": np.tanh,
     "relu": _relu,
     "silu": _silu,
@@ -49,7 +49,7 @@ class MLPPolicy(Policy):
         """Whether the default MLP module would be built, with an activation numpy has."""
         return (
             model.use is None
-            and model.activation in _ACTIVATIONS
+            and model.activation in ACTIVATIONS
             and observation_space.shape is not None
             and len(observation_space.shape) == 1
         )
@@ -65,7 +65,7 @@ class MLPPolicy(Policy):
         self.layout, self.num_parameters = mlp_layout(
             math.prod(observation_space.shape or ()), action_space, model
         )
-        self._activation = _ACTIVATIONS[model.activation]
+        self._activation = ACTIVATIONS[model.activation]
         self._weights = np.zeros(self.num_parameters, dtype=np.float32)
         self._layers = [
             (self._view(f"{name}.weight").T, self._view(f"{name}.bias"))
@@ -91,6 +91,9 @@ class MLPPolicy(Policy):
 
     def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
         return self.sampler.draw(rng, length, lanes)
+
+    def set_exploration(self, settings: Mapping[str, float]) -> None:
+        self.sampler.set_exploration(settings)
 
     def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
@@ -157,6 +160,11 @@ def mlp_layout(
     for head, fan_out in heads.items():
         shapes[f"{head}.weight"] = (fan_out, trunk[-1])
         shapes[f"{head}.bias"] = (fan_out,)
+    return layout_of(shapes)
+
+
+def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Layout, int]:
+    """Parameters of these shapes one after another, and how many numbers they are together."""
     layout: Layout = {}
     offset = 0
     for name, shape in shapes.items():

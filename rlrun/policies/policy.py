@@ -60,6 +60,9 @@ class Policy:
         """All random numbers of a fragment, ``[length, lanes, K]``; None if it uses none."""
         return None
 
+    def set_exploration(self, settings: Mapping[str, float]) -> None:
+        """Take over how far exploring actions deviate from the best ones, by name."""
+
     def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """Columns that follow from a finished fragment's columns, computed once for all its rows.
 

@@ -208,6 +208,10 @@ class ActorCritic(RLModule):
                     head.bias[start : leaf.inputs.stop] = self.model.log_std_init
 
 
+ModuleFactory = Callable[[gym.Space[Any], gym.Space[Any], ModelConfig], RLModule]
+"""Makes a module for an observation space, an action space and the `model` section."""
+
+
 def build_module(
     observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
 ) -> RLModule:

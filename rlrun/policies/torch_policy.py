@@ -14,7 +14,7 @@ import torch
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.action_sampling import action_sampler
+from rlrun.policies.action_sampling import ActionSampler, action_sampler
 from rlrun.policies.flat_parameters import FlatParameters, Layout, to_tensor
 from rlrun.policies.policy import Array, Policy
 from rlrun.policies.rl_module import RLModule, build_module
@@ -28,6 +28,7 @@ class TorchPolicy(Policy):
         action_space: of the environment.
         model: the `model` section; builds the module unless one is given.
         module: act with this module, re-homed into one flat vector and moved to ``device``.
+        sampler: turns what the module puts out into actions; by default samples from it.
         device: where the forward pass runs.
     """
 
@@ -38,6 +39,7 @@ class TorchPolicy(Policy):
         model: ModelConfig,
         *,
         module: RLModule | None = None,
+        sampler: ActionSampler | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
         super().__init__(observation_space, action_space)
@@ -45,7 +47,7 @@ class TorchPolicy(Policy):
         if module is None:
             module = build_module(observation_space, action_space, model)
         self.module = module.to(self.device).eval()
-        self.sampler = action_sampler(action_space)
+        self.sampler = action_sampler(action_space) if sampler is None else sampler
         self._flat = FlatParameters(self.module)
 
     @property
@@ -79,6 +81,10 @@ class TorchPolicy(Policy):
     def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
         """Noise for a fragment, ``[length, lanes, K]``."""
         return self.sampler.draw(rng, length, lanes)
+
+    def set_exploration(self, settings: Mapping[str, float]) -> None:
+        """Hand the settings to the sampler."""
+        self.sampler.set_exploration(settings)
 
     def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """``action_logp`` [N] of a finished fragment."""

@@ -129,6 +129,8 @@ class EnvRunner:
         """
         started = perf_counter()
         self.load(weights, request.weights_version, request.connector_state)
+        if request.exploration is not None:
+            self.policy.set_exploration(request.exploration)
         self._next_fragment = request.fragment + 1
         if self._obs is None:
             self._obs = self._reset_all()

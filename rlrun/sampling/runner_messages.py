@@ -47,6 +47,8 @@ class SampleRequest:
     weights_version: int = 0
     connector_state: dict[str, Any] | None = None
     """Merged connector statistics to take over first; None keeps the runner's own."""
+    exploration: dict[str, float] | None = None
+    """What `Policy.set_exploration` is to be told; None for policies that sample by themselves."""
 
 
 @dataclass(frozen=True)

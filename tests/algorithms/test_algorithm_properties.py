@@ -6,12 +6,32 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.algorithms.ppo import PPOConfig, add_advantages, ppo_loss
+from rlrun.algorithms.a2c import A2CConfig
+from rlrun.algorithms.dqn import DQNConfig
+from rlrun.algorithms.pg import PGConfig
+from rlrun.algorithms.ppo import PPOConfig, ppo_loss
 from rlrun.algorithms.result import is_wall_clock
 from rlrun.data import columns as col
+from rlrun.learning.returns import add_advantages
 
-TINY = {"train_batch_size": 64, "minibatch_size": 16, "num_epochs": 2}
-ALGORITHMS = {"PPO": lambda: PPOConfig().training(**TINY)}
+BATCH = 64
+TINY = {"train_batch_size": BATCH, "minibatch_size": 16, "num_epochs": 2}
+ALGORITHMS = {
+    "PPO": lambda: PPOConfig().training(**TINY),
+    "A2C": lambda: A2CConfig().training(train_batch_size=BATCH, microbatch_size=24),
+    "PG": lambda: PGConfig().training(train_batch_size=BATCH),
+    "DQN": lambda: (
+        DQNConfig()
+        .training(train_batch_size=BATCH, minibatch_size=16, n_step=3)
+        .training(num_steps_sampled_before_learning_starts=20, target_network_update_freq=50)
+        .exploration(epsilon=[[0, 1.0], [256, 0.1]])
+        .replay(capacity=150, prioritized=True, store_in_checkpoints=True)
+    ),
+}
+ENVS = {"DQN": ("CartPole-v1",)}  # what does not take every action space
+CASES = [
+    (name, env) for name in ALGORITHMS for env in ENVS.get(name, ("CartPole-v1", "Pendulum-v1"))
+]
 
 
 def build(name, env="CartPole-v1", *, runners=0, lanes=2, seed=5, **sections):
@@ -64,8 +84,7 @@ FILTERED = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(("name", "env"), CASES)
 def test_same_seed_same_results_and_other_seed_others(built, name, env):
     first, again, other = (built(name, env, seed=seed, **FILTERED) for seed in (5, 5, 6))
     rows = train(first, 3)
@@ -75,8 +94,7 @@ def test_same_seed_same_results_and_other_seed_others(built, name, env):
         np.testing.assert_array_equal(value, again.get_weights()[key])
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(("name", "env"), CASES)
 def test_a_restored_algorithm_goes_on_to_the_bit(built, name, env):
     straight = built(name, env, **FILTERED)
     train(straight, 2)
@@ -122,8 +140,8 @@ def test_an_iteration_samples_exactly_the_train_batch(built, name, runners, lane
     algorithm = built(name, runners=runners, lanes=lanes)
     for iteration in (1, 2):
         row = algorithm.train()
-        assert row["env_steps_this_iter"] == TINY["train_batch_size"]
-        assert row["env_steps"] == iteration * TINY["train_batch_size"]
+        assert row["env_steps_this_iter"] == BATCH
+        assert row["env_steps"] == iteration * BATCH
         finished = row["episodes"]
         assert finished >= row["episodes_this_iter"]
 

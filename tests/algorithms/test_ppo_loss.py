@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.algorithms.ppo import adapted_kl_coeff, clipped_value_loss, ppo_loss, standardized
+from rlrun.algorithms.ppo import adapted_kl_coeff, clipped_value_loss, ppo_loss
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.learning.returns import standardized
 from rlrun.policies.rl_module import build_module
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)

@@ -8,6 +8,7 @@ import pytest
 
 from rlrun.config.loader import load, load_experiment
 from rlrun.config.problems import ConfigError
+from rlrun.config.registry import ALGORITHMS
 
 
 def errors(file: Path | None, overrides: Sequence[str] = (), **top: object) -> list[str]:
@@ -285,8 +286,10 @@ def test_without_a_file(write) -> None:
     )
     assert (experiment.seed, experiment.training.num_epochs) == (3, 2)
     assert experiment.name == "fake_cartpole-v1"
+    known = ", ".join(ALGORITHMS)
     assert errors(None, algorithm="PP", env="CartPole-v1")[0].startswith(
-        "<command line>: algorithm: there is no algorithm 'PP', there is PPO - did you mean PPO?"
+        f"<command line>: algorithm: there is no algorithm 'PP', there is {known} - "
+        "did you mean PPO?"
     )
 
 

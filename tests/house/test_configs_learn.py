@@ -10,7 +10,13 @@ from rlrun import rollout, run_experiment
 pytestmark = pytest.mark.learning
 
 # A few minutes together on two cores; the longer ones are measured when they change.
-SEEDS = {"ppo_cartpole": (1, 2, 3), "ppo_acrobot": (1,), "ppo_pendulum": (1,)}
+SEEDS = {
+    "ppo_cartpole": (1, 2, 3),
+    "ppo_acrobot": (1,),
+    "ppo_pendulum": (1,),
+    "a2c_cartpole": (1,),
+    "pg_cartpole": (1,),
+}
 
 
 @pytest.mark.parametrize(

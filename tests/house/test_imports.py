@@ -35,7 +35,12 @@ LAZY_PLACES = {
     "ray": ["sampling/env_runner.py", "experiment/sweep_points.py"],
 }
 # The part of policies that env runners act with: Ray actors for MLP policies never import torch.
-ACTING = ("policies/policy.py", "policies/numpy_policy.py", "policies/action_sampling.py")
+ACTING = (
+    "policies/policy.py",
+    "policies/numpy_policy.py",
+    "policies/q_policy.py",
+    "policies/action_sampling.py",
+)
 
 
 def test_every_room_is_on_the_ladder() -> None:

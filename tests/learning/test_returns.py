@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.learning.returns import explained_variance, gae, gae_of_rows, piece_lengths
+from rlrun.learning.returns import (
+    discounted_returns,
+    explained_variance,
+    gae,
+    gae_of_rows,
+    piece_lengths,
+)
 
 
 def slow_gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_):
@@ -116,3 +122,22 @@ def test_explained_variance():
 def test_pieces_are_runs_of_equal_unroll_ids():
     assert piece_lengths(np.array([4, 4, 9, 4, 4, 4])).tolist() == [2, 1, 3]
     assert piece_lengths(np.array([7])).tolist() == [1]
+
+
+def test_discounted_returns_stop_at_ends_and_take_nothing_from_behind_a_piece():
+    rng = np.random.default_rng(3)
+    lengths = np.array([4, 7, 1, 9])
+    rewards, _, _, terminateds, truncateds = random_columns(rng, int(lengths.sum()))
+    expected, begin = [], 0
+    for length in lengths:
+        for t in range(length):
+            total, discount = 0.0, 1.0
+            for k in range(begin + t, begin + length):
+                total += discount * rewards[k]
+                discount *= 0.9
+                if terminateds[k] or truncateds[k]:
+                    break
+            expected.append(total)
+        begin += length
+    found = discounted_returns(rewards, terminateds, truncateds, lengths, gamma=0.9)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

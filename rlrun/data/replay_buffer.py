@@ -1,0 +1,280 @@
+"""ReplayBuffer: the last transitions of all lanes, sampled uniformly, with n-step returns.
+
+Transitions are numbered in the order in which they came; the number, not a place in memory, is
+what names one. Each knows the number of the transition that followed it in its episode, so that
+n-step returns go along an episode, however lanes and fragments were interleaved.
+
+    n  rows of a sample      k  steps that an n-step return really took, 1 <= k <= n_step
+
+| column of a sample | row shape | meaning |
+|---|---|---|
+| obs, actions | as stored | the first of the k steps |
+| rewards | () float32 | r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1) |
+| new_obs, terminateds, truncateds | as stored | of the last of the k steps |
+| discounts | () float32 | gamma^k, what the value of new_obs counts; apply terminateds besides |
+| item_ids | () int64 | the number of the first transition |
+
+A return is cut where the episode ends (terminated or truncated) and at the newest transition of a
+lane, which has no successor yet; it never runs on into what the ring holds in the next place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.data import columns as col
+from rlrun.data.observation_store import ObservationStore
+from rlrun.data.sample_batch import SampleBatch
+
+Array = NDArray[Any]
+
+_STORED = (col.ACTIONS, col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS)
+_FRAGMENT_BITS = 0xFFFFFFFF << 16  # of an unroll_id; what is left names runner and lane
+_NONE = -1
+
+
+class ReplayBuffer:
+    """A ring of transitions.
+
+    Args:
+        capacity: transitions that are kept; each further one takes the place of the oldest.
+        n_step: most steps of a return.
+        gamma: discount between them.
+    """
+
+    def __init__(self, capacity: int = 10_000, *, n_step: int = 1, gamma: float = 0.99) -> None:
+        if capacity < 1 or n_step < 1:
+            raise ValueError(f"capacity {capacity} and n_step {n_step} must be at least 1")
+        self.capacity, self.n_step, self.gamma = capacity, n_step, gamma
+        self.num_added = 0
+        self._columns: dict[str, Array] = {}
+        self._observations: ObservationStore | None = None
+        self._obs_slot = np.full(capacity, _NONE, dtype=np.int64)
+        self._next_obs_slot = np.full(capacity, _NONE, dtype=np.int64)
+        self._successor = np.full(capacity, _NONE, dtype=np.int64)
+        # Lane -> episode, step within it and number of the newest transition.
+        self._newest: dict[int, tuple[int, int, int]] = {}
+
+    def __len__(self) -> int:
+        return min(self.num_added, self.capacity)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the transitions held."""
+        stored = sum(column[: len(self)].nbytes for column in self._columns.values())
+        return stored + (self._observations.nbytes if self._observations else 0)
+
+    def add(self, batch: SampleBatch) -> None:
+        """Append all rows; the batch itself is not kept."""
+        if len(batch) <= self.capacity:
+            self._add(batch)
+            return
+        for begin in range(0, len(batch), self.capacity):
+            self._add(batch.slice(begin, min(begin + self.capacity, len(batch))))
+
+    def sample(self, num_items: int, rng: np.random.Generator) -> SampleBatch:
+        """Uniformly drawn transitions, with replacement.
+
+        Raises:
+            ValueError: when nothing has been added yet.
+        """
+        self._require_some()
+        return self._gather(self._oldest + rng.integers(len(self), size=num_items))
+
+    @property
+    def _oldest(self) -> int:
+        return self.num_added - len(self)
+
+    def _require_some(self) -> None:
+        if not self.num_added:
+            raise ValueError("an empty replay buffer cannot be sampled; add a batch first")
+
+    def _add(self, batch: SampleBatch) -> None:
+        count = len(batch)
+        if not count:
+            return
+        storage, obs_index, next_index = _observations_of(batch)
+        if self._observations is None:
+            self._observations = ObservationStore(self.capacity, storage.shape[1:], storage.dtype)
+            for name in _STORED:
+                column = batch.column(name)
+                self._columns[name] = np.empty((self.capacity, *column.shape[1:]), column.dtype)
+        places = (self.num_added + np.arange(count)) % self.capacity
+        self._forget(places)
+        obs_index, earlier = self._link(batch, places, obs_index, next_index)
+        used, positions = np.unique(np.concatenate([obs_index, next_index]), return_inverse=True)
+        obs_position, next_position = positions[:count], positions[count:]
+        known = np.full(len(used), _NONE, dtype=np.int64)
+        for row, before in earlier:
+            known[obs_position[row]] = self._next_obs_slot[before % self.capacity]
+        fresh = known == _NONE
+        known[fresh] = self._observations.put(storage[used[fresh]])
+        for name, column in self._columns.items():
+            column[places] = batch.column(name)
+        self._obs_slot[places] = known[obs_position]
+        self._next_obs_slot[places] = known[next_position]
+        self._observations.refer(self._obs_slot[places])
+        self._observations.refer(self._next_obs_slot[places])
+        self.num_added += count
+
+    def _forget(self, places: Array) -> None:
+        """Give up what is about to be overwritten."""
+        assert self._observations is not None
+        old = places[self._obs_slot[places] != _NONE]
+        slots = np.concatenate([self._obs_slot[old], self._next_obs_slot[old]])
+        self._observations.release(slots)
+
+    def _link(
+        self, batch: SampleBatch, places: Array, obs_index: Array, next_index: Array
+    ) -> tuple[Array, list[tuple[int, int]]]:
+        """Tell each transition what follows it; first rows may follow one added earlier.
+
+        Returns:
+            ``obs_index`` in which a row starts from the very observation that the row before it led
+            to, even where the batch has it twice; and the rows that start from an observation the
+            buffer has, each with the number of the transition that led to it.
+        """
+        follows = _follows_row_before(batch)
+        obs_index, linked = obs_index.copy(), np.flatnonzero(follows)
+        obs_index[linked] = next_index[linked - 1]
+        start = self.num_added
+        self._successor[places] = _NONE
+        self._successor[places[linked - 1]] = start + linked
+        lanes = batch.column(col.UNROLL_ID) & ~_FRAGMENT_BITS
+        episodes, steps = batch.column(col.EPS_ID), batch.column(col.T)
+        ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
+        first_rows = np.flatnonzero(~follows)
+        last_rows = np.append(first_rows[1:] - 1, len(places) - 1)
+        oldest_kept = max(start + len(places) - self.capacity, 0)
+        earlier: list[tuple[int, int]] = []
+        for first, last in zip(first_rows.tolist(), last_rows.tolist(), strict=True):
+            lane = int(lanes[first])
+            episode, step, before = self._newest.pop(lane, (_NONE, _NONE, _NONE))
+            continues = episode == int(episodes[first]) and step + 1 == int(steps[first])
+            if continues and before >= oldest_kept:
+                self._successor[before % self.capacity] = start + first
+                if before < start:
+                    earlier.append((first, before))
+                else:
+                    obs_index[first] = next_index[before - start]
+            if not ended[last]:
+                self._newest[lane] = (int(episodes[last]), int(steps[last]), start + last)
+        return obs_index, earlier
+
+    def _gather(self, ids: Array) -> SampleBatch:
+        """The transitions of these numbers, with their n-step returns."""
+        assert self._observations is not None
+        first = ids % self.capacity
+        columns = self._columns
+        terminateds, truncateds = columns[col.TERMINATEDS], columns[col.TRUNCATEDS]
+        rewards = columns[col.REWARDS]
+        last = first
+        returns = rewards[first].astype(np.float64)
+        discounts = np.full(len(ids), self.gamma)
+        for _ in range(self.n_step - 1):
+            successor = self._successor[last]
+            goes_on = (successor != _NONE) & ~(terminateds[last] | truncateds[last])
+            last = np.where(goes_on, successor % self.capacity, last)
+            returns += np.where(goes_on, discounts * rewards[last], 0.0)
+            discounts = np.where(goes_on, discounts * self.gamma, discounts)
+        return SampleBatch.from_columns(
+            {
+                col.OBS: self._observations[self._obs_slot[first]],
+                col.ACTIONS: columns[col.ACTIONS][first],
+                col.REWARDS: returns.astype(np.float32),
+                col.NEXT_OBS: self._observations[self._next_obs_slot[last]],
+                col.TERMINATEDS: terminateds[last],
+                col.TRUNCATEDS: truncateds[last],
+                col.DISCOUNTS: discounts.astype(np.float32),
+                col.ITEM_IDS: ids,
+            }
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """All that is held, as arrays from the oldest transition to the newest."""
+        state: dict[str, Any] = {"num_added": self.num_added}
+        if self._observations is None:
+            return state
+        places = np.arange(self._oldest, self.num_added) % self.capacity
+        slots = np.concatenate([self._obs_slot[places], self._next_obs_slot[places]])
+        used, positions = np.unique(slots, return_inverse=True)
+        newest = [(lane, *values) for lane, values in self._newest.items()]
+        return {
+            **state,
+            "columns": {name: column[places] for name, column in self._columns.items()},
+            "observations": self._observations[used],
+            "obs": positions[: len(places)],
+            "new_obs": positions[len(places) :],
+            "successor": self._successor[places],
+            "newest": np.array(newest, dtype=np.int64).reshape(-1, 4),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` of a buffer of the same capacity returned."""
+        self.num_added = int(state["num_added"])
+        self._observations = None
+        self._newest.clear()
+        for slots in (self._obs_slot, self._next_obs_slot, self._successor):
+            slots[:] = _NONE
+        if "columns" not in state:
+            return
+        places = np.arange(self._oldest, self.num_added) % self.capacity
+        for name, held in state["columns"].items():
+            self._columns[name] = np.empty((self.capacity, *held.shape[1:]), held.dtype)
+            self._columns[name][places] = held
+        observations = state["observations"]
+        self._observations = ObservationStore(
+            self.capacity, observations.shape[1:], observations.dtype
+        )
+        slots = self._observations.put(observations)
+        self._obs_slot[places] = slots[state["obs"]]
+        self._next_obs_slot[places] = slots[state["new_obs"]]
+        self._observations.refer(self._obs_slot[places])
+        self._observations.refer(self._next_obs_slot[places])
+        self._successor[places] = state["successor"]
+        for lane, episode, step, newest in state["newest"].tolist():
+            self._newest[lane] = (episode, step, newest)
+
+    def check_valid(self) -> None:
+        """Raise AssertionError where the books are wrong; tests call it after each operation."""
+        if self._observations is None:
+            return
+        ids = np.arange(self._oldest, self.num_added)
+        places = ids % self.capacity
+        referring = np.concatenate([self._obs_slot[places], self._next_obs_slot[places]])
+        self._observations.check_valid(referring)
+        followed = self._successor[places] != _NONE
+        successors = self._successor[places][followed]
+        assert (successors > ids[followed]).all(), "a successor came earlier"
+        assert (successors < self.num_added).all(), "a successor does not exist"
+        shared = self._obs_slot[successors % self.capacity]
+        assert np.array_equal(shared, self._next_obs_slot[places][followed]), (
+            "a frame is kept twice"
+        )
+
+
+def _observations_of(batch: SampleBatch) -> tuple[Array, Array, Array]:
+    """One storage ``[M, ...]`` and the rows of it that are obs and new_obs, each ``[n]``."""
+    shared, shared_next = batch.shared(col.OBS), batch.shared(col.NEXT_OBS)
+    if shared is not None and shared_next is not None and shared[0] is shared_next[0]:
+        return shared[0], shared[1], shared_next[1]
+    index = np.arange(len(batch))
+    return np.concatenate([batch[col.OBS], batch[col.NEXT_OBS]]), index, index + len(batch)
+
+
+def _follows_row_before(batch: SampleBatch) -> Array:
+    """Whether each row ``[n]`` is the next step of the same episode as the row before it."""
+    unroll, episode, step = (batch.column(name) for name in (col.UNROLL_ID, col.EPS_ID, col.T))
+    ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
+    follows = np.zeros(len(batch), dtype=np.bool_)
+    follows[1:] = (
+        (unroll[1:] == unroll[:-1])
+        & (episode[1:] == episode[:-1])
+        & (step[1:] == step[:-1] + 1)
+        & ~ended[:-1]
+    )
+    return follows

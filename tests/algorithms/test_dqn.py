@@ -1,0 +1,231 @@
+"""DQN: its loss against a slow transcription, and what happens when."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlrun import ConfigError, DQNConfig, PPOConfig
+from rlrun.algorithms.dqn import dqn_loss
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.policies.q_network import QNetwork
+
+OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+
+def make_networks():
+    torch.manual_seed(3)
+    model = ModelConfig(hidden=(8, 8))
+    return [QNetwork(OBS_SPACE, gym.spaces.Discrete(4), model, dueling=True) for _ in range(2)]
+
+
+def make_rows(n=9, dtype=torch.float32):
+    rng = np.random.default_rng(0)
+    rows = {
+        col.OBS: rng.normal(size=(n, 3)),
+        col.NEXT_OBS: rng.normal(size=(n, 3)),
+        col.ACTIONS: rng.integers(4, size=n),
+        col.REWARDS: 3 * rng.normal(size=n),
+        col.TERMINATEDS: rng.random(n) < 0.3,
+        col.DISCOUNTS: 0.9 ** rng.integers(1, 4, size=n),
+        col.WEIGHTS: rng.random(n),
+    }
+    rows = {name: torch.tensor(column) for name, column in rows.items()}
+    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in rows.items()}
+
+
+def q_values(module, obs):
+    with torch.no_grad():
+        return module.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS].numpy()
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_pitfall_40_the_loss_is_the_papers(double_q):
+    module, target = make_networks()
+    rows = make_rows()
+    total, statistics = dqn_loss(module, rows, target=target, double_q=double_q)
+    now = q_values(module, rows[col.OBS])
+    after, after_target = (q_values(m, rows[col.NEXT_OBS]) for m in (module, target))
+    expected = 0.0
+    n = len(now)
+    for i in range(n):
+        best = np.argmax(after[i] if double_q else after_target[i])
+        goal = rows[col.REWARDS][i].item()
+        if not rows[col.TERMINATEDS][i]:
+            goal += rows[col.DISCOUNTS][i].item() * after_target[i, best]
+        error = now[i, rows[col.ACTIONS][i]] - goal
+        huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+        expected += rows[col.WEIGHTS][i].item() * huber / n
+        # Pitfall 36: priorities use the error without its weight.
+        assert statistics["td_errors"][i].item() == pytest.approx(error, rel=1e-4)
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+    assert (after.argmax(1) != after_target.argmax(1)).any(), "the example tells nothing apart"
+
+
+def test_pitfall_40_no_gradient_flows_through_the_goal():
+    """Finite differences with the goal held fixed, by a copy of the network that stays put."""
+    module, target = (network.double() for network in make_networks())
+    rows = make_rows(dtype=torch.float64)
+    module.encoder, target.encoder = module.encoder.double(), target.encoder.double()
+    for network in (module, target):
+        network.forward_train = lambda batch, net=network: _forward_in_double(net, batch)
+    total, statistics = dqn_loss(module, rows, target=target, double_q=True)
+    total.backward()
+    assert all(p.grad is None for p in target.parameters())
+    chosen = _forward_in_double(module, rows)[col.ACTION_DIST_INPUTS]
+    chosen = chosen.gather(1, rows[col.ACTIONS][:, None]).squeeze(1).detach()
+    goals = chosen - statistics["td_errors"]
+
+    def loss_at():
+        values = _forward_in_double(module, rows)[col.ACTION_DIST_INPUTS]
+        errors = values.gather(1, rows[col.ACTIONS][:, None]).squeeze(1) - goals
+        huber = torch.where(errors.abs() <= 1, 0.5 * errors**2, errors.abs() - 0.5)
+        return (rows[col.WEIGHTS] * huber).mean().item()
+
+    for parameter in module.parameters():
+        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 3)):
+            saved = flat[i].item()
+            flat[i] = saved + 1e-6
+            up = loss_at()
+            flat[i] = saved - 1e-6
+            down = loss_at()
+            flat[i] = saved
+            assert grad[i].item() == pytest.approx((up - down) / 2e-6, rel=1e-4, abs=1e-7)
+
+
+def _forward_in_double(network, batch):
+    features = network.encoder(batch[col.OBS])
+    value, advantages = network.value(features), network.advantage(features)
+    values = value + advantages - advantages.mean(1, keepdim=True)
+    return {col.ACTION_DIST_INPUTS: values}
+
+
+def test_pitfall_44_the_gradient_is_the_clipped_error():
+    module, target = make_networks()
+    for error, expected in [(0.3, 0.3), (-0.3, -0.3), (5.0, 1.0), (-5.0, -1.0)]:
+        rows = make_rows(1)
+        rows[col.TERMINATEDS][:], rows[col.WEIGHTS][:] = True, 1.0
+        rows[col.ACTIONS][:] = 2
+        rows[col.REWARDS][0] = q_values(module, rows[col.OBS])[0, 2].item() - error
+        module.zero_grad()
+        dqn_loss(module, rows, target=target, double_q=True)[0].backward()
+        # The value stream's output bias moves Q(s, a) one to one.
+        assert module.value.last.bias.grad.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_value_that_blew_up_behind_a_terminal_does_no_harm():
+    module, target = make_networks()
+    rows = make_rows()
+    rows[col.TERMINATEDS][:] = True
+    with torch.no_grad():
+        target.value.last.bias.fill_(float("inf"))
+    assert torch.isfinite(dqn_loss(module, rows, target=target, double_q=True)[0])
+
+
+def build(**training):
+    settings = {
+        "train_batch_size": 64,
+        "minibatch_size": 16,
+        "training_intensity": 4,
+        "num_steps_sampled_before_learning_starts": 100,
+    }
+    return (
+        DQNConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=2)
+        .training(**{**settings, **training})
+        .exploration(epsilon=[[0, 1.0], [256, 0.0]])
+        .debugging(seed=3)
+    )
+
+
+@pytest.fixture
+def built():
+    made = []
+
+    def make(config):
+        made.append(config.build())
+        return made[-1]
+
+    yield make
+    for algorithm in made:
+        algorithm.stop()
+
+
+def statistics_of(algorithm):
+    return algorithm.train()["learners"]["default_policy"]["learner_stats"]
+
+
+def test_learning_starts_when_the_buffer_holds_enough_and_then_keeps_its_pace(built):
+    algorithm = built(build())
+    before = algorithm.get_weights()
+    first = statistics_of(algorithm)
+    assert (first["num_updates"], first["total_loss"], first["replay_size"]) == (0, None, 64)
+    for name, value in algorithm.get_weights().items():
+        np.testing.assert_array_equal(value, before[name])
+    # The rounds of 4 steps that end at 100, 104, ..., 128 are followed by one update each.
+    assert statistics_of(algorithm)["num_updates"] == 8
+    assert statistics_of(algorithm)["num_updates"] == 16
+
+
+def test_updates_that_do_not_come_out_even_are_made_up_for(built):
+    settings = {"training_intensity": 3, "num_steps_sampled_before_learning_starts": 1}
+    algorithm = built(build(**settings))
+    assert sum(statistics_of(algorithm)["num_updates"] for _ in range(3)) == 3 * 64 * 3 // 16
+
+
+def test_pitfall_45_epsilon_follows_the_env_steps_of_the_run_and_survives_a_restore(built):
+    algorithm = built(build())
+    assert [statistics_of(algorithm)["epsilon"] for _ in range(3)] == [1.0, 0.75, 0.5]
+    resumed = built(build())
+    resumed.set_weights(algorithm.get_weights())
+    resumed.set_state(algorithm.get_state())
+    assert statistics_of(resumed)["epsilon"] == 0.25
+    assert resumed.exploration() == {"epsilon": 0.0}
+
+
+def test_without_its_buffer_a_resumed_run_fills_it_first(built):
+    algorithm = built(build())
+    for _ in range(3):
+        algorithm.train()
+    state = algorithm.get_state()
+    assert state["algorithm"]["buffer"] is None
+    resumed = built(build())
+    resumed.set_weights(algorithm.get_weights())
+    resumed.set_state(state)
+    assert [statistics_of(resumed)["num_updates"] for _ in range(3)] == [0, 8, 16]
+
+
+def test_the_target_network_is_a_copy_that_is_renewed_every_so_many_env_steps(built):
+    settings = {"num_steps_sampled_before_learning_starts": 1, "lr": 1e-2}
+    algorithm = built(build(**settings, target_network_update_freq=128))
+    initial = copy.deepcopy(algorithm.target.state_dict())
+    algorithm.train()
+    changed = algorithm.learner.module.state_dict()
+    assert any(not torch.equal(changed[name], value) for name, value in initial.items())
+    for name, value in algorithm.target.state_dict().items():
+        assert torch.equal(value, initial[name])
+    algorithm.train()
+    for name, value in algorithm.target.state_dict().items():
+        assert torch.equal(value, algorithm.learner.module.state_dict()[name])
+
+
+def test_actions_must_be_discrete():
+    with pytest.raises(ConfigError, match="Discrete action space"):
+        DQNConfig().environment("Pendulum-v1").build()
+
+
+def test_a_section_that_the_algorithm_does_not_use_is_refused():
+    config = PPOConfig().environment("CartPole-v1").replay(capacity=7)
+    with pytest.raises(ConfigError, match="PPO does not use this section"):
+        config.experiment()
+
+
+def test_a_buffer_must_hold_what_learning_waits_for():
+    config = DQNConfig().environment("CartPole-v1").replay(capacity=500)
+    with pytest.raises(ConfigError, match=r"replay\.capacity.*1000"):
+        config.experiment()
