@@ -152,7 +152,7 @@ def test_trials_with_env_runners_reserve_them(whole):
     code, _, err = finish(command(whole.parent / "exp.yaml", *words, "--run-dir", folder))
     assert (code, err) == (0, "")
     rows = timeless(folder / "trials/0002")
-    assert [row["env_runners"]["healthy"] for row in rows] == [2, 2]
+    assert [row["env_runners/healthy"] for row in rows] == [2, 2]
 
 
 def test_what_never_fits_is_refused(whole):
