@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from rlrun.config import retired
 from rlrun.config.problems import Path
 from rlrun.config.registry import ALGORITHMS, algorithm_class, suggestion
-from rlrun.config.schema import ExperimentConfig, ExplorationConfig, ReplayConfig
+from rlrun.config.schema import (
+    MEMORY_SWITCHES,
+    ExperimentConfig,
+    ExplorationConfig,
+    ReplayConfig,
+)
 from rlrun.config.validate import Finding
 
 RESULT_KEYS = (
@@ -63,6 +68,21 @@ def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iter
 def _adds_result_keys(experiment: ExperimentConfig) -> bool:
     """Callbacks and algorithms of the user's own may put further keys into the result."""
     return bool(experiment.callbacks) or experiment.algorithm not in ALGORITHMS
+
+
+def check_model(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Settings of the networks that contradict each other."""
+    model = experiment.model
+    memories = [name for name in MEMORY_SWITCHES if getattr(model, name)]
+    if len(memories) > 1:
+        message = f"only one memory can stand behind the encoder; set {memories[0]} to false"
+        yield Finding(("model", memories[1]), message)
+    if memories and model.share_layers is False:
+        message = (
+            f"policy and value function share their encoder and memory with {memories[0]}; "
+            "leave it out, or set it to true"
+        )
+        yield Finding(("model", "share_layers"), message)
 
 
 def check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:

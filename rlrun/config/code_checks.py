@@ -12,7 +12,13 @@ from typing import Any
 from rlrun.config import registry
 from rlrun.config.problems import Path
 from rlrun.config.registry import ImportPathError, import_object, nearest, suggestion
-from rlrun.config.schema import EnvSpec, ExperimentConfig, UseSpec
+from rlrun.config.schema import (
+    MEMORY_SWITCHES,
+    EnvSpec,
+    ExperimentConfig,
+    ModelConfig,
+    UseSpec,
+)
 from rlrun.config.validate import Finding
 
 _MAKE_ARGUMENTS = ("max_episode_steps", "render_mode", "disable_env_checker")
@@ -36,6 +42,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     if experiment.model.use is not None:
         model = UseSpec(use=experiment.model.use, kwargs=experiment.model.kwargs)
         yield from _check_use(("model",), model, _positional_of_model)
+        yield from _check_memory(experiment.model)
     for i, callback in enumerate(experiment.callbacks):
         yield from _check_use(("callbacks", i), callback, lambda _: 0)
     for i, sink in enumerate(experiment.report.sinks):
@@ -75,6 +82,20 @@ def _positional_of_model(found: Any) -> int:
     """A module gets both spaces and the section; a mere encoder gets the observation space."""
     module = import_object("rlrun.policies.rl_module:RLModule")
     return 3 if isinstance(found, type) and issubclass(found, module) else 1
+
+
+def _check_memory(model: ModelConfig) -> Iterator[Finding]:
+    """A memory goes around an encoder, not around a whole module."""
+    memories = [name for name in MEMORY_SWITCHES if getattr(model, name)]
+    if not memories or model.use is None:
+        return
+    try:
+        whole = _positional_of_model(import_object(model.use)) > 1
+    except ImportPathError:
+        return  # reported already
+    if whole:
+        message = f"{model.use} is a whole RLModule, around which no memory goes; leave this out"
+        yield Finding(("model", memories[0]), message)
 
 
 def check_arguments(

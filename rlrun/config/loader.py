@@ -80,6 +80,7 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
         findings += [
             *code_checks.check_code(experiment),
             *checks.check_result_keys(experiment),
+            *checks.check_model(experiment),
             *checks.check_algorithm(experiment),
             *sweep_checks.check_sweep(experiment, tree),
         ]

@@ -180,6 +180,10 @@ class ConnectorsConfig(Section):
     """Divide rewards by the running standard deviation of the discounted return."""
 
 
+MEMORY_SWITCHES = ("use_lstm", "use_gru")
+"""Settings of `model` that put a memory behind the encoder; one of them at most."""
+
+
 class ModelConfig(Section):
     """The networks. With `use`, keys that are not named here are arguments of that class."""
 
@@ -201,6 +205,18 @@ class ModelConfig(Section):
     """Logarithm of the standard deviation of continuous actions at the start."""
     free_log_std: bool = True
     """One learned standard deviation for each action; false makes it depend on the observation."""
+    use_lstm: bool = False
+    """Put an LSTM behind the encoder: the policy remembers what it saw in the episode."""
+    use_gru: bool = False
+    """Put a GRU there instead; the settings of the LSTM hold for it."""
+    lstm_cell_size: Count = 256
+    """Units of the LSTM or GRU."""
+    lstm_use_prev_action: bool = False
+    """Let the LSTM or GRU also see the action of the step before; zeros in the first."""
+    lstm_use_prev_reward: bool = False
+    """Let the LSTM or GRU also see the reward of the step before, as learning sees it."""
+    max_seq_len: Count = 20
+    """Steps that gradients flow back through time; longer pieces of episodes are cut up."""
 
     @model_validator(mode="before")
     @classmethod

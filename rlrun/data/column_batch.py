@@ -161,13 +161,15 @@ class ColumnBatch:
         return [self.column(key) for key in keys]
 
     def set_shared(self, name: str, storage: Any, index: Array) -> None:
-        """Sets a column that is rows `index` (int [N]) of `storage` (array [M, ...]).
+        """Sets a column that is rows `index` (int [N], or [N, n]) of `storage` (array [M, ...]).
 
         Columns set with the same storage object share it: it is appended, copied and sent once.
         It must not be written to any more. Reading the column gathers read-only rows.
         """
-        if index.ndim != 1 or index.dtype.kind not in "iu":
-            raise ValueError(f"index of {name!r} must be int [N], not {index.dtype} {index.shape}")
+        if index.ndim not in (1, 2) or index.dtype.kind not in "iu":
+            raise ValueError(
+                f"index of {name!r} must be int [N] or [N, n], not {index.dtype} {index.shape}"
+            )
         self._columns[name] = SharedColumn(storage, index)
 
     def shared(self, name: str) -> tuple[Any, Any] | None:

@@ -21,6 +21,7 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | discounts | () | what the value of new_obs counts: gamma to the power of the steps taken |
 | weights | () | of the row in a loss: the importance of what was sampled too often |
 | item_ids | () int | which transition of a replay buffer |
+| new_x | as x | what the view x is one step later |
 | seq_lens | () int, one row per *sequence* | lengths of the sequences the rows fall into |
 | state_in_k | as the state | recurrent state at the start: one row per sequence, or per step |
 | state_out_k | as the state | recurrent state after the step |
@@ -52,6 +53,7 @@ WEIGHTS = "weights"
 ITEM_IDS = "item_ids"
 SEQ_LENS = "seq_lens"
 
+NEXT_PREFIX = "new_"
 STATE_IN_PREFIX = "state_in_"
 STATE_OUT_PREFIX = "state_out_"
 

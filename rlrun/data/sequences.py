@@ -6,16 +6,37 @@ unrolled over (`seq_lens` holds their lengths); an *episode* is what the env cal
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from rlrun.data import columns as names
 from rlrun.data.column_data import Array, map_leaves
 
 
 def change_points(values: Array) -> list[int]:
     """Rows at which a value differs from the row before; [] for fewer than two rows."""
     return (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()
+
+
+def sequence_lengths(batch: Mapping[str, Any] | Any, max_seq_len: int | None = None) -> Array:
+    """Lengths [S] of the sequences that a recurrent model is unrolled over, in the rows' order.
+
+    A sequence ends where its fragment, episode or agent does, and after `max_seq_len` steps if
+    that is given.
+    """
+    unroll_ids = batch[names.UNROLL_ID]
+    cuts: set[int] = set()
+    for name in (names.UNROLL_ID, names.EPS_ID, names.AGENT_INDEX):
+        cuts.update(change_points(batch[name]) if name in batch else [])
+    bounds = [0, *sorted(cuts), len(unroll_ids)]
+    lengths: list[int] = []
+    for start, end in pairwise(bounds):
+        whole, rest = divmod(end - start, max_seq_len or len(unroll_ids))
+        lengths += [max_seq_len or end - start] * whole + [rest] * (rest > 0)
+    return np.array(lengths, dtype=np.int64)
 
 
 def sequence_offsets(seq_lens: Array) -> Array:

@@ -19,7 +19,9 @@ from rlrun.data.column_data import Array, LazyColumn, Selection, deep_copy, read
 
 
 class SharedColumn(LazyColumn):
-    """Rows `index` [N] (int) of `storage` [M, ...]; the gathered rows are cached and read-only.
+    """Rows `index` of `storage` [M, ...]; the gathered rows are cached and read-only.
+
+    An index int [N] makes a column [N, ...], one of int [N, n] a column [N, n, ...].
 
     The storage must not be written to while a batch refers to it. Identity counts: columns share
     when they refer to the same storage *object*.
@@ -125,14 +127,14 @@ def compact(columns: Mapping[str, SharedColumn]) -> dict[str, SharedColumn]:
     result = dict(columns)
     for names in users.values():
         storage = columns[names[0]].storage
-        lengths = [len(columns[name]) for name in names]
+        lengths = [columns[name].index.size for name in names]
         if not isinstance(storage, np.ndarray) or 2 * sum(lengths) >= len(storage):
             continue
         used, places = np.unique(
-            np.concatenate([columns[name].index for name in names]), return_inverse=True
+            np.concatenate([columns[name].index.ravel() for name in names]), return_inverse=True
         )
         smaller = storage[used]
         pieces = np.split(places, np.cumsum(lengths)[:-1])
         for name, index in zip(names, pieces, strict=True):
-            result[name] = SharedColumn(smaller, index)
+            result[name] = SharedColumn(smaller, index.reshape(columns[name].index.shape))
     return result

@@ -17,6 +17,7 @@ import numpy as np
 
 from rlrun.data import columns as names
 from rlrun.data.column_data import Array, map_leaves, pick
+from rlrun.data.view_requirement import shift_steps
 
 # For the step after the batch there is no row of these yet: it follows from another column.
 _PREVIOUS = {names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
@@ -34,16 +35,8 @@ class View(Protocol):
         """Steps relative to the present; "a:b" or "a:b:step" are inclusive."""
 
     @property
-    def used_for_compute_actions(self) -> bool:
+    def used_for_compute_actions(self) -> bool | None:
         """Whether the model sees the view when it acts."""
-
-
-def shift_steps(shift: int | str | Sequence[int]) -> list[int]:
-    """The relative steps of a view: -1 -> [-1], [0, -2] -> [0, -2], "-3:0" -> [-3, -2, -1, 0]."""
-    if isinstance(shift, str):
-        first, last, *step = (int(part) for part in shift.split(":"))
-        return list(range(first, last + 1, step[0] if step else 1))
-    return [int(shift)] if isinstance(shift, int | np.integer) else [int(step) for step in shift]
 
 
 def single_step_columns(batch: Any, views: Mapping[str, View], index: int | str) -> dict[str, Any]:
@@ -62,9 +55,9 @@ def single_step_columns(batch: Any, views: Mapping[str, View], index: int | str)
     step = count if isinstance(index, str) else index % count
     columns = {}
     for name, view in views.items():
-        if not view.used_for_compute_actions:
-            continue
         source = view.data_col or name
+        if not _acted_on(view, source):
+            continue
         if step < count and source != name and name in batch:
             # The batch holds the view itself, computed when more of the past was known.
             columns[name] = pick(batch[name], slice(step, step + 1))
@@ -75,6 +68,12 @@ def single_step_columns(batch: Any, views: Mapping[str, View], index: int | str)
         one = isinstance(view.shift, int | np.integer)
         columns[name] = _rows_at(batch, source, steps, count, time_axis=not one)
     return columns
+
+
+def _acted_on(view: View, source: str) -> bool:
+    if view.used_for_compute_actions is not None:
+        return view.used_for_compute_actions
+    return max(shift_steps(view.shift)) <= (0 if source == names.OBS else -1)
 
 
 def _rows_at(batch: Any, source: str, steps: Array, count: int, *, time_axis: bool) -> Any:

@@ -9,7 +9,7 @@ gradient norm is one and the weights leave as one buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sequences import sequence_lengths
 from rlrun.learning.adam import FlatAdam
 from rlrun.learning.devices import resolve_device
 from rlrun.policies.flat_parameters import FlatParameters
@@ -56,10 +57,16 @@ class Learner:
         num_threads = settings.num_threads or (None if _is_convolutional(module) else 1)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        views = module.view_requirements
+        seen = [name for name, view in views.items() if view.is_acted_on(name)]
+        # Nothing but the present observation needs no further thought.
+        self._views = seen if seen != [col.OBS] or not views[col.OBS].is_plain(col.OBS) else []
         self.optimizer = FlatAdam(self.parameters.vector, self.parameters.grads, eps=adam_eps)
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
-        """Move the named columns, and the observations' storage, to the device; once a batch."""
+        """Move the named columns, and what the module sees, to the device; once a batch."""
+        if self._views:
+            return ViewedBatch(batch, names, self.device, self._views)
         return LoadedBatch(batch, names, self.device)
 
     def update(
@@ -206,9 +213,19 @@ class LoadedBatch:
         moved = self._move(column) if isinstance(column, np.ndarray) else column
         self.columns[name] = moved
 
-    def chunks(self, size: int) -> Iterator[Tensor]:
-        """The storage in pieces of at most ``size`` rows."""
-        return iter(self.storage.split(size))
+    def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The module on all observations, without their gradients: each observation once.
+
+        Returns:
+            Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
+            of what the step led to.
+        """
+        chunks = [
+            module.forward_train({col.OBS: chunk}) for chunk in self.storage.split(chunk_size)
+        ]
+        inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
+        values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
+        return inputs[self.obs_index], values[self.obs_index], values[self.next_obs_index]
 
     def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
         """Shuffled minibatches; the last of an epoch may be smaller, no row is left out."""
@@ -232,6 +249,127 @@ class LoadedBatch:
         if not array.flags.writeable:
             array = array.copy()
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+class ViewedBatch(LoadedBatch):
+    """A train batch for modules that see more than the present observation.
+
+    A *run* is a sequence of a recurrent module, or for others the piece of an episode that stands
+    in the batch. Behind its last step follows the one that it led to, of which only the input is
+    known: values of it bootstrap the returns, in the state that the run has led to.
+
+        N  rows    S  runs    M  rows of a minibatch, without padding
+
+    Args:
+        views: names of what the module sees; states (``state_in_k``) have one row for each run.
+    """
+
+    def __init__(
+        self,
+        batch: SampleBatch,
+        names: tuple[str, ...],
+        device: torch.device,
+        views: Sequence[str],
+    ) -> None:
+        self._device = device
+        self.size = len(batch)
+        self.columns = {name: self._move(batch.column(name)) for name in names}
+        self._states = {
+            name: self._move(batch.column(name))
+            for name in views
+            if name.startswith(col.STATE_IN_PREFIX)
+        }
+        self._recurrent = bool(self._states)
+        lengths = batch.column(col.SEQ_LENS) if self._recurrent else sequence_lengths(batch)
+        self._lengths: NDArray[np.int64] = np.asarray(lengths, dtype=np.int64)
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._storages: dict[int, Tensor] = {}
+        self._inputs = {
+            name: self._present_and_next(batch, name) for name in views if name not in self._states
+        }
+
+    def _present_and_next(self, batch: SampleBatch, name: str) -> tuple[Tensor, Tensor | None]:
+        """A view's rows ``[2 N, ...]``, those of one step later behind; as index if shared."""
+        shared = batch.shared(name)
+        shared_next = batch.shared(f"{col.NEXT_PREFIX}{name}")
+        if shared is None or shared_next is None or shared[0] is not shared_next[0]:
+            rows = batch.column(name), batch.column(f"{col.NEXT_PREFIX}{name}")
+            return self._move(np.concatenate(rows)), None
+        storage = self._storages.get(id(shared[0]))
+        if storage is None:
+            storage = self._storages[id(shared[0])] = self._move(shared[0])
+        return storage, self._move(np.concatenate([shared[1], shared_next[1]]))
+
+    def _seen(self, positions: Tensor) -> Rows:
+        """What the module sees at rows of the batch, or at N + row one step later."""
+        return {
+            name: storage[positions if index is None else index[positions]]
+            for name, (storage, index) in self._inputs.items()
+        }
+
+    def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `LoadedBatch.outputs`; runs one after the other, each with the step it led to."""
+        num_runs = len(self._lengths)
+        present = np.arange(self.size) + np.repeat(np.arange(num_runs), self._lengths)
+        positions = np.empty(self.size + num_runs, dtype=np.int64)
+        positions[present] = np.arange(self.size)
+        ends = self._starts + self._lengths
+        positions[ends + np.arange(num_runs)] = self.size + ends - 1
+        chunks = []
+        for rows, runs in self._chunks(chunk_size):
+            seen = self._seen(self._move(positions[rows]))
+            chunks.append(module.forward_train({**seen, **self._sequences(runs, extra=1)}))
+        inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
+        values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
+        here = self._move(present)
+        return inputs[here], values[here], values[here + 1]
+
+    def _chunks(self, size: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+        """Rows of runs that each have one more step, and these runs; whole runs if recurrent."""
+        bounds = np.concatenate([[0], np.cumsum(self._lengths + 1)])
+        if not self._recurrent:
+            total = int(bounds[-1])
+            yield from ((slice(a, a + size), self._starts[:0]) for a in range(0, total, size))
+            return
+        first = 0
+        while first < len(self._lengths):
+            last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + size, "right")) - 1)
+            yield slice(int(bounds[first]), int(bounds[last])), np.arange(first, last)
+            first = last
+
+    def _sequences(self, runs: NDArray[np.int64], extra: int = 0) -> Rows:
+        """States and lengths of these runs; nothing for a module without states."""
+        if not self._recurrent:
+            return {}
+        index = self._move(runs)
+        states = {name: state[index] for name, state in self._states.items()}
+        return {**states, col.SEQ_LENS: self._move(self._lengths[runs] + extra)}
+
+    def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
+        """Shuffled minibatches of ``size`` rows, or of whole sequences that begin within them."""
+        for _ in range(num_epochs):
+            for rows, runs in self._shuffled(size, rng):
+                index = self._move(rows)
+                minibatch = {name: column[index] for name, column in self.columns.items()}
+                yield {**minibatch, **self._seen(index), **self._sequences(runs)}
+
+    def _shuffled(
+        self, size: int, rng: np.random.Generator
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        if not self._recurrent:
+            order = rng.permutation(self.size)
+            yield from ((order[a : a + size], order[:0]) for a in range(0, self.size, size))
+            return
+        order = rng.permutation(len(self._lengths))
+        lengths = self._lengths[order]
+        begins = np.cumsum(lengths) - lengths
+        cuts = np.flatnonzero(np.diff(begins // size)) + 1
+        for runs in np.split(order, cuts):
+            parts = [
+                np.arange(a, a + n)
+                for a, n in zip(self._starts[runs], self._lengths[runs], strict=True)
+            ]
+            yield np.concatenate(parts), runs
 
 
 def value_at(schedule: float | tuple[tuple[int, float], ...], env_steps: int) -> float:

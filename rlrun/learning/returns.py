@@ -140,14 +140,11 @@ def add_advantages(
     Returns:
         The explained variance of the values, None where the targets do not vary.
     """
-    outputs = [module.forward_train({col.OBS: chunk}) for chunk in rows.chunks(VALUE_CHUNK)]
-    inputs = torch.cat([output[col.ACTION_DIST_INPUTS] for output in outputs])[rows.obs_index]
-    values = torch.cat([output[col.VF_PREDS] for output in outputs])
-    old_values = values[rows.obs_index]
+    inputs, old_values, next_values = rows.outputs(module, VALUE_CHUNK)
     advantages = gae_of_rows(
         batch.column(col.REWARDS),
         old_values.cpu().numpy(),
-        values[rows.next_obs_index].cpu().numpy(),
+        next_values.cpu().numpy(),
         batch.column(col.TERMINATEDS),
         batch.column(col.TRUNCATEDS),
         piece_lengths(batch.column(col.UNROLL_ID)),

@@ -9,12 +9,15 @@ A subclass may be anything that maps observations to actions; the two that rlrun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
+
+from rlrun.data import columns as col
+from rlrun.data.view_requirement import ViewRequirement
 
 Array = NDArray[Any]
 
@@ -23,7 +26,13 @@ class Policy:
     """The interface between a runner, which owns environments, and whatever chooses actions.
 
     Only `compute_actions` must be written; a policy without weights keeps the other defaults.
+
+    Attributes:
+        view_requirements: what the policy sees and learns from, by name. May be edited while the
+            policy lives: a runner looks at it when a fragment begins.
     """
+
+    view_requirements: dict[str, ViewRequirement]
 
     def __init__(
         self,
@@ -34,6 +43,7 @@ class Policy:
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = dict(config or {})
+        self.view_requirements = {col.OBS: ViewRequirement(space=observation_space)}
 
     def compute_actions(
         self,
@@ -55,6 +65,24 @@ class Policy:
             Actions ``[B, ...]``, the new states, and extra values that become batch columns.
         """
         raise TypeError(f"{type(self).__name__} must define compute_actions()")
+
+    def compute_actions_from_input_dict(
+        self,
+        input_dict: Mapping[str, Array],
+        *,
+        explore: bool = True,
+        noise: Array | None = None,
+    ) -> tuple[Array, list[Array], dict[str, Array]]:
+        """Choose one action per row, from all views that the policy acts on.
+
+        The default hands observations and states (``state_in_k``) to `compute_actions`; a policy
+        with further views takes them here.
+
+        Args:
+            input_dict: name of the view -> ``[B, ...]``, or ``[B, n, ...]`` with a time axis.
+        """
+        states = [input_dict[name] for name in state_names(input_dict)]
+        return self.compute_actions(input_dict[col.OBS], states, explore=explore, noise=noise)
 
     def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array | None:
         """All random numbers of a fragment, ``[length, lanes, K]``; None if it uses none."""
@@ -103,3 +131,19 @@ class Policy:
     def get_initial_state(self) -> list[Array]:
         """The state at an episode's start, one array per state, without batch dimension."""
         return []
+
+
+def state_names(columns: Iterable[str]) -> list[str]:
+    """The names ``state_in_0``, ``state_in_1``, ... among these, in their order."""
+    names = [name for name in columns if name.startswith(col.STATE_IN_PREFIX)]
+    return sorted(names, key=lambda name: int(name.removeprefix(col.STATE_IN_PREFIX)))
+
+
+def state_views(initial_state: Sequence[Any], max_seq_len: int) -> dict[str, ViewRequirement]:
+    """Views of recurrent states: what the step before put out, one row for each sequence."""
+    return {
+        f"{col.STATE_IN_PREFIX}{k}": ViewRequirement(
+            f"{col.STATE_OUT_PREFIX}{k}", shift=-1, batch_repeat_value=max_seq_len
+        )
+        for k in range(len(initial_state))
+    }

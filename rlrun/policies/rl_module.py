@@ -21,11 +21,19 @@ from torch import Tensor, nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_layout import action_layout
 from rlrun.policies.distributions import Distribution, build_distribution
 from rlrun.policies.networks import MLP, ConvEncoder, is_image, linear
+from rlrun.policies.policy import state_views
 
 TensorBatch = Mapping[str, Tensor]
+
+MEMORIES = {
+    "use_lstm": "rlrun.policies.recurrent:RecurrentActorCritic",
+    "use_gru": "rlrun.policies.recurrent:RecurrentActorCritic",
+}
+"""Settings of the `model` section that give the networks a memory, and the module that has it."""
 
 POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
@@ -40,9 +48,13 @@ class RLModule(nn.Module, ABC):
     Attributes:
         distribution: log-probabilities, entropies and KL divergences for the action space;
             ``distribution.num_inputs`` is P.
+        view_requirements: what the module sees, by name: at first the present observation. A
+            constructor adds to it (``self.view_requirements["prev_actions"] = ...``); the views
+            then are columns of every batch that the module is given.
     """
 
     distribution: Distribution
+    view_requirements: dict[str, ViewRequirement]
 
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
@@ -52,6 +64,18 @@ class RLModule(nn.Module, ABC):
         self.action_space = action_space
         self.model = model
         self.distribution = build_distribution(action_space)
+        self.view_requirements = {col.OBS: ViewRequirement(space=observation_space)}
+
+    def initial_state(self) -> list[Tensor]:
+        """A recurrent module's states at an episode's start, without a batch dimension.
+
+        State k reaches the forward passes as ``state_in_<k>`` [S, ...], one row for each sequence,
+        and a pass over single steps returns the next one as ``state_out_<k>``. The rows of a train
+        batch are sequences of ``seq_lens`` steps, one after the other, without padding:
+        `rlrun.policies.padding` brings them into the form [S, L, ...] and back. Without
+        ``seq_lens`` every row is a sequence of one step.
+        """
+        return []
 
     @abstractmethod
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
@@ -118,28 +142,28 @@ class ActorCritic(RLModule):
         if free_log_std:
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((num_outputs,), float(model.log_std_init)))
-        conv = make_encoder is None and self._wants_conv()
+        conv = make_encoder is None and wants_conv(observation_space, model)
         self._flatten = make_encoder is None and not conv
         shared = not self._flatten if model.share_layers is None else model.share_layers
         self._separate_mlps = self._flatten and not shared
         if self._separate_mlps:
-            sizes = [self._num_features(), *model.hidden]
+            sizes = [gym.spaces.flatdim(box_of(observation_space)), *model.hidden]
             self.pi = MLP([*sizes, num_outputs], model.activation, output_gain=POLICY_GAIN)
             self.vf = MLP([*sizes, 1], model.activation, output_gain=VALUE_GAIN)
             head = self.pi.last
         else:
-            make_encoder = make_encoder or (lambda: self._make_encoder(conv))
+            make_encoder = make_encoder or partial(default_encoder, observation_space, model)
             self.encoder = make_encoder()
             self.vf_encoder = None if shared else make_encoder()
-            width = _output_size(self.encoder)
+            width = output_size(self.encoder)
             head = self.pi_head = linear(width, num_outputs, POLICY_GAIN)
             self.vf_head = linear(width, 1, VALUE_GAIN)
         if not free_log_std:
-            self._set_log_std_bias(head)
+            set_log_std_bias(head, action_space, model.log_std_init)
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
-        obs = self._prepare(batch[col.OBS])
+        obs = as_features(batch[col.OBS], flatten=self._flatten)
         if self._separate_mlps:
             return {
                 col.ACTION_DIST_INPUTS: self._dist_inputs(self.pi(obs)),
@@ -154,58 +178,63 @@ class ActorCritic(RLModule):
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] alone."""
-        obs = self._prepare(batch[col.OBS])
+        obs = as_features(batch[col.OBS], flatten=self._flatten)
         outputs = self.pi(obs) if self._separate_mlps else self.pi_head(self.encoder(obs))
         return {col.ACTION_DIST_INPUTS: self._dist_inputs(outputs)}
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [N], without the policy branch."""
-        obs = self._prepare(batch[col.OBS])
+        obs = as_features(batch[col.OBS], flatten=self._flatten)
         if self._separate_mlps:
             return self.vf(obs).squeeze(-1)
         encoder = self.encoder if self.vf_encoder is None else self.vf_encoder
         return self.vf_head(encoder(obs)).squeeze(-1)
-
-    def _prepare(self, obs: Tensor) -> Tensor:
-        if obs.dtype != torch.float32:
-            scale = 1.0 / 255.0 if obs.dtype == torch.uint8 else 1.0
-            obs = obs.to(torch.float32) * scale
-        return obs.flatten(1) if self._flatten and obs.dim() > 2 else obs
 
     def _dist_inputs(self, outputs: Tensor) -> Tensor:
         if self.log_std is None:
             return outputs
         return torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
 
-    def _num_features(self) -> int:
-        return gym.spaces.flatdim(self._box())
 
-    def _wants_conv(self) -> bool:
-        return self.model.conv is not None or is_image(self._box().shape)
+def as_features(obs: Tensor, *, flatten: bool) -> Tensor:
+    """Observations [N, ...] as an encoder takes them: float32, images in [0, 1]."""
+    if obs.dtype != torch.float32:
+        scale = 1.0 / 255.0 if obs.dtype == torch.uint8 else 1.0
+        obs = obs.to(torch.float32) * scale
+    return obs.flatten(1) if flatten and obs.dim() > 2 else obs
 
-    def _box(self) -> gym.spaces.Box:
-        space = self.observation_space
-        if not isinstance(space, gym.spaces.Box):
-            raise ValueError(
-                f"the default networks need observations in a Box, not in a {type(space).__name__}:"
-                " let env_runners.preprocessor_pref flatten them (deepmind), or name a module that "
-                "takes them with model.use"
-            )
-        return space
 
-    def _make_encoder(self, conv: bool) -> nn.Module:
-        model = self.model
-        if conv:
-            return ConvEncoder(self._box().shape, model.conv, model.conv_head)
-        return MLP([self._num_features(), *model.hidden], model.activation)
+def wants_conv(space: gym.Space[Any], model: ModelConfig) -> bool:
+    """Whether observations of this space are encoded by convolutions."""
+    return model.conv is not None or is_image(box_of(space).shape)
 
-    def _set_log_std_bias(self, head: nn.Linear) -> None:
-        """Start log standard deviations that the head computes at ``log_std_init`` too."""
-        with torch.no_grad():
-            for leaf in action_layout(self.action_space).leaves:
-                if leaf.kind == "gaussian":
-                    start = leaf.inputs.start + leaf.num_columns
-                    head.bias[start : leaf.inputs.stop] = self.model.log_std_init
+
+def default_encoder(space: gym.Space[Any], model: ModelConfig) -> nn.Module:
+    """Convolutions or hidden layers, as the `model` section has them."""
+    box = box_of(space)
+    if wants_conv(space, model):
+        return ConvEncoder(box.shape, model.conv, model.conv_head)
+    return MLP([gym.spaces.flatdim(box), *model.hidden], model.activation)
+
+
+def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
+    """The space; raises ValueError if the default networks cannot take its observations."""
+    if not isinstance(space, gym.spaces.Box):
+        raise ValueError(
+            f"the default networks need observations in a Box, not in a {type(space).__name__}:"
+            " let env_runners.preprocessor_pref flatten them (deepmind), or name a module that "
+            "takes them with model.use"
+        )
+    return space
+
+
+def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], log_std_init: float) -> None:
+    """Start log standard deviations that the head computes at ``log_std_init`` too."""
+    with torch.no_grad():
+        for leaf in action_layout(action_space).leaves:
+            if leaf.kind == "gaussian":
+                start = leaf.inputs.start + leaf.num_columns
+                head.bias[start : leaf.inputs.stop] = log_std_init
 
 
 ModuleFactory = Callable[[gym.Space[Any], gym.Space[Any], ModelConfig], RLModule]
@@ -213,6 +242,16 @@ ModuleFactory = Callable[[gym.Space[Any], gym.Space[Any], ModelConfig], RLModule
 
 
 def build_module(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
+) -> RLModule:
+    """The module of a `model` section, its states among its views; see `_make_module`."""
+    module = _make_module(observation_space, action_space, model)
+    views = state_views(module.initial_state(), model.max_seq_len)
+    module.view_requirements = {**views, **module.view_requirements}
+    return module
+
+
+def _make_module(
     observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
 ) -> RLModule:
     """The module that a `model` section describes, on the CPU, with freshly drawn weights.
@@ -225,20 +264,25 @@ def build_module(
     Raises:
         TypeError: when ``model.use`` names neither.
     """
+    default = ActorCritic
+    for switch, path in MEMORIES.items():
+        if getattr(model, switch):
+            default = import_object(path)
     if model.use is None:
-        return ActorCritic(observation_space, action_space, model)
+        return default(observation_space, action_space, model)
     factory = import_object(model.use)
     if isinstance(factory, type) and issubclass(factory, RLModule):
         return factory(observation_space, action_space, model, **model.kwargs)
     if isinstance(factory, type) and issubclass(factory, nn.Module):
         make_encoder = partial(factory, observation_space, **model.kwargs)
-        return ActorCritic(observation_space, action_space, model, make_encoder=make_encoder)
+        return default(observation_space, action_space, model, make_encoder=make_encoder)
     raise TypeError(
         f"model.use: {model.use} is neither a subclass of rlrun.RLModule nor one of torch.nn.Module"
     )
 
 
-def _output_size(encoder: nn.Module) -> int:
+def output_size(encoder: nn.Module) -> int:
+    """Features of one row; raises TypeError for an encoder that does not tell."""
     size = getattr(encoder, "output_size", None)
     if not isinstance(size, int):
         raise TypeError(

@@ -49,6 +49,14 @@ class TorchPolicy(Policy):
         self.module = module.to(self.device).eval()
         self.sampler = action_sampler(action_space) if sampler is None else sampler
         self._flat = FlatParameters(self.module)
+        self.view_requirements = dict(self.module.view_requirements)
+        self._state_outs = [
+            f"{col.STATE_OUT_PREFIX}{k}" for k in range(len(self.module.initial_state()))
+        ]
+
+    def get_initial_state(self) -> list[Array]:
+        """The module's, as arrays."""
+        return [state.detach().cpu().numpy() for state in self.module.initial_state()]
 
     @property
     def layout(self) -> Layout:
@@ -65,18 +73,31 @@ class TorchPolicy(Policy):
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Actions for B observations; see `Policy.compute_actions`.
 
-        Everything the module returns besides the distribution inputs becomes a column too.
+        Everything the module returns besides distribution inputs and states becomes a column too.
         """
+        states = enumerate(state_batches or ())
+        input_dict = {col.OBS: obs_batch, **{f"{col.STATE_IN_PREFIX}{k}": s for k, s in states}}
+        return self.compute_actions_from_input_dict(input_dict, explore=explore, noise=noise)
+
+    def compute_actions_from_input_dict(
+        self,
+        input_dict: Mapping[str, Array],
+        *,
+        explore: bool = True,
+        noise: Array | None = None,
+    ) -> tuple[Array, list[Array], dict[str, Array]]:
+        """Actions from all views of the module; see `Policy.compute_actions_from_input_dict`."""
         with torch.inference_mode():
-            batch = {col.OBS: self._to_tensors(obs_batch)}
+            batch = {name: self._to_tensors(view) for name, view in input_dict.items()}
             forward = self.module.forward_exploration if explore else self.module.forward_inference
             fetches = {name: value.cpu().numpy() for name, value in forward(batch).items()}
+        states = [fetches.pop(name) for name in self._state_outs]
         inputs = fetches[col.ACTION_DIST_INPUTS]
         if not explore:
-            return self.sampler.mode(inputs), [], fetches
+            return self.sampler.mode(inputs), states, fetches
         if noise is None:
             noise = self.sampler.draw(np.random.default_rng(), 1, len(inputs))[0]
-        return self.sampler.sample(inputs, noise), [], fetches
+        return self.sampler.sample(inputs, noise), states, fetches
 
     def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
         """Noise for a fragment, ``[length, lanes, K]``."""

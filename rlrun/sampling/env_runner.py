@@ -24,6 +24,7 @@ from rlrun.sampling.envs import EnvContext
 from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes
 from rlrun.sampling.errors import EnvError
 from rlrun.sampling.fragment import CarriedRow, FragmentBuffer
+from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.replay import replay_episodes
 from rlrun.sampling.runner_messages import (
     RunnerSpec,
@@ -97,6 +98,9 @@ class EnvRunner:
         self.policy = spec.policy_factory(
             self.observations.output_space, self.action_space, spec.model
         )
+        self._inputs: PolicyInputs | None = None  # None while the policy has no views
+        self.inputs = PolicyInputs(self.policy, self.num_lanes)
+        self._look_at_views()
         self.weights_version = -1
         self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
         self._obs: Array | None = None  # [B, ...], what the policy sees next; None before a reset
@@ -134,6 +138,8 @@ class EnvRunner:
         self._next_fragment = request.fragment + 1
         if self._obs is None:
             self._obs = self._reset_all()
+        if self.policy.view_requirements != self._known_views:
+            self._look_at_views()
         buffer = self._allocate(request.length)
         records, timings = self._collect(buffer, request)
         num_steps = int(timings.pop("steps"))
@@ -141,7 +147,12 @@ class EnvRunner:
         self._require_finite_rewards(buffer, num_steps)
         rewards = self._learning_rewards(buffer, num_steps)
         batch = buffer.to_batch(
-            num_steps, rewards, self.runner_index, request.fragment, self.policy.fragment_columns
+            num_steps,
+            rewards,
+            self.runner_index,
+            request.fragment,
+            self.policy.fragment_columns,
+            None if self._inputs is None else self._inputs.views,
         )
         if self.runner_index > 0 and self.spec.settings.compress_observations:
             batch.compress()
@@ -174,18 +185,30 @@ class EnvRunner:
         self._unfiltered = np.array(self.observations.preprocess(raw_obs))
         return np.array(self.observations(raw_obs, update=True))
 
+    def _look_at_views(self) -> None:
+        """Find out what the policy sees besides the present observation."""
+        self._known_views = dict(self.policy.view_requirements)
+        self.inputs.resolve()
+        self._inputs = None if self.inputs.views is None else self.inputs
+
     def _allocate(self, length: int) -> FragmentBuffer:
         # An env that resets itself in a step of its own needs a few vector steps more than T.
         rows = length if self.envs.every_step_counts else length + length // 8 + 1
         space = self.observations.output_space
         assert space.shape is not None  # the pipeline puts out arrays
-        return FragmentBuffer(rows, self.num_lanes, space.shape, space.dtype)
+        if self._inputs is None:
+            return FragmentBuffer(rows, self.num_lanes, space.shape, space.dtype)
+        past = self._inputs.lookback
+        buffer = FragmentBuffer(rows, self.num_lanes, space.shape, space.dtype, past=past)
+        self._inputs.begin(buffer)
+        return buffer
 
     def _collect(
         self, buffer: FragmentBuffer, request: SampleRequest
     ) -> tuple[list[EpisodeRecord], dict[str, float]]:
         """Step until the buffer holds ``length * B`` transitions."""
         policy, envs, observe, to_env = self.policy, self.envs, self._observe, self._to_env
+        inputs = self._inputs
         explore = self.spec.settings.explore
         noise = _FragmentNoise(self, request.fragment, buffer.length) if explore else None
         records: list[EpisodeRecord] = []
@@ -197,9 +220,15 @@ class EnvRunner:
             if t == buffer.length:
                 buffer.grow()
             clock = perf_counter()
-            actions, _, extras = policy.compute_actions(
-                buffer.obs[t], explore=explore, noise=None if noise is None else noise.row(t)
-            )
+            noise_row = None if noise is None else noise.row(t)
+            if inputs is None:
+                actions, _, extras = policy.compute_actions(
+                    buffer.obs[t], explore=explore, noise=noise_row
+                )
+            else:
+                actions, extras = inputs.act(
+                    buffer, t, self._episodes, explore=explore, noise=noise_row
+                )
             acted = perf_counter()
             try:
                 raw_obs, rewards, terminateds, truncateds, infos = envs.step(
@@ -219,16 +248,24 @@ class EnvRunner:
             counted += self.num_lanes
             if envs.valid is not None or envs.failed_lanes:
                 counted -= self._leave_out(buffer, t)
+            if inputs is not None and inputs.sees_rewards:
+                buffer.columns[col.REWARDS][t] = self._learned_rewards(buffer, t)
             if done.any():
                 self._end_episodes(buffer, t, done, infos, records)
             t += 1
         self._obs = buffer.obs[t].copy()
         self._unfiltered = self._obs if observe is None else self._before_filter(raw_obs, t)
+        self._close(buffer, t, counted - wanted)
+        return records, {"policy": policy_s, "env": env_s, "steps": t}
+
+    def _close(self, buffer: FragmentBuffer, t: int, surplus: int) -> None:
+        """Keep what the next fragment needs of this one, which has t rows."""
         for lane in range(self.num_lanes):
             self._number_lane(buffer, lane, t)
-        if counted > wanted:
-            self._carried = CarriedRow.take(buffer, t - 1, counted - wanted)
-        return records, {"policy": policy_s, "env": env_s, "steps": t}
+        if surplus:
+            self._carried = CarriedRow.take(buffer, t - 1, surplus)
+        if self._inputs is not None:
+            self._inputs.end(buffer, t - 1 if surplus else t)
 
     def _end_episodes(
         self,
@@ -324,16 +361,20 @@ class EnvRunner:
 
     def _learning_rewards(self, buffer: FragmentBuffer, num_steps: int) -> Array:
         """Clipped or normalised rewards, float32 ``[T, B]``; metrics keep the raw ones."""
-        raw = buffer.rewards
+        if col.REWARDS in buffer.columns:  # the policy has seen them already
+            return buffer.columns[col.REWARDS]
         if self.rewards.identity:
-            return raw[:num_steps].astype(np.float32)
+            return buffer.rewards[:num_steps].astype(np.float32)
         learned = np.empty((num_steps, self.num_lanes), dtype=np.float32)
         for t in range(num_steps):
-            valid = None if buffer.valid is None else buffer.valid[t]
-            learned[t] = self.rewards(
-                raw[t], buffer.terminateds[t], buffer.truncateds[t], valid=valid
-            )
+            learned[t] = self._learned_rewards(buffer, t)
         return learned
+
+    def _learned_rewards(self, buffer: FragmentBuffer, t: int) -> Array:
+        valid = None if buffer.valid is None else buffer.valid[t]
+        return self.rewards(
+            buffer.rewards[t], buffer.terminateds[t], buffer.truncateds[t], valid=valid
+        )
 
     def _restore_carried(self, buffer: FragmentBuffer) -> tuple[int, int]:
         """Put transitions that the last fragment had no room for first; returns (rows, count)."""
@@ -366,6 +407,7 @@ class EnvRunner:
             "rewards": {} if self.rewards.identity else self.rewards.get_state(),
             "next_fragment": self._next_fragment,
             "carried": None if self._carried is None else vars(self._carried),
+            "inputs": {} if self._inputs is None else self._inputs.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -380,6 +422,7 @@ class EnvRunner:
         self.observations.set_state(state["observations"])
         self.rewards.set_state(state["rewards"])
         self._episodes.set_state(state["episodes"])
+        self.inputs.set_state(state["inputs"])
         carried = state["carried"]
         self._carried = None if carried is None else CarriedRow(**carried)
         if state["obs"] is None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.errors import EnvError
+from rlrun.sampling.policy_inputs import PlayedInputs
 from rlrun.sampling.seeding import Role, episode_noise, episode_seed
 from rlrun.sampling.vector_env import take_lanes
 
@@ -84,6 +85,7 @@ class _Play:
         self._failures = 0
         self._returns = np.zeros(lanes)
         self._lengths = np.zeros(lanes, dtype=np.int64)
+        self._inputs = PlayedInputs(runner.policy, lanes)
         self._noise = [_EpisodeNoise(runner, seed, k) for k in self._episode] if explore else None
 
     def run(self) -> list[EpisodeRecord]:
@@ -95,7 +97,7 @@ class _Play:
             noise = None
             if self._noise is not None:
                 noise = np.concatenate([lane_noise.next() for lane_noise in self._noise])
-            actions, _, _ = runner.policy.compute_actions(obs, explore=self._explore, noise=noise)
+            actions = self._act(obs, noise)
             env_actions = runner.actions(actions)
             raw_before = _copied(raw) if self._recorder is not None else None
             raw, rewards, terminateds, truncateds, _ = envs.step(env_actions)
@@ -103,6 +105,7 @@ class _Play:
             self._returns += rewards * counted
             self._lengths += counted
             next_obs = np.array(runner.observations(raw, update=False))
+            self._remember(rewards, terminateds, truncateds, counted)
             if envs.failed_lanes:
                 self._play_again(envs.failed_lanes, next_obs)
             ended = False
@@ -122,6 +125,25 @@ class _Play:
             if ended:
                 break
         return [records[k] for k in sorted(records)]
+
+    def _act(self, obs: Array, noise: Array | None) -> Array:
+        policy, inputs = self._runner.policy, self._inputs
+        if inputs.views is None:
+            return policy.compute_actions(obs, explore=self._explore, noise=noise)[0]
+        return inputs.act_on(obs, explore=self._explore, noise=noise)[0]
+
+    def _remember(
+        self, rewards: Array, terminateds: Array, truncateds: Array, counted: Array
+    ) -> None:
+        """Let the policy's views see how the step ended."""
+        runner, inputs = self._runner, self._inputs
+        if inputs.views is None:
+            return
+        over = terminateds | truncateds | ~counted
+        over[list(runner.envs.failed_lanes)] = True
+        if inputs.sees_rewards:
+            rewards = runner.rewards(rewards, terminateds, truncateds, update=False)
+        inputs.stepped(rewards, over)
 
     def _play_again(self, lanes: Sequence[int], next_obs: Array) -> None:
         """Start the episodes of environments that raised, and were built again, once more."""

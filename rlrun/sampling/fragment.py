@@ -10,7 +10,7 @@ and ``new_obs`` are two index arrays into it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.trajectory_views import TrainingRows, TrajectoryViews, add_views
 
 Array = NDArray[Any]
 
@@ -33,20 +34,33 @@ class FragmentBuffer:
         obs: ``[T + 1, B, ...]``; row t is what the policy saw at step t, the last row what it
             would see next.
         columns: further columns by name, each ``[T, B, ...]``.
+        history: obs and columns with P rows of earlier fragments in front of them.
+        num_past: how many of those P rows are there; the last ones.
         rewards: raw rewards, float64 ``[T, B]``.
         valid: ``[T, B]``, False where a row is no transition; None while all are.
     """
 
-    def __init__(self, length: int, lanes: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> None:
-        self.length, self.lanes = length, lanes
-        self._num_rows = (length + 1) * lanes
+    def __init__(
+        self,
+        length: int,
+        lanes: int,
+        obs_shape: tuple[int, ...],
+        obs_dtype: Any,
+        *,
+        past: int = 0,
+    ) -> None:
+        self.length, self.lanes, self.past = length, lanes, past
+        self._num_rows = (past + length + 1) * lanes
         self._num_finals = 0
         spare = lanes + self._num_rows // 16
         self._storage = np.empty((self._num_rows + spare, *obs_shape), dtype=obs_dtype)
         self._shape_rows()
         # Lane-major position of row (t, b) is [b, t]; entries are rows of the storage.
-        self._next_index = np.arange(lanes, self._num_rows, dtype=np.int64).reshape(length, lanes)
+        self._next_index = self._fresh_next_index()
+        self.history: dict[str, Array] = {col.OBS: self._observed}
         self.columns: dict[str, Array] = {}
+        self.num_past = 0
+        self._allocated = False
         self.rewards = np.empty((length, lanes), dtype=np.float64)
         self.terminateds = np.empty((length, lanes), dtype=np.bool_)
         self.truncateds = np.empty((length, lanes), dtype=np.bool_)
@@ -56,23 +70,43 @@ class FragmentBuffer:
 
     def _shape_rows(self) -> None:
         shape = self._storage.shape[1:]
-        self.obs = self._storage[: self._num_rows].reshape(self.length + 1, self.lanes, *shape)
+        self._observed = self._storage[: self._num_rows].reshape(-1, self.lanes, *shape)
+        self.obs = self._observed[self.past :]
+
+    def _fresh_next_index(self) -> Array:
+        first = (self.past + 1) * self.lanes
+        return np.arange(first, self._num_rows, dtype=np.int64).reshape(self.length, self.lanes)
 
     def add_column(self, name: str, first_row: Array) -> Array:
         """Allocate a column ``[T, B, ...]`` shaped like its first row ``[B, ...]``."""
-        column = np.empty((self.length, *first_row.shape), dtype=first_row.dtype)
-        self.columns[name] = column
-        return column
+        whole = np.empty((self.past + self.length, *first_row.shape), dtype=first_row.dtype)
+        self.history[name] = whole
+        self.columns[name] = whole[self.past :]
+        return self.columns[name]
 
     def write(self, t: int, actions: Array, extras: Mapping[str, Array]) -> None:
         """Row t of what the policy put out, each ``[B, ...]``."""
         columns = self.columns
-        if not columns:
+        if not self._allocated:
             for name, first_row in {col.ACTIONS: actions, **extras}.items():
-                self.add_column(name, first_row)
+                if name not in columns:
+                    self.add_column(name, first_row)
+            self._allocated = True
         columns[col.ACTIONS][t] = actions
         for name, value in extras.items():
             columns[name][t] = value
+
+    def recall(self, past: Mapping[str, Array]) -> None:
+        """Put what `remember` returned of the fragment before in front of this one."""
+        for name, rows in past.items():
+            self.history[name][self.past - len(rows) : self.past] = rows
+            self.num_past = len(rows)
+
+    def remember(self, columns: Iterable[str], end: int) -> dict[str, Array]:
+        """The last P rows before row ``end`` of these columns, as many as there are."""
+        stop = self.past + end
+        start = stop - min(self.past, self.num_past + end)
+        return {name: self.history[name][start:stop].copy() for name in columns}
 
     def grow(self) -> None:
         """Double the number of rows, for fragments of which many do not count."""
@@ -84,12 +118,14 @@ class FragmentBuffer:
         first[first >= self._num_rows] += added * lanes
         self._num_rows += added * lanes
         self.length += added
-        fresh = np.arange(lanes, self._num_rows, dtype=np.int64).reshape(self.length, lanes)
-        self._next_index = np.concatenate([first, fresh[added:]])
+        self._next_index = np.concatenate([first, self._fresh_next_index()[added:]])
         self._shape_rows()
         for name in _ROW_COLUMNS:
             setattr(self, name, _doubled(getattr(self, name)))
-        self.columns = {name: _doubled(column) for name, column in self.columns.items()}
+        for name, column in self.columns.items():
+            whole = np.concatenate([self.history[name], np.empty_like(column)])
+            self.history[name], self.columns[name] = whole, whole[self.past :]
+        self.history[col.OBS] = self._observed
         if self.valid is not None:
             self.valid = np.concatenate([self.valid, np.ones_like(self.valid)])
 
@@ -102,6 +138,7 @@ class FragmentBuffer:
             grown = np.empty(spare, dtype=self._storage.dtype)
             self._storage = np.concatenate([self._storage, grown])
             self._shape_rows()
+            self.history[col.OBS] = self._observed
         self._storage[begin:end] = final_obs
         self._next_index[t, lanes] = np.arange(begin, end)
         self._num_finals += len(lanes)
@@ -123,15 +160,20 @@ class FragmentBuffer:
         runner_index: int,
         fragment: int,
         further_columns: Callable[[dict[str, Array]], dict[str, Array]],
+        views: TrajectoryViews | None = None,
     ) -> SampleBatch:
         """The first ``num_steps`` rows as a batch, lane after lane.
 
         Args:
             rewards: what learning is to see, float32 ``[T, B]``.
             further_columns: makes columns ``[N, ...]`` from those that the policy put out.
+            views: what the policy sees besides the present observation, if it does.
         """
         keep = self._lane_major_selection(num_steps)
-        index = np.arange(num_steps * self.lanes, dtype=np.int64).reshape(num_steps, self.lanes)
+        shape = num_steps, self.lanes
+        first_row = self.past * self.lanes
+        index = np.arange(first_row, first_row + num_steps * self.lanes, dtype=np.int64)
+        index = index.reshape(shape)
         columns = {name: keep(column) for name, column in self.columns.items()}
         columns.update(further_columns(columns))
         columns[col.REWARDS] = keep(rewards)
@@ -152,7 +194,25 @@ class FragmentBuffer:
             next_index = np.where(next_index >= self._num_rows, next_index - cut, next_index)
         batch.set_shared(col.OBS, storage, keep(index))
         batch.set_shared(col.NEXT_OBS, storage, keep(next_index))
+        if views is not None:
+            self._add_views(batch, views, storage, next_index, keep)
         return batch
+
+    def _add_views(
+        self,
+        batch: SampleBatch,
+        views: TrajectoryViews,
+        storage: Array,
+        next_index: Array,
+        keep: Callable[[Array], Array],
+    ) -> None:
+        num_steps = len(next_index)
+        ends = self.terminateds[:num_steps] | self.truncateds[:num_steps]
+        ends[-1] = True
+        if self.valid is not None:
+            ends[:-1] |= ~self.valid[1:num_steps]
+        rows = TrainingRows(self.episode_step[:num_steps], ends, -self.num_past, keep)
+        add_views(batch, views, rows, self.history, storage, next_index)
 
     def _lane_major_selection(self, num_steps: int) -> Any:
         if self.valid is None:
@@ -173,7 +233,8 @@ class FragmentBuffer:
         finals = self._storage[self._num_rows : self._num_rows + self._num_finals]
         if num_steps == self.length:
             return self._storage[: self._num_rows + self._num_finals]
-        return np.concatenate([self._storage[: (num_steps + 1) * self.lanes], finals])
+        rows = self.past + num_steps + 1
+        return np.concatenate([self._storage[: rows * self.lanes], finals])
 
 
 def _doubled(column: Array) -> Array:
@@ -187,7 +248,8 @@ class CarriedRow:
     Only environments that reset themselves in a step of their own need this: lanes then fill up
     unevenly, and the vector step that completes a fragment can bring a few transitions too many.
 
-    Shapes: k carried lanes; every array ``[k, ...]``.
+    Shapes: k carried lanes. Observations and columns are of all lanes, ``[B, ...]``, since views
+    may look back at them; every other array is ``[k, ...]``.
     """
 
     lanes: Array
@@ -208,14 +270,14 @@ class CarriedRow:
         buffer.mark_invalid(t, lanes)
         return cls(
             lanes=lanes,
-            obs=buffer.obs[t, lanes],
+            obs=buffer.obs[t].copy(),
             next_obs=buffer.next_obs(t, lanes),
             rewards=buffer.rewards[t, lanes],
             terminateds=buffer.terminateds[t, lanes],
             truncateds=buffer.truncateds[t, lanes],
             episode_id=buffer.episode_id[t, lanes],
             episode_step=buffer.episode_step[t, lanes],
-            columns={name: column[t, lanes] for name, column in buffer.columns.items()},
+            columns={name: column[t].copy() for name, column in buffer.columns.items()},
         )
 
     def put(self, buffer: FragmentBuffer) -> int:
@@ -224,15 +286,16 @@ class CarriedRow:
         others = np.setdiff1d(np.arange(buffer.lanes), lanes)
         buffer.mark_invalid(0, others)
         buffer.rewards[0], buffer.terminateds[0], buffer.truncateds[0] = 0.0, False, False
-        buffer.obs[0, lanes] = self.obs
+        buffer.obs[0] = self.obs
         buffer.rewards[0, lanes] = self.rewards
         buffer.terminateds[0, lanes] = self.terminateds
         buffer.truncateds[0, lanes] = self.truncateds
         buffer.episode_id[0, lanes] = self.episode_id
         buffer.episode_step[0, lanes] = self.episode_step
         for name, values in self.columns.items():
-            first_row = np.zeros((buffer.lanes, *values.shape[1:]), dtype=values.dtype)
-            buffer.add_column(name, first_row)[0, lanes] = values
+            if name not in buffer.columns:
+                buffer.add_column(name, values)
+            buffer.columns[name][0] = values
         ended = self.terminateds | self.truncateds
         if ended.any():
             buffer.add_finals(0, lanes[ended], self.next_obs[ended])

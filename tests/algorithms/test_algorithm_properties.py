@@ -16,8 +16,19 @@ from rlrun.learning.returns import add_advantages
 
 BATCH = 64
 TINY = {"train_batch_size": BATCH, "minibatch_size": 16, "num_epochs": 2}
+LSTM = {
+    "use_lstm": True,
+    "lstm_cell_size": 8,
+    "max_seq_len": 7,
+    "lstm_use_prev_action": True,
+    "lstm_use_prev_reward": True,
+}
 ALGORITHMS = {
     "PPO": lambda: PPOConfig().training(**TINY),
+    "PPO, LSTM": lambda: PPOConfig().training(**TINY).model(hidden=[8], **LSTM),
+    "PPO, GRU": lambda: (
+        PPOConfig().training(**TINY).model(hidden=[8], use_gru=True, lstm_cell_size=8)
+    ),
     "A2C": lambda: A2CConfig().training(train_batch_size=BATCH, microbatch_size=24),
     "PG": lambda: PGConfig().training(train_batch_size=BATCH),
     "DQN": lambda: (
@@ -184,6 +195,24 @@ def test_pitfall_11_the_ratio_is_exactly_1_on_the_first_minibatch(built, env):
     _, statistics = ppo_loss(module, first, clip_param=0.2, normalize_advantages=True, **arguments)
     assert statistics["clip_fraction"] == 0
     assert statistics["approx_kl"] == 0
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_the_ratio_is_1_over_sequences_too(built, env):
+    algorithm = built("PPO, LSTM", env, **FILTERED)
+    algorithm.train()
+    batch = algorithm.sample()
+    rows = algorithm.learner.load(batch, (col.ACTIONS,))
+    module = algorithm.learner.module
+    add_advantages(rows, batch, module, 0.99, 0.95)
+    recomputed = rows.columns[col.ACTION_LOGP].numpy()
+    np.testing.assert_allclose(recomputed, batch[col.ACTION_LOGP], rtol=1e-4, atol=1e-5)
+    for first in rows.minibatches(1, 16, np.random.default_rng(0)):
+        with torch.no_grad():
+            inputs = module.forward_train(first)[col.ACTION_DIST_INPUTS]
+            logp = module.distribution.logp(inputs, first[col.ACTIONS])
+        ratio = (logp - first[col.ACTION_LOGP]).exp()
+        np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
 
 
 def test_pitfall_3_an_annealed_learning_rate_ends_above_zero(built):

@@ -77,3 +77,16 @@ def test_warnings(write) -> None:
     assert warned(write, text) == [
         "checkpoint.every: every 6 iterations is never: the run ends after 5; every: 5 works"
     ]
+
+
+def test_memories_that_contradict_something(write) -> None:
+    assert errors(write, "model: {use_lstm: true, use_gru: true}") == [
+        "model.use_gru: only one memory can stand behind the encoder; set use_lstm to false"
+    ]
+    found = errors(write, "model: {use_gru: true, share_layers: false}")
+    assert found[0].startswith("model.share_layers: policy and value function share their encoder")
+    whole = "{use: 'rlrun.policies.rl_module:ActorCritic', use_lstm: true}"
+    assert errors(write, f"model: {whole}") == [
+        "model.use_lstm: rlrun.policies.rl_module:ActorCritic is a whole RLModule, around which no "
+        "memory goes; leave this out"
+    ]

@@ -63,7 +63,7 @@ def test_copy_and_size_count_a_storage_once():
 
 def test_bad_indices_are_noticed():
     batch = trajectory()
-    for index in (np.zeros(4), np.zeros((4, 1), dtype=int)):
+    for index in (np.zeros(4), np.zeros((4, 1, 1), dtype=int)):
         with pytest.raises(ValueError, match="int \\[N\\]"):
             batch.set_shared("obs", np.zeros(3), index)
     for index in (np.array([0, 1, 2, 3]), np.array([0, 1, -1, 0])):

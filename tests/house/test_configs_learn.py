@@ -16,6 +16,13 @@ SEEDS = {
     "ppo_pendulum": (1,),
     "a2c_cartpole": (1,),
     "pg_cartpole": (1,),
+    "ppo_repeat_after_me_lstm": (1, 2, 3),
+    "ppo_stateless_cartpole_lstm": (1,),
+}
+# The same experiment without a memory does not get there.
+NEED_MEMORY = {
+    "ppo_repeat_after_me_lstm": (["model.use_lstm=false", "stop.env_steps=50_000"], 20),
+    "ppo_stateless_cartpole_lstm": (["model.use_lstm=false", "stop.env_steps=200_000"], 150),
 }
 
 
@@ -36,3 +43,16 @@ def test_config_reaches_its_return(name: str, seed: int, tmp_path: Path) -> None
     trained = outcome.result["episode_return_mean"]
     played = rollout(outcome.folder).statistics["episode_return_mean"]
     assert played >= trained - 0.1 * abs(trained)
+
+
+@pytest.mark.parametrize("name", NEED_MEMORY)
+def test_without_memory_it_fails(name: str, tmp_path: Path) -> None:
+    overrides, most = NEED_MEMORY[name]
+    outcome = run_experiment(
+        ROOT / "configs" / f"{name}.yaml",
+        [*overrides, "stop.episode_return_mean=null"],
+        run_dir=tmp_path / "run",
+        console="quiet",
+    )
+    assert outcome.result is not None
+    assert outcome.result["episode_return_mean"] < most

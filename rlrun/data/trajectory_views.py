@@ -1,0 +1,271 @@
+"""The rows of views: one rule, for the step at hand and for whole fragments.
+
+A fragment lies in memory time-major, with some rows of the past in front of it:
+
+    row      0 .. P-1        P .. P+T-1
+    holds    the past        the fragment's T steps of B lanes
+
+`TrajectoryViews.acting` gathers what the policy sees at one of these rows; `TrainingRows` gives the
+same rows for all of them at once. Numpy alone; knows nothing of environments and policies.
+
+    T  steps    B  lanes    P  rows of the past    n  steps of a view with a time axis
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlrun.data import columns as names
+from rlrun.data.column_data import Array
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sequences import sequence_lengths, sequence_offsets
+from rlrun.data.view_requirement import ViewRequirement
+
+History = Mapping[str, Array]
+"""Columns by name, [P + T, B, ...]; observations have a row more."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One view, resolved."""
+
+    name: str
+    source: str
+    steps: Array
+    """Relative steps, int [n]."""
+    time_axis: bool
+    acting: bool
+    training: bool
+    fill: Any
+    """One row of what stands before the episode; None: its first row."""
+    per_sequence: int
+    """Steps of a sequence that share one row; 0 for a view with a row for each step."""
+
+    def rows(self, present: Array) -> Array:
+        """The rows it wants [..., n] (or [...]) at `present` rows [...]."""
+        return present[..., None] + self.steps if self.time_axis else present + self.steps[0]
+
+
+class TrajectoryViews:
+    """All views of one policy.
+
+    Args:
+        requirements: name -> what the policy wants to see.
+        initial_state: the policy's state at an episode's start, one row each; stands before the
+            episode in views of `state_out_k`.
+
+    Attributes:
+        lookback: P, the rows of the past that some view reaches back to.
+        sources: columns that are viewed when acting, besides observations.
+        max_seq_len: longest sequence of a recurrent model; None for others.
+
+    Raises:
+        ValueError: for a view that cannot be, with its name.
+    """
+
+    def __init__(
+        self,
+        requirements: Mapping[str, ViewRequirement],
+        initial_state: Sequence[Array] = (),
+    ) -> None:
+        fills = {f"{names.STATE_OUT_PREFIX}{k}": row for k, row in enumerate(initial_state)}
+        self.views = [_resolved(name, view, fills) for name, view in requirements.items()]
+        self.lookback = max(0, *(-int(view.steps.min()) for view in self.views))
+        self.acting_views = [view for view in self.views if view.acting]
+        self.sources = {view.source for view in self.views} - {names.OBS}
+        lengths = [view.per_sequence for view in self.views if view.per_sequence]
+        self.max_seq_len = max(lengths) if lengths else None
+
+    @property
+    def trivial(self) -> bool:
+        """Whether there is nothing to view but the present observation."""
+        return all(
+            view.name == view.source == names.OBS and not view.time_axis and not view.steps.any()
+            for view in self.views
+        )
+
+    def acting(self, history: History, row: int, first: Array) -> dict[str, Array]:
+        """What the policy sees at `row`, each [B, ...] or [B, n, ...].
+
+        Args:
+            first: row of the first step of each lane's episode, int [B]; at the earliest the oldest
+                row that is there.
+        """
+        return {
+            view.name: _gathered(view, history[view.source], row, first)
+            for view in self.acting_views
+        }
+
+
+def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array]) -> View:
+    source = requirement.data_col or name
+    is_state = name.startswith(names.STATE_IN_PREFIX)
+    if requirement.batch_repeat_value > 1 and not is_state:
+        raise ValueError(
+            f"view {name!r}: batch_repeat_value is for states ({names.STATE_IN_PREFIX}k), of which "
+            "a train batch holds one row for each sequence"
+        )
+    repeats_first = source in (names.OBS, names.INFOS)
+    return View(
+        name=name,
+        source=source,
+        steps=np.array(requirement.steps),
+        time_axis=requirement.time_axis,
+        acting=requirement.is_acted_on(name),
+        training=requirement.used_for_training,
+        fill=None if repeats_first else fills.get(source, 0),
+        per_sequence=requirement.batch_repeat_value if is_state else 0,
+    )
+
+
+def _gathered(view: View, column: Array, row: int, first: Array) -> Array:
+    """The view [B, ...] or [B, n, ...] at one row of a column [rows, B, ...]."""
+    if not view.time_axis:
+        wanted = row + int(view.steps[0])
+        unknown = first > wanted
+        if not unknown.any():
+            return column[wanted]
+        if view.fill is None:
+            return column[np.maximum(first, wanted), np.arange(len(first))]
+        values = column[wanted].copy()
+        values[unknown] = view.fill
+        return values
+    rows = view.rows(np.full(len(first), row))  # [B, n]
+    values = column[np.maximum(rows, first[:, None]), np.arange(len(first))[:, None]]
+    if view.fill is not None:
+        values[rows < first[:, None]] = view.fill
+    return values
+
+
+class TrainingRows:
+    """Index arrays of views over a whole fragment, lane-major.
+
+    Args:
+        steps_in_episode: step of each row in its episode, int [T, B].
+        ends: rows after which the episode does not go on in this fragment, bool [T, B].
+        oldest: the oldest row of the past that is there, as a row of the fragment: -P or later.
+        keep: brings [T, B, ...] into the order of the batch, [N, ...].
+    """
+
+    def __init__(
+        self,
+        steps_in_episode: Array,
+        ends: Array,
+        oldest: int,
+        keep: Callable[[Array], Array],
+    ) -> None:
+        length, lanes = ends.shape
+        present = np.broadcast_to(np.arange(length)[:, None], ends.shape)
+        last = np.where(ends, present, length)[::-1]
+        self._present = keep(present)
+        self._first = keep(np.maximum(present - steps_in_episode, oldest))
+        self._last = keep(np.minimum.accumulate(last, axis=0)[::-1])
+        self._lane = keep(np.broadcast_to(np.arange(lanes), ends.shape))
+
+    def observations(
+        self, view: View, next_index: Array, past: int, *, ahead: int = 0
+    ) -> tuple[Array, Array]:
+        """Rows of the observations' storage, int [N] or [N, n], and where zeros stand instead.
+
+        Args:
+            next_index: row of the storage that step (t, b) led to, int [T, B].
+            past: P.
+            ahead: 1 for the view of the step after each row.
+        """
+        rows = view.rows(self._present + ahead)
+        first, last, lane = (_like(rows, a) for a in (self._first, self._last, self._lane))
+        inside = np.clip(rows, first, last)
+        index = (past + inside) * next_index.shape[1] + lane
+        index = np.where(rows == last + 1, next_index[last, lane], index)
+        return index, rows > last + 1
+
+    def values(
+        self,
+        view: View,
+        column: Array,
+        past: int,
+        *,
+        ahead: int = 0,
+        selection: Array | slice = slice(None),
+    ) -> Array:
+        """The view itself, [N, ...] or [N, n, ...], of a column [P + T, B, ...].
+
+        Args:
+            selection: only these rows of the batch.
+        """
+        rows = view.rows(self._present[selection] + ahead)
+        first, last, lane = (
+            _like(rows, a[selection]) for a in (self._first, self._last, self._lane)
+        )
+        found: Array = column[past + np.clip(rows, first, last), lane]
+        if view.fill is not None:
+            found[rows < first] = view.fill
+        found[rows > last] = 0
+        return found
+
+
+def add_views(
+    batch: SampleBatch,
+    views: TrajectoryViews,
+    rows: TrainingRows,
+    history: History,
+    storage: Array,
+    next_index: Array,
+) -> None:
+    """Add the views to a fragment's batch, and cut it into sequences for recurrent models.
+
+    A view that the policy acts on comes twice: under its name, and under `new_<name>` as it is one
+    step later, as `new_obs` is for `obs`: whatever values the observation after a row needs it.
+    States have one row for each sequence, which is that of its first step.
+
+    Args:
+        storage, next_index: of the observations; see `TrainingRows.observations`.
+    """
+    past = views.lookback
+    for view in views.views:
+        if view.per_sequence or not view.training or _is_plain(view):
+            continue
+        for ahead in (0, 1) if view.acting else (0,):
+            name = f"{names.NEXT_PREFIX}{view.name}" if ahead else view.name
+            if view.source != names.OBS:
+                batch[name] = rows.values(view, history[view.source], past, ahead=ahead)
+                continue
+            index, beyond = rows.observations(view, next_index, past, ahead=ahead)
+            if beyond.any():
+                values = storage[index]
+                values[beyond] = 0
+                batch[name] = values
+            else:
+                batch.set_shared(name, storage, index)
+    if views.max_seq_len is not None:
+        _cut_into_sequences(batch, views, rows, history)
+
+
+def _is_plain(view: View) -> bool:
+    """Whether the view is the column itself, which stands in the batch anyway."""
+    return view.name == view.source and not view.time_axis and not view.steps.any()
+
+
+def _cut_into_sequences(
+    batch: SampleBatch, views: TrajectoryViews, rows: TrainingRows, history: History
+) -> None:
+    assert views.max_seq_len is not None
+    seq_lens = sequence_lengths(batch, views.max_seq_len)
+    starts = sequence_offsets(seq_lens)[:-1]
+    for name in [name for name in batch if name.startswith(names.STATE_OUT_PREFIX)]:
+        del batch[name]
+    for view in views.views:
+        if view.per_sequence:
+            column = history[view.source]
+            batch[view.name] = rows.values(view, column, views.lookback, selection=starts)
+    batch[names.SEQ_LENS] = seq_lens
+    batch.max_seq_len = views.max_seq_len
+
+
+def _like(rows: Array, values: Array) -> Array:
+    """Values [N] for every step of rows [N] or [N, n]."""
+    return np.broadcast_to(values.reshape(len(values), *[1] * (rows.ndim - 1)), rows.shape)

@@ -1,0 +1,112 @@
+"""ViewRequirement: which part of a trajectory a model sees under which name.
+
+Owns what can be said about one view. What the rows of a view are is in `trajectory_views`. Time is
+counted in steps of an episode, from 0: the first observation, action and reward are all step 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlrun.data import columns as names
+
+
+@dataclass(frozen=True)
+class ViewRequirement:
+    """One column of a model's input, as steps of some column relative to the present.
+
+    | what | before the episode | after what is known |
+    |---|---|---|
+    | observations | the episode's first one, repeated | zeros |
+    | everything else | zeros | zeros |
+
+    What happened before a fragment began is known. A view never reaches into another episode.
+
+    Raises:
+        ValueError: for a shift that is none, and for the future as an input of acting.
+    """
+
+    data_col: str | None = None
+    """The column that is viewed; None: the one of the view's own name."""
+    space: Any = None
+    """gymnasium space of one step of the column: shape and dtype of what fills the view."""
+    shift: int | str | Sequence[int] = 0
+    """A step, a list of steps, or a range "first:last" or "first:last:step", ends included.
+
+    Lists and ranges add a time axis to the view, in their order."""
+    used_for_training: bool = True
+    """Whether the view stands in train batches; postprocessing sees it in any case."""
+    used_for_compute_actions: bool | None = None
+    """Whether the model sees the view when it acts; None: if it can be known by then."""
+    batch_repeat_value: int = 1
+    """Steps that share one row of the view in a train batch: for states, the longest sequence."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shift", _frozen(self.shift))
+        if self.batch_repeat_value < 1:
+            raise ValueError(f"batch_repeat_value is at least 1, not {self.batch_repeat_value}")
+        if self.used_for_compute_actions and max(self.steps) > 0:
+            raise ValueError(
+                f"shift {self.shift!r} looks into the future, which nobody knows when the model "
+                "acts: set used_for_compute_actions to False"
+            )
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The relative steps: -1 -> (-1,), "-3:0" -> (-3, -2, -1, 0)."""
+        return tuple(shift_steps(self.shift))
+
+    @property
+    def time_axis(self) -> bool:
+        """Whether the view has one: it has unless the shift is a single step."""
+        return not isinstance(self.shift, int)
+
+    def is_plain(self, name: str) -> bool:
+        """Whether the view, under this name, is the column itself."""
+        return self.data_col in (None, name) and self.shift == 0
+
+    def is_acted_on(self, name: str) -> bool:
+        """Whether the view, under this name, is part of what the model sees when it acts.
+
+        Raises ValueError for a view that cannot be: of the present, only observations are known.
+        """
+        source = self.data_col or name
+        known = max(self.steps) <= (0 if source == names.OBS else -1)
+        if self.used_for_compute_actions and not known:
+            raise ValueError(
+                f"view {name!r}: the {source!r} of the present step are not known yet when the "
+                "model acts; the newest it can see are those of shift -1"
+            )
+        return known if self.used_for_compute_actions is None else self.used_for_compute_actions
+
+
+def shift_steps(shift: int | str | Sequence[int]) -> list[int]:
+    """The relative steps of a shift: -1 -> [-1], [0, -2] -> [0, -2], "-3:0" -> [-3, -2, -1, 0].
+
+    Raises ValueError for a range that is malformed or empty, and for an empty list.
+    """
+    if isinstance(shift, str):
+        try:
+            first, last, step = ([int(part) for part in shift.split(":")] + [1])[:3]
+        except ValueError:
+            raise ValueError(
+                f'a range is "first:last" or "first:last:step", not {shift!r}'
+            ) from None
+        steps = list(range(first, last + 1, step)) if shift.count(":") <= 2 and step > 0 else []
+    else:
+        steps = [shift] if isinstance(shift, int | np.integer) else [int(step) for step in shift]
+    if not steps:
+        raise ValueError(f"shift {shift!r} holds no step")
+    return steps
+
+
+def _frozen(shift: Any) -> int | str | tuple[int, ...]:
+    """Checked, and as a value that can be compared."""
+    steps = shift_steps(shift)
+    if isinstance(shift, str):
+        return shift
+    return int(shift) if isinstance(shift, int | np.integer) else tuple(steps)

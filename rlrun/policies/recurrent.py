@@ -1,0 +1,189 @@
+"""The default networks with a memory: encoder, LSTM or GRU, heads.
+
+Owns what the memory is given and how it runs over sequences. Sampling it step by step and learning
+from sequences are one function: a step is a sequence of length 1.
+
+    S  sequences    L  steps of the longest    M  steps of all    C  units    F  features
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.data.view_requirement import ViewRequirement
+from rlrun.policies.action_layout import ActionLayout, action_layout
+from rlrun.policies.networks import linear
+from rlrun.policies.padding import pad_sequences, step_mask, unpad_sequences
+from rlrun.policies.rl_module import (
+    POLICY_GAIN,
+    VALUE_GAIN,
+    RLModule,
+    TensorBatch,
+    as_features,
+    default_encoder,
+    output_size,
+    set_log_std_bias,
+    wants_conv,
+)
+
+
+class RecurrentActorCritic(RLModule):
+    """Encoder, LSTM or GRU, and a head each for policy and value function.
+
+    The memory sees the encoder's features and, if asked for, the action (one-hot) and the reward of
+    the step before. Its states, h and c of an LSTM or h of a GRU, start at zero.
+
+    Args:
+        make_encoder: makes the user's own encoder, which tells its width as ``output_size``.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        model: ModelConfig,
+        *,
+        make_encoder: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space, model)
+        self._flatten = make_encoder is None and not wants_conv(observation_space, model)
+        make_encoder = make_encoder or partial(default_encoder, observation_space, model)
+        self.encoder = make_encoder()
+        width = output_size(self.encoder)
+        self.previous = PreviousStep(self, model)
+        kind = nn.LSTM if model.use_lstm else nn.GRU
+        self.memory = kind(width + self.previous.width, model.lstm_cell_size, batch_first=True)
+        for name, parameter in self.memory.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+        self.heads = Heads(self, model.lstm_cell_size)
+
+    def initial_state(self) -> list[Tensor]:
+        """Zeros: h [C], and for an LSTM c [C]."""
+        zeros = torch.zeros(self.model.lstm_cell_size)
+        return [zeros, zeros] if isinstance(self.memory, nn.LSTM) else [zeros]
+
+    def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """``action_dist_inputs`` [M, P] and ``vf_preds`` [M]."""
+        features, _ = self._remember(batch)
+        return {
+            col.ACTION_DIST_INPUTS: self.heads.dist_inputs(features),
+            col.VF_PREDS: self.heads.values(features),
+        }
+
+    def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """One step: ``action_dist_inputs`` [S, P], and the states [S, C] after it."""
+        features, states = self._remember(batch)
+        outs = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
+        return {col.ACTION_DIST_INPUTS: self.heads.dist_inputs(features), **outs}
+
+    def compute_values(self, batch: TensorBatch) -> Tensor:
+        """Values [M]."""
+        return self.heads.values(self._remember(batch)[0])
+
+    def _remember(self, batch: TensorBatch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The memory's outputs [M, C], and its states [S, C] after the last step of [S, L]."""
+        obs = as_features(batch[col.OBS], flatten=self._flatten)
+        x = self.previous.append(self.encoder(obs), batch)
+        h = batch[f"{col.STATE_IN_PREFIX}0"][None]
+        state = (h, batch[f"{col.STATE_IN_PREFIX}1"][None]) if self._has_cell else h
+        if col.SEQ_LENS not in batch:
+            outputs, state = self.memory(x[:, None], state)
+            return outputs[:, 0], tuple(s[0] for s in (state if self._has_cell else (state,)))
+        mask = step_mask(batch[col.SEQ_LENS])
+        outputs, _ = self.memory(pad_sequences(x, mask), state)
+        return unpad_sequences(outputs, mask), ()
+
+    @property
+    def _has_cell(self) -> bool:
+        return isinstance(self.memory, nn.LSTM)
+
+
+class Heads(nn.Module):
+    """Policy and value head on features that both share.
+
+    Args:
+        module: whose distribution and action space they serve.
+        width: of the features.
+    """
+
+    def __init__(self, module: RLModule, width: int) -> None:
+        super().__init__()
+        model, num_outputs = module.model, module.distribution.num_inputs
+        self.log_std: nn.Parameter | None = None
+        free = model.free_log_std and action_layout(module.action_space).kind == "gaussian"
+        if free:
+            num_outputs //= 2
+            self.log_std = nn.Parameter(torch.full((num_outputs,), float(model.log_std_init)))
+        self.pi = linear(width, num_outputs, POLICY_GAIN)
+        self.vf = linear(width, 1, VALUE_GAIN)
+        if not free:
+            set_log_std_bias(self.pi, module.action_space, model.log_std_init)
+
+    def dist_inputs(self, features: Tensor) -> Tensor:
+        """Features [N, F] -> [N, P]."""
+        outputs: Tensor = self.pi(features)
+        if self.log_std is None:
+            return outputs
+        return torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
+
+    def values(self, features: Tensor) -> Tensor:
+        """Features [N, F] -> [N]."""
+        return self.vf(features).squeeze(-1)
+
+
+class PreviousStep:
+    """The action and reward of the step before, as further features.
+
+    Args:
+        module: whose views get ``prev_actions`` and ``prev_rewards``, as far as ``model`` asks.
+    """
+
+    def __init__(self, module: RLModule, model: ModelConfig) -> None:
+        self._layout = action_layout(module.action_space)
+        self._action, self._reward = model.lstm_use_prev_action, model.lstm_use_prev_reward
+        self.width = 0
+        if self._action:
+            module.view_requirements[col.PREV_ACTIONS] = ViewRequirement(
+                col.ACTIONS, space=module.action_space, shift=-1
+            )
+            self.width += one_hot_width(self._layout)
+        if self._reward:
+            module.view_requirements[col.PREV_REWARDS] = ViewRequirement(col.REWARDS, shift=-1)
+            self.width += 1
+
+    def append(self, features: Tensor, batch: TensorBatch) -> Tensor:
+        """Features [M, F] -> [M, F + width]."""
+        parts = [features]
+        if self._action:
+            parts.append(one_hot_actions(batch[col.PREV_ACTIONS], self._layout))
+        if self._reward:
+            parts.append(batch[col.PREV_REWARDS].to(torch.float32)[:, None])
+        return torch.cat(parts, dim=-1) if len(parts) > 1 else features
+
+
+def one_hot_width(layout: ActionLayout) -> int:
+    """Features of one action in `one_hot_actions`."""
+    return sum(sum(leaf.categories) or leaf.num_columns for leaf in layout.leaves)
+
+
+def one_hot_actions(actions: Tensor, layout: ActionLayout) -> Tensor:
+    """Module actions [M, ...] as numbers [M, width]: one-hot where they are categories."""
+    table = actions.reshape(len(actions), -1)
+    parts: list[Tensor] = []
+    for leaf in layout.leaves:
+        columns = table[:, leaf.columns]
+        if not leaf.categories:
+            parts.append(columns.to(torch.float32))
+        for k, count in enumerate(leaf.categories):
+            values = torch.arange(count, device=table.device)
+            parts.append((columns[:, k : k + 1] == values).to(torch.float32))
+    return torch.cat(parts, dim=-1)

@@ -1,0 +1,79 @@
+"""Small environments that only a policy with a memory can solve, to learn with and to test against.
+
+In an experiment file: ``env: "rlrun.sampling.example_envs:StatelessCartPole"``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+VISIBLE = [0, 2]  # position and angle; the velocities are what has to be remembered
+
+
+class StatelessCartPole(gym.ObservationWrapper[Any, Any, Any]):
+    """CartPole-v1 without the velocities; only what was seen before tells them.
+
+    Args:
+        max_episode_steps: time limit; the episode is truncated there.
+        render_mode: gymnasium's.
+    """
+
+    def __init__(self, max_episode_steps: int = 500, render_mode: str | None = None) -> None:
+        cartpole = gym.make(
+            "CartPole-v1",
+            max_episode_steps=max_episode_steps,
+            render_mode=render_mode,
+            disable_env_checker=True,
+        )
+        super().__init__(cartpole)
+        box = cartpole.observation_space
+        assert isinstance(box, gym.spaces.Box)
+        self.observation_space = gym.spaces.Box(box.low[VISIBLE], box.high[VISIBLE])
+
+    def observation(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Position and angle."""
+        return observation[VISIBLE]
+
+
+class RepeatAfterMe(gym.Env[np.int64, np.int64]):
+    """Shows a random token each step and rewards naming the one of ``delay`` steps before.
+
+    The reward is 1 for the right token and -1 for any other; what was to be named in the first
+    ``delay`` steps is token 0. A policy without memory gets 0 on average, a perfect one ``length``.
+
+    Args:
+        delay: steps to remember a token; 0 needs no memory.
+        length: steps of an episode.
+        num_tokens: how many different tokens there are.
+    """
+
+    def __init__(self, delay: int = 1, length: int = 100, num_tokens: int = 2) -> None:
+        self.observation_space = gym.spaces.Discrete(num_tokens)
+        self.action_space = gym.spaces.Discrete(num_tokens)
+        self._delay, self._length = delay, length
+        self._shown: list[int] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.int64, dict[str, Any]]:
+        """Show the first token."""
+        super().reset(seed=seed)
+        self._shown = [0] * self._delay
+        return self._show(), {}
+
+    def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
+        """Judge the token named, show the next one."""
+        wanted = self._shown[-1 - self._delay]
+        reward = 1.0 if int(action) == wanted else -1.0
+        over = len(self._shown) == self._length + self._delay
+        return self._show(), reward, over, False, {}
+
+    def _show(self) -> np.int64:
+        space = self.observation_space
+        assert isinstance(space, gym.spaces.Discrete)
+        self._shown.append(int(self.np_random.integers(space.n)))
+        return np.int64(self._shown[-1])

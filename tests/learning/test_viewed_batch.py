@@ -1,0 +1,171 @@
+"""Train batches of modules that see more than the present observation."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.config.schema import (
+    EnvRunnersConfig,
+    EnvSpec,
+    LearnersConfig,
+    ModelConfig,
+    TrainingConfig,
+)
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.view_requirement import ViewRequirement
+from rlrun.learning.learner import Learner
+from rlrun.policies.policy import state_names
+from rlrun.policies.rl_module import RLModule, build_module
+from rlrun.policies.torch_policy import TorchPolicy
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+
+LSTM = ModelConfig(
+    hidden=(8,),
+    use_lstm=True,
+    lstm_cell_size=6,
+    max_seq_len=5,
+    lstm_use_prev_action=True,
+    lstm_use_prev_reward=True,
+)
+
+
+class Stacked(RLModule):
+    """Looks at the last three observations and at two rewards."""
+
+    def __init__(self, observation_space, action_space, model):
+        super().__init__(observation_space, action_space, model)
+        self.view_requirements["obs"] = ViewRequirement(space=observation_space, shift="-2:0")
+        self.view_requirements["two_rewards"] = ViewRequirement("rewards", shift=[-1, -3])
+        self.net = torch.nn.Linear(3 * 4 + 2, 3)
+
+    def forward_train(self, batch):
+        x = torch.cat([batch["obs"].flatten(1), batch["two_rewards"]], dim=1)
+        outputs = self.net(x)
+        return {col.ACTION_DIST_INPUTS: outputs[:, :2], col.VF_PREDS: outputs[:, 2]}
+
+
+STACKED = ModelConfig(use=f"{__name__}:Stacked")
+
+
+def sampled(model, lengths, lanes=2):
+    runner = EnvRunner(
+        RunnerSpec(
+            EnvSpec(use="CartPole-v1", kwargs={"max_episode_steps": 13}),
+            EnvRunnersConfig(num_envs_per_env_runner=lanes),
+            model=model,
+            policy_factory=TorchPolicy,
+        )
+    )
+    batches = [
+        runner.sample_fragment(SampleRequest(i, length)).batch for i, length in enumerate(lengths)
+    ]
+    return runner, SampleBatch.concat_samples(batches)
+
+
+def loaded(runner, batch):
+    learner = Learner(
+        build_module(runner.observations.output_space, gym.spaces.Discrete(2), runner.spec.model),
+        TrainingConfig(),
+        LearnersConfig(device="cpu"),
+    )
+    learner.parameters.load(runner.policy.get_weights())
+    return learner, learner.load(batch, (col.ACTIONS, col.T, col.EPS_ID))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    model=st.sampled_from([LSTM, STACKED]),
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    chunk=st.sampled_from([1, 7, 4096]),
+)
+def test_outputs_are_those_of_acting_and_of_the_step_after(model, lengths, chunk):
+    runner, batch = sampled(model, lengths)
+    learner, rows = loaded(runner, batch)
+    with torch.no_grad():
+        inputs, values, next_values = (x.numpy() for x in rows.outputs(learner.module, chunk))
+    np.testing.assert_allclose(inputs, batch[col.ACTION_DIST_INPUTS], atol=1e-6)
+    # Within an episode's piece the value of what a step led to is that of the step after it.
+    same = (batch[col.EPS_ID][1:] == batch[col.EPS_ID][:-1]) & (
+        batch[col.UNROLL_ID][1:] == batch[col.UNROLL_ID][:-1]
+    )
+    np.testing.assert_allclose(next_values[:-1][same], values[1:][same], atol=1e-5)
+    if model is LSTM:
+        check_last_values(runner, batch, next_values)
+
+
+def check_last_values(runner, batch, next_values):
+    """V of the observation after a sequence, in the state that the sequence led to."""
+    module, begin = runner.policy.module, 0
+    for sequence, length in enumerate(batch[col.SEQ_LENS]):
+        states = {name: batch[name][sequence][None] for name in state_names(batch)}
+        states = {name: torch.from_numpy(state) for name, state in states.items()}
+        with torch.no_grad():
+            for row in range(begin, begin + length):
+                step = {
+                    name: torch.from_numpy(np.array(batch[name][row]))[None]
+                    for name in ("obs", "prev_actions", "prev_rewards")
+                }
+                outs = module.forward_inference({**step, **states})
+                states = {name: outs[name.replace("_in_", "_out_")] for name in states}
+            last = {
+                "obs": torch.from_numpy(np.array(batch["new_obs"][row]))[None],
+                "prev_actions": torch.tensor([batch["actions"][row]]),
+                "prev_rewards": torch.tensor([batch["rewards"][row]]),
+            }
+            value = float(module.compute_values({**last, **states}))
+        assert next_values[row] == pytest.approx(value, abs=1e-5)
+        begin += length
+
+
+@pytest.mark.parametrize("model", [LSTM, STACKED])
+@pytest.mark.parametrize("size", [1, 7, 16, 1000])
+def test_minibatches_hold_every_row_once(model, size):
+    runner, batch = sampled(model, [17, 9])
+    _, rows = loaded(runner, batch)
+    minibatches = list(rows.minibatches(2, size, np.random.default_rng(0)))
+    seen = [
+        row for m in minibatches for row in zip(m["eps_id"].tolist(), m["t"].tolist(), strict=True)
+    ]
+    expected = sorted(zip(batch["eps_id"].tolist(), batch["t"].tolist(), strict=True))
+    assert sorted(seen[: len(batch)]) == sorted(seen[len(batch) :]) == expected
+    if size < 1000:
+        assert seen[: len(batch)] != seen[len(batch) :]
+    for minibatch in minibatches:
+        if model is STACKED:
+            assert len(minibatch["t"]) <= size
+            assert minibatch["obs"].shape[1:] == (3, 4)
+            continue
+        # Whole sequences, in the order of their steps, begun within the size.
+        lengths = minibatch["seq_lens"].tolist()
+        assert sum(lengths[:-1]) < size
+        for piece in minibatch["t"].split(lengths):
+            assert (piece.diff() == 1).all()
+        assert len(minibatch["state_in_0"]) == len(lengths)
+
+
+def test_sequences_keep_their_states():
+    runner, batch = sampled(LSTM, [17])
+    _, rows = loaded(runner, batch)
+    starts = np.cumsum(batch["seq_lens"]) - batch["seq_lens"]
+    stored = {
+        (int(batch["eps_id"][a]), int(batch["t"][a])): state
+        for a, state in zip(starts, batch["state_in_0"], strict=True)
+    }
+    for minibatch in rows.minibatches(1, 10, np.random.default_rng(0)):
+        begins = minibatch["seq_lens"].cumsum(0) - minibatch["seq_lens"]
+        for a, state in zip(begins.tolist(), minibatch["state_in_0"], strict=True):
+            key = int(minibatch["eps_id"][a]), int(minibatch["t"][a])
+            np.testing.assert_array_equal(state, stored[key])
+
+
+def test_stacked_observations_are_one_storage_on_the_device_too():
+    runner, batch = sampled(STACKED, [30])
+    _, rows = loaded(runner, batch)
+    storage, index = rows._inputs["obs"]
+    assert storage.shape == batch.shared("obs")[0].shape
+    assert index.shape == (2 * len(batch), 3)

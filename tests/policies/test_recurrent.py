@@ -1,0 +1,189 @@
+"""Recurrent modules: step by step and over padded sequences they compute the same."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.policies import padding
+from rlrun.policies.action_layout import action_layout
+from rlrun.policies.policy import state_names
+from rlrun.policies.recurrent import one_hot_actions, one_hot_width
+from rlrun.policies.rl_module import build_module
+from rlrun.policies.torch_policy import TorchPolicy
+
+VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (12, 12, 1), np.uint8)
+SPACES = {
+    "discrete": gym.spaces.Discrete(3, start=5),
+    "box": gym.spaces.Box(-1, 1, (2,), np.float32),
+    "tuple": gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (2,), np.float32))),
+}
+MEMORIES = {
+    "lstm": {"use_lstm": True},
+    "gru": {"use_gru": True},
+    "lstm, previous step": {
+        "use_lstm": True,
+        "lstm_use_prev_action": True,
+        "lstm_use_prev_reward": True,
+    },
+}
+
+
+def make(memory, observations=VECTOR, actions="discrete", **more):
+    torch.manual_seed(0)
+    model = ModelConfig(hidden=(8,), lstm_cell_size=6, max_seq_len=4, **MEMORIES[memory], **more)
+    return build_module(observations, SPACES[actions], model)
+
+
+def random_batch(module, seq_lens, rng, observations=VECTOR):
+    """Rows of sequences one after the other, each from a state of its own."""
+    rows = int(sum(seq_lens))
+    if observations is VECTOR:
+        obs = torch.from_numpy(rng.normal(size=(rows, 3)).astype(np.float32))
+    else:
+        obs = torch.from_numpy(rng.integers(0, 255, (rows, 12, 12, 1), dtype=np.uint8))
+    batch = {col.OBS: obs, col.SEQ_LENS: torch.tensor(seq_lens)}
+    if col.PREV_ACTIONS in module.view_requirements:
+        batch[col.PREV_ACTIONS] = torch.from_numpy(rng.integers(0, 3, rows))
+        batch[col.PREV_REWARDS] = torch.from_numpy(rng.normal(size=rows).astype(np.float32))
+    for k, state in enumerate(module.initial_state()):
+        values = rng.normal(size=(len(seq_lens), *state.shape)).astype(np.float32)
+        batch[f"state_in_{k}"] = torch.from_numpy(np.tanh(values))
+    return batch
+
+
+def step_by_step(module, batch):
+    """Distribution inputs and values of all steps, computed one step at a time."""
+    states = state_names(batch)
+    begin, inputs, values = 0, [], []
+    for sequence, length in enumerate(batch[col.SEQ_LENS].tolist()):
+        carried = {name: batch[name][sequence][None] for name in states}
+        for row in range(begin, begin + length):
+            step = {
+                name: column[row][None]
+                for name, column in batch.items()
+                if name not in (col.SEQ_LENS, *states)
+            }
+            outputs = module.forward_inference({**step, **carried})
+            inputs.append(outputs[col.ACTION_DIST_INPUTS])
+            values.append(module.compute_values({**step, **carried}))
+            carried = {name: outputs[name.replace("_in_", "_out_")] for name in states}
+        begin += length
+    return torch.cat(inputs), torch.cat(values)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    memory=st.sampled_from(sorted(MEMORIES)),
+    seq_lens=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    seed=st.integers(0, 2**16),
+    image=st.booleans(),
+)
+def test_sequences_are_the_same_as_steps(memory, seq_lens, seed, image):
+    observations = IMAGE if image else VECTOR
+    module = make(memory, observations)
+    batch = random_batch(module, seq_lens, np.random.default_rng(seed), observations)
+    with torch.no_grad():
+        whole = module.forward_train(batch)
+        inputs, values = step_by_step(module, batch)
+        np.testing.assert_allclose(whole[col.ACTION_DIST_INPUTS], inputs, atol=1e-6)
+        np.testing.assert_allclose(whole[col.VF_PREDS], values, atol=1e-6)
+        np.testing.assert_allclose(module.compute_values(batch), values, atol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    memory=st.sampled_from(sorted(MEMORIES)),
+    seq_lens=st.lists(st.integers(1, 4), min_size=2, max_size=5),
+    junk=st.floats(-1e6, 1e6),
+)
+def test_what_the_padding_holds_changes_nothing(memory, seq_lens, junk):
+    """Neither outputs nor gradients, whatever stands behind the shorter sequences."""
+    module = make(memory)
+    batch = random_batch(module, seq_lens, np.random.default_rng(1))
+    results = []
+    original = padding.pad_sequences
+    for value in (0.0, junk):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "rlrun.policies.recurrent.pad_sequences",
+                lambda steps, mask, v=value: original(steps, mask, v),
+            )
+            module.zero_grad()
+            outputs = module.forward_train(batch)
+            (
+                outputs[col.ACTION_DIST_INPUTS].square().sum() + outputs[col.VF_PREDS].sum()
+            ).backward()
+        gradients = [parameter.grad.clone() for parameter in module.parameters()]
+        results.append([*(output.detach() for output in outputs.values()), *gradients])
+    for plain, padded in zip(*results, strict=True):
+        np.testing.assert_array_equal(plain, padded)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+def test_padding_goes_back_and_forth(seq_lens):
+    steps = torch.arange(sum(seq_lens) * 2.0).view(-1, 2)
+    mask = padding.step_mask(torch.tensor(seq_lens))
+    padded = padding.pad_sequences(steps, mask, -1.0)
+    assert padded.shape == (len(seq_lens), max(seq_lens), 2)
+    begin = 0
+    for sequence, length in zip(padded, seq_lens, strict=True):
+        assert sequence[:length].tolist() == steps[begin : begin + length].tolist()
+        assert (sequence[length:] == -1).all(), "padding stands to the right"
+        begin += length
+    assert padding.unpad_sequences(padded, mask).tolist() == steps.tolist()
+
+
+@pytest.mark.parametrize("actions", sorted(SPACES))
+def test_previous_actions_are_one_hot(actions):
+    layout = action_layout(SPACES[actions])
+    rows = {
+        "discrete": (torch.tensor([2, 0]), [[0, 0, 1], [1, 0, 0]]),
+        "box": (torch.tensor([[0.5, -1.0]]), [[0.5, -1.0]]),
+        "tuple": (torch.tensor([[1.0, 0.25, 2.0]]), [[0, 1, 0.25, 2.0]]),
+    }
+    given_actions, expected = rows[actions]
+    encoded = one_hot_actions(given_actions, layout)
+    assert encoded.tolist() == expected
+    assert encoded.shape[1] == one_hot_width(layout)
+
+
+def test_the_previous_step_is_a_view_and_is_used():
+    module = make("lstm, previous step")
+    views = module.view_requirements
+    assert (views["prev_actions"].data_col, views["prev_actions"].shift) == ("actions", -1)
+    assert (views["prev_rewards"].data_col, views["prev_rewards"].shift) == ("rewards", -1)
+    assert views["state_in_1"].batch_repeat_value == 4
+    batch = random_batch(module, [2], np.random.default_rng(0))
+    before = module.compute_values(batch)
+    for name in ("prev_actions", "prev_rewards"):
+        changed = {**batch, name: batch[name] + 1}
+        assert not torch.equal(module.compute_values(changed), before), name
+    assert list(make("gru").view_requirements) == ["state_in_0", "obs"]
+
+
+def test_the_policy_hands_states_on():
+    module = make("lstm")
+    policy = TorchPolicy(VECTOR, SPACES["discrete"], module.model, module=module)
+    assert policy.is_recurrent()
+    assert [state.shape for state in policy.get_initial_state()] == [(6,), (6,)]
+    obs = np.ones((2, 3), np.float32)
+    states = [np.repeat(state[None], 2, 0) for state in policy.get_initial_state()]
+    actions, states, extras = policy.compute_actions(obs, states, explore=False)
+    assert list(extras) == [col.ACTION_DIST_INPUTS]
+    again = policy.compute_actions(obs, states, explore=False)[2]
+    assert not np.array_equal(extras[col.ACTION_DIST_INPUTS], again[col.ACTION_DIST_INPUTS])
+    assert actions.shape == (2,)
+
+
+@pytest.mark.parametrize("free_log_std", [False, True])
+def test_standard_deviations_start_where_they_should(free_log_std):
+    module = make("gru", actions="box", free_log_std=free_log_std, log_std_init=-1.0)
+    batch = random_batch(module, [3, 1], np.random.default_rng(0))
+    log_std = module.forward_train(batch)[col.ACTION_DIST_INPUTS][:, 2:]
+    np.testing.assert_allclose(log_std.detach(), -1.0, atol=0.0 if free_log_std else 0.2)

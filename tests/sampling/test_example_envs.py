@@ -1,0 +1,37 @@
+"""The small environments that come with rlrun."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from rlrun.sampling.example_envs import RepeatAfterMe, StatelessCartPole
+
+
+def test_stateless_cartpole_is_cartpole_without_velocities():
+    hidden, whole = StatelessCartPole(), gym.make("CartPole-v1")
+    seen, known = hidden.reset(seed=3)[0], whole.reset(seed=3)[0]
+    for action in (0, 1, 1, 0, 1):
+        np.testing.assert_array_equal(seen, known[[0, 2]])
+        seen, known = hidden.step(action)[0], whole.step(action)[0]
+    assert hidden.observation_space.contains(seen)
+    limited = StatelessCartPole(max_episode_steps=2)
+    limited.reset(seed=0)
+    assert [limited.step(0)[3] for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_repeat_after_me_pays_for_remembering(delay):
+    env = RepeatAfterMe(delay=delay, length=20, num_tokens=3)
+    check_env(env, skip_render_check=True)
+    shown = [*[0] * delay, env.reset(seed=1)[0]]
+    rewards = []
+    over = False
+    while not over:
+        token, reward, over, truncated, _ = env.step(shown[-1 - delay])
+        assert not truncated
+        shown.append(token)
+        rewards.append(reward)
+    assert rewards == [1.0] * 20
+    env.reset(seed=1)
+    assert env.step((shown[0] + 1) % 3)[1] == -1.0

@@ -1,0 +1,235 @@
+"""Views and states, when acting and in training, against a slow transcription."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_env_runner import collect
+
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.data.view_requirement import ViewRequirement
+from rlrun.policies.policy import Policy, state_views
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.runner_messages import RunnerSpec
+
+VIEWS = {
+    "obs": ViewRequirement("obs"),
+    "prev_actions": ViewRequirement("actions", shift=-1),
+    "prev_rewards": ViewRequirement("rewards", shift=-1),
+    "older_rewards": ViewRequirement("rewards", shift="-4:-2"),
+    "frames": ViewRequirement("obs", shift="-3:0"),
+    "old_frame": ViewRequirement("obs", shift=-2),
+    "next_actions": ViewRequirement("actions", shift=1),
+    "frames_ahead": ViewRequirement("obs", shift="0:2"),
+}
+
+
+class Looking(Policy):
+    """Acts on its views' sum, and keeps what it saw: (seed, step) of the observation -> views."""
+
+    def __init__(self, observation_space, action_space, states=False):
+        super().__init__(observation_space, action_space)
+        self.states = states
+        self.view_requirements = dict(VIEWS)
+        if states:
+            self.view_requirements.update(state_views(self.get_initial_state(), 3))
+        self.saw = {}
+
+    def get_initial_state(self):
+        return [np.array([7.0, 0.0], np.float32)] if self.states else []
+
+    def compute_actions_from_input_dict(self, input_dict, *, explore=True, noise=None):
+        return self.look(input_dict)
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return self.look({"obs": obs_batch})
+
+    def look(self, input_dict):
+        obs = input_dict["obs"]
+        for lane, (seed, step) in enumerate(obs.astype(int).tolist()):
+            row = {name: np.array(view[lane]) for name, view in input_dict.items()}
+            self.saw[seed, step] = row
+        actions = obs.sum(-1).astype(np.int64) % 2
+        states = []
+        if self.states:  # counts the steps of the episode
+            states = [input_dict["state_in_0"] + np.array([0, 1], np.float32)]
+        return actions, states, {}
+
+
+def looking_runner(lanes, *, states=False, use="test_env_runner:CountingEnv", **kwargs):
+    return EnvRunner(
+        RunnerSpec(
+            EnvSpec(use=use, kwargs=kwargs),
+            EnvRunnersConfig(num_envs_per_env_runner=lanes),
+            policy_factory=lambda o, a, m: Looking(o, a, states),
+        )
+    )
+
+
+def slow_view(view, source, episode, step, known, dtype):
+    """One row of a view, from the whole episode; `known` steps of it have been sampled."""
+    rows = []
+    for shift in view.steps:
+        at = step + shift
+        if source == "obs":
+            limit = known + 1  # what the last step led to is known too
+            row = episode[max(at, 0)] if at < limit else np.zeros(2, np.float32)
+        else:
+            row = episode[at] if 0 <= at < known else 0
+        rows.append(row)
+    return np.array(rows if view.time_axis else rows[0], dtype)
+
+
+class Transcript:
+    """All steps of all episodes, put together from the batches' plain columns."""
+
+    def __init__(self, batches):
+        self.rows = {}
+        for batch in batches:
+            for row in batch.rows():
+                self.rows.setdefault(int(row["eps_id"]), []).append(row)
+
+    def column(self, episode, source):
+        rows = self.rows[episode]
+        if source != "obs":
+            return [row[source] for row in rows]
+        return [row["obs"] for row in rows] + [rows[-1]["new_obs"]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lanes=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 8), min_size=1, max_size=5),
+    states=st.booleans(),
+    random_length=st.booleans(),
+)
+def test_views_are_their_slow_transcription(lanes, lengths, states, random_length):
+    runner = looking_runner(lanes, states=states, random_length=random_length, length=7)
+    batches = []
+    for i, length in enumerate(lengths):
+        batches.append(collect(runner, [length])[0].batch)
+        check_views(runner, batches, batches[i])
+
+
+def check_views(runner, batches, batch):
+    """Every view of the newest batch: what the transcript says, and what the policy saw."""
+    transcript = Transcript(batches)
+    batch.check_valid()
+    for i in range(len(batch)):
+        episode, step = int(batch["eps_id"][i]), int(batch["t"][i])
+        known = len(transcript.rows[episode])
+        saw = runner.policy.saw[tuple(batch["obs"][i].astype(int).tolist())]
+        for name, view in VIEWS.items():
+            source = view.data_col
+            whole = transcript.column(episode, source)
+            expected = slow_view(view, source, whole, step, known, batch[name].dtype)
+            np.testing.assert_array_equal(batch[name][i], expected, err_msg=name)
+            if view.is_acted_on(name):
+                np.testing.assert_array_equal(saw[name], expected, err_msg=name)
+                after = slow_view(view, source, whole, step + 1, known, batch[name].dtype)
+                np.testing.assert_array_equal(batch[f"new_{name}"][i], after, err_msg=name)
+    check_states(batch)
+
+
+def check_states(batch):
+    if "seq_lens" not in batch:
+        return
+    starts = np.cumsum(batch["seq_lens"]) - batch["seq_lens"]
+    assert batch["seq_lens"].sum() == len(batch)
+    assert batch["seq_lens"].max() <= 3
+    assert "state_out_0" not in batch
+    # The state counts the steps of the episode, from what it is initially.
+    expected = np.stack([np.full(len(starts), 7), batch["t"][starts]], axis=1)
+    np.testing.assert_array_equal(batch["state_in_0"], expected)
+    for start, length in zip(starts, batch["seq_lens"], strict=True):
+        assert len(set(batch["eps_id"][start : start + length])) == 1
+        assert len(set(batch["unroll_id"][start : start + length])) == 1
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_environments_that_reset_in_a_step_of_their_own(states):
+    """Lanes then fill up unevenly, and rows are carried from fragment to fragment."""
+    runner = looking_runner(3, states=states, use="counting_envs:autonomous")
+    assert not runner.envs.every_step_counts
+    batches = []
+    for length in (1, 4, 2, 5, 3):
+        batches.append(collect(runner, [length])[0].batch)
+        check_views(runner, batches, batches[-1])
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_a_restored_runner_sees_the_same_past(states):
+    straight = looking_runner(2, states=states, random_length=True)
+    collect(straight, [5])
+    state = straight.get_state()
+    resumed = looking_runner(2, states=states, random_length=True)
+    resumed.set_state(state)
+    one, two = (collect(runner, [6])[0].batch for runner in (straight, resumed))
+    assert one.keys() == two.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_evaluation_shows_the_policy_the_same_views(lanes):
+    """Also past the window that evaluation keeps: the episodes are longer than it."""
+    runner = looking_runner(lanes, states=True, length=300)
+    play_episodes(runner, num_episodes=3, seed=4)
+    for (seed, step), row in runner.policy.saw.items():
+        assert row["state_in_0"].tolist() == [7, step]
+        assert row["prev_rewards"] == step
+        assert row["older_rewards"].tolist() == [max(step - k, 0) for k in (3, 2, 1)]
+        assert row["frames"].tolist() == [[seed, max(step - k, 0)] for k in (3, 2, 1, 0)]
+        assert row["prev_actions"] == ((seed + step - 1) % 2 if step else 0)
+
+
+def test_views_of_a_living_policy_may_be_edited():
+    runner = looking_runner(2, length=20)
+    first = collect(runner, [6])[0].batch
+    assert "next_rewards" not in first
+    runner.policy.view_requirements["next_rewards"] = ViewRequirement("rewards", shift=1)
+    runner.policy.view_requirements["far_frame"] = ViewRequirement("obs", shift=-6)
+    second = collect(runner, [4])[0].batch
+    rewards = second["rewards"][:4]
+    assert second["next_rewards"][:4].tolist() == [*rewards[1:], 0]
+    # What was thrown away before anybody wanted it stays unknown: the oldest one stands in.
+    assert second["far_frame"][:4, 1].tolist() == [2, 2, 2, 3]
+
+
+def test_frames_are_stored_once():
+    """A stack of four by view: an index, where a wrapper stores every frame four times."""
+    runner = looking_runner(4, length=50)
+    batch = collect(runner, [64])[0].batch
+    storage, index = batch.shared("frames")
+    assert storage is batch.shared("obs")[0] is batch.shared("new_frames")[0]
+    assert index.shape == (256, 4)
+
+
+def test_a_policy_without_views_keeps_no_past():
+    runner = looking_runner(2)
+    runner.policy.view_requirements = {"obs": ViewRequirement()}
+    collect(runner, [3])
+    assert runner.get_state()["inputs"] == {}
+
+
+def test_unknown_columns_are_named():
+    runner = looking_runner(1)
+    runner.policy.view_requirements["x"] = ViewRequirement("nothing", shift=-1)
+    with pytest.raises(KeyError, match="nothing"):
+        collect(runner, [3])
+
+
+def test_rewards_are_seen_as_they_are_learned_from():
+    runner = EnvRunner(
+        RunnerSpec(
+            EnvSpec(use="test_env_runner:CountingEnv", kwargs={"length": 6}),
+            EnvRunnersConfig(num_envs_per_env_runner=2),
+            connectors=ConnectorsConfig(clip_rewards=2.0),
+            policy_factory=lambda o, a, m: Looking(o, a),
+        )
+    )
+    batch = collect(runner, [6])[0].batch
+    assert batch["rewards"][:6].tolist() == [1, 2, 2, 2, 2, 2]
+    assert batch["prev_rewards"][:6].tolist() == [0, 1, 2, 2, 2, 2]
+    assert {int(row["prev_rewards"]) for row in runner.policy.saw.values()} == {0, 1, 2}
