@@ -41,8 +41,8 @@ _PUBLIC_NAMES: dict[str, str] = {
     "run_sweep": "rlrun.experiment.sweep",
     "RunnerSpec": "rlrun.sampling.runner_messages",
     "SampleBatch": "rlrun.data.sample_batch",
-    "ViewRequirement": "rlrun.data.view_requirement",
     "synchronous_parallel_sample": "rlrun.sampling.synchronous",
+    "ViewRequirement": "rlrun.data.view_requirement",
 }
 
 

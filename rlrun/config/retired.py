@@ -37,6 +37,8 @@ SUCCESSORS: dict[str, str] = {
     "vf_share_layers": "model.share_layers",
     "conv_filters": "model.conv",
     "custom_model": "model.use",
+    "attention_memory_inference": "model.attention_memory",
+    "attention_memory_training": "model.attention_memory",
     "evaluation_interval": "evaluation.interval",
     "evaluation_duration": "evaluation.episodes",
     "evaluation_num_episodes": "evaluation.episodes",

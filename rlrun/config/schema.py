@@ -180,7 +180,7 @@ class ConnectorsConfig(Section):
     """Divide rewards by the running standard deviation of the discounted return."""
 
 
-MEMORY_SWITCHES = ("use_lstm", "use_gru")
+MEMORY_SWITCHES = ("use_lstm", "use_gru", "use_attention")
 """Settings of `model` that put a memory behind the encoder; one of them at most."""
 
 
@@ -215,6 +215,26 @@ class ModelConfig(Section):
     """Let the LSTM or GRU also see the action of the step before; zeros in the first."""
     lstm_use_prev_reward: bool = False
     """Let the LSTM or GRU also see the reward of the step before, as learning sees it."""
+    use_attention: bool = False
+    """Put attention over the last steps behind the encoder (GTrXL), in place of an LSTM or GRU."""
+    attention_num_transformer_units: Count = 1
+    """Units one after the other, each with a memory of its own."""
+    attention_dim: Count = 64
+    """Width of what a unit takes in and puts out."""
+    attention_num_heads: Count = 1
+    """Heads of each unit's attention."""
+    attention_head_dim: Count = 32
+    """Width of one head."""
+    attention_memory: Count = 50
+    """Steps before the present one that a unit attends to, when acting and when learning."""
+    attention_position_wise_mlp_dim: Count = 32
+    """Width of the hidden layer behind each unit's attention."""
+    attention_init_gru_gate_bias: float = 2.0
+    """How much a unit's gates lean to its input at first: 2 makes it nearly the identity."""
+    attention_use_n_prev_actions: int = Field(default=0, ge=0)
+    """Let attention also see the actions of so many steps before."""
+    attention_use_n_prev_rewards: int = Field(default=0, ge=0)
+    """Let attention also see the rewards of so many steps before, as learning sees them."""
     max_seq_len: Count = 20
     """Steps that gradients flow back through time; longer pieces of episodes are cut up."""
 

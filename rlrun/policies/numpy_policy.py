@@ -49,7 +49,7 @@ class MLPPolicy(Policy):
         """Whether the default MLP module would be built, with an activation numpy has."""
         return (
             model.use is None
-            and not (model.use_lstm or model.use_gru)
+            and not (model.use_lstm or model.use_gru or model.use_attention)
             and model.activation in ACTIVATIONS
             and observation_space.shape is not None
             and len(observation_space.shape) == 1

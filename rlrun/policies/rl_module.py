@@ -32,6 +32,7 @@ TensorBatch = Mapping[str, Tensor]
 MEMORIES = {
     "use_lstm": "rlrun.policies.recurrent:RecurrentActorCritic",
     "use_gru": "rlrun.policies.recurrent:RecurrentActorCritic",
+    "use_attention": "rlrun.policies.attention:AttentionActorCritic",
 }
 """Settings of the `model` section that give the networks a memory, and the module that has it."""
 

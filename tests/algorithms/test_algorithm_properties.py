@@ -23,12 +23,21 @@ LSTM = {
     "lstm_use_prev_action": True,
     "lstm_use_prev_reward": True,
 }
+ATTENTION = {
+    "use_attention": True,
+    "attention_dim": 8,
+    "attention_memory": 6,
+    "max_seq_len": 7,
+    "attention_use_n_prev_actions": 2,
+    "attention_use_n_prev_rewards": 2,
+}
 ALGORITHMS = {
     "PPO": lambda: PPOConfig().training(**TINY),
     "PPO, LSTM": lambda: PPOConfig().training(**TINY).model(hidden=[8], **LSTM),
     "PPO, GRU": lambda: (
         PPOConfig().training(**TINY).model(hidden=[8], use_gru=True, lstm_cell_size=8)
     ),
+    "PPO, attention": lambda: PPOConfig().training(**TINY).model(hidden=[8], **ATTENTION),
     "A2C": lambda: A2CConfig().training(train_batch_size=BATCH, microbatch_size=24),
     "PG": lambda: PGConfig().training(train_batch_size=BATCH),
     "DQN": lambda: (

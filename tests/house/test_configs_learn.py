@@ -17,6 +17,7 @@ SEEDS = {
     "a2c_cartpole": (1,),
     "pg_cartpole": (1,),
     "ppo_repeat_after_me_lstm": (1, 2, 3),
+    "ppo_repeat_after_me_attention": (1,),
     "ppo_stateless_cartpole_lstm": (1,),
 }
 # The same experiment without a memory does not get there.

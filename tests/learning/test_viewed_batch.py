@@ -33,6 +33,10 @@ LSTM = ModelConfig(
     lstm_use_prev_reward=True,
 )
 
+ATTENTION = ModelConfig(
+    hidden=(8,), use_attention=True, attention_dim=6, attention_memory=4, max_seq_len=5
+)
+
 
 class Stacked(RLModule):
     """Looks at the last three observations and at two rewards."""
@@ -79,7 +83,7 @@ def loaded(runner, batch):
 
 @settings(max_examples=15, deadline=None)
 @given(
-    model=st.sampled_from([LSTM, STACKED]),
+    model=st.sampled_from([LSTM, ATTENTION, STACKED]),
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=3),
     chunk=st.sampled_from([1, 7, 4096]),
 )

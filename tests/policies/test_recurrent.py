@@ -187,3 +187,87 @@ def test_standard_deviations_start_where_they_should(free_log_std):
     batch = random_batch(module, [3, 1], np.random.default_rng(0))
     log_std = module.forward_train(batch)[col.ACTION_DIST_INPUTS][:, 2:]
     np.testing.assert_allclose(log_std.detach(), -1.0, atol=0.0 if free_log_std else 0.2)
+
+
+ATTENTION = ModelConfig(
+    hidden=(8,),
+    use_attention=True,
+    attention_num_transformer_units=2,
+    attention_dim=6,
+    attention_num_heads=2,
+    attention_head_dim=4,
+    attention_memory=3,
+    attention_use_n_prev_actions=2,
+    attention_use_n_prev_rewards=1,
+    max_seq_len=4,
+)
+
+
+def attention_batch(module, rows, rng):
+    def normal(*shape):
+        return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+
+    return {
+        col.OBS: normal(rows, 3),
+        "prev_n_actions": torch.from_numpy(rng.integers(0, 3, (rows, 2))),
+        "prev_n_rewards": normal(rows, 1),
+    }
+
+
+@settings(max_examples=20, deadline=None)
+@given(seq_lens=st.lists(st.integers(1, 9), min_size=1, max_size=4), seed=st.integers(0, 2**16))
+def test_attention_over_sequences_is_the_same_as_over_steps(seq_lens, seed):
+    torch.manual_seed(0)
+    module = build_module(VECTOR, SPACES["discrete"], ATTENTION)
+    rng = np.random.default_rng(seed)
+    batch = attention_batch(module, sum(seq_lens), rng)
+    memories = {
+        f"state_in_{k}": torch.from_numpy(rng.normal(size=(len(seq_lens), 3, 6)).astype(np.float32))
+        for k in range(2)
+    }
+    with torch.no_grad():
+        whole = module.forward_train({**batch, **memories, col.SEQ_LENS: torch.tensor(seq_lens)})
+        row = 0
+        for sequence, length in enumerate(seq_lens):
+            carried = {name: memory[sequence][None] for name, memory in memories.items()}
+            for _ in range(length):
+                step = {name: column[row][None] for name, column in batch.items()}
+                outputs = module.forward_inference({**step, **carried})
+                value = module.compute_values({**step, **carried})
+                for name in ("action_dist_inputs",):
+                    np.testing.assert_allclose(outputs[name][0], whole[name][row], atol=1e-6)
+                np.testing.assert_allclose(value[0], whole[col.VF_PREDS][row], atol=1e-6)
+                carried = {
+                    name: torch.cat(
+                        (memory[:, 1:], outputs[name.replace("_in_", "_out_")][:, None]), dim=1
+                    )
+                    for name, memory in carried.items()
+                }
+                row += 1
+
+
+def test_attention_forgets_what_is_older_than_its_memory():
+    torch.manual_seed(0)
+    model = ATTENTION.model_copy(
+        update={
+            "attention_num_transformer_units": 1,
+            "attention_use_n_prev_actions": 0,
+            "attention_use_n_prev_rewards": 0,
+        }
+    )
+    module = build_module(VECTOR, SPACES["discrete"], model)
+    obs = torch.randn(6, 3)
+    batch = {"obs": obs, "state_in_0": torch.zeros(1, 3, 6), "seq_lens": torch.tensor([6])}
+    before = module.compute_values(batch)
+    changed = module.compute_values({**batch, "obs": torch.cat((obs[:1] + 1, obs[1:]))})
+    differs = (before != changed).tolist()
+    assert differs == [True, True, True, True, False, False], "itself and three steps"
+
+
+def test_attention_asks_for_its_memory():
+    module = build_module(VECTOR, SPACES["discrete"], ATTENTION)
+    views = module.view_requirements
+    assert (views["state_in_1"].data_col, views["state_in_1"].shift) == ("state_out_1", "-3:-1")
+    assert views["state_in_1"].batch_repeat_value == 4
+    assert views["prev_n_actions"].steps == (-2, -1)
+    assert [state.shape for state in module.initial_state()] == [(6,), (6,)]
