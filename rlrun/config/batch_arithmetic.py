@@ -17,6 +17,9 @@ def fragment_lengths(train_batch_size: int, settings: EnvRunnersConfig) -> list[
     """
     runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
+    if settings.batch_mode == "complete_episodes":  # brings at least what is asked for
+        each = -(-train_batch_size // (lanes * runners)) if length == "auto" else length
+        return [[each] * runners] * -(-train_batch_size // (each * lanes * runners))
     if length == "auto":
         whole, rest = divmod(train_batch_size // lanes, runners)
         return [[whole + (runner < rest) for runner in range(runners)]]
@@ -47,6 +50,8 @@ def fragment_problems(
     """What is wrong with a train batch size, as ``(key, message)`` with its arithmetic."""
     runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
+    if settings.batch_mode == "complete_episodes":
+        return
     key = "training.train_batch_size"
     if length == "auto":
         unit, arithmetic = lanes, f"{lanes} environments step together"

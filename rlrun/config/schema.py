@@ -143,6 +143,8 @@ class EnvRunnersConfig(Section):
     """Seconds to wait for the env runners in one round of sampling; what comes later is dropped."""
     rollout_fragment_length: Count | Literal["auto"] = "auto"
     """Steps of each environment in a fragment; "auto" divides the train batch exactly."""
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+    """"complete_episodes" delivers whole episodes only, at least as many env steps as asked for."""
     explore: bool = True
     """Sample actions from the policy's distribution; false takes the most probable one."""
     create_env_on_local_worker: bool = False

@@ -20,10 +20,11 @@ from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.sampling.carried import Carry
 from rlrun.sampling.envs import EnvContext
 from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes
 from rlrun.sampling.errors import EnvError
-from rlrun.sampling.fragment import CarriedRow, FragmentBuffer
+from rlrun.sampling.fragment import FragmentBuffer
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.replay import replay_episodes
 from rlrun.sampling.runner_messages import (
@@ -32,7 +33,7 @@ from rlrun.sampling.runner_messages import (
     SampleRequest,
     reward_pipeline,
 )
-from rlrun.sampling.seeding import Role, fragment_noise
+from rlrun.sampling.seeding import FragmentNoise, Role, fragment_noise
 from rlrun.sampling.vector_env import make_vector_env, take_lanes
 
 Array = NDArray[Any]
@@ -105,7 +106,11 @@ class EnvRunner:
         self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
         self._obs: Array | None = None  # [B, ...], what the policy sees next; None before a reset
         self._unfiltered: Array | None = None  # [B, ...], the same before the observation filter
-        self._carried: CarriedRow | None = None
+        self._whole_episodes = settings.batch_mode == "complete_episodes"
+        self._carry: Carry | None = None  # None where fragments come out even by themselves
+        if self._whole_episodes or not self.envs.every_step_counts:
+            self._carry = Carry(whole_episodes=self._whole_episodes)
+        self._completed = 0  # env steps of the episodes that ended in this fragment
         self._next_fragment = 0
         self._faulty_episodes = 0
         self._first_rows: list[tuple[int, Array, Any]] = []  # row, lanes, raw first observations
@@ -161,7 +166,7 @@ class EnvRunner:
             runner_index=self.runner_index,
             weights_version=self.weights_version,
             batch=batch,
-            env_steps=request.length * self.num_lanes,
+            env_steps=batch.count if self._whole_episodes else request.length * self.num_lanes,
             vector_steps=num_steps,
             episodes=records,
             connector_deltas=self._flush_connectors(),
@@ -194,6 +199,8 @@ class EnvRunner:
     def _allocate(self, length: int) -> FragmentBuffer:
         # An env that resets itself in a step of its own needs a few vector steps more than T.
         rows = length if self.envs.every_step_counts else length + length // 8 + 1
+        if self._carry is not None:
+            rows += self._carry.num_rows
         space = self.observations.output_space
         assert space.shape is not None  # the pipeline puts out arrays
         if self._inputs is None:
@@ -208,17 +215,17 @@ class EnvRunner:
     ) -> tuple[list[EpisodeRecord], dict[str, float]]:
         """Step until the buffer holds ``length * B`` transitions."""
         policy, envs, observe, to_env = self.policy, self.envs, self._observe, self._to_env
-        inputs = self._inputs
+        inputs, self._completed = self._inputs, 0
         explore = self.spec.settings.explore
-        noise = _FragmentNoise(self, request.fragment, buffer.length) if explore else None
+        noise = self._noise(request.fragment, buffer.length) if explore else None
         records: list[EpisodeRecord] = []
         policy_s = env_s = 0.0
         wanted = request.length * self.num_lanes
-        t, counted = self._restore_carried(buffer)
+        t, counted = (0, 0) if self._carry is None else self._carry.begin(buffer, self._episodes)
         buffer.obs[t] = self._obs
-        while counted < wanted:
+        while (self._completed if self._whole_episodes else counted) < wanted:
             if t == buffer.length:
-                buffer.grow()
+                self._grow(buffer)
             clock = perf_counter()
             noise_row = None if noise is None else noise.row(t)
             if inputs is None:
@@ -255,17 +262,25 @@ class EnvRunner:
             t += 1
         self._obs = buffer.obs[t].copy()
         self._unfiltered = self._obs if observe is None else self._before_filter(raw_obs, t)
-        self._close(buffer, t, counted - wanted)
+        self._close(buffer, t, 0 if self._whole_episodes else counted - wanted)
         return records, {"policy": policy_s, "env": env_s, "steps": t}
+
+    def _grow(self, buffer: FragmentBuffer) -> None:
+        buffer.grow()
+        if self._carry is not None:
+            self._carry.warn_if_large(buffer.length // 2)
+
+    def _noise(self, fragment: int, length: int) -> FragmentNoise:
+        rng = fragment_noise(self.spec.seed, self.role, self.runner_index, fragment)
+        return FragmentNoise(self.policy.draw_noise, rng, length, self.num_lanes)
 
     def _close(self, buffer: FragmentBuffer, t: int, surplus: int) -> None:
         """Keep what the next fragment needs of this one, which has t rows."""
         for lane in range(self.num_lanes):
             self._number_lane(buffer, lane, t)
-        if surplus:
-            self._carried = CarriedRow.take(buffer, t - 1, surplus)
+        kept = 0 if self._carry is None else self._carry.end(buffer, t, surplus, self._episodes)
         if self._inputs is not None:
-            self._inputs.end(buffer, t - 1 if surplus else t)
+            self._inputs.end(buffer, t - kept)
 
     def _end_episodes(
         self,
@@ -282,6 +297,7 @@ class EnvRunner:
         for lane in lanes.tolist():
             self._number_lane(buffer, lane, t + 1)
             lost_life = goes_on is not None and bool(goes_on[lane])
+            self._completed += int(self._episodes.length[lane] + t + 1 - self._episodes.start[lane])
             record = self._episodes.finish(lane, t + 1, buffer.rewards, game_goes_on=lost_life)
             if record is not None:
                 records.append(record)
@@ -327,6 +343,8 @@ class EnvRunner:
         failed = np.zeros(self.num_lanes, dtype=np.bool_)
         for lane in self.envs.failed_lanes:
             start = int(self._episodes.start[lane])
+            if self._whole_episodes:  # what was kept of it from earlier fragments goes, too
+                start -= int(self._episodes.length[lane])
             buffer.mark_invalid(slice(start, t + 1), lane)
             lost += t + 1 - start
             self._episodes.drop(lane)
@@ -376,14 +394,6 @@ class EnvRunner:
             buffer.rewards[t], buffer.terminateds[t], buffer.truncateds[t], valid=valid
         )
 
-    def _restore_carried(self, buffer: FragmentBuffer) -> tuple[int, int]:
-        """Put transitions that the last fragment had no room for first; returns (rows, count)."""
-        if self._carried is None:
-            return 0, 0
-        carried, self._carried = self._carried, None
-        self._episodes.start[:] = 1  # the last fragment counted these steps already
-        return 1, carried.put(buffer)
-
     def _flush_connectors(self) -> dict[str, Any]:
         return {
             "observations": {} if self._observe is None else self._observe.flush_deltas(),
@@ -406,7 +416,7 @@ class EnvRunner:
             "observations": {} if self._observe is None else self._observe.get_state(),
             "rewards": {} if self.rewards.identity else self.rewards.get_state(),
             "next_fragment": self._next_fragment,
-            "carried": None if self._carried is None else vars(self._carried),
+            "carried": {} if self._carry is None else self._carry.get_state(),
             "inputs": {} if self._inputs is None else self._inputs.get_state(),
         }
 
@@ -423,8 +433,8 @@ class EnvRunner:
         self.rewards.set_state(state["rewards"])
         self._episodes.set_state(state["episodes"])
         self.inputs.set_state(state["inputs"])
-        carried = state["carried"]
-        self._carried = None if carried is None else CarriedRow(**carried)
+        if self._carry is not None:
+            self._carry.set_state(state["carried"])
         if state["obs"] is None:
             self._obs = None
             return
@@ -445,6 +455,8 @@ class EnvRunner:
             )
             for lane in range(self.num_lanes):
                 episodes.drop(lane)
+                if self._carry is not None:
+                    self._carry.drop(lane)
             self._obs = self._reset_all()
             return
         recorded = episodes.recorded_actions()
@@ -466,6 +478,8 @@ class EnvRunner:
                 self.runner_index,
             )
             episodes.drop(lane)
+            if self._carry is not None:
+                self._carry.drop(lane)
         first = take_lanes(self.envs.reset_lanes(strayed, episodes.seeds), lanes)
         unfiltered[lanes] = self.observations.preprocess(first)
         obs[lanes] = self.observations(first, update=True)
@@ -477,20 +491,3 @@ class EnvRunner:
     def stop(self) -> None:
         """Close the environments."""
         self.envs.close()
-
-
-class _FragmentNoise:
-    """The action noise of a fragment, drawn at once, and once more if the fragment grows."""
-
-    def __init__(self, runner: EnvRunner, fragment: int, length: int) -> None:
-        self._policy, self._lanes, self._length = runner.policy, runner.num_lanes, length
-        self._rng = fragment_noise(runner.spec.seed, runner.role, runner.runner_index, fragment)
-        self._blocks = [self._policy.draw_noise(self._rng, length, self._lanes)]
-
-    def row(self, t: int) -> Array | None:
-        """Step t's noise, ``[B, K]``; None for a policy that uses none."""
-        block, position = divmod(t, self._length)
-        if block == len(self._blocks):
-            self._blocks.append(self._policy.draw_noise(self._rng, self._length, self._lanes))
-        noise = self._blocks[block]
-        return None if noise is None else noise[position]

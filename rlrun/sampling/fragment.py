@@ -11,7 +11,6 @@ and ``new_obs`` are two index arrays into it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -153,6 +152,12 @@ class FragmentBuffer:
             self.valid = np.ones((self.length, self.lanes), dtype=np.bool_)
         self.valid[rows, lanes] = False
 
+    def leave_out(self, rows: slice, mask: Array) -> None:
+        """Say of the rows ``[k, B]`` under the mask that they are no transitions of this batch."""
+        self.mark_invalid(rows, slice(0, 0))
+        assert self.valid is not None
+        self.valid[rows] &= ~mask
+
     def to_batch(
         self,
         num_steps: int,
@@ -239,64 +244,3 @@ class FragmentBuffer:
 
 def _doubled(column: Array) -> Array:
     return np.concatenate([column, np.empty_like(column)])
-
-
-@dataclass(frozen=True)
-class CarriedRow:
-    """Transitions that a fragment had no room for; the next fragment starts with them.
-
-    Only environments that reset themselves in a step of their own need this: lanes then fill up
-    unevenly, and the vector step that completes a fragment can bring a few transitions too many.
-
-    Shapes: k carried lanes. Observations and columns are of all lanes, ``[B, ...]``, since views
-    may look back at them; every other array is ``[k, ...]``.
-    """
-
-    lanes: Array
-    obs: Array
-    next_obs: Array
-    rewards: Array
-    terminateds: Array
-    truncateds: Array
-    episode_id: Array
-    episode_step: Array
-    columns: dict[str, Array]
-
-    @classmethod
-    def take(cls, buffer: FragmentBuffer, t: int, surplus: int) -> CarriedRow:
-        """Move the last ``surplus`` transitions of row t out of the buffer."""
-        assert buffer.valid is not None  # rows without gaps come out even
-        lanes = np.flatnonzero(buffer.valid[t])[-surplus:]
-        buffer.mark_invalid(t, lanes)
-        return cls(
-            lanes=lanes,
-            obs=buffer.obs[t].copy(),
-            next_obs=buffer.next_obs(t, lanes),
-            rewards=buffer.rewards[t, lanes],
-            terminateds=buffer.terminateds[t, lanes],
-            truncateds=buffer.truncateds[t, lanes],
-            episode_id=buffer.episode_id[t, lanes],
-            episode_step=buffer.episode_step[t, lanes],
-            columns={name: column[t].copy() for name, column in buffer.columns.items()},
-        )
-
-    def put(self, buffer: FragmentBuffer) -> int:
-        """Make these the buffer's row 0; returns how many there are."""
-        lanes = self.lanes
-        others = np.setdiff1d(np.arange(buffer.lanes), lanes)
-        buffer.mark_invalid(0, others)
-        buffer.rewards[0], buffer.terminateds[0], buffer.truncateds[0] = 0.0, False, False
-        buffer.obs[0] = self.obs
-        buffer.rewards[0, lanes] = self.rewards
-        buffer.terminateds[0, lanes] = self.terminateds
-        buffer.truncateds[0, lanes] = self.truncateds
-        buffer.episode_id[0, lanes] = self.episode_id
-        buffer.episode_step[0, lanes] = self.episode_step
-        for name, values in self.columns.items():
-            if name not in buffer.columns:
-                buffer.add_column(name, values)
-            buffer.columns[name][0] = values
-        ended = self.terminateds | self.truncateds
-        if ended.any():
-            buffer.add_finals(0, lanes[ended], self.next_obs[ended])
-        return len(lanes)

@@ -128,6 +128,20 @@ def test_a_restored_algorithm_goes_on_to_the_bit(built, name, env):
         np.testing.assert_array_equal(value, resumed.get_weights()[key])
 
 
+@pytest.mark.parametrize("name", ["PPO", "PPO, LSTM"])
+def test_complete_episodes_are_restored_to_the_bit_too(built, name):
+    whole = {"env_runners": {"batch_mode": "complete_episodes"}}
+    straight = built(name, **whole)
+    train(straight, 2)
+    state, weights = straight.get_state(), straight.get_weights()
+    rows = train(straight, 2)
+    assert all(row["env_steps_this_iter"] >= TINY["train_batch_size"] for row in rows)
+    resumed = built(name, **whole)
+    resumed.set_weights(weights)
+    resumed.set_state(state)
+    assert train(resumed, 2) == rows
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_evaluation_changes_nothing_in_the_training_rows(built, name):
     def without_evaluation(row):

@@ -1,0 +1,118 @@
+"""Complete episodes: whole, in order, as few as do."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_env_runner import CountingEnv, collect
+from test_policy_inputs import Looking, check_views
+
+from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.sampling import carried
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.runner_messages import RunnerSpec
+
+assert CountingEnv  # imported by its import path below
+
+
+def whole_runner(lanes, use="test_env_runner:CountingEnv", **kwargs):
+    return EnvRunner(
+        RunnerSpec(
+            EnvSpec(use=use, kwargs=kwargs),
+            EnvRunnersConfig(num_envs_per_env_runner=lanes, batch_mode="complete_episodes"),
+            policy_factory=lambda o, a, m: Looking(o, a, states=True),
+        )
+    )
+
+
+def test_the_documented_example():
+    """Fragments of 100 from episodes of 98 steps: two episodes, 196 steps."""
+    reply = collect(whole_runner(1, length=98), [100])[0]
+    assert reply.env_steps == len(reply.batch) == 196
+    assert reply.batch["terminateds"].nonzero()[0].tolist() == [97, 195]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lanes=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    own_reset=st.booleans(),
+)
+def test_batches_hold_whole_episodes(lanes, lengths, own_reset):
+    if own_reset:
+        runner = whole_runner(lanes, use="counting_envs:autonomous")
+    else:
+        runner = whole_runner(lanes, random_length=True)
+    batches, finished = [], []
+    last: dict[int, int] = {}
+    for length in lengths:
+        reply = collect(runner, [length])[0]
+        batch = reply.batch
+        batches.append(batch)
+        assert reply.env_steps == len(batch) >= length * lanes
+        finished += reply.episodes
+        for episode in batch.split_by_episode("eps_id"):
+            assert episode["t"].tolist() == list(range(len(episode)))
+            ends = episode["terminateds"] | episode["truncateds"]
+            assert ends.tolist() == [False] * (len(episode) - 1) + [True]
+            lane = int(episode["env_id"][0])
+            number = int(episode["eps_id"][0]) & 0xFFFFFFFF
+            assert number == last.get(lane, -1) + 1, "older episodes first, none left out"
+            last[lane] = number
+        check_views(runner, batches, batch)
+        # As few steps as do: without the episodes that ended last it would not be enough.
+        assert len(batch) - sum(sorted(e.length for e in reply.episodes)[-lanes:]) < length * lanes
+    assert sum(len(batch) for batch in batches) == sum(e.length for e in finished)
+
+
+def test_a_restored_runner_delivers_the_same_episodes():
+    straight = whole_runner(2, random_length=True)
+    collect(straight, [5])
+    state = straight.get_state()
+    resumed = whole_runner(2, random_length=True)
+    resumed.set_state(state)
+    one, two = (collect(runner, [6])[0].batch for runner in (straight, resumed))
+    for name in one:
+        np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+def test_a_fragment_that_only_grows_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(carried, "MOST_HELD", 20)
+    collect(whole_runner(1, length=100), [1])
+    assert "held back until an episode ends" in caplog.text
+
+
+def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog):
+    monkeypatch.setattr(carried, "MOST_HELD", 20)
+
+    class Uneven(CountingEnv):
+        count = 0
+
+        def __init__(self):
+            super().__init__(length=2 if Uneven.count else 10**6)
+            Uneven.count += 1
+
+    monkeypatch.setitem(globals(), "Uneven", Uneven)
+    runner = whole_runner(2, use=f"{__name__}:Uneven")
+    collect(runner, [1, 30, 60])
+    warnings = [record.message for record in caplog.records if "held back" in record.message]
+    assert len(warnings) == 1
+    assert "truncate_episodes does not wait" in warnings[0]
+
+
+@pytest.mark.parametrize("runners", [0, 1, 3])
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("length", ["auto", 7])
+def test_rounds_ask_for_at_least_the_train_batch(runners, lanes, length):
+    config = EnvRunnersConfig(
+        num_env_runners=runners,
+        num_envs_per_env_runner=lanes,
+        rollout_fragment_length=length,
+        batch_mode="complete_episodes",
+    )
+    assert not list(fragment_problems(101, config))
+    rounds = fragment_lengths(101, config)
+    steps = sum(map(sum, rounds)) * lanes
+    one_round = sum(rounds[0]) * lanes
+    assert steps - one_round < 101 <= steps
