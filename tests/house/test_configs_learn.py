@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT
 
-from rlrun import rollout, run_experiment
+from rlrun import Algorithm, load_experiment, rollout, run_experiment
+from rlrun.config.registry import algorithm_class
 
 pytestmark = pytest.mark.learning
 
@@ -57,3 +58,26 @@ def test_without_memory_it_fails(name: str, tmp_path: Path) -> None:
     )
     assert outcome.result is not None
     assert outcome.result["episode_return_mean"] < most
+
+
+def test_a_time_limit_is_no_death() -> None:
+    """Trained in episodes of at most 50 steps, the policy holds the pole for hundreds."""
+    trained = _cartpole(50)
+    for _ in range(40):
+        trained.train()
+    longer = _cartpole(500)
+    longer.set_weights(trained.get_weights())
+    assert longer.evaluate()["episode_return_mean"] >= 200
+    trained.stop()
+    longer.stop()
+
+
+def _cartpole(max_episode_steps: int) -> Algorithm:
+    config = load_experiment(
+        ROOT / "configs" / "ppo_cartpole.yaml",
+        [
+            f"env={{use: CartPole-v1, max_episode_steps: {max_episode_steps}}}",
+            "env_runners.num_env_runners=0",
+        ],
+    )
+    return algorithm_class(config.algorithm)(config)

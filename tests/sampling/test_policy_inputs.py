@@ -1,5 +1,6 @@
 """Views and states, when acting and in training, against a slow transcription."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -233,3 +234,60 @@ def test_rewards_are_seen_as_they_are_learned_from():
     assert batch["rewards"][:6].tolist() == [1, 2, 2, 2, 2, 2]
     assert batch["prev_rewards"][:6].tolist() == [0, 1, 2, 2, 2, 2]
     assert {int(row["prev_rewards"]) for row in runner.policy.saw.values()} == {0, 1, 2}
+
+
+class Pictures(gym.Env):
+    """Frames of Pong's size, none like another."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, channels=True):
+        shape = (84, 84, 1) if channels else (84, 84)
+        self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._frame(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._frame(), 0.0, self.t >= 11, False, {}
+
+    def _frame(self):
+        return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)
+
+
+def stacked_pictures():
+    return gym.wrappers.FrameStackObservation(Pictures(channels=False), 4, padding_type="reset")
+
+
+class Idle(Policy):
+    def compute_actions_from_input_dict(self, input_dict, *, explore=True, noise=None):
+        return np.zeros(len(input_dict["obs"]), np.int64), [], {}
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.zeros(len(obs_batch), np.int64), [], {}
+
+
+def test_frames_stacked_by_view_are_the_wrappers_in_a_quarter_of_the_bytes():
+    def runner(use):
+        return EnvRunner(
+            RunnerSpec(
+                EnvSpec(use=f"test_policy_inputs:{use}"),
+                EnvRunnersConfig(num_envs_per_env_runner=2),
+                policy_factory=lambda o, a, m: Idle(o, a),
+            )
+        )
+
+    by_view, by_wrapper = runner("Pictures"), runner("stacked_pictures")
+    by_view.policy.view_requirements["obs"] = ViewRequirement(shift="-3:0")
+    for length in (40, 25):
+        viewed, wrapped = (collect(r, [length])[0].batch for r in (by_view, by_wrapper))
+        for name in ("obs", "new_obs"):
+            np.testing.assert_array_equal(viewed[name][..., 0], wrapped[name])
+        frames = viewed.shared("obs")[0].nbytes
+        assert viewed.size_bytes() < 0.3 * wrapped.size_bytes()
+        # The steps, those that ended, and three of the fragment before; the rest is indices.
+        ends = int(viewed["terminateds"].sum())
+        assert frames == 84 * 84 * (2 * (length + 1 + 3) + ends)

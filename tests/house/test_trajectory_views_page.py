@@ -1,0 +1,54 @@
+"""Every snippet of docs/trajectory-views.md runs, one after the other, and learns."""
+
+import re
+import sys
+import types
+
+import pytest
+from source_tree import ROOT
+
+PAGE = (ROOT / "docs" / "trajectory-views.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def page():
+    """What the snippets define, as a module that import paths reach."""
+    module = types.ModuleType("views_page")
+    sys.modules["views_page"] = module
+    for snippet in SNIPPETS:
+        exec(compile(snippet, "docs/trajectory-views.md", "exec"), module.__dict__)
+    module.FourFrames.__module__ = "views_page"
+    yield module
+    del sys.modules["views_page"]
+
+
+def test_there_are_snippets(page) -> None:
+    assert len(SNIPPETS) == 3
+    assert page.batch["next_actions"].shape == page.batch["actions"].shape
+
+
+def test_the_network_with_a_view_learns_from_it(page) -> None:
+    config = (
+        page.PPOConfig()
+        .environment("CartPole-v1")
+        .model(use="views_page:FourFrames")
+        .training(train_batch_size=128, minibatch_size=64)
+        .debugging(seed=1)
+    )
+    algorithm = config.build()
+    try:
+        batch = algorithm.sample()
+        assert batch["obs"].shape == (128, 4, 4)
+        assert batch.shared("obs")[0] is batch.shared("new_obs")[0]
+        assert algorithm.train()["training_iteration"] == 1
+    finally:
+        algorithm.stop()
+
+
+def test_the_network_with_a_memory_trains(page) -> None:
+    algorithm = page.config.debugging(seed=1).build()
+    try:
+        assert algorithm.train()["env_steps"] == 512
+    finally:
+        algorithm.stop()
