@@ -28,7 +28,7 @@ from torch.nn import functional
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
+from rlrun.config.schema import MEMORY_SWITCHES, Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.prioritized_replay_buffer import PrioritizedReplayBuffer
 from rlrun.data.replay_buffer import ReplayBuffer
@@ -135,6 +135,10 @@ class DQN(Algorithm):
         """Problems of batch and buffer sizes, as ``(key, message)``."""
         training = _settings(config)
         yield from fragment_problems(training.train_batch_size, config.env_runners)
+        for name in MEMORY_SWITCHES:
+            if getattr(config.model, name):
+                message = "DQN replays single transitions, which no memory can learn from"
+                yield f"model.{name}", f"{message}; leave it out"
         needed = training.num_steps_sampled_before_learning_starts
         if needed > config.replay.capacity:
             yield (

@@ -353,14 +353,28 @@ class ViewedBatch(LoadedBatch):
                 minibatch = {name: column[index] for name, column in self.columns.items()}
                 yield {**minibatch, **self._seen(index), **self._sequences(runs)}
 
+    def pieces(self, size: int | None) -> Iterator[Rows]:
+        """See `LoadedBatch.pieces`; of recurrent modules whole sequences that begin in a piece."""
+        order = np.arange(len(self._lengths) if self._recurrent else self.size)
+        for rows, runs in self._grouped(order, size or self.size):
+            index = self._move(rows)
+            piece = {name: column[index] for name, column in self.columns.items()}
+            yield {**piece, **self._seen(index), **self._sequences(runs)}
+
     def _shuffled(
         self, size: int, rng: np.random.Generator
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        yield from self._grouped(
+            rng.permutation(len(self._lengths) if self._recurrent else self.size), size
+        )
+
+    def _grouped(
+        self, order: NDArray[np.int64], size: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Rows, or runs and their rows, in this order and ``size`` rows at a time."""
         if not self._recurrent:
-            order = rng.permutation(self.size)
             yield from ((order[a : a + size], order[:0]) for a in range(0, self.size, size))
             return
-        order = rng.permutation(len(self._lengths))
         lengths = self._lengths[order]
         begins = np.cumsum(lengths) - lengths
         cuts = np.flatnonzero(np.diff(begins // size)) + 1

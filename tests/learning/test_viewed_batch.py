@@ -152,6 +152,21 @@ def test_minibatches_hold_every_row_once(model, size):
         assert len(minibatch["state_in_0"]) == len(lengths)
 
 
+@pytest.mark.parametrize("model", [LSTM, STACKED])
+@pytest.mark.parametrize("size", [1, 7, None])
+def test_pieces_hold_every_row_in_order(model, size):
+    runner, batch = sampled(model, [17, 9])
+    _, rows = loaded(runner, batch)
+    pieces = list(rows.pieces(size))
+    assert [t for piece in pieces for t in piece["t"].tolist()] == batch["t"].tolist()
+    if model is LSTM:
+        assert [n for piece in pieces for n in piece["seq_lens"].tolist()] == list(
+            batch["seq_lens"]
+        )
+    if size is None:
+        assert len(pieces) == 1
+
+
 def test_sequences_keep_their_states():
     runner, batch = sampled(LSTM, [17])
     _, rows = loaded(runner, batch)
