@@ -63,6 +63,9 @@ class SampleBatch(ColumnBatch):
     VALUE_TARGETS = names.VALUE_TARGETS
     PREV_ACTIONS = names.PREV_ACTIONS
     PREV_REWARDS = names.PREV_REWARDS
+    DISCOUNTS = names.DISCOUNTS
+    WEIGHTS = names.WEIGHTS
+    ITEM_IDS = names.ITEM_IDS
     SEQ_LENS = names.SEQ_LENS
 
     @overload

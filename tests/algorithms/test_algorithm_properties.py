@@ -246,6 +246,7 @@ def test_pitfall_3_an_annealed_learning_rate_ends_above_zero(built):
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
+@pytest.mark.learning  # not learning, but a minute of compiling on a busy machine
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_compilation_learns_the_same(built):
     plain = built("PPO")

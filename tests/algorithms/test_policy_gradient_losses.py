@@ -74,10 +74,11 @@ def test_the_loss_is_the_papers(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_gradient_is_that_of_finite_differences(name):
+def test_the_gradient_is_that_of_finite_differences(name, monkeypatch):
     loss, arguments = LOSSES[name]
     module, rows = make_module().double(), make_rows(torch.float64)
-    module._prepare = lambda obs: obs  # observations stay float64, as differences need it
+    # Observations stay float64, as differences need it.
+    monkeypatch.setattr("rlrun.policies.rl_module.as_features", lambda obs, flatten: obs)
 
     def loss_at():
         return loss(module, rows, **arguments)[0]
