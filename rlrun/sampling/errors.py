@@ -7,7 +7,8 @@ user's own traceback, without a frame of Ray or rlrun, comes first in its messag
 from __future__ import annotations
 
 import traceback
-from types import TracebackType
+from collections.abc import Iterator
+from types import FrameType, TracebackType
 from typing import Literal
 
 EnvPhase = Literal["constructor", "reset", "step", "observation"]
@@ -107,7 +108,7 @@ def user_traceback(error: BaseException) -> str:
     return "".join([*lines, *traceback.format_exception_only(error)])
 
 
-def _kept(tb: TracebackType | None, frame_ids: set[int]):  # type: ignore[no-untyped-def]
+def _kept(tb: TracebackType | None, frame_ids: set[int]) -> Iterator[tuple[FrameType, int]]:
     for frame, line_number in traceback.walk_tb(tb):
         if id(frame) in frame_ids:
             yield frame, line_number
