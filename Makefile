@@ -16,7 +16,8 @@ BIN    := $(VENV)/bin
 CONFIG ?= configs/ppo_cartpole.yaml
 ARGS   ?=
 PYTEST := $(BIN)/python -m pytest $(ARGS)
-EXTRAS := atari,box2d,mujoco,optuna,plot,tensorboard,video
+WORKERS ?= 2
+EXTRAS := atari,box2d,mujoco,optuna,pettingzoo,plot,tensorboard,video
 
 # The stamp's name holds a checksum of what decides the installation, so a checkout that only touches
 # time stamps installs nothing, and a changed lock installs the difference.
@@ -43,7 +44,7 @@ train: setup
 	$(BIN)/rlrun train $(CONFIG) $(ARGS)
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 
 test-learning: setup
 	$(PYTEST) -m learning
@@ -69,7 +70,7 @@ docs: setup
 
 bench: setup
 	benchmarks/peers/setup.sh
-	set -e; for name in equal_work slow_env start_up time_to_solve parts; do $(BIN)/python -m benchmarks.$$name; done
+	set -e; for name in equal_work replay_work slow_env start_up time_to_solve parts; do $(BIN)/python -m benchmarks.$$name; done
 	$(BIN)/python -m benchmarks.report
 
 # Resolves in an environment of its own. `+cpu` and the like are dropped: they name a build, not a version.

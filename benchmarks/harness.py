@@ -35,8 +35,9 @@ class Contender:
 
     name: str  # "framework, setup", as in the tables
     key: str  # for --contenders
-    peer: str  # module under benchmarks/peers
+    peer: str  # whose environment it runs in; also the driver, unless another one is named
     arguments: tuple[str, ...] = ()
+    driver: str | None = None  # module under benchmarks/peers
 
     @property
     def python(self) -> Path:
@@ -87,7 +88,7 @@ def run_driver(contender: Contender, *arguments: str, timeout_s: float = 600) ->
 
     Raises `MeasurementError` when it fails, says nothing or takes longer than `timeout_s`.
     """
-    module = f"benchmarks.peers.{contender.peer}"
+    module = f"benchmarks.peers.{contender.driver or contender.peer}"
     output = run_command(
         [str(contender.python), "-m", module, *contender.arguments, *arguments], timeout_s=timeout_s
     )

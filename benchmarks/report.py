@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from benchmarks import equal_work, parts, slow_env, start_up, time_to_solve
+from benchmarks import equal_work, parts, replay_work, slow_env, start_up, time_to_solve
 from benchmarks.machine import REPOSITORY
 from benchmarks.record import RESULTS, Record
 
@@ -12,6 +12,7 @@ BEGIN = "<!-- results: begin (written by `python -m benchmarks.report`, do not e
 END = "<!-- results: end -->"
 SECTIONS = (
     (equal_work, "Equal work: CartPole-v1, env steps per second"),
+    (replay_work, "Equal work with replay: DQN on CartPole-v1, SAC on Pendulum-v1"),
     (slow_env, "An env step that costs 100 µs"),
     (start_up, "Start-up and memory"),
     (time_to_solve, "Time to solve CartPole-v1"),

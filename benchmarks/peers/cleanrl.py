@@ -47,9 +47,13 @@ class OutputTap(io.TextIOBase):
         return len(text)
 
 
-def run_script(arguments: list[str], on_line: Callable[[str], None]) -> None:
-    """Runs ppo.py with `arguments` until it ends or `on_line` raises `Finished`."""
-    script = Path(os.environ["CLEANRL_DIR"]).resolve() / "cleanrl" / "ppo.py"
+def run_script(
+    arguments: list[str], on_line: Callable[[str], None], *, name: str = "ppo.py"
+) -> None:
+    """Runs a script with `arguments` until it ends or something in it raises `Finished`."""
+    checkout = Path(os.environ["CLEANRL_DIR"]).resolve()
+    script = checkout / "cleanrl" / name
+    sys.path.append(str(checkout))  # some take their replay buffer from there
     stdout, directory = sys.stdout, os.getcwd()
     with tempfile.TemporaryDirectory() as scratch:  # it writes TensorBoard files where it runs
         os.chdir(scratch)

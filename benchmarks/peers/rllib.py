@@ -1,6 +1,6 @@
 """RLlib's PPO on its new API stack: sampling in the driver or in actors, learning in the driver.
 
-With n runners each has 1/n of the environments, so the batch and its fragments stay the same.
+With n runners each has all of the environments and samples 1/n of the same batch.
 """
 
 import logging
@@ -31,7 +31,7 @@ def base_config(task: Any, num_envs: int) -> PPOConfig:
         .environment(environment)
         .env_runners(
             num_env_runners=task.runners,
-            num_envs_per_env_runner=max(1, num_envs // max(1, task.runners)),
+            num_envs_per_env_runner=num_envs,
         )
         .learners(num_learners=0)
         .debugging(seed=task.seed, log_level="ERROR")

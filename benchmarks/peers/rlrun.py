@@ -1,6 +1,6 @@
 """rlrun's PPO through its public Python API; the times of the phases are those of the result.
 
-With n runners each has 1/n of the environments, so the batch and its fragments stay the same.
+With n runners each has all of the environments and samples 1/n of the same batch.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def trainer(task: Any) -> Callable[[], Iteration]:
         .environment(task.env)
         .env_runners(
             num_env_runners=task.runners,
-            num_envs_per_env_runner=max(1, work.num_envs // max(1, task.runners)),
+            num_envs_per_env_runner=work.num_envs,
         )
         .model(hidden=list(work.hidden), activation="tanh", share_layers=False)
         .training(

@@ -17,6 +17,7 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.learner_group import build_learner
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.rl_module import RLModule
 
@@ -80,40 +81,46 @@ class A2C(Algorithm):
     """Sample a batch, take one step on it, hand the new weights to the env runners."""
 
     Training = A2CTraining
+    trains_several_policies = True
     Config = A2CConfig
+    several_learners = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of the batch size, as ``(key, message)``."""
-        yield from fragment_problems(_settings(config).train_batch_size, config.env_runners)
+        training = config.training
+        assert isinstance(training, A2CTraining)  # the loader made it from `Training`
+        yield from fragment_problems(training.train_batch_size, config.env_runners)
 
-    def setup(self) -> None:
-        training = _settings(self.config)
-        self.learner = Learner(
-            self.build_module(), training, self.config.learners, adam_eps=training.adam_epsilon
-        )
+    def make_learner(self, policy_id: str) -> Learner:
+        training = self._settings(policy_id)
+        module = self.build_module(policy_id)
+        return build_learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: sample, estimate advantages, one gradient step, sync."""
-        training = _settings(self.config)
-        lr = value_at(training.lr, self.env_steps)
-        entropy_coeff = value_at(training.entropy_coeff, self.env_steps)
-        arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
-        batch = self.sample()
-        with self.timers.phase("transfer"):
-            rows = self.learner.load(batch, (col.ACTIONS,))
-        with self.timers.phase("learn"):
-            explained = add_advantages(
-                rows, batch, self.learner.module, training.gamma, training.lambda_
-            )
-            pieces = rows.pieces(training.microbatch_size)
-            means = self.learner.accumulate(pieces, rows.size, a2c_loss, arguments, lr=lr)
-            statistics = {name: float(value) for name, value in means.items()}
+        steps_before = self.env_steps
+        result: dict[str, Any] = {}
+        for policy_id, batch in self.train_batches(self.sample()):
+            training, learner = self._settings(policy_id), self.learners[policy_id]
+            lr = value_at(training.lr, steps_before)
+            entropy_coeff = value_at(training.entropy_coeff, steps_before)
+            arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
+            with self.timers.phase("transfer"):
+                rows = learner.load(batch, (col.ACTIONS,))
+            with self.timers.phase("learn"):
+                explained = add_advantages(
+                    rows, batch, learner.module, training.gamma, training.lambda_
+                )
+                pieces = rows.pieces(training.microbatch_size)
+                means = learner.accumulate(pieces, rows.size, a2c_loss, arguments, lr=lr)
+                statistics = {name: float(value) for name, value in means.items()}
+            further = {"lr": lr, "entropy_coeff": entropy_coeff, "vf_explained_variance": explained}
+            result |= self.learner_result(rows.size, {**statistics, **further}, policy_id)
         self.sync_weights()
-        further = {"lr": lr, "entropy_coeff": entropy_coeff, "vf_explained_variance": explained}
-        return self.learner_result(rows.size, {**statistics, **further})
+        return result
 
-
-def _settings(config: ExperimentConfig) -> A2CTraining:
-    assert isinstance(config.training, A2CTraining)  # the loader made it from `Training`
-    return config.training
+    def _settings(self, policy_id: str) -> A2CTraining:
+        training = self.policies[policy_id].training
+        assert isinstance(training, A2CTraining)  # the loader made it from `Training`
+        return training

@@ -1,6 +1,6 @@
 """Algorithm: env runners, a learner and the loop that joins them.
 
-An algorithm writes `setup` (its learner and what else it keeps) and `training_step`; everything
+An algorithm writes `training_step`, and `make_learner` and `setup` where it needs them; everything
 else here is shared: building runners, counting, evaluation, the result, state. It knows nothing of
 files, consoles or stop criteria, which belong to the experiment.
 """
@@ -11,13 +11,14 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+from zlib import crc32
 
-import gymnasium as gym
 import numpy as np
-import torch
 
 from rlrun.algorithms.callbacks import make_callbacks
+from rlrun.algorithms.central_connectors import central_connectors
+from rlrun.algorithms.multi_agent import MultiAgentPolicies, several_policies
 from rlrun.algorithms.result import (
     SCHEMA_VERSION,
     EpisodeStatistics,
@@ -25,29 +26,37 @@ from rlrun.algorithms.result import (
     Result,
     SamplerTimes,
     evaluation_result,
+    minimums_met,
 )
+from rlrun.algorithms.runners import (
+    find_spaces,
+    make_evaluation_runner,
+    runner_spec,
+    start_env_runners,
+)
+from rlrun.algorithms.unneeded_columns import unneeded_columns
 from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
+from rlrun.config.policies import policy_settings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
-from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.data.sample_batch import SampleBatch, concat_samples
 from rlrun.learning.learner import Learner
+from rlrun.learning.learner_group import build_learner
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import ModuleFactory, RLModule, build_module
-from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.env_runner_group import EnvRunnerGroup
+from rlrun.policies.seeded_module import seeded_module
+from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import (
+    Exploration,
     PolicyFactory,
-    RunnerSpec,
     SampleReply,
     SampleRequest,
-    reward_pipeline,
+    exploration_of,
 )
-from rlrun.sampling.seeding import Role, evaluation_seed, learner_rng, weights_seed
-from rlrun.sampling.vector_env import make_vector_env
+from rlrun.sampling.seeding import evaluation_seed, learner_rng, weights_seed
 
 
 class Algorithm(ABC):
@@ -58,9 +67,11 @@ class Algorithm(ABC):
         address: of a Ray cluster to join; None starts Ray here if there are remote env runners.
 
     Attributes:
-        learner: made by `setup`.
+        policies: what each policy is made from, by its id.
+        learners: of each policy, by its id; `learner` is that of the only one.
         iteration, env_steps, agent_steps: what has been done so far.
-        weights_version: counts updates of the weights that env runners act with.
+        acting_weights: what env runners act with from the next request on.
+        weights_version: counts updates of these weights.
         timers: where the time goes; the experiment counts its own phases here, too.
     """
 
@@ -68,8 +79,12 @@ class Algorithm(ABC):
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
     optional_sections: ClassVar[frozenset[str]] = frozenset()
     """Which of the sections `exploration` and `replay` this algorithm uses."""
-
-    learner: Learner
+    several_learners: ClassVar[bool] = False
+    """Whether all its steps are made by `Learner.update` or `accumulate`, which can be shared."""
+    trial_of_columns: ClassVar[Literal["training_step", "first_batch"] | None] = "training_step"
+    """What `unneeded_columns` tries; "first_batch": all is read before the next is sampled."""
+    trains_several_policies: ClassVar[bool] = False
+    """Whether `training_step` goes through `train_batches`, and so takes `multi_agent`."""
 
     def __init__(
         self, config: ExperimentConfig | AlgorithmConfig, *, address: str | None = None
@@ -80,37 +95,34 @@ class Algorithm(ABC):
             config = config.model_copy(update={"seed": secrets.randbits(31)})
         assert config.seed is not None
         self.config, self.seed = config, config.seed
+        self.policies = policy_settings(config, DEFAULT_POLICY_ID)
         self.iteration = self.env_steps = self.agent_steps = self.weights_version = 0
         self.time_s = 0.0
         self.timers = PhaseTimers()
         self._callbacks = make_callbacks(config.callbacks)
-        self._fragment_lengths = fragment_lengths(
-            config.training.train_batch_size, config.env_runners
-        )
+        training: TrainingConfig = config.training
+        self._fragment_lengths = fragment_lengths(training.train_batch_size, config.env_runners)
         self._trained_steps = 0
         self._next_fragment = 0
         self._episodes = EpisodeStatistics(config.report.smoothing_episodes)
-        self._runner_spec = RunnerSpec(
-            env=config.env,
-            settings=config.env_runners,
-            connectors=config.connectors,
-            model=config.model,
-            seed=self.seed,
-            gamma=config.training.gamma,
-            restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
-            policy_factory=self.policy_factory(),
+        self._runner_spec = runner_spec(
+            config, self.seed, self.policy_factory(), self.policies, self._callbacks
         )
-        self.env_runner_group = self._start_env_runners(address)
-        self.observation_space, self.action_space = self._spaces()
-        # The central connectors see nothing themselves; they merge what the runners have learned.
-        self._observations = ObservationPipeline(self.observation_space, config.env_runners)
-        self._rewards = reward_pipeline(self._runner_spec, num_lanes=0)
-        self._evaluation_runner: EnvRunner | None = None
+        self.env_runner_group = start_env_runners(config, self._runner_spec, address)
+        self.spaces, agents = find_spaces(self._runner_spec, self.env_runner_group)
+        self.connectors = central_connectors(self.spaces, self._runner_spec)
+        self.action_space = self.connectors.action_space(next(iter(self.spaces)))
+        self._evaluation_runner: Any = None
         self._sampler_times = SamplerTimes(config.env_runners.sampler_perf_stats_ema_coef)
-        self._longest_running_episode = 0
-        self._faulty_episodes = 0
+        self._running_episodes: dict[int, int] = {}  # of each runner, the longest
+        self._faulty_episodes: dict[int, int] = {}
+        networks = [name for name, policy in self.policies.items() if policy.use is None]
+        self.learners = {policy_id: self.make_learner(policy_id) for policy_id in networks}
+        several = self._runner_spec.multi_agent is not None
+        self.multi_agent = MultiAgentPolicies(self, agents) if several else None
         self.setup()
-        self._weights = self.learner.get_weights()
+        self.acting_weights = self._current_weights()
+        self._unneeded = unneeded_columns(self, self._runner_spec, self._callbacks)
         self.env_runner_group.wait_until_built()
         self._call_back("on_algorithm_init")
         self.timers.restart()
@@ -120,37 +132,18 @@ class Algorithm(ABC):
         """What is wrong with a config of this algorithm, as ``(key, message)``."""
         return iter(())
 
-    def _start_env_runners(self, address: str | None) -> EnvRunnerGroup:
-        """The group; remote runners go on building themselves while the learner is made."""
-        settings = self.config.env_runners
-        if settings.num_env_runners:
-            from rlrun.sampling.ray_runtime import start_ray
+    @property
+    def learner(self) -> Learner:
+        """The learner of the default policy, where that is the only one."""
+        return self.learners[DEFAULT_POLICY_ID]
 
-            start_ray(settings, address)
-        return EnvRunnerGroup(
-            self._runner_spec,
-            num_env_runners=settings.num_env_runners,
-            fault_tolerance=self.config.fault_tolerance,
-            runner_class=import_object(settings.env_runner_cls)
-            if settings.env_runner_cls
-            else None,
-            wait=False,
-        )
+    def make_learner(self, policy_id: str) -> Learner:
+        """The learner of one policy; overridden by algorithms that make it otherwise."""
+        training = self.policies[policy_id].training
+        return build_learner(self.build_module(policy_id), training, self.config.learners)
 
-    def _spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Observation and action space, from the local runner or an environment made for this."""
-        local = self.env_runner_group.local_env_runner
-        if local is not None:
-            return local.envs.single_observation_space, local.action_space
-        envs = make_vector_env(self.config.env, 1, self.config.env_runners)
-        try:
-            return envs.single_observation_space, envs.single_action_space
-        finally:
-            envs.close()
-
-    @abstractmethod
-    def setup(self) -> None:
-        """Make `learner`, and whatever else the algorithm keeps."""
+    def setup(self) -> None:  # noqa: B027 - an optional hook
+        """Make whatever the algorithm keeps besides its learners, which are there."""
 
     @abstractmethod
     def training_step(self) -> dict[str, Any]:
@@ -164,7 +157,7 @@ class Algorithm(ABC):
         """What makes the policy that env runners act with, before `setup`; must be picklable."""
         return build_policy
 
-    def exploration(self) -> dict[str, float] | None:
+    def exploration(self) -> Exploration | None:
         """What the policies of env runners are told about exploring at this point of the run."""
         return None
 
@@ -173,17 +166,19 @@ class Algorithm(ABC):
         for callbacks in self._callbacks:
             getattr(callbacks, name)(self, *arguments)
 
-    def build_module(self) -> RLModule:
-        """The module of the `model` section, its initial weights drawn from the run's seed."""
-        torch.manual_seed(weights_seed(self.seed))
-        space = self._observations.output_space
-        # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return self.module_factory()(space, self.action_space, self.config.model)
-        finally:
-            torch.set_num_threads(num_threads)
+    def build_module(
+        self, policy_id: str = DEFAULT_POLICY_ID, factory: ModuleFactory | None = None
+    ) -> RLModule:
+        """A policy's module, its initial weights drawn from the run's seed.
+
+        Args:
+            factory: makes another network of the policy's; `module_factory` makes the one it acts
+                with.
+        """
+        spaces = self.connectors.output_space(policy_id), self.connectors.action_space(policy_id)
+        seed = weights_seed(self.seed, *_key_of(policy_id))
+        model = self.policies[policy_id].model
+        return seeded_module(factory or self.module_factory(), *spaces, model, seed)
 
     # -- one iteration -------------------------------------------------------------------------
 
@@ -194,10 +189,11 @@ class Algorithm(ABC):
         time_before = self.time_s
         while True:
             learners = self.training_step()
-            elapsed = self.timers.elapsed()
-            if self._minimums_met(
-                elapsed, self.env_steps - steps_before, self._trained_steps - trained_before
-            ):
+            if self.multi_agent is not None:
+                learners |= self.multi_agent.learned()
+            sampled = self.env_steps - steps_before
+            trained = self._trained_steps - trained_before
+            if minimums_met(self.config.report, self.timers.elapsed(), sampled, trained):
                 break
         self.iteration += 1
         evaluation = self._evaluate_if_due()
@@ -222,119 +218,143 @@ class Algorithm(ABC):
         self._call_back("on_train_result", result)
         return result
 
-    def _minimums_met(self, elapsed_s: float, sampled: int, trained: int) -> bool:
-        report = self.config.report
-        return (
-            elapsed_s >= (report.min_time_s_per_iteration or 0)
-            and sampled >= (report.min_sample_timesteps_per_iteration or 0)
-            and trained >= (report.min_train_timesteps_per_iteration or 0)
-        )
-
     def _env_runner_result(self) -> Result:
         group = self.env_runner_group
         return {
             "healthy": group.num_healthy,
             "restarts": group.num_restarts,
             "in_flight": group.num_in_flight,
-            "longest_running_episode": self._longest_running_episode,
-            "faulty_episodes": self._faulty_episodes,
+            "longest_running_episode": max(self._running_episodes.values(), default=0),
+            "faulty_episodes": sum(self._faulty_episodes.values()),
             **self._sampler_times.result(),
+            **({} if self.multi_agent is None else self.multi_agent.end_iteration()),
         }
 
     # -- sampling ------------------------------------------------------------------------------
 
-    def sample(self, rounds: Sequence[Sequence[int]] | None = None) -> SampleBatch:
+    def sample(self, rounds: Sequence[Sequence[int]] | None = None) -> Any:
         """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously.
 
         Args:
             rounds: steps of each lane, by round and runner, for other numbers of env steps.
+
+        Returns:
+            A SampleBatch, or a MultiAgentBatch of several policies.
         """
-        batches: list[SampleBatch] = []
         with self.timers.phase("sample"):
+            replies: list[SampleReply] = []
             for lengths in self._fragment_lengths if rounds is None else rounds:
-                replies = self.sample_round(lengths)
-                batches.extend(reply.batch for reply in replies)
-            batch = batches[0] if len(batches) == 1 else concat_samples(batches)
-            assert isinstance(batch, SampleBatch)
-            if self.config.env_runners.compress_observations:
-                batch.decompress_if_needed()
-            self._call_back("on_sample_end", batch)
+                replies += self.sample_round(lengths)
+            return self.join(replies)
+
+    def join(self, replies: Sequence[SampleReply]) -> Any:
+        """The batches of these replies as one, which callbacks may look at."""
+        batches = [reply.batch for reply in replies]
+        batch = batches[0] if len(batches) == 1 else concat_samples(batches)
+        if self.config.env_runners.compress_observations:
+            batch.decompress_if_needed()
+        self._call_back("on_sample_end", batch)
         return batch
 
     def sample_round(self, lengths: Sequence[int]) -> list[SampleReply]:
         """One fragment from each healthy runner, acted with the present weights."""
+        replies = self.env_runner_group.sample(self.next_request(), lengths, self.acting_weights)
+        self.book(replies)
+        return replies
+
+    def next_request(self, length: int = 0) -> SampleRequest:
+        """What to ask for next: a fragment with a number, statistics and exploration of its own."""
         request = SampleRequest(
             fragment=self._next_fragment,
-            length=0,
+            length=length,
             weights_version=self.weights_version,
             connector_state=self._connector_state(),
             exploration=self.exploration(),
+            unneeded=self._unneeded,
+            policies=None if self.multi_agent is None else dict(self.policies),
         )
         self._next_fragment += 1
-        replies = self.env_runner_group.sample(request, lengths, self._weights)
-        for reply in replies:
-            self.count_reply(reply)
-        if self.config.env_runners.use_worker_filter_stats:
-            deltas = [reply.connector_deltas for reply in replies]
-            if not self._observations.identity:
-                self._observations.apply_deltas([delta["observations"] for delta in deltas])
-            if not self._rewards.identity:
-                self._rewards.apply_deltas([delta["rewards"] for delta in deltas])
-        self._faulty_episodes = sum(reply.faulty_episodes for reply in replies)
-        self._longest_running_episode = max(
-            (reply.longest_running_episode for reply in replies), default=0
-        )
-        return replies
+        return request
 
-    def count_reply(self, reply: SampleReply) -> None:
-        """Take a reply's steps, episodes and timings into the books."""
-        self.env_steps += reply.env_steps
-        self.agent_steps += reply.env_steps
-        self._episodes.add(reply.episodes)
-        if self._callbacks:
-            for episode in reply.episodes:
-                self._call_back("on_episode_end", episode)
-        self._sampler_times.add(reply)
+    def book(self, replies: Sequence[SampleReply]) -> None:
+        """Take what replies say into the books: steps, episodes, timings, statistics."""
+        for reply in replies:
+            self.env_steps += reply.env_steps
+            self._episodes.add(reply.episodes)
+            if self.multi_agent is None:
+                self.agent_steps += reply.env_steps
+            else:
+                self.agent_steps += reply.batch.agent_steps()
+                self.multi_agent.count(reply.episodes)
+            if self._callbacks:
+                for episode in reply.episodes:
+                    self._call_back("on_episode_end", episode)
+            self._sampler_times.add(reply)
+            self._faulty_episodes[reply.runner_index] = reply.faulty_episodes
+            self._running_episodes[reply.runner_index] = reply.longest_running_episode
+        if self.config.env_runners.use_worker_filter_stats and not self.connectors.identity:
+            self.connectors.apply_deltas([reply.connector_deltas for reply in replies])
 
     def _connector_state(self) -> dict[str, Any] | None:
-        unchanged = self._observations.identity and self._rewards.identity
-        if unchanged or not self.config.env_runners.update_worker_filter_stats:
+        if self.connectors.identity or not self.config.env_runners.update_worker_filter_stats:
             return None
-        if self._next_fragment == 0:
-            return None  # nothing has been merged yet
-        return {
-            "observations": self._observations.get_state(),
-            "rewards": self._rewards.get_state(),
-        }
+        # Before the first fragment nothing has been merged.
+        return None if self._next_fragment == 0 else self.connectors.get_state()
+
+    def add_policy(self, policy_id: str, *, like: str, train: bool = False) -> None:
+        """Add a policy with the settings and present weights of another; for episodes to come.
+
+        Raises ValueError where there is one agent only, or a policy of that id.
+        """
+        several_policies(self).add(policy_id, like, train)
+        self.sync_weights()
+
+    def remove_policy(self, policy_id: str) -> None:
+        """Remove a policy that was added; episodes in which an agent plays it are given up."""
+        several_policies(self).remove(policy_id)
+        self.sync_weights()
 
     def sync_weights(self) -> None:
         """Let the next request carry the learner's weights, as one buffer under a new version."""
         with self.timers.phase("sync"):
-            self._weights = self.learner.get_weights()
+            self.acting_weights = self._current_weights()
             self.weights_version += 1
+
+    def _current_weights(self) -> Any:
+        """What env runners act with: one flat vector for each policy."""
+        several = self.multi_agent
+        return self.learner.get_weights() if several is None else several.weights()
 
     # -- learning ------------------------------------------------------------------------------
 
-    def learner_rng(self) -> np.random.Generator:
-        """Random numbers of this update, from the run's seed and the weights' version."""
-        return learner_rng(self.seed, self.weights_version)
+    def train_batches(self, batch: Any) -> Iterator[tuple[str, SampleBatch]]:
+        """What each policy is to learn from, as ``(policy id, batch)``."""
+        if self.multi_agent is not None:
+            yield from self.multi_agent.train_batches(batch)
+        else:
+            yield DEFAULT_POLICY_ID, batch
 
-    def learner_result(self, trained_steps: int, statistics: Mapping[str, Any]) -> Result:
-        """The `learners` part of the result for the one policy there is."""
+    def learner_rng(self, policy_id: str = DEFAULT_POLICY_ID) -> np.random.Generator:
+        """Random numbers of this update, from the run's seed and the weights' version."""
+        return learner_rng(self.seed, self.weights_version, *_key_of(policy_id))
+
+    def learner_result(
+        self,
+        trained_steps: int,
+        statistics: Mapping[str, Any],
+        policy_id: str = DEFAULT_POLICY_ID,
+    ) -> Result:
+        """The `learners` part of the result for one policy."""
         self._trained_steps += trained_steps
-        return {
-            DEFAULT_POLICY_ID: {
-                "num_agent_steps_trained": trained_steps,
-                "learner_stats": dict(statistics),
-            }
-        }
+        row = {"num_agent_steps_trained": trained_steps, "learner_stats": dict(statistics)}
+        return {policy_id: row}
 
     # -- evaluation ----------------------------------------------------------------------------
 
     def _evaluate_if_due(self) -> Result:
         interval = self.config.evaluation.interval
         if interval is None or self.iteration % interval:
-            return evaluation_result(None)
+            return self._evaluation_result(None)
         with self.timers.phase("evaluate"):
             return self.evaluate()
 
@@ -348,8 +368,14 @@ class Algorithm(ABC):
             seed=self.evaluation_seed(),
             explore=settings.explore,
         )
-        result = evaluation_result(episodes)
+        result = self._evaluation_result(episodes)
         self._call_back("on_evaluate_end", result)
+        return result
+
+    def _evaluation_result(self, episodes: Sequence[EpisodeRecord] | None) -> Result:
+        result = evaluation_result(episodes)
+        if self.multi_agent is not None:
+            result |= self.multi_agent.evaluation_result(episodes)
         return result
 
     def evaluation_seed(self) -> int:
@@ -357,48 +383,40 @@ class Algorithm(ABC):
         seed = self.config.evaluation.seed
         return evaluation_seed(self.seed) if seed is None else seed
 
-    def evaluation_runner(self, render_mode: str | None = None) -> EnvRunner:
+    def evaluation_runner(self, render_mode: str | None = None) -> Any:
         """A runner in this process that acts with the present weights and frozen connectors."""
         if self._evaluation_runner is None or render_mode is not None:
-            settings, evaluation = self.config.env_runners, self.config.evaluation
-            lanes = min(evaluation.num_envs, evaluation.episodes)
-            vectorize = settings.gym_env_vectorize_mode
-            changes = {
-                "num_envs_per_env_runner": lanes,
-                # The environment's own vectorisation cannot seed single episodes.
-                "gym_env_vectorize_mode": "auto"
-                if vectorize == "vector_entry_point"
-                else vectorize,
-            }
-            spec = RunnerSpec(
-                **{
-                    **vars(self._runner_spec),
-                    "settings": settings.model_copy(update=changes),
-                }
+            self._evaluation_runner = make_evaluation_runner(
+                self._runner_spec, self.config.evaluation, render_mode
             )
-            self._evaluation_runner = EnvRunner(spec, role=Role.EVALUATION, render_mode=render_mode)
-        self._evaluation_runner.load(self._weights, self.weights_version, self._central_state())
+        if self.multi_agent is not None:
+            self._evaluation_runner.set_policies(self.policies)
+        self._evaluation_runner.load(
+            self.acting_weights, self.weights_version, self.connectors.get_state()
+        )
         exploration = self.exploration()
         if exploration is not None:
-            self._evaluation_runner.policy.set_exploration(exploration)
+            # Where runners differ, the last one explores least.
+            least = exploration_of(exploration, self.config.env_runners.num_env_runners)
+            self._evaluation_runner.policy.set_exploration(least)
         return self._evaluation_runner
-
-    def _central_state(self) -> dict[str, Any]:
-        return {
-            "observations": self._observations.get_state(),
-            "rewards": self._rewards.get_state(),
-        }
 
     # -- state ---------------------------------------------------------------------------------
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Copies of all weights by parameter name."""
+        """Copies of all weights by parameter name; by ``policy/parameter`` if there are several."""
+        if self.multi_agent is not None:
+            return self.multi_agent.named_weights()
         return self.learner.named_weights()
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Take over weights by name; the env runners get them with the next request."""
-        self.learner.load_named_weights(weights)
-        self._weights = self.learner.get_weights()
+        if self.multi_agent is not None:
+            self.multi_agent.load_named_weights(weights)
+        else:
+            self.learner.load_named_weights(weights)
+        self.acting_weights = self._current_weights()
+        self.weights_version += 1  # or whoever has weights of this version would keep those
 
     def get_state(self) -> dict[str, Any]:
         """Everything besides the weights that the next iteration depends on."""
@@ -412,34 +430,44 @@ class Algorithm(ABC):
             "next_fragment": self._next_fragment,
             "seed": self.seed,
             "episodes": self._episodes.get_state(),
-            "connectors": self._central_state(),
-            "learner": self.learner.get_state(),
+            "connectors": self.connectors.get_state(),
+            "learners": {pid: learner.get_state() for pid, learner in self.learners.items()},
             "env_runners": {
                 str(index): state for index, state in self.env_runner_group.get_states().items()
             },
             "algorithm": self.get_extra_state(),
+            "policies": {} if self.multi_agent is None else self.multi_agent.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `get_state` was called; the weights come separately."""
         self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
-        self.agent_steps, self._trained_steps = (
-            int(state["agent_steps"]),
-            int(state["trained_steps"]),
-        )
+        self.agent_steps = int(state["agent_steps"])
+        self._trained_steps = int(state["trained_steps"])
         self.time_s = float(state["time_s"])
         self.weights_version = int(state["weights_version"])
+        if self._evaluation_runner is not None:
+            self._evaluation_runner.weights_version = -1
         self._next_fragment = int(state["next_fragment"])
         self._episodes.set_state(state["episodes"])
-        self._observations.set_state(state["connectors"]["observations"])
-        self._rewards.set_state(state["connectors"]["rewards"])
-        self.learner.set_state(state["learner"])
+        self.connectors.set_state(state["connectors"])
+        for policy_id, learner in self.learners.items():
+            learner.set_state(state["learners"][policy_id])
+        if self.multi_agent is not None:
+            self.multi_agent.set_state(state["policies"])
+            self.acting_weights = self._current_weights()
         self.env_runner_group.set_states(
             {int(index): runner for index, runner in state["env_runners"].items()}
         )
         self.set_extra_state(state["algorithm"])
         self._call_back("on_checkpoint_loaded")
         self.timers.restart()
+
+    def match_policies(self, state: Mapping[str, Any]) -> None:
+        """Have the policies that there were when this state of them was taken, here and there."""
+        several_policies(self).match(state)
+        policies = dict(self.policies)
+        self.env_runner_group.foreach_env_runner(lambda runner: runner.set_policies(policies))
 
     def get_extra_state(self) -> dict[str, Any]:
         """What this algorithm keeps besides; overridden together with `set_extra_state`."""
@@ -458,8 +486,15 @@ class Algorithm(ABC):
         import_object("rlrun.experiment.saving:restore_algorithm")(self, Path(path))
 
     def stop(self) -> None:
-        """Stop env runners and close environments."""
+        """Stop env runners and learners, close environments."""
         self.env_runner_group.stop()
+        for learner in self.learners.values():
+            learner.stop()
         if self._evaluation_runner is not None:
             self._evaluation_runner.stop()
             self._evaluation_runner = None
+
+
+def _key_of(policy_id: str) -> tuple[int, ...]:
+    """What a policy adds to the keys of its random numbers; the default policy adds nothing."""
+    return () if policy_id == DEFAULT_POLICY_ID else (crc32(policy_id.encode()),)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rlrun.config.registry import import_object
 from rlrun.config.schema import UseSpec
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Callbacks:
-    """Override what you need; every method runs in the training process.
+    """Override what you need; all but one of the methods run in the training process.
 
     `callbacks: [{use: "my.code:Record", every: 20}]` calls ``Record(every=20)`` once a run. What a
     callback raises ends the run with its traceback.
@@ -30,6 +30,30 @@ class Callbacks:
 
     def on_sample_end(self, algorithm: Algorithm, batch: SampleBatch) -> None:
         """A train batch has been sampled; what is changed in it is learned from."""
+
+    def on_postprocess_trajectory(
+        self,
+        *,
+        worker: Any,
+        episode: int,
+        agent_id: Any,
+        policy_id: str,
+        policies: Mapping[str, Any],
+        postprocessed_batch: SampleBatch,
+        original_batches: Mapping[Any, tuple[str, Any, SampleBatch]],
+        **kwargs: Any,
+    ) -> None:
+        """A fragment's piece of one episode is about to become part of a train batch.
+
+        Runs in the env runner, with an instance of its own there that no checkpoint keeps. Change
+        `postprocessed_batch` in place; every piece must end up with the same columns. Not called
+        with several agents.
+
+        Args:
+            worker: the `EnvRunner`; None in the trial that finds out which columns are needed.
+            episode: its id, the `eps_id` of the rows.
+            original_batches: the piece before the policy's `postprocess_trajectory`, by agent.
+        """
 
     def on_train_result(self, algorithm: Algorithm, result: Result) -> None:
         """An iteration has ended. Keys added to ``result`` are reported; add them every time."""
@@ -47,3 +71,13 @@ class Callbacks:
 def make_callbacks(specs: Iterable[UseSpec]) -> list[Callbacks]:
     """The callbacks that an experiment names, in its order."""
     return [import_object(spec.use)(**spec.kwargs) for spec in specs]
+
+
+def postprocessors(specs: Sequence[UseSpec], callbacks: Sequence[Callbacks]) -> tuple[UseSpec, ...]:
+    """Those of the callbacks that env runners must call, too."""
+    own = Callbacks.on_postprocess_trajectory
+    return tuple(
+        spec
+        for spec, made in zip(specs, callbacks, strict=True)
+        if getattr(type(made), "on_postprocess_trajectory", own) is not own
+    )

@@ -1,9 +1,11 @@
 """DQN: Q-learning with a replay buffer and a target network (Mnih et al. 2015), and its extensions.
 
 Double Q-learning (van Hasselt et al. 2016), dueling networks (Wang et al. 2016), prioritised replay
-(Schaul et al. 2016) and n-step returns (Sutton 1988; Hessel et al. 2018) are switches.
+(Schaul et al. 2016), n-step returns (Sutton 1988), distributions of values (C51, Bellemare et al.
+2017) and noisy networks (Fortunato et al. 2018) are switches; all on are Rainbow (Hessel et al.
+2018). With `model.use_lstm` or `use_gru` sequences are replayed, as in R2D2 (`sequence_replay`).
 
-    M  rows of a minibatch      n  actions
+    M  rows of a minibatch      n  actions      K  atoms of a value's distribution
 
 Sampling and learning take turns: a round of sampling brings a few env steps, then follow the
 updates that `training_intensity` asks for. Epsilon is a function of the env steps of the whole run,
@@ -14,7 +16,6 @@ learns on once its buffer holds `num_steps_sampled_before_learning_starts` trans
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -26,25 +27,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.replay import Replay, averages, replay_problems, to_device
+from rlrun.algorithms.sequence_replay import (
+    kept_columns,
+    load_sequences,
+    report_sequence_errors,
+    sequence_loss,
+)
 from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import MEMORY_SWITCHES, Count, ExperimentConfig, Schedule, TrainingConfig
+from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.data.prioritized_replay_buffer import PrioritizedReplayBuffer
-from rlrun.data.replay_buffer import ReplayBuffer
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.learning.learner import Learner, value_at
 from rlrun.policies.flat_parameters import FlatParameters
-from rlrun.policies.q_network import build_q_network
+from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
+from rlrun.policies.q_options import QOptions
 from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.rl_module import ModuleFactory, RLModule
-from rlrun.sampling.runner_messages import PolicyFactory
+from rlrun.sampling.runner_messages import Exploration, PolicyFactory
 
 STEPS_OF_A_ROUND = 4  # env steps between updates with rollout_fragment_length: auto
-COLUMNS = (
-    *(col.OBS, col.ACTIONS, col.REWARDS, col.NEXT_OBS, col.TERMINATEDS),
-    *(col.DISCOUNTS, col.WEIGHTS),
-)
+MEMORIES = ("use_lstm", "use_gru")
 STATISTICS = ("total_loss", "q_mean", "td_error_mean", "grad_norm")
 """Averaged over the updates of an iteration; None in one without any."""
 
@@ -70,6 +75,16 @@ class DQNTraining(TrainingConfig):
     """Let the network choose the next action that the target network values."""
     dueling: bool = True
     """Separate streams for the value of a state and the advantages of its actions."""
+    num_atoms: Count = 1
+    """Points of the distribution that is learned for each value (C51: 51); 1 learns its mean."""
+    v_min: float = -10.0
+    """The lowest of these points; returns below it are taken for it."""
+    v_max: float = 10.0
+    """The highest of these points."""
+    noisy: bool = False
+    """Explore by learned noise in the weights; goes with `exploration.epsilon: 0`."""
+    sigma0: float = Field(default=0.5, gt=0)
+    """Scale of that noise at the start."""
     grad_clip: float | None = Field(default=10.0, gt=0)
     """Bound on the gradients; null leaves them alone."""
     adam_epsilon: float = Field(default=1e-8, gt=0)
@@ -123,95 +138,170 @@ def dqn_loss(
     return loss, statistics
 
 
+def c51_loss(
+    module: RLModule, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean cross-entropy of the value's distribution to the projected one, weighted row by row.
+
+    The target is the distribution of ``R + discount Z(s', a*)``, brought back to the K atoms
+    (Bellemare et al. 2017, algorithm 1); a* is chosen by means, by ``module`` with ``double_q``.
+
+    Args and returns: as for `dqn_loss`; ``td_errors`` are the Kullback-Leibler divergences of the
+    targets, by which Rainbow sets priorities.
+    """
+    assert isinstance(module, QNetwork)  # no other has atoms
+    outputs = module.forward_train(rows)
+    index = torch.arange(len(rows[col.ACTIONS]), device=rows[col.ACTIONS].device)
+    chosen = outputs[ATOM_LOGITS][index, rows[col.ACTIONS]].log_softmax(-1)
+    with torch.no_grad():
+        support = module.support
+        following = {col.OBS: rows[col.NEXT_OBS]}
+        next_outputs = target.forward_train(following)
+        choosing = module.forward_train(following) if double_q else next_outputs
+        best = choosing[col.ACTION_DIST_INPUTS].argmax(dim=1)
+        probabilities = next_outputs[ATOM_LOGITS][index, best].softmax(-1)
+        discounts = torch.where(rows[col.TERMINATEDS], 0.0, rows[col.DISCOUNTS])
+        goals = project_distribution(probabilities, rows[col.REWARDS], discounts, support)
+    cross_entropies = -(goals * chosen).sum(-1)
+    loss = (rows[col.WEIGHTS] * cross_entropies).mean()
+    means = chosen.detach().exp() @ support
+    statistics = {
+        "total_loss": loss.detach(),
+        "q_mean": means.mean(),
+        "td_error_mean": (means - goals @ support).abs().mean(),
+        "td_errors": cross_entropies.detach() + torch.xlogy(goals, goals).sum(-1),
+    }
+    return loss, statistics
+
+
+def project_distribution(
+    probabilities: Tensor, rewards: Tensor, discounts: Tensor, support: Tensor
+) -> Tensor:
+    """The distribution of ``reward + discount Z`` on the atoms of Z, ``[M, K]``.
+
+    A point between two atoms is shared among them by its distance from each, so that the mean
+    stays; one beyond the ends goes to the end (Bellemare et al. 2017, eq. 7).
+
+    Args:
+        probabilities: of Z, ``[M, K]``.
+        rewards, discounts: ``[M]``; a discount of 0 leaves all mass at the reward.
+        support: the K atoms, ascending at equal distances.
+    """
+    low, high = support[0], support[-1]
+    points = torch.addcmul(rewards[:, None], discounts[:, None], support).clamp(low, high)
+    positions = (points - low) / (support[1] - low)
+    # share[m, i, j] is how much of point j goes to atom i.
+    atoms = torch.arange(len(support), device=support.device, dtype=support.dtype)[:, None]
+    share = (1.0 - (positions[:, None, :] - atoms).abs()).clamp(min=0.0)
+    return (share @ probabilities[:, :, None]).squeeze(-1)
+
+
 class DQN(Algorithm):
     """Sample a little, learn from what was sampled before, hand on the weights, again and again."""
 
     Training = DQNTraining
     Config = DQNConfig
     optional_sections = frozenset({"exploration", "replay"})
+    trial_of_columns = "first_batch"
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch and buffer sizes, as ``(key, message)``."""
         training = _settings(config)
         yield from fragment_problems(training.train_batch_size, config.env_runners)
-        for name in MEMORY_SWITCHES:
-            if getattr(config.model, name):
-                message = "DQN replays single transitions, which no memory can learn from"
-                yield f"model.{name}", f"{message}; leave it out"
         needed = training.num_steps_sampled_before_learning_starts
-        if needed > config.replay.capacity:
-            yield (
-                "replay.capacity",
-                f"a buffer of {config.replay.capacity} transitions loses some of the {needed} that "
-                f"num_steps_sampled_before_learning_starts asks for: set it to {needed} or more",
-            )
+        yield from replay_problems(config, needed, memories=MEMORIES)
+        if _has_memory(config):
+            for name, off in (("num_atoms", 1), ("noisy", False)):
+                if getattr(training, name) != off:
+                    message = "does not go together with a memory (model.use_lstm, use_gru)"
+                    yield f"training.{name}", f"{message}; leave it out"
+        if training.num_atoms > 1 and training.v_min >= training.v_max:
+            message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
+            yield "training.v_min", message
+        if training.noisy and config.exploration.epsilon != 0:
+            message = "noisy weights explore by themselves; set it to 0 beside training.noisy"
+            yield "exploration.epsilon", message
+
+    def make_learner(self, policy_id: str) -> Learner:
+        training = _settings(self.config)
+        module = self.build_module(policy_id)
+        return Learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
 
     def setup(self) -> None:
-        training, replay = _settings(self.config), self.config.replay
-        module = self.build_module()
-        self.target = copy.deepcopy(module).requires_grad_(False)
-        self.learner = Learner(
-            module, training, self.config.learners, adam_eps=training.adam_epsilon
-        )
-        self.target.to(self.learner.device)
+        training = _settings(self.config)
+        self.target = self.build_module().to(self.learner.device).requires_grad_(False)
         self._target_parameters = FlatParameters(self.target)
-        returns: dict[str, Any] = {"n_step": training.n_step, "gamma": training.gamma}
-        self.buffer = (
-            PrioritizedReplayBuffer(replay.capacity, alpha=replay.alpha, **returns)
-            if replay.prioritized
-            else ReplayBuffer(replay.capacity, **returns)
+        self.replay = Replay(
+            self.config.replay,
+            n_step=training.n_step,
+            gamma=training.gamma,
+            minibatch_size=training.minibatch_size,
+            training_intensity=training.training_intensity,
+            learning_starts=training.num_steps_sampled_before_learning_starts,
+            buffer=self._sequence_buffer() if _has_memory(self.config) else None,
         )
         self._rounds = short_fragment_lengths(
             training.train_batch_size, self.config.env_runners, STEPS_OF_A_ROUND
         )
-        self._rows_due = 0.0  # transitions to replay for env steps already sampled
         self._target_env_steps = 0  # env steps at the last copy into the target network
+
+    def _sequence_buffer(self) -> SequenceReplayBuffer:
+        replay = self.config.replay
+        return SequenceReplayBuffer(
+            replay.capacity,
+            length=replay.burn_in + self.config.model.max_seq_len,
+            further_columns=kept_columns(self.learner.module),
+            alpha=replay.alpha if replay.prioritized else 0.0,
+        )
 
     def module_factory(self) -> ModuleFactory:
         """The Q-network."""
-        return partial(build_q_network, dueling=_settings(self.config).dueling)
+        return partial(build_q_network, options=_options(self.config))
 
     def policy_factory(self) -> PolicyFactory:
         """The policy that acts by the Q-network."""
-        return partial(build_q_policy, dueling=_settings(self.config).dueling)
+        return partial(build_q_policy, options=_options(self.config))
 
-    def exploration(self) -> dict[str, float]:
-        """Epsilon at this point of the run, for all runners; it stays for a fragment."""
-        return {"epsilon": value_at(self.config.exploration.epsilon, self.env_steps)}
+    def exploration(self) -> Exploration:
+        """Epsilon at this point of the run, or each runner's own; it stays for a fragment."""
+        exponent = self.config.exploration.runner_exponent
+        runners = self.config.env_runners.num_env_runners
+        if exponent is None or runners < 2:
+            return {"epsilon": self._epsilon()}
+        # Horgan et al. 2018, arXiv:1803.00933, appendix D.
+        exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
+        return tuple({"epsilon": self._epsilon() ** each} for each in exponents)
+
+    def _epsilon(self) -> float:
+        return value_at(self.config.exploration.epsilon, self.env_steps)
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: rounds of sampling, each followed by the updates that are due."""
         training = _settings(self.config)
         lr = value_at(training.lr, self.env_steps)
-        epsilon = self.exploration()["epsilon"]
+        epsilon = self._epsilon()
         updates: list[dict[str, Tensor]] = []
         for lengths in self._rounds:
             batch = self.sample([lengths])
             with self.timers.phase("transfer"):
-                self.buffer.add(batch)
-            updates += self._learn(len(batch), lr)
-        statistics = _averages(updates)
+                num_updates = self.replay.add(batch)
+            if num_updates:
+                updates += self._learn(num_updates, lr)
+        statistics = averages(updates, STATISTICS)
         further = {
             "num_updates": len(updates),
             "lr": lr,
             "epsilon": epsilon,
-            "replay_size": len(self.buffer),
+            "replay_size": len(self.replay.buffer),
         }
         return self.learner_result(
             len(updates) * training.minibatch_size, {**statistics, **further}
         )
 
-    def _learn(self, env_steps: int, lr: float) -> list[dict[str, Tensor]]:
-        """The updates that are due after so many further env steps, and the weights' way out."""
+    def _learn(self, num_updates: int, lr: float) -> list[dict[str, Tensor]]:
+        """So many updates, and the weights' way out."""
         training = _settings(self.config)
-        if self.buffer.num_added < training.num_steps_sampled_before_learning_starts:
-            return []
-        self._rows_due += env_steps * training.training_intensity
-        num_updates = int(self._rows_due // training.minibatch_size)
-        self._rows_due -= num_updates * training.minibatch_size
-        if not num_updates:
-            return []
         rng = self.learner_rng()
         with self.timers.phase("learn"):
             updates = [self._update(training, lr, rng) for _ in range(num_updates)]
@@ -225,52 +315,68 @@ class DQN(Algorithm):
         self, training: DQNTraining, lr: float, rng: np.random.Generator
     ) -> dict[str, Tensor]:
         """One gradient step on replayed transitions; their errors become their priorities."""
-        batch = self._replay(training.minibatch_size, rng)
-        rows = {
-            name: torch.from_numpy(batch.column(name)).to(self.learner.device) for name in COLUMNS
-        }
+        batch = self.replay.sample(rng, self.env_steps)
+        if isinstance(self.replay.buffer, SequenceReplayBuffer):
+            return self._update_from_sequences(training, lr, batch, self.replay.buffer)
+        rows = to_device(batch, self.learner.device)
+        if training.noisy:
+            for network in (self.learner.module, self.target):
+                if isinstance(network, QNetwork):
+                    network.draw_noise(rng)
         arguments = {"target": self.target, "double_q": training.double_q}
-        statistics = self.learner.accumulate([rows], len(batch), dqn_loss, arguments, lr=lr)
-        errors = statistics.pop("td_errors")
-        if isinstance(self.buffer, PrioritizedReplayBuffer):
-            priorities = errors.abs().cpu().numpy() + self.config.replay.epsilon
-            self.buffer.update_priorities(batch.column(col.ITEM_IDS), priorities)
+        loss = dqn_loss if training.num_atoms == 1 else c51_loss
+        statistics = self.learner.step(rows, loss, arguments, lr=lr)
+        self.replay.report_errors(batch, statistics.pop("td_errors"))
         return statistics
 
-    def _replay(self, num_rows: int, rng: np.random.Generator) -> SampleBatch:
-        if isinstance(self.buffer, PrioritizedReplayBuffer):
-            beta = value_at(self.config.replay.beta, self.env_steps)
-            return self.buffer.sample(num_rows, rng, beta=beta)
-        batch = self.buffer.sample(num_rows, rng)
-        batch[col.WEIGHTS] = np.ones(num_rows, dtype=np.float32)
-        return batch
+    def _update_from_sequences(
+        self, training: DQNTraining, lr: float, batch: SampleBatch, buffer: SequenceReplayBuffer
+    ) -> dict[str, Tensor]:
+        """As `_update`, on replayed sequences."""
+        rows = load_sequences(
+            batch,
+            self.learner.module,
+            self.learner.device,
+            burn_in=self.config.replay.burn_in,
+            n_step=training.n_step,
+            gamma=training.gamma,
+        )
+        arguments = {"target": self.target, "double_q": training.double_q}
+        statistics = self.learner.step(rows, sequence_loss, arguments, lr=lr)
+        errors = statistics.pop("td_errors")
+        if self.config.replay.prioritized:
+            report_sequence_errors(buffer, batch, rows, errors)
+        return statistics
 
     def get_extra_state(self) -> dict[str, Any]:
-        stored = self.config.replay.store_in_checkpoints
         return {
             "target": self._target_parameters.to_numpy(),
             "target_env_steps": self._target_env_steps,
-            "rows_due": self._rows_due,
-            "buffer": self.buffer.get_state() if stored else None,
+            **self.replay.get_state(),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self._target_parameters.load(state["target"])
         self._target_env_steps = int(state["target_env_steps"])
-        self._rows_due = float(state["rows_due"])
-        if state["buffer"] is not None:
-            self.buffer.set_state(state["buffer"])
+        self.replay.set_state(state)
 
 
-def _averages(updates: list[dict[str, Tensor]]) -> dict[str, float | None]:
-    """Means over the updates of one iteration, with one transfer from the device."""
-    if not updates:
-        return dict.fromkeys(STATISTICS)
-    table = torch.stack([update[name] for update in updates for name in STATISTICS])
-    means = table.view(len(updates), len(STATISTICS)).mean(0)
-    return dict(zip(STATISTICS, means.tolist(), strict=True))
+def _has_memory(config: ExperimentConfig) -> bool:
+    return any(getattr(config.model, name) for name in MEMORIES)
 
 
 def _settings(config: ExperimentConfig) -> DQNTraining:
     assert isinstance(config.training, DQNTraining)  # the loader made it from `Training`
     return config.training
+
+
+def _options(config: ExperimentConfig) -> QOptions:
+    training = _settings(config)
+    return QOptions(
+        dueling=training.dueling,
+        num_atoms=training.num_atoms,
+        v_min=training.v_min,
+        v_max=training.v_max,
+        noisy=training.noisy,
+        sigma0=training.sigma0,
+    )

@@ -18,7 +18,7 @@ from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.learner import value_at
 from rlrun.learning.returns import discounted_returns, piece_lengths
 from rlrun.policies.rl_module import RLModule
 
@@ -59,39 +59,43 @@ class PG(Algorithm):
     """Sample a batch, take one step along the policy gradient, hand on the new weights."""
 
     Training = PGTraining
+    trains_several_policies = True
     Config = PGConfig
+    several_learners = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of the batch size, as ``(key, message)``."""
-        yield from fragment_problems(_settings(config).train_batch_size, config.env_runners)
-
-    def setup(self) -> None:
-        self.learner = Learner(self.build_module(), self.config.training, self.config.learners)
+        training = config.training
+        assert isinstance(training, PGTraining)  # the loader made it from `Training`
+        yield from fragment_problems(training.train_batch_size, config.env_runners)
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: sample, sum up rewards, one gradient step, sync."""
-        training = _settings(self.config)
-        lr = value_at(training.lr, self.env_steps)
-        batch = self.sample()
-        with self.timers.phase("transfer"):
-            rows = self.learner.load(batch, (col.ACTIONS,))
-        with self.timers.phase("learn"):
-            returns = discounted_returns(
-                batch.column(col.REWARDS),
-                batch.column(col.TERMINATEDS),
-                batch.column(col.TRUNCATEDS),
-                piece_lengths(batch.column(col.UNROLL_ID)),
-                gamma=training.gamma,
-            )
-            rows.add(col.ADVANTAGES, returns)
-            pieces = rows.pieces(training.microbatch_size)
-            means = self.learner.accumulate(pieces, rows.size, pg_loss, {}, lr=lr)
-            statistics = {name: float(value) for name, value in means.items()}
+        steps_before = self.env_steps
+        result: dict[str, Any] = {}
+        for policy_id, batch in self.train_batches(self.sample()):
+            training, learner = self._settings(policy_id), self.learners[policy_id]
+            lr = value_at(training.lr, steps_before)
+            with self.timers.phase("transfer"):
+                rows = learner.load(batch, (col.ACTIONS,))
+            with self.timers.phase("learn"):
+                returns = discounted_returns(
+                    batch.column(col.REWARDS),
+                    batch.column(col.TERMINATEDS),
+                    batch.column(col.TRUNCATEDS),
+                    piece_lengths(batch.column(col.UNROLL_ID)),
+                    gamma=training.gamma,
+                )
+                rows.add(col.ADVANTAGES, returns)
+                pieces = rows.pieces(training.microbatch_size)
+                means = learner.accumulate(pieces, rows.size, pg_loss, {}, lr=lr)
+                statistics = {name: float(value) for name, value in means.items()}
+            result |= self.learner_result(rows.size, {**statistics, "lr": lr}, policy_id)
         self.sync_weights()
-        return self.learner_result(rows.size, {**statistics, "lr": lr})
+        return result
 
-
-def _settings(config: ExperimentConfig) -> PGTraining:
-    assert isinstance(config.training, PGTraining)  # the loader made it from `Training`
-    return config.training
+    def _settings(self, policy_id: str) -> PGTraining:
+        training = self.policies[policy_id].training
+        assert isinstance(training, PGTraining)  # the loader made it from `Training`
+        return training

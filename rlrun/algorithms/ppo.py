@@ -18,8 +18,9 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.learner import Learner, LoadedBatch, value_at
-from rlrun.learning.returns import add_advantages, standardized
-from rlrun.policies.rl_module import RLModule
+from rlrun.learning.learner_group import build_learner
+from rlrun.learning.returns import add_advantages, standardized_advantages
+from rlrun.policies.rl_module import ActorCritic, RLModule
 
 KL_COEFF_BOUNDS = (1e-6, 1e3)  # the adaptive coefficient must reach neither zero nor infinity
 
@@ -74,7 +75,6 @@ def ppo_loss(
     vf_clip_param: float | None,
     entropy_coeff: float,
     kl_coeff: float,
-    normalize_advantages: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate (eq. 7), the value loss and the entropy bonus (eq. 9); eq. 8's KL term.
 
@@ -91,8 +91,6 @@ def ppo_loss(
     log_ratio = logp - rows[col.ACTION_LOGP]
     ratio = log_ratio.exp()
     advantages = rows[col.ADVANTAGES]
-    if normalize_advantages:
-        advantages = standardized(advantages)
     clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
     policy_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
     value_loss = clipped_value_loss(
@@ -106,7 +104,7 @@ def ppo_loss(
             "vf_loss": value_loss.detach(),
             "entropy": entropy.detach(),
             # k3 of Schulman's "Approximating KL divergence": unbiased and never negative.
-            "approx_kl": (ratio - 1.0 - log_ratio).mean(),
+            "approx_kl": (log_ratio.expm1() - log_ratio).mean(),
             "clip_fraction": (ratio != clipped_ratio).float().mean(),
         }
     if kl_coeff:
@@ -116,6 +114,51 @@ def ppo_loss(
         statistics["kl"] = kl.detach()
     statistics["total_loss"] = loss.detach()
     return loss, statistics
+
+
+@torch.no_grad()
+def ppo_gradient(
+    module: ActorCritic,
+    rows: dict[str, Tensor],
+    *,
+    clip_param: float,
+    vf_loss_coeff: float,
+    entropy_coeff: float,
+    vf_clip_param: None = None,
+    kl_coeff: float = 0.0,
+) -> dict[str, Tensor]:
+    """The gradient of `ppo_loss` in closed form, twice as fast as autograd's on small networks.
+
+    Without value clipping and without the KL term, for modules that have a `vjp`.
+
+    Returns:
+        The statistics of `ppo_loss`. The gradients are left in the module's parameters.
+    """
+    assert vf_clip_param is None
+    assert not kl_coeff
+    inputs, values, backward = module.vjp(rows)
+    logp, entropies, logp_backward = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
+    num_rows = len(values)
+    log_ratio = logp - rows[col.ACTION_LOGP]
+    ratio = log_ratio.exp()
+    advantages = rows[col.ADVANTAGES]
+    gain = advantages * ratio
+    clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
+    clipped_gain = advantages * clipped_ratio
+    errors = values - rows[col.VALUE_TARGETS]
+    # Only the smaller of both gains counts, and a clipped one does not move with the ratio.
+    d_logp = (gain <= clipped_gain) * gain / -num_rows
+    backward(logp_backward(d_logp, -entropy_coeff / num_rows), errors * (vf_loss_coeff / num_rows))
+    by_row = {
+        "policy_loss": -torch.minimum(gain, clipped_gain),
+        "vf_loss": 0.5 * errors.square(),
+        "entropy": entropies,
+        "approx_kl": log_ratio.expm1() - log_ratio,
+        "clip_fraction": (ratio != clipped_ratio).float(),
+    }
+    statistics = dict(zip(by_row, torch.stack(tuple(by_row.values())).mean(1), strict=True))
+    value_term = vf_loss_coeff * statistics["vf_loss"] - entropy_coeff * statistics["entropy"]
+    return {**statistics, "total_loss": statistics["policy_loss"] + value_term}
 
 
 def clipped_value_loss(
@@ -133,7 +176,9 @@ class PPO(Algorithm):
     """Sample a batch, improve on it for some epochs, hand the new weights to the env runners."""
 
     Training = PPOTraining
+    trains_several_policies = True
     Config = PPOConfig
+    several_learners = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
@@ -147,54 +192,63 @@ class PPO(Algorithm):
                 f"{training.train_batch_size}: set it to {training.train_batch_size} or less",
             )
 
+    def make_learner(self, policy_id: str) -> Learner:
+        training = self._settings(policy_id)
+        module = self.build_module(policy_id)
+        return build_learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
+
     def setup(self) -> None:
-        training = _settings(self.config)
-        self.learner = Learner(
-            self.build_module(), training, self.config.learners, adam_eps=training.adam_epsilon
-        )
-        self.kl_coeff = training.kl_coeff
+        self.kl_coeffs: dict[str, float] = {}  # by policy, once it has learned
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: sample, estimate advantages, update, sync."""
-        training = _settings(self.config)
         steps_before = self.env_steps
-        batch = self.sample()
-        with self.timers.phase("transfer"):
-            rows = self.learner.load(batch, (col.ACTIONS,))
-        with self.timers.phase("learn"):
-            explained = add_advantages(
-                rows, batch, self.learner.module, training.gamma, training.lambda_
-            )
-            statistics = self._update(rows, training, steps_before)
+        result: dict[str, Any] = {}
+        for policy_id, batch in self.train_batches(self.sample()):
+            training, learner = self._settings(policy_id), self.learners[policy_id]
+            with self.timers.phase("transfer"):
+                rows = learner.load(batch, (col.ACTIONS,))
+            with self.timers.phase("learn"):
+                explained = add_advantages(
+                    rows, batch, learner.module, training.gamma, training.lambda_
+                )
+                statistics = self._update(policy_id, rows, steps_before)
+            statistics["vf_explained_variance"] = explained
+            result |= self.learner_result(rows.size, statistics, policy_id)
         self.sync_weights()
-        return self.learner_result(rows.size, {**statistics, "vf_explained_variance": explained})
+        return result
 
-    def _update(
-        self, rows: LoadedBatch, training: PPOTraining, env_steps: int
-    ) -> dict[str, float | None]:
+    def _update(self, policy_id: str, rows: LoadedBatch, env_steps: int) -> dict[str, float | None]:
+        training, learner = self._settings(policy_id), self.learners[policy_id]
+        kl_coeff = self.kl_coeffs.setdefault(policy_id, training.kl_coeff)
         lr = value_at(training.lr, env_steps)
         if training.normalize_advantages == "batch":
-            rows.columns[col.ADVANTAGES] = standardized(rows.columns[col.ADVANTAGES])
+            rows.columns = standardized_advantages(rows.columns)
+        elif training.normalize_advantages == "minibatch":
+            rows.prepare = standardized_advantages
         arguments = {
             "clip_param": value_at(training.clip_param, env_steps),
             "entropy_coeff": value_at(training.entropy_coeff, env_steps),
             "vf_loss_coeff": training.vf_loss_coeff,
             "vf_clip_param": training.vf_clip_param,
-            "kl_coeff": self.kl_coeff,
-            "normalize_advantages": training.normalize_advantages == "minibatch",
+            "kl_coeff": kl_coeff,
         }
+        further_terms = training.vf_clip_param is not None or kl_coeff
+        written_out = learner.module.has_vjp and not further_terms
         limit = None if training.target_kl is None else 1.5 * training.target_kl
-        statistics = self.learner.update(
-            rows,
+        statistics = learner.update(
+            rows.minibatches(
+                training.num_epochs, training.minibatch_size, self.learner_rng(policy_id)
+            ),
             ppo_loss,
             arguments,
             lr=lr,
-            num_epochs=training.num_epochs,
-            minibatch_size=training.minibatch_size,
-            rng=self.learner_rng(),
+            gradient=ppo_gradient if written_out else None,
             stop_early=None if limit is None else lambda s: float(s["approx_kl"]) > limit,
         )
-        self.kl_coeff = adapted_kl_coeff(self.kl_coeff, statistics.get("kl"), training.kl_target)
+        self.kl_coeffs[policy_id] = adapted_kl_coeff(
+            kl_coeff, statistics.get("kl"), training.kl_target
+        )
         return {
             **statistics,
             "lr": lr,
@@ -204,13 +258,20 @@ class PPO(Algorithm):
         }
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"kl_coeff": self.kl_coeff, "kl_coeff_at_start": _settings(self.config).kl_coeff}
+        coeffs = {pid: coeff for pid, coeff in self.kl_coeffs.items() if pid in self.policies}
+        at_start = {pid: self._settings(pid).kl_coeff for pid in coeffs}
+        return {"kl_coeffs": coeffs, "kl_coeffs_at_start": at_start}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        # Adapted from another start (an override, a sweep's mutation) it would hide the new one.
-        own = _settings(self.config).kl_coeff
-        if state.get("kl_coeff_at_start", own) == own:
-            self.kl_coeff = float(state["kl_coeff"])
+        for policy_id, coeff in state["kl_coeffs"].items():
+            # Adapted from another start (an override, a mutation) it would hide the new one.
+            if state["kl_coeffs_at_start"][policy_id] == self._settings(policy_id).kl_coeff:
+                self.kl_coeffs[policy_id] = float(coeff)
+
+    def _settings(self, policy_id: str) -> PPOTraining:
+        training = self.policies[policy_id].training
+        assert isinstance(training, PPOTraining)  # the loader made it from `Training`
+        return training
 
 
 def adapted_kl_coeff(coeff: float, kl: float | None, target: float) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.config.schema import ReportConfig
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.runner_messages import SampleReply
 
@@ -97,7 +98,13 @@ def evaluation_result(episodes: Sequence[EpisodeRecord] | None) -> Result:
     }
 
 
-PHASES = ("sample", "transfer", "learn", "sync", "evaluate", "checkpoint", "report")
+def minimums_met(report: ReportConfig, elapsed_s: float, sampled: int, trained: int) -> bool:
+    """Whether an iteration has done as much as the report asks of one."""
+    return (
+        elapsed_s >= (report.min_time_s_per_iteration or 0)
+        and sampled >= (report.min_sample_timesteps_per_iteration or 0)
+        and trained >= (report.min_train_timesteps_per_iteration or 0)
+    )
 
 
 class PhaseTimers:

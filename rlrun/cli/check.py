@@ -9,7 +9,10 @@ from rlrun.cli import errors
 
 def check(
     arguments: Annotated[
-        list[str], typer.Argument(metavar="FILE... [KEY=VALUE ...]", help="Files, then overrides.")
+        list[str],
+        typer.Argument(
+            metavar="FILE... [KEY=VALUE ...]", help="Files or run folders, then overrides."
+        ),
     ],
     show: Annotated[
         bool,
@@ -30,7 +33,7 @@ def check(
     problems: list[Problem] = []
     for file in files:
         try:
-            loaded = load(file, overrides)
+            loaded = load(Path(file) / "config.yaml" if Path(file).is_dir() else file, overrides)
         except ConfigError as error:
             problems += error.problems
             continue

@@ -62,15 +62,20 @@ def _envs() -> Iterable[tuple[str, str]]:
 
 def _models() -> Iterable[tuple[str, str]]:
     from rlrun.config.registry import MODELS, import_object
+    from rlrun.policies.rl_module import MEMORIES
 
     for name, path in MODELS.items():
         yield name, _first_line(import_object(path).__doc__)
+    for switch, path in MEMORIES.items():
+        yield f"model.{switch}: true", _first_line(import_object(path).__doc__)
 
 
 def _configs() -> Iterable[tuple[str, str]]:
+    from rlrun.config.shipped import configs_folder
+
     folder = Path("configs")
-    if not folder.is_dir():  # A checkout that is used from elsewhere.
-        folder = Path(__file__).parents[2] / "configs"
+    if not folder.is_dir():
+        folder = configs_folder()
     for file in sorted(folder.rglob("*.yaml")):
         first = file.read_text(encoding="utf-8").partition("\n")[0]
         yield str(file), first.lstrip("# ") if first.startswith("#") else ""

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("rlrun.cli.rollout:rollout", "Play a trained policy."),
     "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
     "list": ("rlrun.cli.list:list_names", "List algorithms, envs, models or configs."),
+    "verify": ("rlrun.cli.verify:verify", "Train the reference cases against published numbers."),
     "init": ("rlrun.cli.init:init", "Write a commented starter file to stdout."),
 }
 """Command -> import path of its function, and its line in the help."""

@@ -20,13 +20,14 @@ def exit_codes() -> Iterator[None]:
     """
     from rlrun.config.problems import ConfigError
     from rlrun.config.registry import ImportPathError
+    from rlrun.connectors.errors import ConnectorError
     from rlrun.sampling.errors import EnvError
 
     try:
         yield
     except (ConfigError, KeyboardInterrupt, SystemExit):
         raise
-    except EnvError as error:
+    except (EnvError, ConnectorError) as error:
         # Its text begins with the user's own traceback; rlrun's frames say nothing about it.
         sys.stderr.write(f"{error}\n")
         errors.fail(_last_line(error), errors.RUN_FAILED)

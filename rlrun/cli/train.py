@@ -57,6 +57,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
         from rlrun.config.loader import load
         from rlrun.experiment.console import choose_style
         from rlrun.experiment.run import resume_experiment, run_experiment
+        from rlrun.sampling.ray_runtime import stop_ray
 
         style = choose_style(quiet=quiet, plain=plain) if quiet or plain else None
         if resume is not None:
@@ -66,6 +67,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
             first = [f"{key}={value}" for key, value in named.items() if value is not None]
             loaded = load(file, [*first, *overrides])
             outcome = run_experiment(loaded, run_dir=run_dir, address=address, console=style)
+        stop_ray()  # left to the interpreter's exit, Ray would wait half a second for log lines
     if outcome.end == "interrupted":
         raise typer.Exit(130)
 

@@ -44,6 +44,27 @@ def short_fragment_lengths(
     return [[whole + (runner < rest) for runner in range(runners)] for whole, rest in rounds]
 
 
+def stream_length(
+    train_batch_size: int, settings: EnvRunnersConfig, most: int | None = None
+) -> int:
+    """Steps of each lane in fragments that stream in, of which whole ones make the batch exactly.
+
+    With "auto" a batch takes as many fragments as there are runners, or a few more where the batch
+    does not divide evenly. `stream_problems` must have found nothing.
+
+    Args:
+        most: steps that a fragment of "auto" has at most.
+    """
+    runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    if settings.rollout_fragment_length != "auto":
+        return settings.rollout_fragment_length
+    if settings.batch_mode == "complete_episodes":
+        return -(-train_batch_size // (lanes * runners))
+    per_lane = train_batch_size // lanes
+    longest = per_lane // runners if most is None else min(per_lane // runners, most)
+    return next(t for t in range(longest, 0, -1) if per_lane % t == 0)
+
+
 def fragment_problems(
     train_batch_size: int, settings: EnvRunnersConfig
 ) -> Iterator[tuple[str, str]]:
@@ -73,3 +94,10 @@ def fragment_problems(
             f"{train_batch_size} cannot be met exactly: {arithmetic}, and {train_batch_size} / "
             f"{unit} = {train_batch_size / unit:g}; set it to {below} or {below + unit}",
         )
+
+
+def stream_problems(train_batch_size: int, settings: EnvRunnersConfig) -> Iterator[tuple[str, str]]:
+    """As `fragment_problems`, where a batch is made of single fragments and not of whole rounds."""
+    if settings.rollout_fragment_length != "auto":
+        settings = settings.model_copy(update={"num_env_runners": 1})
+    yield from fragment_problems(train_batch_size, settings)

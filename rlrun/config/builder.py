@@ -71,7 +71,15 @@ class AlgorithmConfig:
         return self
 
     def env_runners(self, **settings: Any) -> Self:
-        """Section `env_runners`: how experience is collected."""
+        """Section `env_runners`: how experience is collected.
+
+        Connectors may be classes, functions, import paths or ``{"use": ..., key: value}``.
+        """
+        for key in ("env_to_module_connector", "module_to_env_connector"):
+            if key in settings and settings[key] is not NotProvided:
+                value = settings[key]
+                items = value if isinstance(value, list | tuple) else [value]
+                settings[key] = [_as_name(f"env_runners.{key}", item) for item in items]
         return self._set("env_runners", settings)
 
     def connectors(self, **settings: Any) -> Self:
@@ -99,6 +107,12 @@ class AlgorithmConfig:
     def replay(self, **settings: Any) -> Self:
         """Section `replay`: the buffer of past transitions."""
         return self._set("replay", settings)
+
+    def multi_agent(self, **settings: Any) -> Self:
+        """Section `multi_agent`: several policies, for environments with several agents."""
+        if callable(settings.get("agents")):
+            settings["agents"] = _as_name("multi_agent.agents", settings["agents"])
+        return self._set("multi_agent", settings)
 
     def evaluation(self, **settings: Any) -> Self:
         """Section `evaluation`: episodes played beside the training."""
@@ -274,6 +288,8 @@ def _as_name(key: str, value: Any) -> Any:
         return value
     path = import_path_of(value)
     if path is None:
-        message = f"{value!r} has no import path; name it with register_env() or put it in a module"
+        message = f"{value!r} has no import path: put it at the top of a module"
+        if key == "env":
+            message += ", or name it with register_env()"
         raise ConfigError([Problem(Origin("AlgorithmConfig"), key, message)])
     return path

@@ -85,6 +85,53 @@ def check_model(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("model", "share_layers"), message)
 
 
+def check_horizon(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """A soft horizon must be somewhere."""
+    settings = experiment.env_runners
+    if settings.soft_horizon and settings.horizon is None:
+        message = "there is no horizon to be soft; set env_runners.horizon, or leave this out"
+        yield Finding(("env_runners", "soft_horizon"), message)
+
+
+def check_connectors(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Settings of default connectors that are switched off."""
+    settings = experiment.env_runners
+    if settings.observation_filter != "NoFilter" and (
+        not settings.add_default_connectors_to_env_to_module_pipeline
+    ):
+        message = (
+            "the filter is a default connector, and those are switched off: "
+            "add_default_connectors_to_env_to_module_pipeline: true switches them on"
+        )
+        yield Finding(("env_runners", "observation_filter"), message)
+    if experiment.connectors.clip_actions and (
+        not settings.add_default_connectors_to_module_to_env_pipeline
+    ):
+        message = (
+            "clipping is a default connector, and those are switched off: "
+            "env_runners.add_default_connectors_to_module_to_env_pipeline: true switches them on"
+        )
+        yield Finding(("connectors", "clip_actions"), message)
+
+
+def check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Whether the algorithm can learn with several learners, and where these are to run."""
+    learners = experiment.learners
+    if not learners.num_learners:
+        for name in ("num_cpus_per_learner", "num_gpus_per_learner"):
+            if getattr(learners, name) != type(learners).model_fields[name].default:
+                message = "there is no learner to give it to; set num_learners, or leave it out"
+                yield Finding(("learners", name), message)
+        return
+    if not getattr(algorithm_class(experiment.algorithm), "several_learners", False):
+        message = f"{experiment.algorithm} learns in one process; set it to 0"
+        yield Finding(("learners", "num_learners"), message)
+    gpus = learners.num_gpus_per_learner
+    if gpus > 1:
+        message = f"a learner uses one GPU at most, not {gpus:g}; set it to 1 and num_learners to"
+        yield Finding(("learners", "num_gpus_per_learner"), f"{message} more")
+
+
 def check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
     """What the algorithm itself says about its settings."""
     algorithm = algorithm_class(experiment.algorithm)

@@ -17,6 +17,7 @@ from rlrun.config.schema import (
     EnvSpec,
     ExperimentConfig,
     ModelConfig,
+    MultiAgentConfig,
     UseSpec,
 )
 from rlrun.config.validate import Finding
@@ -31,23 +32,52 @@ _CONTEXT = ("context", "env_context")
 _CONFIG = ("config", "env_config")
 _GIVEN_TO_ENVS = ("num_envs", "render_mode")  # What the runner adds where a creator asks for it.
 _GIVEN_TO_SINKS = ("run_dir",)
+_GIVEN_TO_CONNECTORS = {
+    "env_to_module_connector": ("env", "seed"),
+    "module_to_env_connector": ("env", "seed", "module"),
+}
 
 
 def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that is wrong with the code that an experiment names."""
     yield from check_env(experiment.env)
+    yield from _check_policies(experiment.multi_agent)
     if experiment.env_runners.env_runner_cls is not None:
         runner = UseSpec(use=experiment.env_runners.env_runner_cls)
         yield from _check_use(("env_runners", "env_runner_cls"), runner, None)
+    collector = experiment.env_runners.sample_collector
+    if collector is not None and collector not in registry.COLLECTORS:
+        path, names = ("env_runners", "sample_collector"), tuple(registry.COLLECTORS)
+        yield from _check_use(path, UseSpec(use=collector), None, names=names)
     if experiment.model.use is not None:
         model = UseSpec(use=experiment.model.use, kwargs=experiment.model.kwargs)
         yield from _check_use(("model",), model, _positional_of_model)
         yield from _check_memory(experiment.model)
+    for name, given in _GIVEN_TO_CONNECTORS.items():
+        for i, connector in enumerate(getattr(experiment.env_runners, name)):
+            yield from _check_use(("env_runners", name, i), connector, lambda _: 0, given=given)
     for i, callback in enumerate(experiment.callbacks):
         yield from _check_use(("callbacks", i), callback, lambda _: 0)
     for i, sink in enumerate(experiment.report.sinks):
         if sink.use not in registry.SINKS:
-            yield from _check_use(("report", "sinks", i), sink, lambda _: 0, names=registry.SINKS)
+            yield from _check_use(
+                ("report", "sinks", i),
+                sink,
+                lambda _: 0,
+                names=registry.SINKS,
+                given=_GIVEN_TO_SINKS,
+            )
+
+
+def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
+    for policy_id, policy in multi_agent.policies.items():
+        if policy.use is not None:
+            path = ("multi_agent", "policies", policy_id)
+            yield from _check_use(path, UseSpec(use=policy.use), None)
+    agents = multi_agent.agents
+    if isinstance(agents, str) or (isinstance(agents, dict) and "use" in agents):
+        choose = UseSpec.model_validate(agents)
+        yield from _check_use(("multi_agent", "agents"), choose, lambda _: 2)
 
 
 def _check_use(
@@ -55,8 +85,13 @@ def _check_use(
     spec: UseSpec,
     positional: Callable[[Any], int] | None,
     names: tuple[str, ...] = (),
+    given: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
-    """`positional(callable)` counts the arguments rlrun itself passes; None skips the signature."""
+    """Whether the code is there and takes its arguments.
+
+    `positional(callable)` counts the arguments that rlrun itself passes, None skips the signature;
+    those in `given` are passed by name where the callable has them.
+    """
     if names and not registry.is_import_path(spec.use):
         known = ", ".join(names)
         hint = suggestion(spec.use, names)
@@ -72,7 +107,6 @@ def _check_use(
         yield Finding(path, f"{spec.use} cannot be called, it is of type {type(found).__name__}")
     elif positional is not None:
         count = positional(found)
-        given = _GIVEN_TO_SINKS if names else ()
         yield from check_arguments(
             path, spec.use, found, spec.kwargs, positional=count, given=given
         )
@@ -133,6 +167,8 @@ def check_env(env: EnvSpec) -> Iterator[Finding]:
     """What is wrong with the environment's name or arguments."""
     if env.use in registry.ENVS:
         yield from _check_creator(env, registry.ENVS[env.use], any_name=True)
+    elif env.use.startswith("pettingzoo/"):
+        yield from _check_pettingzoo_id(env)
     elif registry.is_import_path(env.use):
         try:
             creator = import_object(env.use)
@@ -146,6 +182,19 @@ def check_env(env: EnvSpec) -> Iterator[Finding]:
             yield Finding(("env", "use"), f"{env.use} cannot be called, it is of type {kind}")
     else:
         yield from _check_gymnasium_id(env)
+
+
+def _check_pettingzoo_id(env: EnvSpec) -> Iterator[Finding]:
+    if not registry.is_installed("pettingzoo"):
+        yield Finding(("env", "use"), _missing(env.use, "pettingzoo", "pettingzoo"))
+        return
+    import pettingzoo
+
+    known = [*pettingzoo.parallel_registry, *pettingzoo.aec_registry]
+    name = env.use.removeprefix("pettingzoo/")
+    if name not in known:
+        message = f"PettingZoo has no environment {name!r}{suggestion(name, known)}"
+        yield Finding(("env", "use"), message)
 
 
 def _check_creator(env: EnvSpec, creator: Any, *, any_name: bool) -> Iterator[Finding]:

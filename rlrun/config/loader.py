@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from rlrun.config import checks, code_checks, layers, sweep_checks
+from rlrun.config import checks, code_checks, layers, multi_agent_checks, sweep_checks
 from rlrun.config.dump import dump_yaml
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Origin, Path, Problem
 from rlrun.config.schema import ExperimentConfig
@@ -80,8 +80,12 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
         findings += [
             *code_checks.check_code(experiment),
             *checks.check_result_keys(experiment),
+            *checks.check_horizon(experiment),
             *checks.check_model(experiment),
+            *checks.check_connectors(experiment),
+            *multi_agent_checks.check_multi_agent(experiment),
             *checks.check_algorithm(experiment),
+            *checks.check_learners(experiment),
             *sweep_checks.check_sweep(experiment, tree),
         ]
     elif (partial := salvage(data, findings)) is not None:

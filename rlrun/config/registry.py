@@ -16,8 +16,12 @@ from typing import Any
 ALGORITHMS: dict[str, str] = {
     "PPO": "rlrun.algorithms.ppo:PPO",
     "A2C": "rlrun.algorithms.a2c:A2C",
+    "A3C": "rlrun.algorithms.a3c:A3C",
+    "APPO": "rlrun.algorithms.appo:APPO",
+    "IMPALA": "rlrun.algorithms.impala:IMPALA",
     "DQN": "rlrun.algorithms.dqn:DQN",
     "PG": "rlrun.algorithms.pg:PG",
+    "SAC": "rlrun.algorithms.sac:SAC",
 }
 """Name -> import path of the algorithm class."""
 
@@ -26,6 +30,14 @@ ENVS: dict[str, Callable[..., Any]] = {}
 
 MODELS: dict[str, str] = {"ActorCritic": "rlrun.policies.rl_module:ActorCritic"}
 """Networks that come with rlrun, by name; the first is the default, `model.use: null`."""
+
+COLLECTORS: dict[str, str] = {
+    "ColumnarCollector": "rlrun.sampling.columnar_collector:ColumnarCollector",
+    "SimpleListCollector": "rlrun.data.simple_list_collector:SimpleListCollector",
+}
+"""Sample collectors that come with rlrun, by name."""
+
+DEFAULT_COLLECTOR = "ColumnarCollector"
 
 SINKS = ("console", "jsonl", "tensorboard")
 """Names that `report.sinks` knows besides import paths."""

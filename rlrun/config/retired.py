@@ -68,10 +68,7 @@ RULES: dict[str, str] = {
     "enable_tf1_exec_eagerly": "rlrun trains with PyTorch only; leave the key out",
     "env_config": "arguments stand beside the id - write `env: {use: ID, key: value}`",
     "num_gpus": "name the learner's device instead: learners.device",
-    "horizon": "limit the episode in its environment - `env: {use: ID, max_episode_steps: N}`",
     "max_episode_steps": "it is an argument of gymnasium - `env: {use: ID, max_episode_steps: N}`",
-    "soft_horizon": "an episode that goes on after its limit is a truncation, as every limit is",
-    "no_done_at_end": "an episode that goes on after its limit is a truncation, as every limit is",
     "lstm_use_prev_action_reward": (
         "its successors are lstm_use_prev_action and lstm_use_prev_reward"
     ),

@@ -9,78 +9,16 @@ Values are strict: a boolean is no number and a number in quotes is text. A whol
 ``1e6`` is accepted where a whole number is asked for. YAML lists become tuples.
 """
 
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from pydantic_core import PydanticCustomError
 
+from rlrun.config.multi_agent_schema import MultiAgentConfig, PolicyConfig
+from rlrun.config.section import Count, Section, UseSpec, UseSpecs, gather_kwargs
 
-class Section(BaseModel):
-    """Base of every section: frozen, unknown keys refused, strings under the fields are docs."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_plain(cls, data: Any) -> Any:
-        """What YAML cannot say: ``1e6`` for a whole number is an int, a list for a tuple is one."""
-        if not isinstance(data, dict):
-            return data
-        return {key: _adapted(value, cls.model_fields.get(key)) for key, value in data.items()}
-
-
-def _adapted(value: Any, field: FieldInfo | None) -> Any:
-    if field is None:
-        return value
-    types = get_args(field.annotation) or (field.annotation,)
-    if isinstance(value, float) and value.is_integer() and int in types and float not in types:
-        return int(value)
-    wants_tuple = tuple in (get_origin(field.annotation), *map(get_origin, types))
-    return _as_tuple(value) if wants_tuple else value
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
-
-
-Count = Annotated[int, Field(ge=1)]
-"""A whole number of at least one."""
-
-
-class UseSpec(Section):
-    """A piece of code and its arguments: ``name``, or ``{use: name, key: value, ...}``."""
-
-    use: str
-    """A registered name, or an import path "package.module:attribute"."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments; in a file they stand beside `use`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_kwargs(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            return {"use": data}
-        return gather_kwargs(data, known=("use",))
-
-    def to_plain(self) -> Any:
-        """The shortest form that a file may hold for this object."""
-        if not self.kwargs:
-            return self.use
-        if self.kwargs.keys() & {"use", "kwargs"}:
-            return {"use": self.use, "kwargs": self.kwargs}
-        return {"use": self.use, **self.kwargs}
-
-
-def gather_kwargs(data: Any, known: tuple[str, ...]) -> Any:
-    """Move the keys of a ``{use: ..., key: value}`` mapping that are not `known` into `kwargs`."""
-    if not isinstance(data, dict) or not isinstance(data.get("kwargs", {}), dict):
-        return data
-    own = {key: value for key, value in data.items() if key in known}
-    extra = {key: value for key, value in data.items() if key not in known and key != "kwargs"}
-    return {**own, "kwargs": {**data.get("kwargs", {}), **extra}}
+# Parts of the schema that have files of their own, and are found here all the same.
+__all__ = ["Count", "MultiAgentConfig", "PolicyConfig", "Section", "UseSpec"]
 
 
 class EnvSpec(UseSpec):
@@ -145,6 +83,24 @@ class EnvRunnersConfig(Section):
     """Steps of each environment in a fragment; "auto" divides the train batch exactly."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     """"complete_episodes" delivers whole episodes only, at least as many env steps as asked for."""
+    env_to_module_connector: UseSpecs = ()
+    """Connectors of your own that observations pass first: import paths, {use: ..., key: value}."""
+    module_to_env_connector: UseSpecs = ()
+    """Connectors of your own that the policy's actions pass first."""
+    add_default_connectors_to_env_to_module_pipeline: bool = True
+    """Preprocess and filter observations behind them; false hands on what they put out."""
+    add_default_connectors_to_module_to_env_pipeline: bool = True
+    """Stretch, clip and nest actions behind them; false hands on what they put out."""
+    episode_lookback_horizon: int = Field(default=1, ge=0)
+    """Steps of the running episode that those connectors may look back on."""
+    sample_collector: str | None = None
+    """"ColumnarCollector" (what null is), "SimpleListCollector", or the import path of another."""
+    horizon: Count | None = None
+    """Steps after which an episode is truncated; a time limit below it is raised to it."""
+    soft_horizon: bool = False
+    """At the horizon begin a new episode without resetting the environment, and without a flag."""
+    no_done_at_end: bool = False
+    """Learn from every end of an episode as from a truncation: `terminateds` is never true."""
     explore: bool = True
     """Sample actions from the policy's distribution; false takes the most probable one."""
     create_env_on_local_worker: bool = False
@@ -270,6 +226,12 @@ class TrainingConfig(Section):
 class LearnersConfig(Section):
     """Where and how the networks are trained."""
 
+    num_learners: int = Field(default=0, ge=0)
+    """Ray actors that share each minibatch; 0 trains in this process."""
+    num_cpus_per_learner: float = Field(default=1.0, ge=0)
+    """CPUs that each of these learners reserves."""
+    num_gpus_per_learner: float = Field(default=0.0, ge=0)
+    """GPUs of each, on which it trains then; a fraction lets several share one."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
     """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
     compile: bool = False
@@ -283,6 +245,9 @@ class ExplorationConfig(Section):
 
     epsilon: Schedule = ((0, 1.0), (10_000, 0.05))
     """Probability of an action drawn uniformly; a schedule counts the env steps of all runners."""
+    runner_exponent: float | None = Field(default=None, ge=0)
+    """Let env runner i of n act with epsilon ** (1 + this * (i - 1) / (n - 1)), as Ape-X does with
+    0.4 and 7; null gives all of them the same."""
 
 
 class ReplayConfig(Section):
@@ -298,6 +263,8 @@ class ReplayConfig(Section):
     """How far weights make up for the uneven sampling, 1 fully; may be a schedule."""
     epsilon: float = Field(default=1e-6, gt=0)
     """Added to the error, so that no transition is lost for ever."""
+    burn_in: int = Field(default=0, ge=0)
+    """With a memory: steps before each replayed sequence that only bring the memory up to date."""
     store_in_checkpoints: bool = False
     """Write the buffer into checkpoints: exact resuming, at the buffer's size. If not, a resumed
     run fills it anew before it learns on."""
@@ -414,7 +381,9 @@ class ExperimentConfig(Section):
     exploration: ExplorationConfig = ExplorationConfig()
     """How actions deviate from the best known ones; of DQN."""
     replay: ReplayConfig = ReplayConfig()
-    """The buffer of past transitions; of DQN."""
+    """The buffer of past transitions; of DQN and SAC."""
+    multi_agent: MultiAgentConfig = MultiAgentConfig()
+    """Several policies, for environments with several agents."""
     connectors: ConnectorsConfig = ConnectorsConfig()
     """What happens to actions and rewards on their way."""
     callbacks: tuple[UseSpec, ...] = ()

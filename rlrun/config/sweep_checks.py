@@ -164,6 +164,19 @@ def _check_scheduler(experiment: ExperimentConfig, varied: list[Dimension]) -> I
         yield from _check_scheduler_arguments(path, spec.use, spec.kwargs)
     if spec.use == "pbt":
         yield from _check_population(experiment.sweep, varied)
+    if spec.use == "hyperband":
+        yield from _check_brackets(experiment.sweep)
+
+
+def _check_brackets(sweep: SweepConfig) -> Iterator[Finding]:
+    """HyperBand fills a bracket before it halves it, so it must know all trials at the start."""
+    if sweep.search == "optuna":
+        message = "hyperband wants to know all points at the start; asha goes with Optuna"
+        yield Finding(("sweep", "search"), message)
+    if sweep.concurrent is not None:
+        message = "hyperband pauses trials to wait for others and cannot do with a few at a time; "
+        message += "leave it out (trials take turns on the cores there are), or use asha"
+        yield Finding(("sweep", "concurrent"), message)
 
 
 def _check_scheduler_arguments(path: Path, name: str, kwargs: dict[str, Any]) -> Iterator[Finding]:

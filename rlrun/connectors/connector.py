@@ -1,8 +1,13 @@
 """Connector: a step that data takes between the environments and the policy.
 
-Owns the interface: how a connector is called is told by its place (observations, actions, rewards),
-how its state is saved and shared is the same everywhere. Numpy only; must not know of torch, Ray or
-who calls it.
+Owns the interface: how a connector is called is told by its place, how its state is saved and
+shared is the same everywhere. Numpy only; must not know of torch, Ray or who calls it.
+
+| place                                        | called with                                    |
+|----------------------------------------------|------------------------------------------------|
+| `env_runners.env_to_module_connector`        | observations of n lanes, and a `LaneHistory`   |
+| `env_runners.module_to_env_connector`        | the policy's actions [B, ...], and the same    |
+| `observations`, `actions`, `rewards` (built in) | see each of them                            |
 
 State that is learned from data (a filter's statistics) exists once in the centre and once in each
 env runner. Once an iteration the runners' `flush_deltas()` are given to the centre's
@@ -12,6 +17,8 @@ env runner. Once an iteration the runners' `flush_deltas()` are given to the cen
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import gymnasium as gym
 
 State = dict[str, Any]
 """Nested dict of str to numpy arrays and numbers."""
@@ -32,12 +39,25 @@ class Connector(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Transform one batch."""
 
+    def connect(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """Learn the space on the environments' side and tell the one on the policy's side.
+
+        Called once, before any data. Observations come in ``space`` and leave in the space that is
+        returned. Actions go the other way: they have to leave in ``space`` and come in the space
+        that is returned, which is then the one that the policy acts in.
+        """
+        return space
+
     def get_state(self) -> State:
-        """Everything that makes another object of the same construction act the same."""
+        """Everything that makes another object of the same construction act the same.
+
+        What belongs to single lanes is part of it in an env runner. The centre's copy has no lanes
+        (``env.num_envs`` is 0), so its state is what was learned alone.
+        """
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - an optional hook
-        """Take over what `get_state` returned."""
+        """Take over what `get_state` returned, as far as it goes: the centre's has no lanes."""
 
     def flush_deltas(self) -> State:
         """What was learned since the last flush, which is forgotten as news by this call."""

@@ -84,6 +84,10 @@ class ObservationPipeline(Connector):
             observations = self._filter(observations, update=update)
         return observations
 
+    def first(self, observations: Any, lanes: Array, *, update: bool = True) -> Any:
+        """The same for the first observations of episodes that begin in ``lanes``, int [n]."""
+        return self(observations, update=update)
+
     def preprocess(self, observations: Any) -> Any:
         """The same without the filter: a function of the observations alone."""
         return observations if self._preprocessor is None else self._preprocessor(observations)

@@ -9,10 +9,11 @@ Schaul et al. 2016, arXiv:1511.05952, the proportional variant:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.replay_buffer import Array, ReplayBuffer
@@ -24,7 +25,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A ring of transitions; new ones get the highest priority that any update has set.
 
     Args:
-        capacity, n_step, gamma: as for `ReplayBuffer`.
+        capacity, n_step, gamma, further_columns: as for `ReplayBuffer`.
         alpha: 0 samples uniformly, 1 in proportion to the priorities.
     """
 
@@ -35,8 +36,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         n_step: int = 1,
         gamma: float = 0.99,
         alpha: float = 0.6,
+        further_columns: Sequence[str] = (),
     ) -> None:
-        super().__init__(capacity, n_step=n_step, gamma=gamma)
+        super().__init__(capacity, n_step=n_step, gamma=gamma, further_columns=further_columns)
         self.alpha = alpha
         self.max_priority = 1.0
         self._clear()
@@ -59,14 +61,22 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             ValueError: when nothing has been added yet.
         """
+        ids, weights = self._draw(num_items, rng, beta)
+        batch = self._gather(ids)
+        batch[col.WEIGHTS] = weights
+        return batch
+
+    def _draw(
+        self, num_items: int, rng: np.random.Generator, beta: float
+    ) -> tuple[Array, NDArray[np.float32]]:
+        """Numbers of transitions drawn by priority, and their weights."""
         self._require_some()
         places = self._sums.find(rng.random(num_items) * self._sums.root)
         newest = self.num_added - 1
-        batch = self._gather(newest - (newest - places) % self.capacity)
         # (N P_i)^-beta / (N P_min)^-beta: N and the sum cancel out.
         ratio = self._sums[places] / self._minima.root
-        batch[col.WEIGHTS] = (ratio**-beta).astype(np.float32)
-        return batch
+        weights = (ratio**-beta).astype(np.float32)
+        return newest - (newest - places) % self.capacity, weights
 
     def update_priorities(self, item_ids: Array, priorities: Array) -> None:
         """Give sampled transitions new priorities; those overwritten meanwhile are left out.

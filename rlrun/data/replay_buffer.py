@@ -20,7 +20,7 @@ lane, which has no successor yet; it never runs on into what the ring holds in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,13 +44,22 @@ class ReplayBuffer:
         capacity: transitions that are kept; each further one takes the place of the oldest.
         n_step: most steps of a return.
         gamma: discount between them.
+        further_columns: to be kept besides those that single transitions need.
     """
 
-    def __init__(self, capacity: int = 10_000, *, n_step: int = 1, gamma: float = 0.99) -> None:
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        further_columns: Sequence[str] = (),
+    ) -> None:
         if capacity < 1 or n_step < 1:
             raise ValueError(f"capacity {capacity} and n_step {n_step} must be at least 1")
         self.capacity, self.n_step, self.gamma = capacity, n_step, gamma
         self.num_added = 0
+        self._stored = (*_STORED, *further_columns)
         self._columns: dict[str, Array] = {}
         self._observations: ObservationStore | None = None
         self._obs_slot = np.full(capacity, _NONE, dtype=np.int64)
@@ -100,7 +109,7 @@ class ReplayBuffer:
         storage, obs_index, next_index = _observations_of(batch)
         if self._observations is None:
             self._observations = ObservationStore(self.capacity, storage.shape[1:], storage.dtype)
-            for name in _STORED:
+            for name in self._stored:
                 column = batch.column(name)
                 self._columns[name] = np.empty((self.capacity, *column.shape[1:]), column.dtype)
         places = (self.num_added + np.arange(count)) % self.capacity
@@ -138,13 +147,13 @@ class ReplayBuffer:
             to, even where the batch has it twice; and the rows that start from an observation the
             buffer has, each with the number of the transition that led to it.
         """
-        follows = _follows_row_before(batch)
+        follows = follows_row_before(batch)
         obs_index, linked = obs_index.copy(), np.flatnonzero(follows)
         obs_index[linked] = next_index[linked - 1]
         start = self.num_added
         self._successor[places] = _NONE
         self._successor[places[linked - 1]] = start + linked
-        lanes = batch.column(col.UNROLL_ID) & ~_FRAGMENT_BITS
+        lanes = lane_of(batch)
         episodes, steps = batch.column(col.EPS_ID), batch.column(col.T)
         ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
         first_rows = np.flatnonzero(~follows)
@@ -193,6 +202,38 @@ class ReplayBuffer:
                 col.ITEM_IDS: ids,
             }
         )
+
+    def _runs(self, first: Array, length: int) -> tuple[Array, Array]:
+        """Transitions that follow one another, from each of ``first`` ``[S]`` on.
+
+        A run ends with its episode, with the newest transition of a lane, or after ``length``.
+
+        Returns:
+            Their numbers, run after run, and how many of them each run has, ``[S]``.
+        """
+        columns = self._columns
+        ended = columns[col.TERMINATEDS] | columns[col.TRUNCATEDS]
+        runs = np.full((len(first), length), _NONE, dtype=np.int64)
+        runs[:, 0] = first
+        for step in range(1, length):
+            before = runs[:, step - 1]
+            place = before % self.capacity
+            runs[:, step] = np.where(
+                (before == _NONE) | ended[place], _NONE, self._successor[place]
+            )
+        there = runs != _NONE
+        return runs[there], there.sum(axis=1)
+
+    def _rows(self, ids: Array) -> dict[str, Array]:
+        """The transitions of these numbers as they were added."""
+        assert self._observations is not None
+        places = ids % self.capacity
+        return {
+            col.OBS: self._observations[self._obs_slot[places]],
+            col.NEXT_OBS: self._observations[self._next_obs_slot[places]],
+            col.ITEM_IDS: ids,
+            **{name: column[places] for name, column in self._columns.items()},
+        }
 
     def get_state(self) -> dict[str, Any]:
         """All that is held, as arrays from the oldest transition to the newest."""
@@ -266,7 +307,12 @@ def _observations_of(batch: SampleBatch) -> tuple[Array, Array, Array]:
     return np.concatenate([batch[col.OBS], batch[col.NEXT_OBS]]), index, index + len(batch)
 
 
-def _follows_row_before(batch: SampleBatch) -> Array:
+def lane_of(batch: SampleBatch) -> Array:
+    """Which lane of which runner each row ``[n]`` came from."""
+    return batch.column(col.UNROLL_ID) & ~_FRAGMENT_BITS
+
+
+def follows_row_before(batch: SampleBatch) -> Array:
     """Whether each row ``[n]`` is the next step of the same episode as the row before it."""
     unroll, episode, step = (batch.column(name) for name in (col.UNROLL_ID, col.EPS_ID, col.T))
     ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)

@@ -42,8 +42,15 @@ class View:
     training: bool
     fill: Any
     """One row of what stands before the episode; None: its first row."""
+    nothing: Any
+    """One row of what stands behind all that is known."""
     per_sequence: int
     """Steps of a sequence that share one row; 0 for a view with a row for each step."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the view is the column itself, which stands in the batch anyway."""
+        return self.name == self.source and not self.time_axis and not self.steps.any()
 
     def rows(self, present: Array) -> Array:
         """The rows it wants [..., n] (or [...]) at `present` rows [...]."""
@@ -83,10 +90,7 @@ class TrajectoryViews:
     @property
     def trivial(self) -> bool:
         """Whether there is nothing to view but the present observation."""
-        return all(
-            view.name == view.source == names.OBS and not view.time_axis and not view.steps.any()
-            for view in self.views
-        )
+        return all(view.is_plain and view.source == names.OBS for view in self.views)
 
     def acting(self, history: History, row: int, first: Array) -> dict[str, Array]:
         """What the policy sees at `row`, each [B, ...] or [B, n, ...].
@@ -109,7 +113,7 @@ def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array
             f"view {name!r}: batch_repeat_value is for states ({names.STATE_IN_PREFIX}k), of which "
             "a train batch holds one row for each sequence"
         )
-    repeats_first = source in (names.OBS, names.INFOS)
+    nothing: Any = {} if source == names.INFOS else 0
     return View(
         name=name,
         source=source,
@@ -117,7 +121,8 @@ def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array
         time_axis=requirement.time_axis,
         acting=requirement.is_acted_on(name),
         training=requirement.used_for_training,
-        fill=None if repeats_first else fills.get(source, 0),
+        fill=None if source == names.OBS else fills.get(source, nothing),
+        nothing=nothing,
         per_sequence=requirement.batch_repeat_value if is_state else 0,
     )
 
@@ -125,7 +130,10 @@ def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array
 def _gathered(view: View, column: Array, row: int, first: Array) -> Array:
     """The view [B, ...] or [B, n, ...] at one row of a column [rows, B, ...]."""
     if not view.time_axis:
-        wanted = row + int(view.steps[0])
+        shift = int(view.steps[0])
+        wanted = row + shift
+        if shift >= 0:  # no episode begins later than now
+            return column[wanted]
         unknown = first > wanted
         if not unknown.any():
             return column[wanted]
@@ -204,7 +212,7 @@ class TrainingRows:
         found: Array = column[past + np.clip(rows, first, last), lane]
         if view.fill is not None:
             found[rows < first] = view.fill
-        found[rows > last] = 0
+        found[rows > last] = view.nothing
         return found
 
 
@@ -215,6 +223,7 @@ def add_views(
     history: History,
     storage: Array,
     next_index: Array,
+    leave_out: frozenset[str] = frozenset(),
 ) -> None:
     """Add the views to a fragment's batch, and cut it into sequences for recurrent models.
 
@@ -224,13 +233,16 @@ def add_views(
 
     Args:
         storage, next_index: of the observations; see `TrainingRows.observations`.
+        leave_out: views that nobody wants.
     """
     past = views.lookback
     for view in views.views:
-        if view.per_sequence or not view.training or _is_plain(view):
+        if view.per_sequence or view.is_plain:
             continue
         for ahead in (0, 1) if view.acting else (0,):
             name = f"{names.NEXT_PREFIX}{view.name}" if ahead else view.name
+            if name in leave_out:
+                continue
             if view.source != names.OBS:
                 batch[name] = rows.values(view, history[view.source], past, ahead=ahead)
                 continue
@@ -243,11 +255,6 @@ def add_views(
                 batch.set_shared(name, storage, index)
     if views.max_seq_len is not None:
         _cut_into_sequences(batch, views, rows, history)
-
-
-def _is_plain(view: View) -> bool:
-    """Whether the view is the column itself, which stands in the batch anyway."""
-    return view.name == view.source and not view.time_axis and not view.steps.any()
 
 
 def _cut_into_sequences(

@@ -28,7 +28,7 @@ import numpy as np
 from rlrun.experiment.state_codec import StateError, decode, encode
 
 FORMAT = "rlrun-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: a learner for each policy
 
 MANIFEST = "manifest.json"
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")

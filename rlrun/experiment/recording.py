@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.experiment.errors import MissingExtraError
-from rlrun.sampling.evaluation import PlayedStep
+from rlrun.sampling.played_step import PlayedStep
 
 _DEFAULT_FRAMES_PER_S = 30
 

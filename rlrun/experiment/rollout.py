@@ -19,7 +19,8 @@ from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecord
 from rlrun.experiment.run_folder import resolve_run
 from rlrun.experiment.saving import put_back
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.evaluation import PlayedStep, play_episodes
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.played_step import PlayedStep
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
@@ -90,6 +91,8 @@ def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequ
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     algorithm = _restored(checkpoint, request)
     try:
+        if request.save is not None and algorithm.config.multi_agent.policies:
+            raise CheckpointError("--save: transitions of several agents cannot be saved yet")
         mode: RenderMode | None = None
         if request.render or request.video is not None:
             mode = "human" if request.render else "rgb_array"

@@ -197,6 +197,18 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
     raise RunFolderError(f"{path}: not a run folder: it has no {config}")
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether a process, this one included, has the run folder at ``path`` open."""
+    try:
+        with (path / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # No such folder yet, or a file system without locks.
+    return False
+
+
 def _numbered(stem: str) -> Iterator[str]:
     yield stem
     number = 2

@@ -17,10 +17,10 @@ Bundle = dict[str, float]
 
 
 def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
-    """Ray resources: of the trial's process, then of each env runner."""
-    settings = experiment.env_runners
+    """Ray resources: of the trial's process, then of each env runner, and of each learner."""
+    settings, learners = experiment.env_runners, experiment.learners
     own: Bundle = {} if settings.num_env_runners else {"CPU": 1.0}
-    if experiment.learners.device.startswith("cuda"):
+    if learners.device.startswith("cuda"):
         own["GPU"] = 1.0
     runner: Bundle = {
         "CPU": float(settings.num_cpus_per_env_runner),
@@ -28,7 +28,13 @@ def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
         **{name: float(n) for name, n in settings.custom_resources_per_env_runner.items()},
     }
     runner = {name: amount for name, amount in runner.items() if amount}
+    learner = {
+        "CPU": float(learners.num_cpus_per_learner),
+        "GPU": float(learners.num_gpus_per_learner),
+    }
+    learner = {name: amount for name, amount in learner.items() if amount}
     found = [own] + [dict(runner) for _ in range(settings.num_env_runners)]
+    found += [dict(learner) for _ in range(learners.num_learners)]
     return found if any(found) else [{"CPU": 1.0}]
 
 
@@ -52,7 +58,7 @@ def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> N
     problems: dict[str, None] = {}
     for experiment in experiments:
         try:
-            preflight(experiment.env_runners, capacity.total, capacity.where)
+            preflight(experiment.env_runners, capacity.total, capacity.where, experiment.learners)
         except ResourceError as error:
             problems[f"a trial: {error}"] = None
             continue

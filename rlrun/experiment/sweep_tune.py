@@ -13,6 +13,7 @@ from typing import Any
 
 from ray import tune
 from ray.tune import Callback, Stopper
+from ray.tune.schedulers import HyperBandScheduler
 from ray.tune.stopper import NoopStopper
 
 from rlrun.config.schema import SweepConfig
@@ -54,7 +55,10 @@ def run_trials(
 
     A trial that fails ends nothing. Ray must have been started.
     """
-    with _silence():
+    # A searcher is asked for a trial at a time; HyperBand halves a bracket once it is full.
+    ahead = {"TUNE_MAX_PENDING_TRIALS_PG": str(search.num_trials)}
+    fills_brackets = isinstance(scheduler, HyperBandScheduler)
+    with _quiet_tune(_SILENT | ahead if fills_brackets else _SILENT):
         tune.run(
             SweepTrial,
             name=home.name,
@@ -201,12 +205,12 @@ class _NoTrials:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def _quiet_tune(variables: Mapping[str, str]) -> Iterator[None]:
     """Tune as a library: no console, no files but its own, no log lines on the terminal."""
-    before = {name: os.environ.get(name) for name in _SILENT}
+    before = {name: os.environ.get(name) for name in variables}
     ray_log = logging.getLogger("ray")
     level = ray_log.level
-    os.environ.update(_SILENT)
+    os.environ.update(variables)
     ray_log.setLevel(logging.CRITICAL + 1)
     try:
         yield

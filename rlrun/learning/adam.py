@@ -1,7 +1,8 @@
 """Adam on one flat vector (Kingma & Ba 2015, algorithm 1).
 
 torch's own optimizer does the same arithmetic, but making one imports torch's compiler, which takes
-as long as importing torch: a second of every start. On one vector Adam is five lines.
+as long as importing torch: a second of every start. The operation that it ends in goes over the
+vectors once; in torch's elementary operations a step takes three times as long.
 """
 
 from __future__ import annotations
@@ -35,21 +36,34 @@ class FlatAdam:
         self._vector, self._grads = vector, grads
         self._eps, self._betas = eps, betas
         self.num_steps = 0
+        self._step = torch.zeros((), device=vector.device)
         self._mean = torch.zeros_like(vector)
         self._square = torch.zeros_like(vector)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move the parameters once."""
+        # Without a gradient (a ReLU that has died) moments decay into denormal numbers, with which
+        # the CPU computes five times slower. Elsewhere numpy relies on them, so just here.
+        flushes = torch.set_flush_denormal(True)
+        torch._fused_adam_(
+            [self._vector],
+            [self._grads],
+            [self._mean],
+            [self._square],
+            [],
+            [self._step.fill_(self.num_steps + 1)],
+            lr=lr,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=0.0,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+        )
         self.num_steps += 1
-        beta_1, beta_2 = self._betas
-        grads = self._grads
-        self._mean.lerp_(grads, 1.0 - beta_1)
-        self._square.mul_(beta_2).addcmul_(grads, grads, value=1.0 - beta_2)
-        correction_1 = 1.0 - beta_1**self.num_steps
-        correction_2 = (1.0 - beta_2**self.num_steps) ** 0.5
-        denominator = self._square.sqrt().div_(correction_2).add_(self._eps)
-        self._vector.addcdiv_(self._mean, denominator, value=-lr / correction_1)
+        if flushes:
+            torch.set_flush_denormal(False)
 
     def get_state(self) -> dict[str, Any]:
         """The moments as arrays ``[P]``, and the number of steps."""

@@ -9,8 +9,10 @@ gradient norm is one and the weights leave as one buffer.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,11 +25,15 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths
 from rlrun.learning.adam import FlatAdam
 from rlrun.learning.devices import resolve_device
+from rlrun.learning.peers import Peers
+from rlrun.learning.runs import Runs
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
 
 Rows = dict[str, Tensor]
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+Gradient = Callable[..., dict[str, Tensor]]
+"""Called as a loss is; leaves its gradient in the parameters and returns its statistics."""
 
 
 class Learner:
@@ -38,6 +44,7 @@ class Learner:
         training: learning rate and gradient clipping.
         settings: device, threads, compilation.
         adam_eps: Adam's epsilon.
+        peers: learners in other processes, with which this one makes each step.
     """
 
     def __init__(
@@ -47,7 +54,9 @@ class Learner:
         settings: LearnersConfig,
         *,
         adam_eps: float = 1e-8,
+        peers: Peers | None = None,
     ) -> None:
+        self._peers = peers
         self.device = resolve_device(settings.device)
         self.module = module.to(self.device)
         self.parameters = FlatParameters(self.module)
@@ -62,6 +71,7 @@ class Learner:
         # Nothing but the present observation needs no further thought.
         self._views = seen if seen != [col.OBS] or not views[col.OBS].is_plain(col.OBS) else []
         self.optimizer = FlatAdam(self.parameters.vector, self.parameters.grads, eps=adam_eps)
+        self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
         """Move the named columns, and what the module sees, to the device; once a batch."""
@@ -71,36 +81,36 @@ class Learner:
 
     def update(
         self,
-        batch: LoadedBatch,
+        minibatches: Iterable[Rows],
         loss: Loss,
         loss_arguments: Mapping[str, Any],
         *,
         lr: float,
-        num_epochs: int,
-        minibatch_size: int,
-        rng: np.random.Generator,
+        gradient: Gradient | None = None,
         stop_early: Callable[[dict[str, Tensor]], bool] | None = None,
     ) -> dict[str, float]:
-        """Run epochs of minibatch gradient steps; each epoch uses every row exactly once.
+        """Take a gradient step on each minibatch.
 
         Args:
+            minibatches: `LoadedBatch.minibatches`.
             loss: ``loss(module, rows, **loss_arguments) -> (scalar, statistics)``.
+            gradient: the loss's, written out; None leaves it to autograd.
             stop_early: called with a minibatch's statistics before its step; True ends the update.
 
         Returns:
             Statistics, averaged over the minibatches that were used.
         """
-        function = self._maybe_compiled(loss)
+        if gradient is None or self._compile:
+            gradient = self._gradient_of(loss)
+        if self._peers is not None:
+            gradient = self._peers.shared(gradient, self.parameters.grads)
         gathered: list[list[Tensor]] = []
         names: list[str] = []
-        for rows in batch.minibatches(num_epochs, minibatch_size, rng):
-            total, statistics = function(self.module, rows, **loss_arguments)
+        for rows in minibatches:
+            statistics = gradient(self.module, rows, **loss_arguments)
             if stop_early is not None and stop_early(statistics):
                 break
-            self.parameters.zero_grad()
-            total.backward()
-            statistics["grad_norm"] = self._clip_gradients()
-            self.optimizer.step(lr)
+            statistics["grad_norm"] = self.apply_gradients(lr)
             names = list(statistics)
             gathered.append(list(statistics.values()))
         num_updates = len(gathered)
@@ -131,18 +141,62 @@ class Learner:
         Returns:
             Statistics, scalars on the device, averaged over rows; ``grad_norm`` is of the step.
         """
+        means = self.compute_gradients(pieces, num_rows, loss, loss_arguments)
+        means["grad_norm"] = self.apply_gradients(lr)
+        return means
+
+    def compute_gradients(
+        self, pieces: Iterable[Rows], num_rows: int, loss: Loss, loss_arguments: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """The first half of `accumulate`: gradients, which `parameters.grads` holds afterwards."""
         function = self._maybe_compiled(loss)
         means: dict[str, Tensor] = {}
         self.parameters.zero_grad()
-        for rows in pieces:
-            share = len(rows[col.OBS]) / num_rows
+        for piece in pieces:
+            rows, weight = (piece, 1.0) if self._peers is None else self._peers.part_of(piece)
+            share = weight * len(piece[col.OBS]) / num_rows
             total, statistics = function(self.module, rows, **loss_arguments)
             (total * share).backward()
             for name, value in statistics.items():
                 means[name] = value * share + means.get(name, 0.0)
-        means["grad_norm"] = self._clip_gradients()
+        return means if self._peers is None else self._peers.add_up(self.parameters.grads, means)
+
+    def apply_gradients(self, lr: float) -> Tensor:
+        """The second half: a step along `parameters.grads`; returns their norm before clipping."""
+        norm = self._clip_gradients()
         self.optimizer.step(lr)
-        return means
+        return norm
+
+    def step(
+        self, rows: Rows, loss: Loss, loss_arguments: Mapping[str, Any], *, lr: float
+    ) -> dict[str, Tensor]:
+        """One gradient step on one minibatch.
+
+        Only this learner's module gets gradients; other networks that the loss goes through, as a
+        policy's goes through its critic, do not even have theirs computed.
+
+        Args:
+            loss: called as in `update`.
+
+        Returns:
+            The loss's statistics on the device, and ``grad_norm``.
+        """
+        self.parameters.zero_grad()
+        total, statistics = self._maybe_compiled(loss)(self.module, rows, **loss_arguments)
+        total.backward(inputs=self._trained)
+        statistics["grad_norm"] = self.apply_gradients(lr)
+        return statistics
+
+    def _gradient_of(self, loss: Loss) -> Gradient:
+        function = self._maybe_compiled(loss)
+
+        def gradient(module: RLModule, rows: Rows, **arguments: Any) -> dict[str, Tensor]:
+            total, statistics = function(module, rows, **arguments)
+            self.parameters.zero_grad()
+            total.backward()
+            return statistics
+
+        return gradient
 
     def _maybe_compiled(self, loss: Loss) -> Loss:
         if not self._compile:
@@ -179,6 +233,9 @@ class Learner:
         """Take over what `get_state` returned."""
         self.optimizer.set_state(state["optimizer"])
 
+    def stop(self) -> None:
+        """End processes that belong to this learner; one alone has none."""
+
     def named_weights(self) -> dict[str, NDArray[Any]]:
         """Copies of the weights by parameter name, as a checkpoint stores them."""
         return self.parameters.named_arrays()
@@ -193,7 +250,13 @@ class LoadedBatch:
 
     Observations stay where the runner put them: one storage ``[M, ...]`` with the rows of every
     step and every final observation once, and two index vectors ``[N]`` into it.
+
+    Attributes:
+        prepare: what is done with each whole minibatch before learners take their parts of it, as
+            bringing advantages to mean 0 is; a function of its rows that can be pickled.
     """
+
+    prepare: Callable[[Rows], Rows] | None = None
 
     def __init__(self, batch: SampleBatch, names: tuple[str, ...], device: torch.device) -> None:
         shared, shared_next = batch.shared(col.OBS), batch.shared(col.NEXT_OBS)
@@ -227,13 +290,20 @@ class LoadedBatch:
         values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
         return inputs[self.obs_index], values[self.obs_index], values[self.next_obs_index]
 
-    def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
+    def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Minibatches:
         """Shuffled minibatches; the last of an epoch may be smaller, no row is left out."""
+        return Minibatches(self, num_epochs, size, rng)
+
+    def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
+        """What `minibatches` goes through, before it is prepared."""
         for _ in range(num_epochs):
             permutation = torch.from_numpy(rng.permutation(self.size)).to(self._device)
-            for rows in permutation.split(size):
-                minibatch = {name: column[rows] for name, column in self.columns.items()}
-                minibatch[col.OBS] = self.storage[self.obs_index[rows]]
+            # Small columns are shuffled once an epoch; observations, which may be large, are not.
+            shuffled = [column[permutation].split(size) for column in self.columns.values()]
+            index = self.obs_index[permutation].split(size)
+            for rows, *parts in zip(index, *shuffled, strict=True):
+                minibatch = dict(zip(self.columns, parts, strict=True))
+                minibatch[col.OBS] = self.storage[rows]
                 yield minibatch
 
     def pieces(self, size: int | None) -> Iterator[Rows]:
@@ -243,6 +313,15 @@ class LoadedBatch:
             piece = {name: column[rows] for name, column in self.columns.items()}
             piece[col.OBS] = self.storage[self.obs_index[rows]]
             yield piece
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on another device."""
+        moved = copy.copy(self)
+        known: dict[int, Tensor] = {}  # what is shared stays shared
+        for name, value in vars(self).items():
+            setattr(moved, name, _moved(value, device, known))
+        moved._device = device
+        return moved
 
     def _move(self, array: NDArray[Any]) -> Tensor:
         # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.
@@ -254,9 +333,8 @@ class LoadedBatch:
 class ViewedBatch(LoadedBatch):
     """A train batch for modules that see more than the present observation.
 
-    A *run* is a sequence of a recurrent module, or for others the piece of an episode that stands
-    in the batch. Behind its last step follows the one that it led to, of which only the input is
-    known: values of it bootstrap the returns, in the state that the run has led to.
+    Behind the last step of each of its `Runs` follows the one that it led to, of which only the
+    input is known: values of it bootstrap the returns, in the state that the run has led to.
 
         N  rows    S  runs    M  rows of a minibatch, without padding
 
@@ -279,10 +357,9 @@ class ViewedBatch(LoadedBatch):
             for name in views
             if name.startswith(col.STATE_IN_PREFIX)
         }
-        self._recurrent = bool(self._states)
-        lengths = batch.column(col.SEQ_LENS) if self._recurrent else sequence_lengths(batch)
-        self._lengths: NDArray[np.int64] = np.asarray(lengths, dtype=np.int64)
-        self._starts = np.cumsum(self._lengths) - self._lengths
+        recurrent = bool(self._states)
+        lengths = batch.column(col.SEQ_LENS) if recurrent else sequence_lengths(batch)
+        self._runs = Runs(np.asarray(lengths, dtype=np.int64), whole=recurrent)
         self._storages: dict[int, Tensor] = {}
         self._inputs = {
             name: self._present_and_next(batch, name) for name in views if name not in self._states
@@ -309,14 +386,9 @@ class ViewedBatch(LoadedBatch):
 
     def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `LoadedBatch.outputs`; runs one after the other, each with the step it led to."""
-        num_runs = len(self._lengths)
-        present = np.arange(self.size) + np.repeat(np.arange(num_runs), self._lengths)
-        positions = np.empty(self.size + num_runs, dtype=np.int64)
-        positions[present] = np.arange(self.size)
-        ends = self._starts + self._lengths
-        positions[ends + np.arange(num_runs)] = self.size + ends - 1
+        positions, present = self._runs.with_next_steps()
         chunks = []
-        for rows, runs in self._chunks(chunk_size):
+        for rows, runs in self._runs.chunks(chunk_size):
             seen = self._seen(self._move(positions[rows]))
             chunks.append(module.forward_train({**seen, **self._sequences(runs, extra=1)}))
         inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
@@ -324,66 +396,59 @@ class ViewedBatch(LoadedBatch):
         here = self._move(present)
         return inputs[here], values[here], values[here + 1]
 
-    def _chunks(self, size: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-        """Rows of runs that each have one more step, and these runs; whole runs if recurrent."""
-        bounds = np.concatenate([[0], np.cumsum(self._lengths + 1)])
-        if not self._recurrent:
-            total = int(bounds[-1])
-            yield from ((slice(a, a + size), self._starts[:0]) for a in range(0, total, size))
-            return
-        first = 0
-        while first < len(self._lengths):
-            last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + size, "right")) - 1)
-            yield slice(int(bounds[first]), int(bounds[last])), np.arange(first, last)
-            first = last
-
     def _sequences(self, runs: NDArray[np.int64], extra: int = 0) -> Rows:
         """States and lengths of these runs; nothing for a module without states."""
-        if not self._recurrent:
+        if not self._states:
             return {}
         index = self._move(runs)
         states = {name: state[index] for name, state in self._states.items()}
-        return {**states, col.SEQ_LENS: self._move(self._lengths[runs] + extra)}
+        return {**states, col.SEQ_LENS: self._move(self._runs.lengths[runs] + extra)}
 
-    def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
-        """Shuffled minibatches of ``size`` rows, or of whole sequences that begin within them."""
+    def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
+        """Minibatches of ``size`` rows, or of whole sequences that begin within them."""
         for _ in range(num_epochs):
-            for rows, runs in self._shuffled(size, rng):
-                index = self._move(rows)
-                minibatch = {name: column[index] for name, column in self.columns.items()}
-                yield {**minibatch, **self._seen(index), **self._sequences(runs)}
+            yield from self._gathered(size, rng)
 
     def pieces(self, size: int | None) -> Iterator[Rows]:
         """See `LoadedBatch.pieces`; of recurrent modules whole sequences that begin in a piece."""
-        order = np.arange(len(self._lengths) if self._recurrent else self.size)
-        for rows, runs in self._grouped(order, size or self.size):
+        yield from self._gathered(size or self.size, None)
+
+    def _gathered(self, size: int, rng: np.random.Generator | None) -> Iterator[Rows]:
+        for rows, runs in self._runs.groups(size, rng):
             index = self._move(rows)
-            piece = {name: column[index] for name, column in self.columns.items()}
-            yield {**piece, **self._seen(index), **self._sequences(runs)}
+            columns = {name: column[index] for name, column in self.columns.items()}
+            yield {**columns, **self._seen(index), **self._sequences(runs)}
 
-    def _shuffled(
-        self, size: int, rng: np.random.Generator
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        yield from self._grouped(
-            rng.permutation(len(self._lengths) if self._recurrent else self.size), size
-        )
 
-    def _grouped(
-        self, order: NDArray[np.int64], size: int
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Rows, or runs and their rows, in this order and ``size`` rows at a time."""
-        if not self._recurrent:
-            yield from ((order[a : a + size], order[:0]) for a in range(0, self.size, size))
-            return
-        lengths = self._lengths[order]
-        begins = np.cumsum(lengths) - lengths
-        cuts = np.flatnonzero(np.diff(begins // size)) + 1
-        for runs in np.split(order, cuts):
-            parts = [
-                np.arange(a, a + n)
-                for a, n in zip(self._starts[runs], self._lengths[runs], strict=True)
-            ]
-            yield np.concatenate(parts), runs
+@dataclass(frozen=True)
+class Minibatches:
+    """Minibatches of some epochs over a batch. Can be pickled: which rows follow from ``rng``."""
+
+    batch: LoadedBatch
+    num_epochs: int
+    size: int
+    """Rows of a minibatch."""
+    rng: np.random.Generator
+
+    def __iter__(self) -> Iterator[Rows]:
+        prepare = self.batch.prepare
+        for rows in self.batch.shuffled(self.num_epochs, self.size, self.rng):
+            yield rows if prepare is None else prepare(rows)
+
+    def to(self, device: torch.device) -> Minibatches:
+        """The same minibatches on another device."""
+        return replace(self, batch=self.batch.to(device))
+
+
+def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:
+    """The value with all tensors in it on the device."""
+    if isinstance(value, Tensor):
+        return known.setdefault(id(value), value.to(device))
+    if isinstance(value, dict):
+        return {name: _moved(item, device, known) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_moved(item, device, known) for item in value)
+    return value
 
 
 def value_at(schedule: float | tuple[tuple[int, float], ...], env_steps: int) -> float:

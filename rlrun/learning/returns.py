@@ -10,6 +10,7 @@ must not cross it. A truncated step bootstraps; a terminated one does not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import LoadedBatch
+from rlrun.learning.learner import LoadedBatch, Rows
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
@@ -74,19 +75,31 @@ def gae_of_rows(
         lengths: rows of each piece, in order; they add up to N. Pieces of equal length are
             reshaped, others padded.
     """
-    columns: list[Array] = [rewards, values, next_values, terminateds, truncateds]
+    columns = [rewards, values, next_values, terminateds, truncateds]
+    shaped, back = in_time_major(columns, lengths, end=3)
+    return back(gae(*shaped, gamma=gamma, lambda_=lambda_))
+
+
+def in_time_major(
+    columns: list[Array], lengths: Array, *, end: int
+) -> tuple[list[Array], Callable[[Array], Array]]:
+    """Rows ``[N]`` of contiguous pieces as arrays ``[T, pieces]``, and the way back to rows.
+
+    Args:
+        lengths: rows of each piece, in order; they add up to N.
+        end: which column ends episodes. Padding stands behind the shorter pieces and must not leak
+            forward into them, so it is True there; the other columns are 0.
+    """
     longest = int(lengths.max(initial=0))
     if bool((lengths == longest).all()):
         shaped = [column.reshape(len(lengths), longest).T for column in columns]
-        return gae(*shaped, gamma=gamma, lambda_=lambda_).T.reshape(-1)
-    # Padding stands behind each piece; it must not leak forward into it, hence terminated.
+        return shaped, lambda array: array.T.reshape(-1)
     filled = np.arange(longest)[None, :] < lengths[:, None]  # [pieces, longest]
     padded = [np.zeros(filled.shape, dtype=column.dtype) for column in columns]
-    padded[3][:] = True
+    padded[end][:] = True
     for target, column in zip(padded, columns, strict=True):
         target[filled] = column
-    advantages = gae(*(target.T for target in padded), gamma=gamma, lambda_=lambda_)
-    return advantages.T[filled]
+    return [array.T for array in padded], lambda array: array.T[filled]
 
 
 def discounted_returns(
@@ -123,8 +136,13 @@ def explained_variance(targets: Array, predictions: Array) -> float | None:
 
 def standardized(advantages: Tensor) -> Tensor:
     """Mean 0, deviation 1; the population's deviation, so that a single row gives 0, not NaN."""
-    centred = advantages - advantages.mean()
-    return centred / (centred.square().mean().sqrt() + 1e-8)
+    variance, mean = torch.var_mean(advantages, correction=0)
+    return (advantages - mean) / (variance.sqrt() + 1e-8)
+
+
+def standardized_advantages(rows: Rows) -> Rows:
+    """These rows with their advantages brought to mean 0 and deviation 1."""
+    return {**rows, col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
 
 
 @torch.no_grad()

@@ -30,6 +30,9 @@ Array = NDArray[Any]
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
 
+LOG_STD_BOUNDS = (-20.0, 2.0)
+"""Of a squashed normal distribution; beyond them a standard deviation says nothing any more."""
+
 
 class ActionSampler(ABC):
     """Turns distribution inputs and noise into actions, and actions into log-probabilities."""
@@ -208,6 +211,28 @@ class GaussianSampler(ActionSampler):
         mean, log_std = inputs[:, : self.width], inputs[:, self.width :]
         scaled = (actions - mean) * np.exp(-log_std)
         return -(0.5 * scaled * scaled + log_std + np.float32(0.5 * _LOG_2PI)).sum(axis=-1)
+
+
+class SquashedGaussianSampler(GaussianSampler):
+    """Box: a normal distribution squashed into (-1, 1) by tanh."""
+
+    def sample(self, inputs: Array, noise: Array) -> Array:
+        return np.tanh(super().sample(self._bounded(inputs), noise))
+
+    def mode(self, inputs: Array) -> Array:
+        return np.tanh(super().mode(inputs))
+
+    def log_prob(self, inputs: Array, actions: Array) -> Array:
+        # For reports. Where float32 has rounded an action to 1, what was squashed is unknown.
+        inside = np.clip(actions.astype(np.float64), -1.0 + 2.0**-24, 1.0 - 2.0**-24)
+        gaussian = super().log_prob(self._bounded(inputs), np.arctanh(inside))
+        return (gaussian - np.log1p(-inside * inside).sum(axis=-1)).astype(np.float32)
+
+    def _bounded(self, inputs: Array) -> Array:
+        log_std = np.minimum(
+            np.maximum(inputs[:, self.width :], LOG_STD_BOUNDS[0]), LOG_STD_BOUNDS[1]
+        )
+        return np.concatenate([inputs[:, : self.width], log_std], axis=1)
 
 
 class ProductSampler(ActionSampler):

@@ -12,6 +12,7 @@ Every result is float [N], summed over the dimensions of the action, which are i
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlrun.policies.action_layout import ActionLeaf, action_layout
+
+Vjp = tuple[Tensor, Tensor, Callable[[Tensor, float], Tensor]]
+"""Log-probabilities [N], entropies [N] and ``(gradient of the former [N], of each entropy) ->
+gradient of the inputs [N, P]``."""
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -46,6 +51,13 @@ class Distribution(ABC):
         """Both at once, sharing what they have in common."""
         return self.logp(inputs, actions), self.entropy(inputs)
 
+    has_vjp = False
+    """Whether `logp_entropy_vjp` is written out."""
+
+    def logp_entropy_vjp(self, inputs: Tensor, actions: Tensor) -> Vjp:
+        """`logp_entropy` and its gradient in closed form, without autograd."""
+        raise TypeError(f"{type(self).__name__} leaves its gradient to autograd")
+
 
 class Categorical(Distribution):
     """Discrete: P logits; actions int64 [N]."""
@@ -70,6 +82,22 @@ class Categorical(Distribution):
         """Both from one log-softmax."""
         logp = inputs.log_softmax(-1)
         return _pick(logp, actions), _categorical_entropy(logp)
+
+    has_vjp = True
+
+    def logp_entropy_vjp(self, inputs: Tensor, actions: Tensor) -> Vjp:
+        """d logp(a) = onehot(a) - p and dH = -p (logp + H)."""
+        logp = inputs.log_softmax(-1)
+        p = logp.exp()
+        entropy = -(p * logp).sum(-1)
+
+        def backward(d_logp: Tensor, d_entropy: float) -> Tensor:
+            d_logp = d_logp.unsqueeze(-1)
+            surprise = (logp + entropy.unsqueeze(-1)).mul_(-d_entropy)
+            gradient = surprise.sub_(d_logp).mul_(p)
+            return gradient.scatter_add_(-1, actions.unsqueeze(-1), d_logp)
+
+        return _pick(logp, actions), entropy, backward
 
 
 class MultiCategorical(Distribution):
@@ -161,6 +189,25 @@ class DiagGaussian(Distribution):
         log_volume = log_std.sum(-1)
         logp = scaled.square().sum(-1) * -0.5 - log_volume - self._log_norm
         return logp, log_volume + self._entropy_offset
+
+    has_vjp = True
+
+    def logp_entropy_vjp(self, inputs: Tensor, actions: Tensor) -> Vjp:
+        """d logp = z / std for the mean and z^2 - 1 for log std, with z = (a - mean) / std."""
+        mean, log_std = inputs.chunk(2, -1)
+        precision = (-log_std).exp()
+        scaled = (actions - mean) * precision
+        squares = scaled.square()
+        log_volume = log_std.sum(-1)
+        logp = squares.sum(-1) * -0.5 - log_volume - self._log_norm
+
+        def backward(d_logp: Tensor, d_entropy: float) -> Tensor:
+            d_logp = d_logp.unsqueeze(-1)
+            d_mean = scaled * precision * d_logp
+            d_log_std = (squares - 1.0).mul_(d_logp).add_(d_entropy)
+            return torch.cat((d_mean, d_log_std), -1)
+
+        return logp, log_volume + self._entropy_offset, backward
 
 
 class Product(Distribution):

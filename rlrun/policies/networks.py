@@ -19,6 +19,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
 }
 
+# Activations whose derivative follows from their output: (gradient, output) -> gradient of input.
+DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tanh": lambda gradient, y: torch.addcmul(gradient, gradient * y, y, value=-1.0),
+    "relu": lambda gradient, y: gradient * (y > 0),
+}
+
 # Channels, kernel, stride of each layer (Mnih et al. 2015), for images of 36 pixels or more.
 NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 # For smaller pictures, such as the 10x10 ones of MinAtar.
@@ -59,6 +65,7 @@ class MLP(nn.Module):
         super().__init__()
         self.output_size = sizes[-1]
         self._activation = ACTIVATIONS[activation]
+        self._derivative = DERIVATIVES.get(activation)
         self._num_activated = len(sizes) - (1 if output_gain is None else 2)
         for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
             gain = HIDDEN_GAIN if output_gain is None or i < len(sizes) - 2 else output_gain
@@ -82,6 +89,49 @@ class MLP(nn.Module):
             if i < num_activated:
                 x = activation(x)
         return x
+
+    def _linear_layers(self) -> list[nn.Linear]:
+        return [layer for layer in self._modules.values() if isinstance(layer, nn.Linear)]
+
+    @property
+    def has_vjp(self) -> bool:
+        """Whether `vjp` knows the derivative of the activation."""
+        return self._derivative is not None
+
+    def vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """The output [N, out], and what turns its gradient [N, out] into the parameters'.
+
+        Autograd's bookkeeping costs as much as the arithmetic of small layers; this is the
+        arithmetic alone. Each parameter's ``.grad`` must be there already and is overwritten.
+        """
+        kept = [x]
+        layers = [(layer.weight, layer.bias) for layer in self._linear_layers()]
+        with torch.no_grad():
+            for i, (weight, bias) in enumerate(layers):
+                x = torch.addmm(bias, x, weight.t())
+                if i < self._num_activated:
+                    x = self._activation(x)
+                kept.append(x)
+
+        def backward(gradient: Tensor) -> None:
+            assert self._derivative is not None
+            for i, (weight, bias) in reversed(list(enumerate(layers))):
+                if i < self._num_activated:
+                    gradient = self._derivative(gradient, kept[i + 1])
+                torch.mm(gradient.t(), kept[i], out=weight.grad)
+                torch.sum(gradient, 0, out=bias.grad)
+                if i > 0:
+                    gradient = gradient.mm(weight)
+
+        return x, backward
+
+
+def dueling_values(value: Tensor, advantages: Tensor) -> Tensor:
+    """``V + A - mean(A)``, ``[N, n]``, for V ``[N, 1]`` and A ``[N, n]`` (Wang et al., eq. 9).
+
+    The mean is taken over actions; the numbers may have atoms ``[..., K]`` behind them.
+    """
+    return value + advantages - advantages.mean(dim=1, keepdim=True)
 
 
 def is_image(shape: Sequence[int]) -> bool:

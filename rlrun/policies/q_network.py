@@ -1,6 +1,6 @@
 """QNetwork: action values for Discrete actions, and the torch policy that acts by them.
 
-    N  rows of a batch      n  actions
+    N  rows of a batch      n  actions      K  atoms of a value's distribution
 
 The parameter names are a contract with `q_policy`, which acts with the same vector in numpy:
 ``q.<i>``, or with dueling ``encoder.<i>``, ``advantage.<i>`` and ``value.<i>``; networks for images
@@ -12,16 +12,23 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.networks import MLP, ConvEncoder, is_image
-from rlrun.policies.rl_module import RLModule, TensorBatch
+from rlrun.policies.networks import MLP, ConvEncoder, dueling_values, is_image
+from rlrun.policies.noisy import NoisyMLP
+from rlrun.policies.policy import Array
+from rlrun.policies.q_options import QOptions
+from rlrun.policies.recurrent_q import RecurrentQNetwork
+from rlrun.policies.rl_module import RLModule, TensorBatch, as_features
+from rlrun.policies.torch_policy import TorchPolicy
 
 VALUE_GAIN = 1.0
+ATOM_LOGITS = "atom_logits"
 
 
 class QNetwork(RLModule):
@@ -31,38 +38,51 @@ class QNetwork(RLModule):
     of the two streams has the last hidden layer for itself: with linear streams on shared features
     the sum would be one linear layer like any other.
 
-    Args:
-        dueling: separate streams for the value of a state and the advantages of its actions.
+    With K > 1 atoms a value is the mean of a categorical distribution over K points (C51), whose
+    logits ``atom_logits`` [N, n, K] come along in `forward_train`. What follows the encoder has
+    noisy weights if ``options.noisy`` says so: `draw_noise` renews them.
+
+    Attributes:
+        support: the K points, ``[K]``.
     """
+
+    support: Tensor
 
     def __init__(
         self,
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         model: ModelConfig,
-        *,
-        dueling: bool = False,
+        options: QOptions | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        self.dueling = dueling
-        num_actions = self.distribution.num_inputs
+        self.options = options = options or QOptions()
+        self._num_actions = self.distribution.num_inputs
         features = gym.spaces.flatdim(observation_space)
         encoder = self._encoder_of_images_or_users(observation_space, model)
         self._flatten = encoder is None
         if encoder is not None:
             width = int(encoder.output_size)
-            trunk, sizes = encoder, [width, width] if dueling else [width]
-        elif dueling:
+            trunk, sizes = encoder, [width, width] if options.dueling else [width]
+        elif options.dueling:
             trunk = MLP([features, *model.hidden[:-1]], model.activation)
             sizes = [trunk.output_size, *model.hidden[-1:]]
         else:
             trunk, sizes = nn.Identity(), [features, *model.hidden]
         self.encoder = trunk
-        if dueling:
-            self.advantage = MLP([*sizes, num_actions], model.activation, output_gain=VALUE_GAIN)
-            self.value = MLP([*sizes, 1], model.activation, output_gain=VALUE_GAIN)
+        num_outputs = self._num_actions * options.num_atoms
+        if options.dueling:
+            self.advantage = self._head([*sizes, num_outputs])
+            self.value = self._head([*sizes, options.num_atoms])
         else:
-            self.q = MLP([*sizes, num_actions], model.activation, output_gain=VALUE_GAIN)
+            self.q = self._head([*sizes, num_outputs])
+        self.register_buffer("support", torch.from_numpy(options.support), persistent=False)
+
+    def _head(self, sizes: list[int]) -> nn.Module:
+        activation = self.model.activation
+        if self.options.noisy:
+            return NoisyMLP(sizes, activation, sigma=self.options.sigma0)
+        return MLP(sizes, activation, output_gain=VALUE_GAIN)
 
     @staticmethod
     def _encoder_of_images_or_users(space: gym.Space[Any], model: ModelConfig) -> Any:
@@ -72,22 +92,58 @@ class QNetwork(RLModule):
             return None
         return ConvEncoder(space.shape or (), model.conv, model.conv_head)
 
+    def draw_noise(self, rng: np.random.Generator) -> None:
+        """Renew the noise of all noisy layers; does nothing without any."""
+        for part in self.children():
+            if isinstance(part, NoisyMLP):
+                part.draw_noise(rng)
+
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """``action_dist_inputs`` [N, n]: the values of all actions."""
-        obs = batch[col.OBS]
-        if obs.dtype != torch.float32:
-            obs = obs.to(torch.float32) * (1.0 / 255.0 if obs.dtype == torch.uint8 else 1.0)
-        features = self.encoder(obs.flatten(1) if self._flatten and obs.dim() > 2 else obs)
-        if not self.dueling:
-            return {col.ACTION_DIST_INPUTS: self.q(features)}
-        return {
-            col.ACTION_DIST_INPUTS: dueling_values(self.value(features), self.advantage(features))
-        }
+        """``action_dist_inputs`` [N, n]: the values of all actions; ``atom_logits`` if K > 1."""
+        outputs = self._outputs(batch, noisy=True)
+        if self.options.num_atoms == 1:
+            return {col.ACTION_DIST_INPUTS: outputs}
+        return {col.ACTION_DIST_INPUTS: self._means(outputs), ATOM_LOGITS: outputs}
+
+    def forward_exploration(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """``action_dist_inputs`` [N, n] under the present noise."""
+        return {col.ACTION_DIST_INPUTS: self._means(self._outputs(batch, noisy=True))}
+
+    def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """``action_dist_inputs`` [N, n] without noise."""
+        return {col.ACTION_DIST_INPUTS: self._means(self._outputs(batch, noisy=False))}
+
+    def _outputs(self, batch: TensorBatch, *, noisy: bool) -> Tensor:
+        """Values [N, n], or logits [N, n, K]."""
+        features = self.encoder(as_features(batch[col.OBS], flatten=self._flatten))
+        # What has no noise takes no switch.
+        switch = {} if noisy or not self.options.noisy else {"noisy": False}
+        if not self.options.dueling:
+            return self._by_action(self.q(features, **switch))
+        value, advantages = self.value(features, **switch), self.advantage(features, **switch)
+        if self.options.num_atoms > 1:
+            value = value.unsqueeze(1)
+        return dueling_values(value, self._by_action(advantages))
+
+    def _by_action(self, outputs: Tensor) -> Tensor:
+        if self.options.num_atoms == 1:
+            return outputs
+        return outputs.unflatten(1, (self._num_actions, self.options.num_atoms))
+
+    def _means(self, outputs: Tensor) -> Tensor:
+        if self.options.num_atoms == 1:
+            return outputs
+        return outputs.softmax(-1) @ self.support
 
 
-def dueling_values(value: Tensor, advantages: Tensor) -> Tensor:
-    """``V + A - mean(A)``, ``[N, n]``, for V ``[N, 1]`` and A ``[N, n]`` (Wang et al., eq. 9)."""
-    return value + advantages - advantages.mean(dim=-1, keepdim=True)
+class TorchQPolicy(TorchPolicy):
+    """Acts by a network of which each fragment gets noise of its own."""
+
+    def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
+        """Noise for a fragment, ``[length, lanes, K]``; that of the weights is kept here."""
+        if isinstance(self.module, QNetwork):
+            self.module.draw_noise(rng)
+        return super().draw_noise(rng, length, lanes)
 
 
 def build_q_network(
@@ -95,7 +151,7 @@ def build_q_network(
     action_space: gym.Space[Any],
     model: ModelConfig,
     *,
-    dueling: bool,
+    options: QOptions,
 ) -> RLModule:
     """The Q-network that a `model` section describes.
 
@@ -105,5 +161,12 @@ def build_q_network(
     if model.use is not None:
         named = import_object(model.use)
         if isinstance(named, type) and issubclass(named, RLModule):
+            if options.num_atoms > 1 or options.noisy:
+                raise TypeError(
+                    "training.num_atoms and training.noisy shape rlrun's own Q-network: they do "
+                    f"nothing for {model.use}; leave them out, or name an encoder with model.use"
+                )
             return named(observation_space, action_space, model, **model.kwargs)
-    return QNetwork(observation_space, action_space, model, dueling=dueling)
+    if model.use_lstm or model.use_gru:
+        return RecurrentQNetwork(observation_space, action_space, model, dueling=options.dueling)
+    return QNetwork(observation_space, action_space, model, options)

@@ -6,6 +6,7 @@ Must not import torch: Ray actors act with the numpy policy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,15 +16,23 @@ import numpy as np
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.action_sampling import EpsilonGreedySampler
+from rlrun.policies.noise import factorised_noise
 from rlrun.policies.numpy_policy import ACTIVATIONS, Layout, MLPPolicy, layout_of
 from rlrun.policies.policy import Array, Policy
+from rlrun.policies.q_options import QOptions
+
+Chain = list[tuple[Array, Array]]
+"""Layers as ``(weight [in, out], bias [out])``."""
 
 
 class MLPQPolicy(MLPPolicy):
     """Acts with `QNetwork` for flat observations.
 
+    Noisy weights are drawn when a fragment begins and kept for its length, the same in all lanes;
+    without exploration the policy acts with their means.
+
     Args:
-        dueling: as for the network.
+        options: as for the network.
     """
 
     def __init__(
@@ -32,32 +41,74 @@ class MLPQPolicy(MLPPolicy):
         action_space: gym.Space[Any],
         model: ModelConfig,
         *,
-        dueling: bool,
+        options: QOptions,
     ) -> None:
         Policy.__init__(self, observation_space, action_space)
         discrete = require_discrete(action_space)
         self.sampler = EpsilonGreedySampler(discrete)
+        self.options, self._num_actions = options, int(discrete.n)
         self.layout, self.num_parameters = q_layout(
-            math.prod(observation_space.shape or ()), int(discrete.n), model, dueling=dueling
+            math.prod(observation_space.shape or ()), self._num_actions, model, options
         )
         self._activation = ACTIVATIONS[model.activation]
         self._weights = np.zeros(self.num_parameters, dtype=np.float32)
-        value = [name for name in self.layout if name.startswith("value.")]
-        self._layers = self._chain([name for name in self.layout if name not in value])
-        self._value_layers = self._chain(value)
+        names = [name.removesuffix(".weight") for name in self.layout if name.endswith(".weight")]
+        value = [name for name in names if name.startswith("value.")]
+        self._names = [name for name in names if name not in value], value
+        self._means = self._chain(self._names[0]), self._chain(value)
+        self._noisy = self._means
+        self._layers, self._value_layers = self._means
         self._log_std = None
         self._buffers: list[Array] = []
 
-    def _chain(self, names: list[str]) -> list[tuple[Array, Array]]:
-        """The layers of these parameters, whose weight and bias come in turn."""
-        views = [self._view(name) for name in names]
-        return [(w.T, b) for w, b in zip(views[::2], views[1::2], strict=True)]
+    def _chain(self, names: list[str]) -> Chain:
+        return [(self._view(f"{name}.weight").T, self._view(f"{name}.bias")) for name in names]
+
+    def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
+        if self.options.noisy:
+            self._noisy = self._with_noise(0, rng), self._with_noise(1, rng)
+        return super().draw_noise(rng, length, lanes)
+
+    def _with_noise(self, branch: int, rng: np.random.Generator) -> Chain:
+        """A chain's weights as this fragment has them."""
+        chain: Chain = []
+        for name, (weight, bias) in zip(self._names[branch], self._means[branch], strict=True):
+            if f"{name}.weight_sigma" not in self.layout:
+                chain.append((weight, bias))
+                continue
+            into, out = factorised_noise(rng, *weight.shape)
+            spread = self._view(f"{name}.weight_sigma").T * np.outer(into, out)
+            chain.append((weight + spread, bias + self._view(f"{name}.bias_sigma") * out))
+        return chain
+
+    def compute_actions(
+        self,
+        obs_batch: Array,
+        state_batches: Sequence[Array] | None = None,
+        *,
+        explore: bool = True,
+        noise: Array | None = None,
+    ) -> tuple[Array, list[Array], dict[str, Array]]:
+        self._layers, self._value_layers = self._noisy if explore else self._means
+        return super().compute_actions(obs_batch, state_batches, explore=explore, noise=noise)
 
     def _forward(self, obs: Array) -> Array:
         """Action values ``[B, n]`` for observations ``[B, D]``."""
-        values = super()._forward(obs)
-        if not self._value_layers:
-            return values
+        outputs = super()._forward(obs)
+        num_atoms = self.options.num_atoms
+        if num_atoms > 1:
+            outputs = outputs.reshape(len(obs), self._num_actions, num_atoms)
+        if self._value_layers:
+            value = self._values(obs)
+            value = value[:, None] if num_atoms > 1 else value
+            outputs = outputs - outputs.mean(axis=1, keepdims=True) + value
+        if num_atoms == 1:
+            return outputs
+        weights = np.exp(outputs - outputs.max(axis=2, keepdims=True))
+        return (weights @ self.options.support) / weights.sum(axis=2)
+
+    def _values(self, obs: Array) -> Array:
+        """What the value stream puts out, ``[B, K]``."""
         # What the two streams share is everything before the last layers of either.
         num_shared = len(self._layers) - len(self._value_layers)
         x = self._buffers[num_shared - 1] if num_shared else obs
@@ -65,7 +116,8 @@ class MLPQPolicy(MLPPolicy):
             hidden = np.dot(x, weight) + bias
             x = self._activation(hidden, out=hidden)
         weight, bias = self._value_layers[-1]
-        return values - values.mean(axis=1, keepdims=True) + (np.dot(x, weight) + bias)
+        last: Array = np.dot(x, weight) + bias
+        return last
 
 
 def require_discrete(space: gym.Space[Any]) -> gym.spaces.Discrete:
@@ -77,25 +129,27 @@ def require_discrete(space: gym.Space[Any]) -> gym.spaces.Discrete:
 
 
 def q_layout(
-    num_features: int, num_actions: int, model: ModelConfig, *, dueling: bool
+    num_features: int, num_actions: int, model: ModelConfig, options: QOptions
 ) -> tuple[Layout, int]:
     """Where each parameter of an MLP `QNetwork` lies in the flat vector, and its length."""
-    hidden = list(model.hidden)
-    if dueling:
+    hidden, outputs = list(model.hidden), num_actions * options.num_atoms
+    if options.dueling:
         trunk = [num_features, *hidden[:-1]]
         stream = [trunk[-1], *hidden[-1:]]
         branches = {
             "encoder": trunk,
-            "advantage": [*stream, num_actions],
-            "value": [*stream, 1],
+            "advantage": [*stream, outputs],
+            "value": [*stream, options.num_atoms],
         }
     else:
-        branches = {"q": [num_features, *hidden, num_actions]}
+        branches = {"q": [num_features, *hidden, outputs]}
     shapes: dict[str, tuple[int, ...]] = {}
     for branch, sizes in branches.items():
+        suffixes = ("", "_sigma") if options.noisy and branch != "encoder" else ("",)
         for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-            shapes[f"{branch}.{i}.weight"] = (fan_out, fan_in)
-            shapes[f"{branch}.{i}.bias"] = (fan_out,)
+            for suffix in suffixes:
+                shapes[f"{branch}.{i}.weight{suffix}"] = (fan_out, fan_in)
+                shapes[f"{branch}.{i}.bias{suffix}"] = (fan_out,)
     return layout_of(shapes)
 
 
@@ -104,15 +158,14 @@ def build_q_policy(
     action_space: gym.Space[Any],
     model: ModelConfig,
     *,
-    dueling: bool,
+    options: QOptions,
 ) -> Policy:
     """The policy a runner acts with: numpy for MLPs, torch elsewhere."""
     discrete = require_discrete(action_space)
     if MLPPolicy.supports(observation_space, model):
-        return MLPQPolicy(observation_space, action_space, model, dueling=dueling)
-    from rlrun.policies.q_network import build_q_network
-    from rlrun.policies.torch_policy import TorchPolicy
+        return MLPQPolicy(observation_space, action_space, model, options=options)
+    from rlrun.policies.q_network import TorchQPolicy, build_q_network
 
-    module = build_q_network(observation_space, action_space, model, dueling=dueling)
+    module = build_q_network(observation_space, action_space, model, options=options)
     sampler = EpsilonGreedySampler(discrete)
-    return TorchPolicy(observation_space, action_space, model, module=module, sampler=sampler)
+    return TorchQPolicy(observation_space, action_space, model, module=module, sampler=sampler)

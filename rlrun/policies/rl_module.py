@@ -105,6 +105,9 @@ class RLModule(nn.Module, ABC):
         """
         return self.forward_train(batch)[col.VF_PREDS]
 
+    has_vjp = False
+    """Whether `ActorCritic.vjp` can stand in for autograd."""
+
     def forward(self, batch: TensorBatch) -> dict[str, Tensor]:
         """The same as `forward_train`."""
         return self.forward_train(batch)
@@ -161,6 +164,12 @@ class ActorCritic(RLModule):
             self.vf_head = linear(width, 1, VALUE_GAIN)
         if not free_log_std:
             set_log_std_bias(head, action_space, model.log_std_init)
+        self.has_vjp = (
+            type(self) is ActorCritic  # a subclass may compute something else
+            and self._separate_mlps
+            and self.pi.has_vjp
+            and self.distribution.has_vjp
+        )
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
@@ -190,6 +199,26 @@ class ActorCritic(RLModule):
             return self.vf(obs).squeeze(-1)
         encoder = self.encoder if self.vf_encoder is None else self.vf_encoder
         return self.vf_head(encoder(obs)).squeeze(-1)
+
+    def vjp(self, batch: TensorBatch) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
+        """`forward_train` of separate MLPs without autograd, if `has_vjp`.
+
+        Returns:
+            Distribution inputs [N, P], values [N], and what turns the gradients of both, [N, P]
+            and [N], into those of all parameters.
+        """
+        obs = as_features(batch[col.OBS], flatten=True)
+        outputs, policy_backward = self.pi.vjp(obs)
+        values, value_backward = self.vf.vjp(obs)
+
+        def backward(d_inputs: Tensor, d_values: Tensor) -> None:
+            if self.log_std is not None:
+                d_inputs, d_log_std = d_inputs.chunk(2, -1)
+                torch.sum(d_log_std, 0, out=self.log_std.grad)
+            policy_backward(d_inputs)
+            value_backward(d_values.unsqueeze(-1))
+
+        return self._dist_inputs(outputs), values.squeeze(-1), backward
 
     def _dist_inputs(self, outputs: Tensor) -> Tensor:
         if self.log_std is None:

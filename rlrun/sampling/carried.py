@@ -8,22 +8,17 @@ delivered when they are complete. Both come back as the first rows of the next f
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.sampling.episodes import LaneEpisodes
-from rlrun.sampling.fragment import FragmentBuffer
+if TYPE_CHECKING:
+    from rlrun.sampling.columnar_collector import FragmentBuffer
 
 Array = NDArray[Any]
-
-MOST_HELD = 5000  # rows of an unfinished episode, before a warning
-
-_log = logging.getLogger(__name__)
 
 
 class Carry:
@@ -36,43 +31,31 @@ class Carry:
     def __init__(self, *, whole_episodes: bool) -> None:
         self._whole_episodes = whole_episodes
         self._held: CarriedRow | UnfinishedRows | None = None
-        self._warned = False
 
     @property
     def num_rows(self) -> int:
         """Rows that the next fragment begins with."""
         return 0 if self._held is None else self._held.num_rows
 
-    def begin(self, buffer: FragmentBuffer, episodes: LaneEpisodes) -> tuple[int, int]:
+    def begin(self, buffer: FragmentBuffer) -> tuple[int, int]:
         """Put what was held back first; returns rows, and transitions that count at once."""
         if self._held is None:
             return 0, 0
         held, self._held = self._held, None
-        episodes.start[:] = held.num_rows  # the last fragment counted these steps already
         return held.num_rows, held.put(buffer)
 
-    def end(self, buffer: FragmentBuffer, t: int, surplus: int, episodes: LaneEpisodes) -> int:
+    def end(self, buffer: FragmentBuffer, t: int, surplus: int, first: Array) -> int:
         """Hold back what the fragment of t rows does not deliver; returns its rows.
 
         Args:
             surplus: transitions of the last row that are too many.
+            first: row of the running episode's first step in each lane, ``[B]``; t for none.
         """
         if self._whole_episodes:
-            self._held = UnfinishedRows.take(buffer, t, episodes.start - episodes.length)
-            self.warn_if_large(self.num_rows)
+            self._held = UnfinishedRows.take(buffer, t, first)
         elif surplus:
             self._held = CarriedRow.take(buffer, t - 1, surplus)
         return self.num_rows
-
-    def warn_if_large(self, rows: int) -> None:
-        """Say once, where episodes must be complete, that this many rows wait for it."""
-        if self._whole_episodes and not self._warned and rows > MOST_HELD:
-            self._warned = True
-            _log.warning(
-                "%d steps of each environment are held back until an episode ends; "
-                "env_runners.batch_mode: truncate_episodes does not wait for that",
-                rows,
-            )
 
     def drop(self, lane: int) -> None:
         """Forget what is held back of a lane."""
@@ -81,12 +64,16 @@ class Carry:
 
     def get_state(self) -> dict[str, Any]:
         """What is held back."""
-        return {} if self._held is None else dict(vars(self._held))
+        if self._held is None:
+            return {}
+        return {**vars(self._held), "columns": storable(self._held.columns)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned."""
         kind = UnfinishedRows if self._whole_episodes else CarriedRow
-        self._held = kind(**state) if state else None
+        self._held = None
+        if state:
+            self._held = kind(**{**state, "columns": from_storable(state["columns"])})
 
 
 @dataclass(frozen=True)
@@ -211,3 +198,25 @@ class UnfinishedRows:
                 buffer.add_column(name, values[0])
             buffer.columns[name][rows] = values
         return 0
+
+
+def storable(columns: Mapping[str, Array]) -> dict[str, Any]:
+    """Columns as a checkpoint takes them: those of objects as lists of rows, others as they are."""
+    return {
+        name: rows.tolist() if rows.dtype == np.object_ else rows for name, rows in columns.items()
+    }
+
+
+def from_storable(columns: Mapping[str, Any]) -> dict[str, Array]:
+    """The inverse of `storable`, for columns whose rows are ``[B]`` objects."""
+    return {
+        name: _objects(rows) if isinstance(rows, list) else np.asarray(rows)
+        for name, rows in columns.items()
+    }
+
+
+def _objects(rows: list[list[Any]]) -> Array:
+    column = np.empty((len(rows), len(rows[0]) if rows else 0), np.object_)
+    for row, values in zip(column, rows, strict=True):
+        row[:] = values
+    return column

@@ -9,29 +9,31 @@ writes rows in place, and does work per episode only where an episode ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.connectors.actions import ActionPipeline
-from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data import columns as col
+from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.sampling.carried import Carry
 from rlrun.sampling.envs import EnvContext
-from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes
+from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes, RewardError
 from rlrun.sampling.errors import EnvError
-from rlrun.sampling.fragment import FragmentBuffer
+from rlrun.sampling.horizon import make_horizon
 from rlrun.sampling.policy_inputs import PolicyInputs
-from rlrun.sampling.replay import replay_episodes
+from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors
+from rlrun.sampling.replay import differing_rows, replay_episodes
+from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import (
     RunnerSpec,
     SampleReply,
     SampleRequest,
-    reward_pipeline,
+    Unneeded,
+    exploration_of,
+    sample_collector,
 )
 from rlrun.sampling.seeding import FragmentNoise, Role, fragment_noise
 from rlrun.sampling.vector_env import make_vector_env, take_lanes
@@ -85,32 +87,34 @@ class EnvRunner:
             render_mode=render_mode,
             restart_failed=spec.restart_failed_sub_environments,
         )
-        self.action_space = self.envs.single_action_space
-        self.observations = ObservationPipeline(self.envs.single_observation_space, settings)
-        self.actions = ActionPipeline(
-            self.action_space,
-            normalize=spec.connectors.normalize_actions,
-            clip=spec.connectors.clip_actions,
+        self.connectors = RunnerConnectors(
+            spec,
+            self.envs.single_observation_space,
+            self.envs.single_action_space,
+            num_lanes=self.num_lanes,
+            role=role,
+            runner_index=runner_index,
         )
-        self.rewards = reward_pipeline(spec, num_lanes=self.num_lanes)
+        self.observations, self.actions = self.connectors.observations, self.connectors.actions
+        self.rewards = self.connectors.rewards
         # What does nothing is not called, least of all in every step.
         self._observe = None if self.observations.identity else self.observations
         self._to_env = None if self.actions.identity else self.actions
-        self.policy = spec.policy_factory(
-            self.observations.output_space, self.action_space, spec.model
-        )
-        self._inputs: PolicyInputs | None = None  # None while the policy has no views
+        self._custom = self.connectors.custom
+        self.policy = self.connectors.policy
+        self.action_space = self.connectors.action_space
+        self.collector = sample_collector(spec, self.envs, self.observations.output_space)
         self.inputs = PolicyInputs(self.policy, self.num_lanes)
-        self._look_at_views()
+        self.collector.set_views(self.inputs.views, self.inputs.rows)
+        postprocessing = Postprocessing(self.policy, make_postprocessors(spec.postprocessors), self)
+        self._postprocess = None if postprocessing.does_nothing else postprocessing
+        self.horizon = make_horizon(settings, self.envs, spec.env.use)
         self.weights_version = -1
         self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
-        self._obs: Array | None = None  # [B, ...], what the policy sees next; None before a reset
-        self._unfiltered: Array | None = None  # [B, ...], the same before the observation filter
-        self._whole_episodes = settings.batch_mode == "complete_episodes"
-        self._carry: Carry | None = None  # None where fragments come out even by themselves
-        if self._whole_episodes or not self.envs.every_step_counts:
-            self._carry = Carry(whole_episodes=self._whole_episodes)
-        self._completed = 0  # env steps of the episodes that ended in this fragment
+        self._all_lanes = np.arange(self.num_lanes)
+        # [B, ...], what the policy sees next, before the observation filter; None before a reset.
+        self._unfiltered: Array | None = None
+        self._unseen: tuple[Array, Any] | None = None  # lanes, raw first observations not seen yet
         self._next_fragment = 0
         self._faulty_episodes = 0
         self._first_rows: list[tuple[int, Array, Any]] = []  # row, lanes, raw first observations
@@ -139,185 +143,192 @@ class EnvRunner:
         started = perf_counter()
         self.load(weights, request.weights_version, request.connector_state)
         if request.exploration is not None:
-            self.policy.set_exploration(request.exploration)
+            exploration = exploration_of(request.exploration, self.runner_index)
+            self.policy.set_exploration(exploration)
         self._next_fragment = request.fragment + 1
-        if self._obs is None:
-            self._obs = self._reset_all()
-        if self.policy.view_requirements != self._known_views:
-            self._look_at_views()
-        buffer = self._allocate(request.length)
-        records, timings = self._collect(buffer, request)
-        num_steps = int(timings.pop("steps"))
-        self._episodes.carry_over(num_steps, buffer.rewards, buffer.columns[col.ACTIONS])
-        self._require_finite_rewards(buffer, num_steps)
-        rewards = self._learning_rewards(buffer, num_steps)
-        batch = buffer.to_batch(
-            num_steps,
-            rewards,
-            self.runner_index,
-            request.fragment,
-            self.policy.fragment_columns,
-            None if self._inputs is None else self._inputs.views,
-        )
+        self._see_first_observations()
+        if self.policy.view_requirements != self.inputs.requirements:
+            self.inputs.resolve()
+            self.collector.set_views(self.inputs.views, self.inputs.rows)
+        lanes = self._all_lanes
+        unroll_ids = lanes + ((self.runner_index << 48) | (request.fragment << 16))
+        self.collector.ignored = request.unneeded.not_stored
+        self.collector.begin_fragment(request.length, unroll_ids)
+        try:
+            records, num_steps, timings = self._collect(request)
+            sent = self._custom.recorded() if self._custom else self.collector.actions
+            self._episodes.carry_over(num_steps, self.collector.rewards, sent)
+        except RewardError as error:
+            raise EnvError(
+                self.spec.env.use,
+                "step",
+                str(error),
+                runner_index=self.runner_index,
+                lane=error.lane,
+                env_step=error.env_step,
+            ) from None
+        batch = self._build(request.unneeded)
         if self.runner_index > 0 and self.spec.settings.compress_observations:
             batch.compress()
+        whole_episodes = self.collector.whole_episodes
         timings["other"] = perf_counter() - started - timings["policy"] - timings["env"]
         return SampleReply(
             runner_index=self.runner_index,
             weights_version=self.weights_version,
             batch=batch,
-            env_steps=batch.count if self._whole_episodes else request.length * self.num_lanes,
+            env_steps=batch.count if whole_episodes else request.length * self.num_lanes,
             vector_steps=num_steps,
             episodes=records,
-            connector_deltas=self._flush_connectors(),
+            connector_deltas=self.connectors.flush_deltas() if self.connectors.stateful else {},
             state=self.get_state(),
             timings_s=timings,
             longest_running_episode=int(self._episodes.game_length.max()),
             faulty_episodes=self._faulty_episodes,
         )
 
+    def _build(self, unneeded: Unneeded) -> SampleBatch:
+        """The fragment's batch, postprocessed, without what learning does not need."""
+        further = None if unneeded.not_stored else self.policy.fragment_columns
+        leave_out = unneeded.leave_out | self.inputs.not_for_training
+        if self._postprocess is None:
+            return self.collector.build(leave_out, further)
+        batch = self._postprocess(self.collector.build(further_columns=further))
+        for name in leave_out & batch.keys():
+            del batch[name]
+        return batch
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """The policy's weights, under its id ``default_policy``, whatever version they are."""
+        self.policy.set_weights(weights[DEFAULT_POLICY_ID])
+
     def load(self, weights: Any, version: int, connector_state: dict[str, Any] | None) -> None:
         """Take over weights and merged connector statistics."""
         if weights is not None and version != self.weights_version:
             self.policy.set_weights(weights)
         self.weights_version = version
+        if self.role is Role.EVALUATION and self._custom is not None:
+            self._custom.forget()
         if connector_state is not None:
-            self.observations.set_state(connector_state["observations"])
-            self.rewards.set_state(connector_state["rewards"])
+            self.connectors.set_state(connector_state)
 
-    def _reset_all(self) -> Array:
+    def _reset_all(self) -> None:
         raw_obs = self.envs.reset(self._episodes.seeds)
         self._unfiltered = np.array(self.observations.preprocess(raw_obs))
-        return np.array(self.observations(raw_obs, update=True))
+        self._begin_episodes(self._all_lanes, raw_obs)
 
-    def _look_at_views(self) -> None:
-        """Find out what the policy sees besides the present observation."""
-        self._known_views = dict(self.policy.view_requirements)
-        self.inputs.resolve()
-        self._inputs = None if self.inputs.views is None else self.inputs
+    def _begin_episodes(self, lanes: Array, raw_obs: Any, *, update: bool = True) -> None:
+        """Tell the collector what the policy sees first of the next episodes of these lanes."""
+        obs = self.observations.first(raw_obs, lanes, update=update)
+        self.collector.add_init_obs(lanes, self._episodes.ids(lanes), obs)
 
-    def _allocate(self, length: int) -> FragmentBuffer:
-        # An env that resets itself in a step of its own needs a few vector steps more than T.
-        rows = length if self.envs.every_step_counts else length + length // 8 + 1
-        if self._carry is not None:
-            rows += self._carry.num_rows
-        space = self.observations.output_space
-        assert space.shape is not None  # the pipeline puts out arrays
-        if self._inputs is None:
-            return FragmentBuffer(rows, self.num_lanes, space.shape, space.dtype)
-        past = self._inputs.lookback
-        buffer = FragmentBuffer(rows, self.num_lanes, space.shape, space.dtype, past=past)
-        self._inputs.begin(buffer)
-        return buffer
-
-    def _collect(
-        self, buffer: FragmentBuffer, request: SampleRequest
-    ) -> tuple[list[EpisodeRecord], dict[str, float]]:
-        """Step until the buffer holds ``length * B`` transitions."""
-        policy, envs, observe, to_env = self.policy, self.envs, self._observe, self._to_env
-        inputs, self._completed = self._inputs, 0
-        explore = self.spec.settings.explore
-        noise = self._noise(request.fragment, buffer.length) if explore else None
+    def _collect(self, request: SampleRequest) -> tuple[list[EpisodeRecord], int, dict[str, float]]:
+        """Step until the collector holds enough: finished episodes, vector steps, seconds."""
+        collector, policy, envs = self.collector, self.policy, self.envs
+        observe, to_env, explore = self._observe, self._to_env, self.spec.settings.explore
+        inputs = None if self.inputs.views is None else self.inputs
+        learn_rewards = None if self.rewards.identity else self.rewards
+        custom, horizon = self._custom, self.horizon
+        wants_infos = col.INFOS in self.inputs.rows
+        noise = self._noise(request) if explore else None
         records: list[EpisodeRecord] = []
-        policy_s = env_s = 0.0
         wanted = request.length * self.num_lanes
-        t, counted = (0, 0) if self._carry is None else self._carry.begin(buffer, self._episodes)
-        buffer.obs[t] = self._obs
-        while (self._completed if self._whole_episodes else counted) < wanted:
-            if t == buffer.length:
-                self._grow(buffer)
+        t, policy_s, env_s = 0, 0.0, 0.0
+        while collector.num_collected < wanted:
             clock = perf_counter()
             noise_row = None if noise is None else noise.row(t)
             if inputs is None:
                 actions, _, extras = policy.compute_actions(
-                    buffer.obs[t], explore=explore, noise=noise_row
+                    collector.obs, explore=explore, noise=noise_row
                 )
             else:
-                actions, extras = inputs.act(
-                    buffer, t, self._episodes, explore=explore, noise=noise_row
-                )
+                seen = collector.get_inference_input_dict()
+                actions, extras = inputs.act(seen, explore=explore, noise=noise_row)
             acted = perf_counter()
             try:
                 raw_obs, rewards, terminateds, truncateds, infos = envs.step(
                     actions if to_env is None else to_env(actions)
                 )
             except EnvError as error:
-                raise self._located(error, t) from None
+                raise self._placed(error, t) from None
             stepped = perf_counter()
-            policy_s += acted - clock
-            env_s += stepped - acted
-            buffer.write(t, actions, extras)
-            buffer.rewards[t] = rewards
-            buffer.terminateds[t] = terminateds
-            buffer.truncateds[t] = truncateds
-            buffer.obs[t + 1] = raw_obs if observe is None else observe(raw_obs, update=True)
-            done = terminateds | truncateds
-            counted += self.num_lanes
-            if envs.valid is not None or envs.failed_lanes:
-                counted -= self._leave_out(buffer, t)
-            if inputs is not None and inputs.sees_rewards:
-                buffer.columns[col.REWARDS][t] = self._learned_rewards(buffer, t)
-            if done.any():
-                self._end_episodes(buffer, t, done, infos, records)
+            policy_s, env_s = policy_s + acted - clock, env_s + stepped - acted
+            if horizon is not None:
+                steps = self._episodes.steps(t + 1)
+                terminateds, truncateds = horizon.flags(steps, terminateds, truncateds, envs.valid)
+            learned = None
+            if learn_rewards is not None:
+                learned = learn_rewards(rewards, terminateds, truncateds, valid=envs.valid)
+            if custom is not None:
+                custom.stepped(actions, rewards, envs.valid, record=True)
+            collector.add_step(
+                actions,
+                extras,
+                rewards,
+                terminateds,
+                truncateds,
+                raw_obs if observe is None else observe(raw_obs, update=True),
+                learned_rewards=learned,
+                valid=envs.valid,
+                infos=infos.by_lane if wants_infos and infos is not None else None,
+            )
             t += 1
-        self._obs = buffer.obs[t].copy()
-        self._unfiltered = self._obs if observe is None else self._before_filter(raw_obs, t)
-        self._close(buffer, t, 0 if self._whole_episodes else counted - wanted)
-        return records, {"policy": policy_s, "env": env_s, "steps": t}
+            if envs.valid is not None or envs.failed_lanes:
+                self._without_transition(t)
+            done = terminateds | truncateds
+            if done.any():
+                self._end_episodes(t, done, infos, records)
+            if horizon is not None and horizon.passed.any():
+                self._go_on(t, np.flatnonzero(horizon.passed), records)
+        plain = observe is None
+        self._unfiltered = collector.obs.copy() if plain else self._before_filter(raw_obs, t)
+        return records, t, {"policy": policy_s, "env": env_s}
 
-    def _grow(self, buffer: FragmentBuffer) -> None:
-        buffer.grow()
-        if self._carry is not None:
-            self._carry.warn_if_large(buffer.length // 2)
-
-    def _noise(self, fragment: int, length: int) -> FragmentNoise:
-        rng = fragment_noise(self.spec.seed, self.role, self.runner_index, fragment)
-        return FragmentNoise(self.policy.draw_noise, rng, length, self.num_lanes)
-
-    def _close(self, buffer: FragmentBuffer, t: int, surplus: int) -> None:
-        """Keep what the next fragment needs of this one, which has t rows."""
-        for lane in range(self.num_lanes):
-            self._number_lane(buffer, lane, t)
-        kept = 0 if self._carry is None else self._carry.end(buffer, t, surplus, self._episodes)
-        if self._inputs is not None:
-            self._inputs.end(buffer, t - kept)
+    def _noise(self, request: SampleRequest) -> FragmentNoise:
+        rng = fragment_noise(self.spec.seed, self.role, self.runner_index, request.fragment)
+        return FragmentNoise(self.policy.draw_noise, rng, request.length, self.num_lanes)
 
     def _end_episodes(
         self,
-        buffer: FragmentBuffer,
         t: int,
         done: Array,
         infos: Mapping[str, Any] | None,
         records: list[EpisodeRecord],
     ) -> None:
-        """File the final observations of finished lanes and start their next episodes."""
+        """File what ended with the last of t steps, and start the next episodes."""
         lanes = np.flatnonzero(done)
-        buffer.add_finals(t, lanes, buffer.obs[t + 1, lanes])
+        self.collector.end_episodes(lanes)
         goes_on = None if infos is None else infos.get("episode_continues")
+        rewards = self.collector.rewards
         for lane in lanes.tolist():
-            self._number_lane(buffer, lane, t + 1)
             lost_life = goes_on is not None and bool(goes_on[lane])
-            self._completed += int(self._episodes.length[lane] + t + 1 - self._episodes.start[lane])
-            record = self._episodes.finish(lane, t + 1, buffer.rewards, game_goes_on=lost_life)
+            record = self._episodes.finish(lane, t, rewards, game_goes_on=lost_life)
             if record is not None:
                 records.append(record)
-        self._start_episodes(buffer, t, done)
+        self._start_episodes(t, done)
 
-    def _start_episodes(self, buffer: FragmentBuffer, t: int, mask: Array) -> None:
-        """Reset the lanes of ``mask``; row t + 1 is what their policy sees first."""
+    def _go_on(self, t: int, lanes: Array, records: list[EpisodeRecord]) -> None:
+        """End the episodes of these lanes after t steps; the next begin where they are."""
+        self.collector.end_episodes(lanes)
+        rewards = self.collector.rewards
+        records += [self._episodes.go_on(lane, t, rewards) for lane in lanes.tolist()]
+        ids, obs = self._episodes.ids(lanes), self.collector.obs[lanes]
+        self.collector.add_init_obs(lanes, ids, obs)
+
+    def _start_episodes(self, t: int, mask: Array) -> None:
+        """Reset the lanes of ``mask``: after t steps that is what their policy sees."""
         try:
             raw_obs = self.envs.reset_lanes(mask, self._episodes.seeds)
         except EnvError as error:
-            raise self._located(error, t) from None
+            raise self._placed(error, t - 1) from None
         if raw_obs is None:  # this env's next step brings the observations
             return
         lanes = np.flatnonzero(mask)
         first = take_lanes(raw_obs, lanes)
-        if self._observe is None:
-            buffer.obs[t + 1, lanes] = first
-        else:
-            buffer.obs[t + 1, lanes] = self._observe(first, update=True)
-            self._first_rows.append((t + 1, lanes, first))
+        obs = first
+        if self._observe is not None:
+            obs = self._observe.first(first, lanes)
+            self._first_rows.append((t, lanes, first))
+        self.collector.add_init_obs(lanes, self._episodes.ids(lanes), obs)
 
     def _before_filter(self, raw_obs: Any, t: int) -> Array:
         """The observations of row t as they were before the filter, ``[B, ...]``."""
@@ -328,79 +339,29 @@ class EnvRunner:
         self._first_rows.clear()
         return unfiltered
 
-    def _leave_out(self, buffer: FragmentBuffer, t: int) -> int:
-        """Mark rows that are no transitions; returns how many.
+    def _without_transition(self, t: int) -> None:
+        """Lanes whose step, the last of t, was no transition.
 
-        Those are the steps that an environment spent on its own reset, and the episodes of
+        Those are steps that an environment spent on its own reset, and the episodes of
         environments that raised and have been built again.
         """
-        lost = 0
         if self.envs.valid is not None:
             resetting = np.flatnonzero(~self.envs.valid)
-            buffer.mark_invalid(t, resetting)
-            self._episodes.start[resetting] = t + 1
-            lost += len(resetting)
+            self._episodes.start_at(resetting, t)
+            ids, obs = self._episodes.ids(resetting), self.collector.obs[resetting]
+            self.collector.add_init_obs(resetting, ids, obs)
         failed = np.zeros(self.num_lanes, dtype=np.bool_)
         for lane in self.envs.failed_lanes:
-            start = int(self._episodes.start[lane])
-            if self._whole_episodes:  # what was kept of it from earlier fragments goes, too
-                start -= int(self._episodes.length[lane])
-            buffer.mark_invalid(slice(start, t + 1), lane)
-            lost += t + 1 - start
+            self.collector.drop_episode(lane)
             self._episodes.drop(lane)
-            self._episodes.start[lane] = t + 1
+            self._episodes.start_at(lane, t)
             failed[lane] = True
         if failed.any():
             self._faulty_episodes += int(failed.sum())
-            self._start_episodes(buffer, t, failed)
-        return lost
+            self._start_episodes(t, failed)
 
-    def _number_lane(self, buffer: FragmentBuffer, lane: int, end: int) -> None:
-        """Fill in episode id and step for the lane's rows of its running episode."""
-        episodes = self._episodes
-        start, length = int(episodes.start[lane]), int(episodes.length[lane])
-        buffer.episode_id[start:end, lane] = episodes.id_of(lane)
-        buffer.episode_step[start:end, lane] = np.arange(length, length + end - start)
-
-    def _require_finite_rewards(self, buffer: FragmentBuffer, num_steps: int) -> None:
-        """Once a fragment: nothing acts on rewards before it ends."""
-        finite = np.isfinite(buffer.rewards[:num_steps])
-        if finite.all():
-            return
-        t, lane = (int(i) for i in np.argwhere(~finite)[0])
-        raise EnvError(
-            self.spec.env.use,
-            "step",
-            f"the reward is {buffer.rewards[t, lane]}",
-            runner_index=self.runner_index,
-            lane=lane,
-            env_step=int(buffer.episode_step[t, lane]),
-        )
-
-    def _learning_rewards(self, buffer: FragmentBuffer, num_steps: int) -> Array:
-        """Clipped or normalised rewards, float32 ``[T, B]``; metrics keep the raw ones."""
-        if col.REWARDS in buffer.columns:  # the policy has seen them already
-            return buffer.columns[col.REWARDS]
-        if self.rewards.identity:
-            return buffer.rewards[:num_steps].astype(np.float32)
-        learned = np.empty((num_steps, self.num_lanes), dtype=np.float32)
-        for t in range(num_steps):
-            learned[t] = self._learned_rewards(buffer, t)
-        return learned
-
-    def _learned_rewards(self, buffer: FragmentBuffer, t: int) -> Array:
-        valid = None if buffer.valid is None else buffer.valid[t]
-        return self.rewards(
-            buffer.rewards[t], buffer.terminateds[t], buffer.truncateds[t], valid=valid
-        )
-
-    def _flush_connectors(self) -> dict[str, Any]:
-        return {
-            "observations": {} if self._observe is None else self._observe.flush_deltas(),
-            "rewards": {} if self.rewards.identity else self.rewards.flush_deltas(),
-        }
-
-    def _located(self, error: EnvError, t: int) -> EnvError:
+    def _placed(self, error: EnvError, t: int) -> EnvError:
+        """The error of the environments' step t, with its place."""
         error.runner_index = self.runner_index
         start, length = self._episodes.start[error.lane], self._episodes.length[error.lane]
         error.env_step = int(length + t - start)
@@ -410,79 +371,80 @@ class EnvRunner:
         """Where the lanes stand; plain numbers and arrays, enough to go on in another process."""
         return {
             "episodes": self._episodes.get_state(),
-            "obs": self._obs,
             "unfiltered_obs": self._unfiltered,
             "envs": self.envs.get_state(),
-            "observations": {} if self._observe is None else self._observe.get_state(),
-            "rewards": {} if self.rewards.identity else self.rewards.get_state(),
+            "connectors": self.connectors.get_state() if self.connectors.stateful else {},
             "next_fragment": self._next_fragment,
-            "carried": {} if self._carry is None else self._carry.get_state(),
-            "inputs": {} if self._inputs is None else self._inputs.get_state(),
+            "collector": self.collector.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where the runner that `get_state` came from stood.
 
         Environments that offer their state are given it back. Others are reset with the seeds of
-        their running episodes and replay the actions; a lane whose observation then differs is
-        named in the log and starts a fresh episode, as its environment is not a function of seed
-        and actions.
+        their running episodes and replay the actions; a lane whose observation then differs is no
+        function of these: it is named in the log and starts a fresh episode.
         """
-        self._next_fragment = int(state["next_fragment"])
-        self.observations.set_state(state["observations"])
-        self.rewards.set_state(state["rewards"])
+        self._next_fragment, self._unseen = int(state["next_fragment"]), None
+        self.weights_version = -1  # those of another run may have the same number
+        if self.connectors.stateful:
+            self.connectors.set_state(state["connectors"])
         self._episodes.set_state(state["episodes"])
-        self.inputs.set_state(state["inputs"])
-        if self._carry is not None:
-            self._carry.set_state(state["carried"])
-        if state["obs"] is None:
-            self._obs = None
+        self.collector.set_state(state["collector"])
+        if state["unfiltered_obs"] is None:
+            self._unfiltered = None
             return
-        self._obs, self._unfiltered = np.array(state["obs"]), np.array(state["unfiltered_obs"])
+        self._unfiltered = np.array(state["unfiltered_obs"])
         if state["envs"] is not None:
             self.envs.set_state(state["envs"])
         else:
-            self._replay(self._obs, self._unfiltered)
+            self._replay(self._unfiltered)
 
-    def _replay(self, obs: Array, unfiltered: Array) -> None:
+    def _replay(self, unfiltered: Array) -> None:
         """Bring the environments to where they returned ``unfiltered``, lane by lane."""
-        episodes = self._episodes
         if not self.envs.episode_seeds:
             _log.warning(
                 "%s can neither be seeded per episode nor hand out its state: "
                 "all running episodes start afresh",
                 self.spec.env.use,
             )
-            for lane in range(self.num_lanes):
-                episodes.drop(lane)
-                if self._carry is not None:
-                    self._carry.drop(lane)
-            self._obs = self._reset_all()
+            self._drop_episodes(range(self.num_lanes))
+            self._unfiltered = None
             return
-        recorded = episodes.recorded_actions()
-        raw_obs = replay_episodes(self.envs, self.actions, episodes.seeds, recorded)
+        seeds, recorded = self._episodes.seeds, self._episodes.recorded_actions()
+        send = self.actions if self._custom is None else self._custom.send
+        raw_obs = replay_episodes(self.envs, send, seeds, recorded)
         # Compared before the filter, which has gone on learning since a lane was normalised.
-        found = self.observations.preprocess(raw_obs)
-        strayed = np.array(
-            [not np.array_equal(a, b) for a, b in zip(found, unfiltered, strict=True)]
-        )
-        if not strayed.any():
-            return
+        strayed = differing_rows(self.observations.preprocess(raw_obs), unfiltered)
         lanes = np.flatnonzero(strayed)
-        for lane in lanes.tolist():
-            _log.warning(
-                "%s, sub-env %d of runner %d: replaying the episode's actions led to another "
-                "observation, it starts a fresh episode",
-                self.spec.env.use,
-                lane,
-                self.runner_index,
-            )
-            episodes.drop(lane)
-            if self._carry is not None:
-                self._carry.drop(lane)
-        first = take_lanes(self.envs.reset_lanes(strayed, episodes.seeds), lanes)
+        if not len(lanes):
+            return
+        _log.warning(
+            "%s, sub-env %s of runner %d: replaying the episode's actions led to another "
+            "observation, it starts a fresh episode",
+            self.spec.env.use,
+            ", ".join(map(str, lanes)),
+            self.runner_index,
+        )
+        self._drop_episodes(lanes.tolist())
+        first = take_lanes(self.envs.reset_lanes(strayed, self._episodes.seeds), lanes)
         unfiltered[lanes] = self.observations.preprocess(first)
-        obs[lanes] = self.observations(first, update=True)
+        self._unseen = lanes, first
+        self._begin_episodes(lanes, first, update=False)
+
+    def _drop_episodes(self, lanes: Iterable[int]) -> None:
+        for lane in lanes:
+            self._episodes.drop(lane)
+            self.collector.drop_episode(lane)
+
+    def _see_first_observations(self) -> None:
+        """Learn from what nobody has seen yet; only now that the merged statistics have come."""
+        if self._unfiltered is None:
+            self._reset_all()
+        if self._unseen is not None:
+            lanes, first = self._unseen
+            self._unseen = None
+            self._begin_episodes(lanes, first)
 
     def ping(self) -> int:
         """Answer a health probe."""

@@ -20,6 +20,8 @@ from rlrun.sampling.runner_errors import EnvRunnersError, RunnerDiedError, death
 from rlrun.sampling.seeding import Role
 
 if TYPE_CHECKING:
+    import gymnasium as gym
+
     from rlrun.config.schema import FaultToleranceConfig
     from rlrun.sampling.actor_manager import CallResult, FaultTolerantActorManager
     from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest
@@ -77,6 +79,24 @@ class EnvRunnerGroup:
             self._start_remote(num_env_runners)
             if wait:
                 self.wait_until_built()
+
+    @property
+    def manager(self) -> FaultTolerantActorManager | None:
+        """The remote runners' actors; None if runners are in this process."""
+        return self._manager
+
+    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Observation and action space, from the local runner or an environment made for this."""
+        if self.local_env_runner is not None:
+            envs = self.local_env_runner.envs
+            return envs.single_observation_space, envs.single_action_space
+        from rlrun.sampling.vector_env import make_vector_env
+
+        envs = make_vector_env(self.spec.env, 1, self.spec.settings)
+        try:
+            return envs.single_observation_space, envs.single_action_space
+        finally:
+            envs.close()
 
     @property
     def num_healthy(self) -> int:

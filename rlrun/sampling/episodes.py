@@ -6,6 +6,7 @@ step: returns and lengths are sums over the rows a fragment has written anyway.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,16 @@ class EpisodeRecord:
     episode_return: float
     length: int
     """Env steps."""
+    agents: tuple[tuple[str, str, float], ...] = ()
+    """With several agents: name, policy id and return of each, by order of appearance."""
+
+
+class RewardError(ValueError):
+    """A reward is infinite or NaN."""
+
+    def __init__(self, lane: int, env_step: int, reward: float) -> None:
+        super().__init__(f"the reward is {reward}")
+        self.lane, self.env_step = lane, env_step
 
 
 class LaneEpisodes:
@@ -47,22 +58,31 @@ class LaneEpisodes:
         self.game_length = np.zeros(lanes, dtype=np.int64)  # the same, over lost lives (Atari)
         self.game_return = np.zeros(lanes, dtype=np.float64)
         self.start = np.zeros(lanes, dtype=np.int64)  # first row of the running episode
+        # A soft horizon ends episodes and resets no environment; replays begin where one was.
+        self.reset_number = np.zeros(lanes, dtype=np.int64)  # the episode it was reset for
+        self.since_reset = np.zeros(lanes, dtype=np.int64)  # steps before this fragment's first row
+        self._reset_row = np.zeros(lanes, dtype=np.int64)
         self.actions: list[list[Array]] = [[] for _ in range(lanes)]
         self.seeds = [self._seed_of(lane) for lane in range(lanes)]
         """Seeds that the running episodes were reset with."""
 
     def _seed_of(self, lane: int) -> int:
-        episode = int(self.number[lane])
+        episode = int(self.reset_number[lane])
         return episode_seed(self._seed, self._role, self._runner_index, lane, episode)
 
     def id_of(self, lane: int) -> int:
         """A number that no other episode of the run has: runner, lane and count in 63 bits."""
         return (self._runner_index << 48) | (lane << 32) | int(self.number[lane])
 
+    def ids(self, lanes: Array) -> Array:
+        """`id_of` for several lanes, int ``[k]``."""
+        return (self._runner_index << 48) | (lanes << 32) | self.number[lanes]
+
     def start_next(self, lane: int) -> None:
         """Turn to the lane's next episode; the old one has been finished or dropped."""
         self.number[lane] += 1
-        self.length[lane] = 0
+        self.reset_number[lane] = self.number[lane]
+        self.length[lane] = self.since_reset[lane] = 0
         self.actions[lane] = []
         self.seeds[lane] = self._seed_of(lane)
 
@@ -74,21 +94,43 @@ class LaneEpisodes:
         Args:
             rewards: raw rewards of the fragment, ``[T, B]``.
             game_goes_on: a life was lost, not the game: learning sees an end, metrics do not.
+
+        Raises:
+            RewardError: one of the episode's rewards in the fragment is not finite.
         """
         self._count(lane, end, rewards)
-        record = None
-        if not game_goes_on:
-            record = EpisodeRecord(
-                episode_id=self.id_of(lane),
-                lane=lane,
-                seed=self.seeds[lane],
-                episode_return=float(self.game_return[lane]),
-                length=int(self.game_length[lane]),
-            )
-            self.game_return[lane] = 0.0
-            self.game_length[lane] = 0
+        record = None if game_goes_on else self._recorded(lane)
         self.start_next(lane)
+        self.start_at(lane, end)
+        return record
+
+    def go_on(self, lane: int, end: int, rewards: Array) -> EpisodeRecord:
+        """Close the lane's episode at a soft horizon: the next one goes on where it ended."""
+        self._count(lane, end, rewards)
+        record = self._recorded(lane)
+        self.number[lane] += 1
+        self.length[lane] = 0
         self.start[lane] = end
+        return record
+
+    def start_at(self, lanes: int | Array, row: int) -> None:
+        """The episodes of these lanes begin at this row, with a reset."""
+        self.start[lanes] = self._reset_row[lanes] = row
+
+    def steps(self, end: int) -> Array:
+        """Steps of the running episodes, int ``[B]``, after ``end`` rows of the fragment."""
+        return self.length + end - self.start
+
+    def _recorded(self, lane: int) -> EpisodeRecord:
+        record = EpisodeRecord(
+            episode_id=self.id_of(lane),
+            lane=lane,
+            seed=self.seeds[lane],
+            episode_return=float(self.game_return[lane]),
+            length=int(self.game_length[lane]),
+        )
+        self.game_return[lane] = 0.0
+        self.game_length[lane] = 0
         return record
 
     def drop(self, lane: int) -> None:
@@ -110,22 +152,28 @@ class LaneEpisodes:
     def carry_over(self, end: int, rewards: Array, actions: Array) -> None:
         """Close a fragment of ``end`` rows: running episodes go on in the next one."""
         for lane in range(self.lanes):
-            start = int(self.start[lane])
-            if start < end:
-                self.length[lane] += end - start
-                self._record(lane, actions[start:end, lane])
             self._count(lane, end, rewards)
-        self.start[:] = 0
+            self.length[lane] += max(0, end - int(self.start[lane]))
+            first = int(self._reset_row[lane])
+            if first < end:
+                self._record(lane, actions[first:end, lane])
+        self.start[:] = self._reset_row[:] = 0
 
     def _record(self, lane: int, actions: Array) -> None:
-        if self.length[lane] > LONGEST_REPLAY:
+        self.since_reset[lane] += len(actions)
+        if self.since_reset[lane] > LONGEST_REPLAY:
             self.actions[lane] = []
         else:
             self.actions[lane].append(actions.copy())
 
     def _count(self, lane: int, end: int, rewards: Array) -> None:
         start = int(self.start[lane])
-        self.game_return[lane] += float(rewards[start:end, lane].sum())
+        total = float(rewards[start:end, lane].sum())
+        if not math.isfinite(total):
+            step = int(np.flatnonzero(~np.isfinite(rewards[start:end, lane]))[0])
+            reward = float(rewards[start + step, lane])
+            raise RewardError(lane, int(self.length[lane]) + step, reward)
+        self.game_return[lane] += total
         self.game_length[lane] += max(0, end - start)
 
     def get_state(self) -> dict[str, Any]:
@@ -133,6 +181,8 @@ class LaneEpisodes:
         return {
             "number": self.number.copy(),
             "length": self.length.copy(),
+            "reset_number": self.reset_number.copy(),
+            "since_reset": self.since_reset.copy(),
             "game_length": self.game_length.copy(),
             "game_return": self.game_return.copy(),
             "actions": self.recorded_actions(),
@@ -140,8 +190,8 @@ class LaneEpisodes:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        for name in ("number", "length", "game_length", "game_return"):
+        for name in state.keys() - {"actions"}:
             np.copyto(getattr(self, name), state[name])
         self.actions = [[] if part is None else [np.asarray(part)] for part in state["actions"]]
         self.seeds = [self._seed_of(lane) for lane in range(self.lanes)]
-        self.start[:] = 0
+        self.start[:] = self._reset_row[:] = 0

@@ -6,14 +6,11 @@ user's own traceback, without a frame of Ray or rlrun, comes first in its messag
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator
-from types import FrameType, TracebackType
 from typing import Literal
 
-EnvPhase = Literal["constructor", "reset", "step", "observation"]
+from rlrun.config.user_traceback import user_traceback
 
-_OWN_PACKAGES = ("rlrun.", "gymnasium.", "ray.")
+EnvPhase = Literal["constructor", "reset", "step", "observation"]
 
 
 class EnvError(Exception):
@@ -88,27 +85,3 @@ def _rebuild(fields: dict[str, object]) -> EnvError:
     Exception.__init__(error, fields["env_id"], fields["phase"], fields["reason"])
     vars(error).update(fields)
     return error
-
-
-def user_traceback(error: BaseException) -> str:
-    """Format ``error`` with the frames of the user's code only.
-
-    Frames of rlrun, gymnasium and Ray are dropped; if nothing else remains, all are kept, since
-    then the failure lies there.
-    """
-    frames = [
-        frame
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if not f"{frame.f_globals.get('__name__', '')}.".startswith(_OWN_PACKAGES)
-    ]
-    if not frames or error.__traceback__ is None:
-        return "".join(traceback.format_exception(error))
-    summary = traceback.StackSummary.extract(_kept(error.__traceback__, {id(f) for f in frames}))
-    lines = ["Traceback (most recent call last):\n", *summary.format()]
-    return "".join([*lines, *traceback.format_exception_only(error)])
-
-
-def _kept(tb: TracebackType | None, frame_ids: set[int]) -> Iterator[tuple[FrameType, int]]:
-    for frame, line_number in traceback.walk_tb(tb):
-        if id(frame) in frame_ids:
-            yield frame, line_number

@@ -9,15 +9,19 @@ played before changes what it is. Connectors are frozen: nothing here moves trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.data.sample_collector import step_columns
+from rlrun.sampling.episode_vector_env import LaneInfos
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.errors import EnvError
+from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
+from rlrun.sampling.multi_agent_evaluation import MultiAgentPlay
+from rlrun.sampling.played_step import PlayedStep, Recorder
 from rlrun.sampling.policy_inputs import PlayedInputs
 from rlrun.sampling.seeding import Role, episode_noise, episode_seed
 from rlrun.sampling.vector_env import take_lanes
@@ -31,29 +35,8 @@ _MOST_FAILURES = 100  # of environments that are built again, before an evaluati
 _NOISE_BLOCK = 256  # steps of action noise drawn at once for an episode
 
 
-@dataclass(frozen=True)
-class PlayedStep:
-    """One vector step, for whoever records it. Arrays may be overwritten by the next step."""
-
-    obs: Any
-    """Raw observations acted on, batched ``[B, ...]``."""
-    actions: Any
-    """What the environments received, batched ``[B, ...]``."""
-    next_obs: Any
-    """Raw observations returned, final ones where an episode ended, batched ``[B, ...]``."""
-    rewards: Array
-    terminateds: Array
-    truncateds: Array
-    episodes: list[int | None]
-    """Which episode each lane played; None in lanes that have played all of theirs."""
-
-
-Recorder = Callable[[PlayedStep], bool | None]
-"""Called after every vector step; True ends the play."""
-
-
 def play_episodes(
-    runner: EnvRunner,
+    runner: EnvRunner | MultiAgentEnvRunner,
     *,
     num_episodes: int,
     seed: int,
@@ -65,6 +48,8 @@ def play_episodes(
     Returns:
         The finished episodes, in their order; all N unless the recorder ended the play.
     """
+    if isinstance(runner, MultiAgentEnvRunner):
+        return MultiAgentPlay(runner, num_episodes, seed, explore, recorder).run()
     return _Play(runner, num_episodes, seed, explore, recorder).run()
 
 
@@ -92,7 +77,8 @@ class _Play:
         runner, envs = self._runner, self._runner.envs
         records: dict[int, EpisodeRecord] = {}
         raw = envs.reset(self._seeds())
-        obs = np.array(runner.observations(raw, update=False))
+        lanes = np.arange(runner.num_lanes)
+        obs = np.array(runner.observations.first(raw, lanes, update=False))
         while len(records) < self._num_episodes:
             noise = None
             if self._noise is not None:
@@ -100,12 +86,19 @@ class _Play:
             actions = self._act(obs, noise)
             env_actions = runner.actions(actions)
             raw_before = _copied(raw) if self._recorder is not None else None
-            raw, rewards, terminateds, truncateds, _ = envs.step(env_actions)
+            raw, rewards, terminateds, truncateds, infos = envs.step(env_actions)
             counted = np.ones(len(obs), np.bool_) if envs.valid is None else envs.valid
             self._returns += rewards * counted
             self._lengths += counted
+            if runner.horizon is not None:
+                terminateds, truncateds = runner.horizon.flags(
+                    self._lengths, terminateds, truncateds, envs.valid
+                )
+                truncateds = truncateds | runner.horizon.passed  # nothing goes on here
+            if runner.connectors.custom is not None:
+                runner.connectors.custom.stepped(actions, rewards, envs.valid, record=False)
             next_obs = np.array(runner.observations(raw, update=False))
-            self._remember(rewards, terminateds, truncateds, counted)
+            self._remember(rewards, terminateds, truncateds, counted, infos)
             if envs.failed_lanes:
                 self._play_again(envs.failed_lanes, next_obs)
             ended = False
@@ -133,7 +126,12 @@ class _Play:
         return inputs.act_on(obs, explore=self._explore, noise=noise)[0]
 
     def _remember(
-        self, rewards: Array, terminateds: Array, truncateds: Array, counted: Array
+        self,
+        rewards: Array,
+        terminateds: Array,
+        truncateds: Array,
+        counted: Array,
+        infos: LaneInfos | None,
     ) -> None:
         """Let the policy's views see how the step ended."""
         runner, inputs = self._runner, self._inputs
@@ -141,9 +139,13 @@ class _Play:
             return
         over = terminateds | truncateds | ~counted
         over[list(runner.envs.failed_lanes)] = True
-        if inputs.sees_rewards:
-            rewards = runner.rewards(rewards, terminateds, truncateds, update=False)
-        inputs.stepped(rewards, over)
+        rewards = runner.rewards(rewards, terminateds, truncateds, update=False)
+        ids, fragment = np.array(self._episode), np.zeros(runner.num_lanes, np.int64)
+        by_lane = None if infos is None else infos.by_lane
+        columns = step_columns(
+            rewards, terminateds, truncateds, ids, self._lengths - 1, fragment, by_lane
+        )
+        inputs.stepped(over, columns)
 
     def _play_again(self, lanes: Sequence[int], next_obs: Array) -> None:
         """Start the episodes of environments that raised, and were built again, once more."""
@@ -163,7 +165,8 @@ class _Play:
             if self._noise is not None:
                 self._noise[lane] = _EpisodeNoise(runner, self._seed, self._episode[lane])
         fresh = runner.envs.reset_lanes(failed, self._seeds())
-        next_obs[failed] = runner.observations(take_lanes(fresh, failed), update=False)
+        rows, indices = take_lanes(fresh, failed), np.flatnonzero(failed)
+        next_obs[failed] = runner.observations.first(rows, indices, update=False)
 
     def _seeds(self) -> Sequence[int]:
         return [episode_seed(self._seed, Role.EVALUATION, 0, 0, k) for k in self._episode]
@@ -191,7 +194,8 @@ class _Play:
         fresh = runner.envs.reset_lanes(done, self._seeds())
         if fresh is None:
             return raw, next_obs
-        next_obs[lanes] = runner.observations(take_lanes(fresh, lanes), update=False)
+        rows = take_lanes(fresh, lanes)
+        next_obs[lanes] = runner.observations.first(rows, lanes, update=False)
         return fresh, next_obs
 
 

@@ -1,4 +1,4 @@
-"""Small environments that only a policy with a memory can solve, to learn with and to test against.
+"""Small environments to learn with and to test against: a memory is needed, or actions are odd.
 
 In an experiment file: ``env: "rlrun.sampling.example_envs:StatelessCartPole"``.
 """
@@ -37,6 +37,25 @@ class StatelessCartPole(gym.ObservationWrapper[Any, Any, Any]):
     def observation(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
         """Position and angle."""
         return observation[VISIBLE]
+
+
+class StretchedPendulum(gym.wrappers.RescaleAction[Any, Any, Any]):
+    """Pendulum-v1 whose torque is asked for in other units: the action is in [low, high].
+
+    Solved only if actions are scaled to the space's bounds: what a policy puts out at first, around
+    0, would all be clipped to one and the same torque.
+
+    Args:
+        low: action for the strongest torque to one side.
+        high: action for the strongest torque to the other.
+        render_mode: gymnasium's.
+    """
+
+    def __init__(
+        self, low: float = 300.0, high: float = 500.0, render_mode: str | None = None
+    ) -> None:
+        pendulum = gym.make("Pendulum-v1", render_mode=render_mode, disable_env_checker=True)
+        super().__init__(pendulum, np.float32(low), np.float32(high))
 
 
 class RepeatAfterMe(gym.Env[np.int64, np.int64]):

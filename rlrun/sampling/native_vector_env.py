@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -281,6 +282,8 @@ class NativeVectorEnv:
             "env_step": step,
         }
         if isinstance(error, _LOST_PROCESS) and isinstance(self.env, AsyncVectorEnv):
+            # Its pipe breaks a moment before the process has ended and has an exit code.
+            wait([process.sentinel for process in self.env.processes], timeout=1.0)
             codes = [process.exitcode for process in self.env.processes]
             reason = f"the process of a sub-environment ended; exit codes by lane: {codes}"
             return EnvError(self._env_id, phase, reason, **where)
@@ -330,10 +333,12 @@ class _ProcessVectorEnv(AsyncVectorEnv):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close; a lane that died, or broke off a step, cannot be asked to: all are ended then."""
+        # A call that was sent and never answered shows a death before the process has a code.
+        waiting = self._state is not AsyncState.DEFAULT
         alive = not self._broken and all(process.is_alive() for process in self.processes)
-        if not alive:
-            self._state = AsyncState.DEFAULT
-        super().close_extras(timeout=timeout, terminate=terminate or not alive)
+        if waiting or not alive:
+            self._broken, self._state = True, AsyncState.DEFAULT
+        super().close_extras(timeout=timeout, terminate=terminate or self._broken)
 
 
 def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:

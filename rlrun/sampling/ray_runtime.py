@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlrun.config.schema import EnvRunnersConfig
+    from rlrun.config.schema import EnvRunnersConfig, LearnersConfig
 
 _OBJECT_STORE_BYTES = 256 * 2**20  # of a local Ray: fragments and weights, a few in flight
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
@@ -57,9 +57,15 @@ def local_resources() -> Resources:
 
 
 def preflight(
-    settings: EnvRunnersConfig, available: Resources, where: str = "this machine"
+    settings: EnvRunnersConfig,
+    available: Resources,
+    where: str = "this machine",
+    learners: LearnersConfig | None = None,
 ) -> None:
     """Compare what ``settings`` ask for with what is ``available``.
+
+    Args:
+        learners: need their resources besides; None needs none.
 
     Raises:
         ResourceError: with both numbers and a setting that fits, for each resource that lacks.
@@ -88,12 +94,39 @@ def preflight(
                 f"{where} has {there:g}: set env_runners.custom_resources_per_env_runner "
                 "to what the cluster offers"
             )
+    if learners is not None and learners.num_learners and not problems:
+        problems += _learner_problems(learners, needed, available, where)
     if problems:
         raise ResourceError("\n".join(problems))
 
 
-def start_ray(settings: EnvRunnersConfig, address: str | None = None) -> None:
-    """Start a local Ray, or connect to the cluster at ``address``, for runners of ``settings``.
+def _learner_problems(
+    learners: LearnersConfig, taken: Resources, available: Resources, where: str
+) -> Iterator[str]:
+    """What learners need and do not find beside the runners, which take ``taken``."""
+    number = learners.num_learners
+    for kind, each, used, there in (
+        ("CPUs", learners.num_cpus_per_learner, taken.cpus, available.cpus),
+        ("GPUs", learners.num_gpus_per_learner, taken.gpus, available.gpus),
+    ):
+        if number * each <= there - used:
+            continue
+        beside = f", of which the env runners take {used:g}" if used else ""
+        free = max(there - used, 0.0)
+        choices = [f"learners.num_learners={math.floor(free / each)}"]
+        smaller = math.floor(free / number * 100) / 100
+        if smaller > 0 or kind == "GPUs":  # without a GPU it trains on CPUs
+            choices.append(f"learners.num_{kind.lower()}_per_learner={smaller:g}")
+        yield (
+            f"{number} learners with {each:g} {kind} each need {number * each:g} {kind}, "
+            f"{where} has {there:g}{beside}: set " + " or ".join(choices)
+        )
+
+
+def start_ray(
+    settings: EnvRunnersConfig, address: str | None = None, learners: LearnersConfig | None = None
+) -> None:
+    """Start a local Ray, or connect to the cluster at ``address``, for runners and learners.
 
     A local Ray listens on the loopback interface only, has no dashboard and reports no usage; its
     processes end with the thread that calls this, so call it from the main thread. A Ray that this
@@ -104,12 +137,12 @@ def start_ray(settings: EnvRunnersConfig, address: str | None = None) -> None:
         ResourceError: the resources do not suffice; for a local Ray before it starts.
     """
     if address is None and not is_running():
-        preflight(settings, local_resources())
+        preflight(settings, local_resources(), learners=learners)
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # notices about itself, on the terminal
     if ray.is_initialized():
-        preflight(settings, cluster_resources(), "the running Ray")
+        preflight(settings, cluster_resources(), "the running Ray", learners)
     elif address is None:
         _start_local()
     else:
@@ -120,7 +153,7 @@ def start_ray(settings: EnvRunnersConfig, address: str | None = None) -> None:
             logging_level=logging.ERROR,
         )
         try:
-            preflight(settings, cluster_resources(), f"the cluster at {address}")
+            preflight(settings, cluster_resources(), f"the cluster at {address}", learners)
         except ResourceError:
             ray.shutdown()
             raise

@@ -55,3 +55,8 @@ def replay_episodes(
     if unstarted.any():
         observations = envs.reset_lanes(unstarted, seeds)
     return observations
+
+
+def differing_rows(found: Array, expected: Array) -> Array:
+    """Bool [n]: which rows of two arrays [n, ...] are not equal in every element."""
+    return (found != expected).reshape(len(found), -1).any(axis=1)

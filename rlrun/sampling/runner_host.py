@@ -53,9 +53,9 @@ class RunnerHost:
         """See `EnvRunner.set_state`."""
         self._built().set_state(state)
 
-    def apply(self, function: Callable[[Any], Any]) -> Any:
-        """``function(runner)``."""
-        return function(self._built())
+    def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function(runner, *arguments)``."""
+        return function(self._built(), *arguments)
 
     def stop(self) -> None:
         """Close the environments."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
+from rlrun.config.policies import PolicySettings
+from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, import_object
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.connectors.rewards import RewardPipeline
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_collector import SampleCollector
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.policy import Policy
 from rlrun.sampling.atari import is_atari_id
@@ -17,7 +19,23 @@ from rlrun.sampling.episodes import EpisodeRecord
 if TYPE_CHECKING:
     import gymnasium as gym
 
+    from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
+
+Exploration = dict[str, float] | tuple[dict[str, float], ...]
+"""How far exploring actions deviate, by name; several for runners that each have their own."""
+
 PolicyFactory = Callable[["gym.Space[Any]", "gym.Space[Any]", ModelConfig], Policy]
+
+
+@dataclass(frozen=True)
+class MultiAgentSpec:
+    """Who plays what, in an environment with several agents."""
+
+    policies: Mapping[str, PolicySettings]
+    agents: Mapping[str, Any] | str | None = None
+    """See `AgentMapping`."""
+    count_agent_steps: bool = False
+    """Whether `SampleRequest.length` counts actions of agents, and not steps of environments."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +50,22 @@ class RunnerSpec:
     restart_failed_sub_environments: bool = False
     gamma: float = 0.99
     """Discount of the return whose standard deviation `normalize_rewards` divides by."""
+    postprocessors: tuple[UseSpec, ...] = ()
+    """Callbacks whose `on_postprocess_trajectory` the runner calls, with instances of its own."""
     policy_factory: PolicyFactory = build_policy
     """Called with the preprocessed observation space, the action space and the model settings."""
+    multi_agent: MultiAgentSpec | None = None
+    """The policies of an environment with several agents."""
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """Columns that learning does not need."""
+
+    leave_out: frozenset[str] = frozenset()
+    """Not sent."""
+    not_stored: frozenset[str] = frozenset()
+    """Of these, what the policy puts out and nothing else is made of: not even stored."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +79,12 @@ class SampleRequest:
     weights_version: int = 0
     connector_state: dict[str, Any] | None = None
     """Merged connector statistics to take over first; None keeps the runner's own."""
-    exploration: dict[str, float] | None = None
+    exploration: Exploration | None = None
     """What `Policy.set_exploration` is to be told; None for policies that sample by themselves."""
+    unneeded: Unneeded = Unneeded()
+    """Columns that the batch need not have."""
+    policies: Mapping[str, PolicySettings] | None = None
+    """All policies there are now, where agents play several; they may come and go."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +93,8 @@ class SampleReply:
 
     runner_index: int
     weights_version: int
-    batch: SampleBatch
+    batch: Any
+    """A SampleBatch, or a MultiAgentBatch of several policies."""
     env_steps: int
     vector_steps: int
     """Times that all lanes were stepped together."""
@@ -74,6 +111,13 @@ class SampleReply:
     """Episodes dropped since the runner was built, because their environment raised."""
 
 
+def exploration_of(exploration: Exploration, runner_index: int) -> dict[str, float]:
+    """What is meant for one runner; 0, the local one, counts as the first."""
+    if not isinstance(exploration, tuple):
+        return exploration
+    return exploration[min(max(runner_index, 1), len(exploration)) - 1]
+
+
 def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
     """From rewards to what learning sees; null clips on Atari with deepmind preprocessing."""
     clip = spec.connectors.clip_rewards
@@ -85,3 +129,20 @@ def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
         gamma=spec.gamma,
         num_lanes=num_lanes,
     )
+
+
+def sample_collector(
+    spec: RunnerSpec, envs: EpisodeVectorEnv, observation_space: gym.Space[Any]
+) -> SampleCollector:
+    """The collector that `env_runners.sample_collector` names, for preprocessed observations."""
+    settings, shape = spec.settings, observation_space.shape
+    assert shape is not None  # the observation pipeline puts out arrays
+    name = settings.sample_collector or DEFAULT_COLLECTOR
+    made: SampleCollector = import_object(COLLECTORS.get(name, name))(
+        envs.num_envs,
+        shape,
+        observation_space.dtype,
+        whole_episodes=settings.batch_mode == "complete_episodes",
+        every_step_counts=envs.every_step_counts,
+    )
+    return made

@@ -33,6 +33,9 @@ class _Purpose(IntEnum):
     LEARNER = 1
     WEIGHTS = 2
     EVALUATION_NOISE = 3
+    CONNECTOR = 4
+    AGENT_NOISE = 5
+    AGENT_MAPPING = 6
 
 
 def _sequence(seed: int, purpose: _Purpose, *key: int) -> np.random.SeedSequence:
@@ -80,16 +83,35 @@ def episode_noise(seed: int, episode: int) -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(_sequence(seed, _Purpose.EVALUATION_NOISE, episode)))
 
 
-def learner_rng(seed: int, iteration: int) -> np.random.Generator:
-    """The generator that shuffles one iteration's minibatches."""
-    return np.random.Generator(np.random.SFC64(_sequence(seed, _Purpose.LEARNER, iteration)))
+def agent_noise(episode_seed: int, agent: int) -> np.random.Generator:
+    """The generator of one agent's action noise in the episode that was reset with this seed."""
+    return np.random.Generator(
+        np.random.SFC64(_sequence(episode_seed, _Purpose.AGENT_NOISE, agent))
+    )
 
 
-def weights_seed(seed: int) -> int:
-    """The seed of the initial weights, for torch's generator."""
-    return int(_sequence(seed, _Purpose.WEIGHTS).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def mapping_rng(episode_seed: int) -> np.random.Generator:
+    """The generator of an episode's choices of policies."""
+    return np.random.Generator(np.random.SFC64(_sequence(episode_seed, _Purpose.AGENT_MAPPING)))
+
+
+def learner_rng(seed: int, iteration: int, *policy: int) -> np.random.Generator:
+    """The generator that shuffles one iteration's minibatches, by policy if there are several."""
+    sequence = _sequence(seed, _Purpose.LEARNER, iteration, *policy)
+    return np.random.Generator(np.random.SFC64(sequence))
+
+
+def weights_seed(seed: int, *policy: int) -> int:
+    """The seed of the initial weights, for torch's generator; by policy if there are several."""
+    sequence = _sequence(seed, _Purpose.WEIGHTS, *policy)
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def evaluation_seed(seed: int) -> int:
     """The seed of evaluation episodes when the experiment names none."""
     return int(_sequence(seed, _Purpose.EVALUATION_NOISE).generate_state(1)[0])
+
+
+def connector_seed(seed: int, role: Role, runner: int) -> int:
+    """What a runner's connectors are seeded with, where they ask for it."""
+    return int(_sequence(seed, _Purpose.CONNECTOR, role, runner).generate_state(1)[0])

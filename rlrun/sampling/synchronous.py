@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlrun.data.multi_agent_batch import MultiAgentBatch
 from rlrun.data.sample_batch import SampleBatch
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def synchronous_parallel_sample(
     max_agent_steps: int | None = None,
     weights: Any = None,
     concat: bool = True,
-) -> SampleBatch | list[SampleBatch]:
+) -> SampleBatch | MultiAgentBatch | list[SampleBatch | MultiAgentBatch]:
     """Sample from all healthy runners (the local one if there are none) in whole rounds.
 
     Args:
@@ -35,7 +36,7 @@ def synchronous_parallel_sample(
     """
     if max_env_steps is not None and max_agent_steps is not None:
         raise ValueError("give max_env_steps or max_agent_steps, not both")
-    batches: list[SampleBatch] = []
+    batches: list[SampleBatch | MultiAgentBatch] = []
     env_steps = agent_steps = 0
     while True:
         for reply in group.sample(weights=weights):

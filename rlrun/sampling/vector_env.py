@@ -38,6 +38,7 @@ from rlrun.sampling.episode_vector_env import (
     check_rows,
 )
 from rlrun.sampling.errors import EnvError, EnvPhase
+from rlrun.sampling.horizon import raise_time_limit
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -85,7 +86,14 @@ def make_vector_env(
             preprocessor_pref=settings.preprocessor_pref,
         )
 
-    first = make_lane(0)
+    def make_limited(lane: int) -> Any:
+        env = make_lane(lane)
+        limit = _time_limit(env)
+        if limit is not None:
+            raise_time_limit(limit, settings)
+        return env
+
+    first = make_limited(0)
     if not isinstance(first, gymnasium.Env):
         return native.adapt(first, spec.use, num_envs, runner_index=runner)
     check = not settings.disable_env_checking
@@ -93,9 +101,9 @@ def make_vector_env(
         check_env(first, spec.use, runner_index=runner)
     if mode == "async":
         first.close()
-        return native.make_async(make_lane, num_envs, spec.use, runner_index=runner)
-    envs = [first, *(make_lane(lane) for lane in range(1, num_envs))]
-    rebuild = make_lane if restart_failed else None
+        return native.make_async(make_limited, num_envs, spec.use, runner_index=runner)
+    envs = [first, *(make_limited(lane) for lane in range(1, num_envs))]
+    rebuild = make_limited if restart_failed else None
     return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check, rebuild=rebuild)
 
 

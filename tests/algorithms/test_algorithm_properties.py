@@ -2,17 +2,23 @@
 
 from itertools import pairwise
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from rlrun.algorithms.a2c import A2CConfig
+from rlrun.algorithms.a3c import A3CConfig
+from rlrun.algorithms.appo import APPOConfig
 from rlrun.algorithms.dqn import DQNConfig
+from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig, ppo_loss
 from rlrun.algorithms.result import is_wall_clock
+from rlrun.algorithms.sac import SACConfig
 from rlrun.data import columns as col
 from rlrun.learning.returns import add_advantages
+from rlrun.sampling.runner_messages import Unneeded
 
 BATCH = 64
 TINY = {"train_batch_size": BATCH, "minibatch_size": 16, "num_epochs": 2}
@@ -40,6 +46,10 @@ ALGORITHMS = {
     "PPO, attention": lambda: PPOConfig().training(**TINY).model(hidden=[8], **ATTENTION),
     "A2C": lambda: A2CConfig().training(train_batch_size=BATCH, microbatch_size=24),
     "PG": lambda: PGConfig().training(train_batch_size=BATCH),
+    "A3C": lambda: A3CConfig().training(train_batch_size=BATCH),
+    "IMPALA": lambda: IMPALAConfig().training(**TINY, broadcast_interval=2),
+    "IMPALA, LSTM": lambda: IMPALAConfig().training(**TINY).model(hidden=[8], **LSTM),
+    "APPO": lambda: APPOConfig().training(**TINY, kl_coeff=0.5, target_network_update_freq=3),
     "DQN": lambda: (
         DQNConfig()
         .training(train_batch_size=BATCH, minibatch_size=16, n_step=3)
@@ -47,11 +57,44 @@ ALGORITHMS = {
         .exploration(epsilon=[[0, 1.0], [256, 0.1]])
         .replay(capacity=150, prioritized=True, store_in_checkpoints=True)
     ),
+    "Rainbow": lambda: (
+        DQNConfig()
+        .training(train_batch_size=BATCH, minibatch_size=16, n_step=3, num_atoms=7, noisy=True)
+        .training(num_steps_sampled_before_learning_starts=20, target_network_update_freq=50)
+        .exploration(epsilon=0)
+        .replay(capacity=150, prioritized=True, store_in_checkpoints=True)
+    ),
+    "DQN, GRU": lambda: (
+        DQNConfig()
+        .training(train_batch_size=BATCH, minibatch_size=16, n_step=2)
+        .training(num_steps_sampled_before_learning_starts=20, target_network_update_freq=50)
+        .model(hidden=[8], use_gru=True, lstm_cell_size=8, max_seq_len=5)
+        .replay(capacity=150, prioritized=True, store_in_checkpoints=True, burn_in=3)
+    ),
+    "SAC": lambda: (
+        SACConfig()
+        .training(train_batch_size=BATCH, minibatch_size=16, training_intensity=8, n_step=2)
+        .training(num_steps_sampled_before_learning_starts=20)
+        .model(hidden=[16])
+        .replay(capacity=150, prioritized=True, store_in_checkpoints=True)
+    ),
 }
-ENVS = {"DQN": ("CartPole-v1",)}  # what does not take every action space
+# Which fragment comes first depends on the machine, if there are runners to wait for.
+ASYNCHRONOUS = ("A3C", "IMPALA", "IMPALA, LSTM", "APPO")
+ENVS = {
+    "DQN": ("CartPole-v1",),
+    "DQN, GRU": ("CartPole-v1",),
+    "Rainbow": ("CartPole-v1",),
+}  # what does not take every action space
 CASES = [
     (name, env) for name in ALGORITHMS for env in ENVS.get(name, ("CartPole-v1", "Pendulum-v1"))
 ]
+
+
+def with_actors(names):
+    """As parameters; actors take seconds to start, so most of them wait for the slow tier."""
+    fast = ("PPO", "DQN", "IMPALA")
+    return [pytest.param(n, marks=() if n in fast else pytest.mark.faults) for n in names]
 
 
 def build(name, env="CartPole-v1", *, runners=0, lanes=2, seed=5, **sections):
@@ -157,6 +200,27 @@ def test_evaluation_changes_nothing_in_the_training_rows(built, name):
     assert plain[0].keys() == evaluated[0].keys()
 
 
+@pytest.mark.parametrize("name", ["PPO", "DQN"])
+def test_weights_that_are_set_are_those_that_act(built, name):
+    """Also where evaluation and the runners have acted with others of the same version."""
+    algorithm, other = built(name), built(name, seed=6)
+    algorithm.train()
+    state = algorithm.get_state()
+    for change in (
+        lambda: algorithm.set_weights(other.get_weights()),
+        lambda: algorithm.set_weights({k: 0 * v for k, v in other.get_weights().items()}),
+        lambda: (algorithm.set_weights(other.get_weights()), algorithm.set_state(state)),
+    ):
+        algorithm.evaluate()
+        algorithm.sample_round([3])
+        change()
+        algorithm.evaluate()
+        algorithm.sample_round([3])
+        expected = algorithm.acting_weights
+        for runner in (algorithm.evaluation_runner(), algorithm.env_runner_group.local_env_runner):
+            np.testing.assert_array_equal(runner.policy.get_weights(), expected)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_row_has_the_same_keys_and_timers_add_up(built, name):
     algorithm = built(name, evaluation={"interval": 2, "episodes": 1})
@@ -169,8 +233,18 @@ def test_every_row_has_the_same_keys_and_timers_add_up(built, name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize(("runners", "lanes"), [(0, 1), (0, 4), (2, 2), (3, 4)])
-def test_an_iteration_samples_exactly_the_train_batch(built, name, runners, lanes):
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_an_iteration_samples_exactly_the_train_batch(built, name, lanes):
+    check_exact_batches(built, name, 0, lanes)
+
+
+@pytest.mark.parametrize("name", with_actors(ALGORITHMS))
+@pytest.mark.parametrize(("runners", "lanes"), [(2, 2), (3, 4)])
+def test_remote_runners_sample_exactly_the_train_batch(built, name, runners, lanes):
+    check_exact_batches(built, name, runners, lanes)
+
+
+def check_exact_batches(built, name, runners, lanes):
     algorithm = built(name, runners=runners, lanes=lanes)
     for iteration in (1, 2):
         row = algorithm.train()
@@ -180,7 +254,9 @@ def test_an_iteration_samples_exactly_the_train_batch(built, name, runners, lane
         assert finished >= row["episodes_this_iter"]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", with_actors(name for name in ALGORITHMS if name not in ASYNCHRONOUS)
+)
 def test_two_runs_with_remote_runners_agree(built, name):
     first, again = (built(name, runners=2, **FILTERED) for _ in range(2))
     assert train(first, 3) == train(again, 3)
@@ -200,6 +276,7 @@ def test_a_learning_rate_of_zero_is_exactly_zero(built, name):
 def test_pitfall_11_the_ratio_is_exactly_1_on_the_first_minibatch(built, env):
     algorithm = built("PPO", env, **FILTERED)
     algorithm.train()
+    algorithm._unneeded = Unneeded()  # PPO itself does not ask for the runner's numbers
     batch = algorithm.sample()
     sampled_logp = batch[col.ACTION_LOGP].copy()
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
@@ -208,22 +285,55 @@ def test_pitfall_11_the_ratio_is_exactly_1_on_the_first_minibatch(built, env):
     # The runner's own numbers say the same, so the weights it acted with were these.
     recomputed = rows.columns[col.ACTION_LOGP].numpy()
     np.testing.assert_allclose(recomputed, sampled_logp, rtol=1e-4, atol=1e-5)
-    first = next(rows.minibatches(1, 16, np.random.default_rng(0)))
+    first = next(iter(rows.minibatches(1, 16, np.random.default_rng(0))))
     with torch.no_grad():
         inputs = module.forward_train(first)[col.ACTION_DIST_INPUTS]
         logp = module.distribution.logp(inputs, first[col.ACTIONS])
     ratio = (logp - first[col.ACTION_LOGP]).exp()
     assert ratio.tolist() == [1.0] * 16
     arguments = {"vf_loss_coeff": 0.5, "vf_clip_param": None, "entropy_coeff": 0.0, "kl_coeff": 0.0}
-    _, statistics = ppo_loss(module, first, clip_param=0.2, normalize_advantages=True, **arguments)
+    _, statistics = ppo_loss(module, first, clip_param=0.2, **arguments)
     assert statistics["clip_fraction"] == 0
     assert statistics["approx_kl"] == 0
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_the_ratio_is_1_over_sequences_too(built, env):
-    algorithm = built("PPO, LSTM", env, **FILTERED)
+class Views(gym.Env):
+    """An image, or one in a nested observation, that says little; episodes of 5 to 9 steps."""
+
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, nested=False):
+        image = gym.spaces.Box(0, 255, (9, 9, 1), np.uint8)
+        parts = {"image": image, "left": gym.spaces.Discrete(10)}
+        self.observation_space = gym.spaces.Dict(parts) if nested else image
+        self.nested = nested
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(5, 10))
+        return self._seen(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self._seen(), float(action), self.left == 0, False, {}
+
+    def _seen(self):
+        image = self.np_random.integers(0, 256, (9, 9, 1), np.uint8)
+        return {"image": image, "left": self.left} if self.nested else image
+
+
+@pytest.mark.parametrize("name", ["PPO, LSTM", "PPO, GRU", "PPO, attention"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "image", "nested"])
+def test_the_ratio_is_1_over_sequences_too(built, name, env):
+    """Behind hidden layers and behind convolutions, with every memory."""
+    images = {"image": {}, "nested": {"nested": True}}
+    if env in images:
+        filtered = {} if env == "image" else FILTERED
+        algorithm = built(name, {"use": f"{__name__}:Views", **images[env]}, **filtered)
+    else:
+        algorithm = built(name, env, **FILTERED)
     algorithm.train()
+    algorithm._unneeded = Unneeded()
     batch = algorithm.sample()
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
     module = algorithm.learner.module

@@ -1,6 +1,7 @@
 """DQN: its loss against a slow transcription, and what happens when."""
 
 import copy
+import math
 
 import gymnasium as gym
 import numpy as np
@@ -8,18 +9,20 @@ import pytest
 import torch
 
 from rlrun import ConfigError, DQNConfig, PPOConfig
-from rlrun.algorithms.dqn import dqn_loss
+from rlrun.algorithms.dqn import c51_loss, dqn_loss, project_distribution
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.q_network import QNetwork
+from rlrun.policies.q_network import ATOM_LOGITS, QNetwork
+from rlrun.policies.q_options import QOptions
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 
-def make_networks():
+def make_networks(**options):
     torch.manual_seed(3)
     model = ModelConfig(hidden=(8, 8))
-    return [QNetwork(OBS_SPACE, gym.spaces.Discrete(4), model, dueling=True) for _ in range(2)]
+    options = QOptions(dueling=True, **options)
+    return [QNetwork(OBS_SPACE, gym.spaces.Discrete(4), model, options) for _ in range(2)]
 
 
 def make_rows(n=9, dtype=torch.float32):
@@ -229,3 +232,105 @@ def test_a_buffer_must_hold_what_learning_waits_for():
     config = DQNConfig().environment("CartPole-v1").replay(capacity=500)
     with pytest.raises(ConfigError, match=r"replay\.capacity.*1000"):
         config.experiment()
+
+
+def slow_projection(probabilities, reward, discount, support):
+    """Bellemare et al. 2017, algorithm 1, for one row."""
+    v_min, v_max = support[0], support[-1]
+    delta = support[1] - support[0]
+    m = [0.0] * len(support)
+    for p, z in zip(probabilities, support, strict=True):
+        point = min(max(reward + discount * z, v_min), v_max)
+        b = (point - v_min) / delta
+        lower, upper = math.floor(b), math.ceil(b)
+        if lower == upper:
+            m[lower] += p
+        else:
+            m[lower] += p * (upper - b)
+            m[upper] += p * (b - lower)
+    return m
+
+
+def test_pitfall_42_the_projection_is_algorithm_1():
+    rng = np.random.default_rng(5)
+    support = np.linspace(-2.0, 3.0, 11)
+    probabilities = rng.dirichlet(np.ones(11), size=40)
+    rewards = np.concatenate([rng.normal(size=36) * 3, [0.0, 0.5, 99.0, -99.0]])
+    discounts = np.concatenate([rng.choice([0.0, 0.9, 0.99], size=36), [1.0, 1.0, 0.9, 0.9]])
+    found = project_distribution(
+        *(torch.tensor(x) for x in (probabilities, rewards, discounts, support))
+    ).numpy()
+    for i in range(40):
+        expected = slow_projection(probabilities[i], rewards[i], discounts[i], support)
+        np.testing.assert_allclose(found[i], expected, atol=1e-9)
+    np.testing.assert_allclose(found.sum(1), 1.0, atol=1e-9)
+    np.testing.assert_allclose(found[36], probabilities[36], atol=1e-9)
+    assert found[38, 10] == pytest.approx(1.0)
+    ended = project_distribution(*map(torch.tensor, (probabilities[:1], [0.25], [0.0], support)))
+    assert ended[0].tolist() == pytest.approx([0.0] * 4 + [0.5, 0.5] + [0.0] * 5)
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_pitfall_42_the_c51_loss_is_the_cross_entropy_to_the_projected_target(double_q):
+    module, target = make_networks(num_atoms=7, v_min=-3.0, v_max=3.0)
+    rows = make_rows()
+    total, statistics = c51_loss(module, rows, target=target, double_q=double_q)
+    support = np.linspace(-3.0, 3.0, 7)
+
+    def distributions(network, obs):
+        with torch.no_grad():
+            logits = network.forward_train({col.OBS: obs})[ATOM_LOGITS].double().numpy()
+        e = np.exp(logits)
+        return e / e.sum(-1, keepdims=True)
+
+    now = distributions(module, rows[col.OBS])
+    after, after_target = (distributions(m, rows[col.NEXT_OBS]) for m in (module, target))
+    expected, n = 0.0, len(now)
+    for i in range(n):
+        best = ((after if double_q else after_target)[i] @ support).argmax()
+        discount = 0.0 if rows[col.TERMINATEDS][i] else rows[col.DISCOUNTS][i].item()
+        m = slow_projection(after_target[i, best], rows[col.REWARDS][i].item(), discount, support)
+        p = now[i, rows[col.ACTIONS][i]]
+        cross_entropy = -sum(a * math.log(b) for a, b in zip(m, p, strict=True))
+        divergence = sum(a * math.log(a / b) for a, b in zip(m, p, strict=True) if a > 0)
+        expected += rows[col.WEIGHTS][i].item() * cross_entropy / n
+        assert statistics["td_errors"][i].item() == pytest.approx(divergence, rel=1e-3, abs=1e-5)
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+    total.backward()
+    assert all(p.grad is None for p in target.parameters())
+
+
+def test_pitfall_43_noisy_networks_take_epsilon_0_and_learn_their_noise(built):
+    with pytest.raises(ConfigError, match=r"exploration\.epsilon.*noisy"):
+        build(noisy=True).experiment()
+    algorithm = built(
+        build(noisy=True, num_steps_sampled_before_learning_starts=1).exploration(epsilon=0)
+    )
+    before = algorithm.get_weights()
+    algorithm.train()
+    after = algorithm.get_weights()
+    spreads = [name for name in before if name.endswith("_sigma")]
+    assert len(spreads) == 8  # two streams of two layers, weights and biases
+    assert all(not np.array_equal(before[name], after[name]) for name in spreads)
+
+
+def test_the_ends_of_the_distribution_must_be_in_order():
+    with pytest.raises(ConfigError, match=r"v_min.*must be below v_max"):
+        build(num_atoms=51, v_min=5.0, v_max=5.0).experiment()
+
+
+def test_pitfall_58_each_runner_has_its_own_epsilon_and_evaluation_the_least(built):
+    algorithm = built(
+        build()
+        .env_runners(num_env_runners=3, num_envs_per_env_runner=1, num_cpus_per_env_runner=0.1)
+        .exploration(epsilon=0.4, runner_exponent=7.0)
+    )
+    expected = [0.4 ** (1 + 7 * i / 2) for i in range(3)]
+    assert [each["epsilon"] for each in algorithm.exploration()] == pytest.approx(expected)
+    group = algorithm.env_runner_group
+    algorithm.train()
+    acting = group.foreach_env_runner(lambda runner: runner.policy.sampler.epsilon)
+    assert acting == pytest.approx(expected)
+    assert algorithm.evaluation_runner().policy.sampler.epsilon == pytest.approx(expected[-1])
+    alone = built(build().exploration(epsilon=0.4, runner_exponent=7.0))
+    assert alone.exploration() == {"epsilon": 0.4}

@@ -8,7 +8,7 @@ import torch
 from rlrun.algorithms.ppo import adapted_kl_coeff, clipped_value_loss, ppo_loss
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.learning.returns import standardized
+from rlrun.learning.returns import standardized, standardized_advantages
 from rlrun.policies.rl_module import build_module
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -24,7 +24,6 @@ ARGUMENTS = {
     "vf_clip_param": None,
     "entropy_coeff": 0.01,
     "kl_coeff": 0.0,
-    "normalize_advantages": True,
 }
 
 
@@ -68,7 +67,6 @@ def slow_loss(module, rows, clip, vf_coeff, entropy_coeff):
     logp = module.distribution.logp(outputs[col.ACTION_DIST_INPUTS], rows[col.ACTIONS]).numpy()
     entropy = module.distribution.entropy(outputs[col.ACTION_DIST_INPUTS]).numpy()
     advantages = rows[col.ADVANTAGES].numpy()
-    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     policy = value = 0.0
     n = len(advantages)
     for i in range(n):
@@ -124,7 +122,6 @@ def test_gradient_stops_where_the_ratio_is_clipped_and_the_advantage_agrees():
     rows[col.ACTION_LOGP] = rows[col.ACTION_LOGP] - 1.0  # ratio e: far above 1.2
     rows[col.ADVANTAGES] = torch.ones(1)
     arguments = {**ARGUMENTS, "entropy_coeff": 0.0, "vf_loss_coeff": 0.0}
-    arguments["normalize_advantages"] = False
     loss, statistics = ppo_loss(module, rows, **arguments)
     loss.backward()
     assert loss.item() == pytest.approx(-1.2)
@@ -139,6 +136,15 @@ def test_gradient_stops_where_the_ratio_is_clipped_and_the_advantage_agrees():
 
 def test_pitfall_4_a_minibatch_of_one_row_gives_no_nan():
     assert standardized(torch.tensor([3.0])).tolist() == [0.0]
+
+
+def test_pitfall_4_whole_minibatches_are_standardized_and_nothing_else_in_them():
+    rows = {col.ADVANTAGES: torch.tensor([1.0, 2.0, 6.0]), col.ACTIONS: torch.arange(3)}
+    prepared = standardized_advantages(rows)
+    expected = (np.array([1, 2, 6]) - 3) / np.sqrt(14 / 3)
+    np.testing.assert_allclose(prepared[col.ADVANTAGES], expected, rtol=1e-6)
+    assert prepared[col.ACTIONS] is rows[col.ACTIONS]
+    assert rows[col.ADVANTAGES].tolist() == [1, 2, 6]
 
 
 def test_pitfall_4_standardized_advantages_have_mean_0_and_deviation_1():

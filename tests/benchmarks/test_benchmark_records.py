@@ -9,10 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import equal_work, memory, parts, report, slow_env, start_up, summary, time_to_solve
+from benchmarks import (
+    equal_work,
+    memory,
+    parts,
+    replay_work,
+    report,
+    slow_env,
+    start_up,
+    summary,
+    time_to_solve,
+)
 from benchmarks.environments import STEP_S, slow_cartpole
 from benchmarks.harness import RLRUN, SB3, MeasurementError, run_rounds
 from benchmarks.peers.driver import Iteration, measure_throughput, throughput
+from benchmarks.peers.replay_driver import EnvStepClock
 from benchmarks.record import Record, RecordError
 
 
@@ -87,6 +98,15 @@ def test_throughput_leaves_the_warm_up_out() -> None:
     assert exact["total_ms"] == pytest.approx(800.0)
 
 
+def test_the_clock_of_env_steps_measures_between_two_of_them() -> None:
+    clock = EnvStepClock(warmup_steps=3, steps=2)
+    ended = [clock.count() for _ in range(5)]
+    assert ended == [False] * 4 + [True]
+    measured = clock.result()
+    assert measured["env_steps"] == 2
+    assert measured["env_steps_per_s"] == pytest.approx(2 / measured["seconds"])
+
+
 def test_memory_of_a_tree_counts_the_children() -> None:
     code = "x = bytearray(50_000_000); print('ready', flush=True); input()"
     process = subprocess.Popen(
@@ -111,7 +131,9 @@ def test_slow_env_costs_what_it_says() -> None:
     assert time.perf_counter() - start >= 5 * STEP_S
 
 
-@pytest.mark.parametrize("benchmark", [equal_work, slow_env, start_up, time_to_solve, parts])
+@pytest.mark.parametrize(
+    "benchmark", [equal_work, replay_work, slow_env, start_up, time_to_solve, parts]
+)
 def test_tables_survive_a_record_of_failures_only(benchmark: object, tmp_path: Path) -> None:
     record = Record(tmp_path / "record.json", "any", {})
     record.add(RLRUN.name, 1, error="first line\nImportError: nothing there")

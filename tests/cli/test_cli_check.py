@@ -35,6 +35,12 @@ def test_a_right_file(run: RUN) -> None:
     assert run("check", "a.yaml") == (0, "a.yaml: ok, PPO on CartPole-v1\n", "")
 
 
+def test_a_run_folder_is_checked_by_its_config(run: RUN) -> None:
+    Path("runs/r").mkdir(parents=True)
+    Path("runs/r/config.yaml").write_text(GOOD)
+    assert run("check", "runs/r") == (0, "runs/r: ok, PPO on CartPole-v1\n", "")
+
+
 def test_errors_of_all_files_and_overrides(run: RUN) -> None:
     Path("a.yaml").write_text(GOOD + "sed: 1")
     Path("b.yaml").write_text(GOOD + "training: {lr: x}")

@@ -166,7 +166,7 @@ def test_plain_dict_with_rllib_keys_equals_the_builder() -> None:
 
 def test_unknown_flat_keys_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        FakeConfig({"horizon": 3, "sead": 1})
+        FakeConfig({"use_gae": True, "sead": 1})
     lines = caught.value.render().splitlines()
-    assert lines[0].startswith("FakeConfig: horizon: retired; ")
+    assert lines[0].startswith("FakeConfig: use_gae: retired; ")
     assert lines[1] == "FakeConfig: sead: unknown top-level key - did you mean seed?"

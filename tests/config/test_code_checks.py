@@ -108,6 +108,12 @@ def experiment(**sections: Any) -> ExperimentConfig:
         ({"report": {"sinks": ["tensorbord"]}}, "did you mean tensorboard?"),
         ({"report": {"sinks": ["console", "fake_algorithm:Callback"]}}, None),
         ({"env_runners": {"env_runner_cls": "fake_algorithm:No"}}, "fake_algorithm has no 'No'"),
+        ({"env_runners": {"sample_collector": "SimpleListCollector"}}, None),
+        ({"env_runners": {"sample_collector": "fake_algorithm:Callback"}}, None),
+        (
+            {"env_runners": {"sample_collector": "SimpleListColector"}},
+            "did you mean SimpleListCollector?",
+        ),
         ({"model": ModelConfig(use="torch.nn:Linear", kwargs={"out_features": 3})}, None),
         (
             {"model": ModelConfig(use="torch.nn:Linear", kwargs={"out_feature": 3})},

@@ -24,7 +24,8 @@ from rlrun.config.validate import sections
 
 ROOT = Path(__file__).parents[2]
 THIRD_PARTY = ("numpy", "torch", "ray", "gymnasium", "pydantic", "rich", "typer", "yaml", "ale_py")
-READS_FOR_OTHERS = ("rlrun.config.batch_arithmetic",)  # Plans the batch on behalf of algorithms.
+# They plan the batch, and who learns, on behalf of algorithms.
+READS_FOR_OTHERS = ("rlrun.config.batch_arithmetic", "rlrun.config.policies")
 
 Read = tuple[str, str]  # qualified name of the class, attribute
 

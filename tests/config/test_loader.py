@@ -271,7 +271,7 @@ class TestOverrides:
             ("seed.x=1", "seed: expected a whole number"),
             ("callbacks.3.every=1", "callbacks.3.every: '3' is no position in a list of 1"),
             ("env_runners.num_workers=2", "retired; its successor is env_runners.num_env_runners"),
-            ("horizon=200", "horizon: retired; limit the episode in its environment"),
+            ("use_gae=true", "use_gae: retired; advantages are always estimated by GAE"),
         ],
     )
     def test_errors_name_the_override(self, write, override: str, message: str) -> None:

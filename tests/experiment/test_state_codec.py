@@ -93,7 +93,9 @@ def test_a_slice_of_an_array_is_stored_as_it_looks():
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1, 2}, np.array([object()]), np.array(["a"]), 1j], ids=repr
+    "value",
+    [object(), {1, 2}, np.array([object()]), np.array(["a"]), 1j],
+    ids=["object", "set", "array of objects", "array of texts", "complex"],
 )
 def test_what_cannot_be_stored_is_named_by_its_address(value):
     with pytest.raises(StateError, match="learner/1/odd"):

@@ -104,6 +104,7 @@ def test_trials_are_ordinary_runs(tmp_path, capfd):
     assert load_experiment(outcome.folder / "sweep.yaml").sweep.seeds == 2
 
 
+@pytest.mark.faults
 def test_a_trial_that_fails_ends_nothing_and_is_tried_again(tmp_path):
     space = "{training.fail_at: {grid: [null, 3]}, training.gain: {grid: [1.0, 2.0]}}"
     outcome = sweep(tmp_path, COUNTING + f"sweep: {{space: {space}}}")
@@ -131,6 +132,7 @@ def test_a_sweep_of_failures_has_no_best(tmp_path):
     assert not (outcome.folder / "best.yaml").exists()
 
 
+@pytest.mark.faults
 def test_asha_stops_what_is_worse_and_leaves_whole_runs(tmp_path):
     text = "sweep: {space: {training.gain: {grid: [4, 3, 2, 1]}}, concurrent: 1, "
     text += "scheduler: {use: asha, grace_period: 2, reduction_factor: 2}}"
@@ -146,6 +148,26 @@ def test_asha_stops_what_is_worse_and_leaves_whole_runs(tmp_path):
     shutil.rmtree(outcome.folder / "trials/0004")
     again = resume_sweep(outcome.folder, console="quiet")
     assert again.trials[3].status == "stopped"
+
+
+@pytest.mark.faults
+def test_hyperband_halves_a_bracket_once_it_is_full(tmp_path):
+    # max_t 9 and a factor of 3 make brackets of 3 trials (never halved) and of 5 (judged at 3).
+    text = "sweep: {space: {training.gain: {grid: [1, 2, 3, 4, 5, 6, 7, 8]}}, "
+    text += "scheduler: {use: hyperband, reduction_factor: 3}}"
+    outcome = sweep(tmp_path, COUNTING.replace("iteration: 6", "iteration: 9") + text)
+    ended = {trial.settings["training.gain"]: trial.status for trial in outcome.trials}
+    assert [ended[gain] for gain in (1, 2, 3)] == ["finished"] * 3
+    assert [ended[gain] for gain in (4, 5, 6)] == ["stopped"] * 3
+    assert [ended[gain] for gain in (7, 8)] == ["finished"] * 2
+
+
+@pytest.mark.faults
+def test_the_median_rule_stops_what_stays_behind(tmp_path):
+    text = "sweep: {space: {training.gain: {grid: [4, 3, 2, 1]}}, concurrent: 1, "
+    text += "scheduler: {use: median, grace_period: 2, min_samples_required: 1}}"
+    outcome = sweep(tmp_path, COUNTING + text)
+    assert [trial.status for trial in outcome.trials] == ["finished"] + ["stopped"] * 3
 
 
 @pytest.mark.faults

@@ -17,9 +17,10 @@ SEEDS = {
     "ppo_pendulum": (1,),
     "a2c_cartpole": (1,),
     "pg_cartpole": (1,),
+    "appo_cartpole": (1,),
     "ppo_repeat_after_me_lstm": (1, 2, 3),
-    "ppo_repeat_after_me_attention": (1,),
-    "ppo_stateless_cartpole_lstm": (1,),
+    "ppo_repeat_after_me_attention": (1, 2, 3),
+    "ppo_stateless_cartpole_lstm": (1, 2, 3),
 }
 # The same experiment without a memory does not get there.
 NEED_MEMORY = {
@@ -61,23 +62,32 @@ def test_without_memory_it_fails(name: str, tmp_path: Path) -> None:
 
 
 def test_a_time_limit_is_no_death() -> None:
-    """Trained in episodes of at most 50 steps, the policy holds the pole for hundreds."""
-    trained = _cartpole(50)
-    for _ in range(40):
-        trained.train()
-    longer = _cartpole(500)
-    longer.set_weights(trained.get_weights())
-    assert longer.evaluate()["episode_return_mean"] >= 200
-    trained.stop()
-    longer.stop()
+    """Trained in episodes of at most 50 steps, the policy holds the pole for hundreds.
+
+    Not with every seed: within 50 steps no cart drifts off the track, so that nothing says how bad
+    that would be.
+    """
+    returns = []
+    for seed in (1, 2, 3):
+        trained, longer = _cartpole(50, seed), _cartpole(500, seed)
+        for _ in range(96):
+            trained.train()
+        longer.set_weights(trained.get_weights())
+        returns.append(longer.evaluate()["episode_return_mean"])
+        trained.stop()
+        longer.stop()
+    assert sorted(returns)[1] >= 200, returns
 
 
-def _cartpole(max_episode_steps: int) -> Algorithm:
+def _cartpole(max_episode_steps: int, seed: int) -> Algorithm:
     config = load_experiment(
         ROOT / "configs" / "ppo_cartpole.yaml",
         [
             f"env={{use: CartPole-v1, max_episode_steps: {max_episode_steps}}}",
             "env_runners.num_env_runners=0",
+            "training.lr=[[0, 2e-3], [100_000, 1e-5]]",
+            "training.num_epochs=10",
+            f"seed={seed}",
         ],
     )
     return algorithm_class(config.algorithm)(config)

@@ -15,6 +15,7 @@ PLACES = {
         "sampling/env_runner_group.py",
         "sampling/ray_runtime.py",
         "sampling/sampling_round.py",
+        "learning/learner_group.py",
         "experiment/sweep_search.py",
         "experiment/sweep_trainable.py",
         "experiment/sweep_tune.py",

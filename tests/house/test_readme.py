@@ -61,3 +61,10 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
+
+
+def test_reached_numbers_are_those_of_the_results_page() -> None:
+    rows = re.findall(r"^\| [a-z0-9]+-[a-z-]+ \|.*$", README, re.MULTILINE)
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
+    assert rows
+    assert not [row for row in rows if row not in page]

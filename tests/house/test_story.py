@@ -5,7 +5,7 @@ import re
 from source_tree import LADDER, LEAF, PACKAGE, ROOT
 
 MAX_FILES = 10
-MAX_LINES = 3000
+MAX_LINES = 3300
 
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
 

@@ -18,14 +18,21 @@ def page():
     sys.modules["views_page"] = module
     for snippet in SNIPPETS:
         exec(compile(snippet, "docs/trajectory-views.md", "exec"), module.__dict__)
-    module.FourFrames.__module__ = "views_page"
+    module.FourFrames.__module__ = module.LeakyTrace.__module__ = "views_page"
     yield module
     del sys.modules["views_page"]
 
 
 def test_there_are_snippets(page) -> None:
-    assert len(SNIPPETS) == 3
+    assert len(SNIPPETS) == 5
     assert page.batch["next_actions"].shape == page.batch["actions"].shape
+
+
+def test_the_callback_adds_what_the_view_shows(page) -> None:
+    for piece in page.batch.split_by_episode("eps_id"):
+        viewed = piece["next_actions"].tolist()
+        page.NextActions().on_postprocess_trajectory(postprocessed_batch=piece)
+        assert piece["next_actions"].tolist() == viewed
 
 
 def test_the_network_with_a_view_learns_from_it(page) -> None:
@@ -42,6 +49,27 @@ def test_the_network_with_a_view_learns_from_it(page) -> None:
         assert batch["obs"].shape == (128, 4, 4)
         assert batch.shared("obs")[0] is batch.shared("new_obs")[0]
         assert algorithm.train()["training_iteration"] == 1
+    finally:
+        algorithm.stop()
+
+
+def test_the_module_with_states_of_its_own_remembers_and_trains(page) -> None:
+    config = (
+        page.PPOConfig()
+        .environment("rlrun.sampling.example_envs:RepeatAfterMe", length=9)
+        .model(use="views_page:LeakyTrace", width=8, max_seq_len=4)
+        .training(train_batch_size=128, minibatch_size=64)
+        .debugging(seed=1)
+    )
+    algorithm = config.build()
+    try:
+        batch = algorithm.sample()
+        assert batch["last_actions"].shape == (128, 2)
+        assert max(batch["seq_lens"]) == 4
+        assert batch["state_in_0"].shape == (len(batch["seq_lens"]), 8)
+        before = algorithm.get_weights()["rate"]
+        assert algorithm.train()["training_iteration"] == 1
+        assert (algorithm.get_weights()["rate"] != before).all(), "learned through time"
     finally:
         algorithm.stop()
 

@@ -45,3 +45,18 @@ def test_parameters_without_gradient_stay():
     vector = torch.ones(3)
     FlatAdam(vector, torch.zeros(3)).step(0.1)
     assert vector.tolist() == [1.0] * 3
+
+
+def test_moments_that_have_decayed_take_no_longer():
+    """Denormal numbers would; they are flushed in a step, and only there."""
+    vector, grads = torch.ones(3), torch.zeros(3)
+    adam = FlatAdam(vector, grads)
+    tiny = torch.finfo(torch.float32).tiny
+    state = adam.get_state()
+    adam.set_state({**state, "mean": [tiny, 1e-40, 0.5], "square": [tiny, 1e-40, 0.5]})
+    adam.step(0.1)
+    moments = adam.get_state()
+    for name in ("mean", "square"):
+        assert moments[name][1] == 0.0
+        assert moments[name][2] > 0.0
+    assert (torch.tensor([1e-40]) * 1.0).item() > 0.0

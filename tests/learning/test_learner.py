@@ -60,13 +60,10 @@ def test_one_update_is_one_step_of_adam_on_the_clipped_gradient():
     reference = make_learner(grad_clip=0.5)
     batch = make_batch(10)
     statistics = learner.update(
-        learner.load(batch, ()),
+        learner.load(batch, ()).minibatches(1, 10, np.random.default_rng(0)),
         squared_values,
         {},
         lr=0.01,
-        num_epochs=1,
-        minibatch_size=10,
-        rng=np.random.default_rng(0),
     )
     module = reference.module
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01, eps=1e-8)
@@ -101,13 +98,10 @@ def test_stopping_early_takes_no_further_step():
     learner = make_learner()
     before = learner.get_weights()
     statistics = learner.update(
-        learner.load(make_batch(), ()),
+        learner.load(make_batch(), ()).minibatches(5, 5, np.random.default_rng(0)),
         squared_values,
         {},
         lr=0.1,
-        num_epochs=5,
-        minibatch_size=5,
-        rng=np.random.default_rng(0),
         stop_early=lambda statistics: True,
     )
     np.testing.assert_array_equal(learner.get_weights(), before)
@@ -118,18 +112,20 @@ def test_a_learning_rate_of_zero_changes_nothing():
     learner = make_learner()
     before = learner.get_weights()
     learner.update(
-        learner.load(make_batch(), ()), squared_values, {}, lr=0.0, num_epochs=1, minibatch_size=5,
-        rng=np.random.default_rng(0),
-    )  # fmt: skip
+        learner.load(make_batch(), ()).minibatches(1, 5, np.random.default_rng(0)),
+        squared_values,
+        {},
+        lr=0.0,
+    )
     np.testing.assert_array_equal(learner.get_weights(), before)
 
 
 def run_updates(learner, count, seed):
     for i in range(count):
-        learner.update(
-            learner.load(make_batch(), ()), squared_values, {}, lr=0.01, num_epochs=2,
-            minibatch_size=4, rng=np.random.default_rng(seed + i),
-        )  # fmt: skip
+        minibatches = learner.load(make_batch(), ()).minibatches(
+            2, 4, np.random.default_rng(seed + i)
+        )
+        learner.update(minibatches, squared_values, {}, lr=0.01)
 
 
 def test_state_round_trip_continues_to_the_bit():

@@ -10,21 +10,26 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.action_sampling import EpsilonGreedySampler
 from rlrun.policies.flat_parameters import FlatParameters
-from rlrun.policies.q_network import QNetwork, build_q_network, dueling_values
+from rlrun.policies.networks import dueling_values
+from rlrun.policies.noisy import NoisyMLP
+from rlrun.policies.q_network import QNetwork, build_q_network
+from rlrun.policies.q_options import QOptions
 from rlrun.policies.q_policy import MLPQPolicy, build_q_policy
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = gym.spaces.Discrete(3)
 
 
+@pytest.mark.parametrize("atoms", [{}, {"num_atoms": 5, "v_min": -1.0, "v_max": 3.0}])
+@pytest.mark.parametrize("noisy", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("hidden", [(), (7,), (7, 6), (7, 6, 5)])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_the_numpy_policy_acts_with_the_networks_values(dueling, hidden, activation):
-    model = ModelConfig(hidden=hidden, activation=activation)
-    network = build_q_network(OBS_SPACE, ACTIONS, model, dueling=dueling)
+def test_the_numpy_policy_acts_with_the_networks_values(dueling, hidden, noisy, atoms):
+    model = ModelConfig(hidden=hidden, activation="relu" if noisy else "tanh")
+    options = QOptions(dueling=dueling, noisy=noisy, **atoms)
+    network = build_q_network(OBS_SPACE, ACTIONS, model, options=options)
     flat = FlatParameters(network)
-    policy = build_q_policy(OBS_SPACE, ACTIONS, model, dueling=dueling)
+    policy = build_q_policy(OBS_SPACE, ACTIONS, model, options=options)
     assert isinstance(policy, MLPQPolicy)
     assert policy.layout == flat.layout
     weights = np.random.default_rng(0).normal(size=policy.num_parameters).astype(np.float32)
@@ -43,8 +48,8 @@ def test_the_numpy_policy_acts_with_the_networks_values(dueling, hidden, activat
 def test_images_are_acted_on_with_torch_and_the_same_weights():
     space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
     model = ModelConfig(conv_head=16)
-    network = QNetwork(space, ACTIONS, model, dueling=True)
-    policy = build_q_policy(space, ACTIONS, model, dueling=True)
+    network = QNetwork(space, ACTIONS, model, options=QOptions(dueling=True))
+    policy = build_q_policy(space, ACTIONS, model, options=QOptions(dueling=True))
     policy.set_weights(FlatParameters(network).to_numpy())
     obs = np.random.default_rng(1).integers(256, size=(4, 40, 40, 3), dtype=np.uint8)
     _, _, extras = policy.compute_actions(obs, explore=False)
@@ -82,4 +87,71 @@ def test_the_highest_noise_there_is_chooses_the_last_action():
 
 def test_other_action_spaces_are_refused_by_name():
     with pytest.raises(ConfigError, match="Discrete action space"):
-        build_q_policy(OBS_SPACE, gym.spaces.Box(-1, 1, (2,)), ModelConfig(), dueling=False)
+        build_q_policy(
+            OBS_SPACE, gym.spaces.Box(-1, 1, (2,)), ModelConfig(), options=QOptions(dueling=False)
+        )
+
+
+def test_pitfall_43_noise_is_new_in_each_fragment_the_learners_own_and_not_there_in_evaluation():
+    model, options = ModelConfig(hidden=(7, 6)), QOptions(dueling=True, noisy=True)
+    network = build_q_network(OBS_SPACE, ACTIONS, model, options=options)
+    policy = build_q_policy(OBS_SPACE, ACTIONS, model, options=options)
+    policy.set_weights(FlatParameters(network).to_numpy())
+    obs = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+    noise = np.ones((4, 2), dtype=np.float32)  # no epsilon-greedy action
+
+    def acted(explore=True):
+        return policy.compute_actions(obs, explore=explore, noise=noise)[2]["action_dist_inputs"]
+
+    def learned(forward):
+        with torch.no_grad():
+            return forward({col.OBS: torch.from_numpy(obs)})[col.ACTION_DIST_INPUTS].numpy()
+
+    means = acted(explore=False)
+    np.testing.assert_array_equal(acted(), means)  # before any noise was drawn
+    np.testing.assert_allclose(learned(network.forward_train), means, rtol=1e-4, atol=1e-5)
+    policy.draw_noise(np.random.default_rng(3), 1, 4)
+    first = acted()
+    assert np.abs(first - means).max() > 0.01
+    np.testing.assert_array_equal(acted(), first)
+    policy.draw_noise(np.random.default_rng(4), 1, 4)
+    assert np.abs(acted() - first).max() > 0.01
+    np.testing.assert_array_equal(acted(explore=False), means)
+    # The same seed gives learner and runner the same noise, layer by layer.
+    network.draw_noise(np.random.default_rng(4))
+    np.testing.assert_allclose(learned(network.forward_train), acted(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(learned(network.forward_exploration), acted(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(learned(network.forward_inference), means, rtol=1e-4, atol=1e-5)
+
+
+def test_noisy_weights_are_their_means_and_factorised_noise():
+    """Fortunato et al., eq. 10 and 11, for one layer, number by number."""
+    torch.manual_seed(0)
+    layer = NoisyMLP([3, 2], "relu", sigma=0.5)
+    rng = np.random.default_rng(7)
+    layer.draw_noise(rng)
+    e = np.random.default_rng(7).standard_normal(5, dtype=np.float32)
+    f = [np.sign(x) * np.sqrt(abs(x)) for x in e]
+    means, x = getattr(layer, "0"), torch.tensor([[0.3, -1.0, 2.0]])
+    for i in range(2):
+        y = means.bias[i] + means.bias_sigma[i] * f[3 + i]
+        for j in range(3):
+            y = y + (means.weight[i, j] + means.weight_sigma[i, j] * f[3 + i] * f[j]) * x[0, j]
+        assert layer(x)[0, i].item() == pytest.approx(y.item(), rel=1e-5)
+    assert means.weight_sigma.unique().tolist() == pytest.approx([0.5 / 3**0.5])
+    assert means.weight.abs().max() <= 3**-0.5
+    layer(x).sum().backward()
+    assert means.weight_sigma.grad.abs().min() > 0
+
+
+def test_images_have_noise_in_each_fragment_too():
+    space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    model, options = ModelConfig(conv_head=16), QOptions(noisy=True)
+    policy = build_q_policy(space, ACTIONS, model, options=options)
+    obs = np.random.default_rng(1).integers(256, size=(4, 8, 8, 3), dtype=np.uint8)
+    values = []
+    for seed in (3, 3, 4):
+        noise = policy.draw_noise(np.random.default_rng(seed), 1, 4)[0]
+        values.append(policy.compute_actions(obs, noise=noise)[2]["action_dist_inputs"])
+    np.testing.assert_array_equal(values[0], values[1])
+    assert (values[0] != values[2]).all()

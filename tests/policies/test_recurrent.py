@@ -4,14 +4,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies import padding
 from rlrun.policies.action_layout import action_layout
-from rlrun.policies.policy import state_names
 from rlrun.policies.recurrent import one_hot_actions, one_hot_width
 from rlrun.policies.rl_module import build_module
 from rlrun.policies.torch_policy import TorchPolicy
@@ -55,74 +54,6 @@ def random_batch(module, seq_lens, rng, observations=VECTOR):
         values = rng.normal(size=(len(seq_lens), *state.shape)).astype(np.float32)
         batch[f"state_in_{k}"] = torch.from_numpy(np.tanh(values))
     return batch
-
-
-def step_by_step(module, batch):
-    """Distribution inputs and values of all steps, computed one step at a time."""
-    states = state_names(batch)
-    begin, inputs, values = 0, [], []
-    for sequence, length in enumerate(batch[col.SEQ_LENS].tolist()):
-        carried = {name: batch[name][sequence][None] for name in states}
-        for row in range(begin, begin + length):
-            step = {
-                name: column[row][None]
-                for name, column in batch.items()
-                if name not in (col.SEQ_LENS, *states)
-            }
-            outputs = module.forward_inference({**step, **carried})
-            inputs.append(outputs[col.ACTION_DIST_INPUTS])
-            values.append(module.compute_values({**step, **carried}))
-            carried = {name: outputs[name.replace("_in_", "_out_")] for name in states}
-        begin += length
-    return torch.cat(inputs), torch.cat(values)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    memory=st.sampled_from(sorted(MEMORIES)),
-    seq_lens=st.lists(st.integers(1, 4), min_size=1, max_size=5),
-    seed=st.integers(0, 2**16),
-    image=st.booleans(),
-)
-def test_sequences_are_the_same_as_steps(memory, seq_lens, seed, image):
-    observations = IMAGE if image else VECTOR
-    module = make(memory, observations)
-    batch = random_batch(module, seq_lens, np.random.default_rng(seed), observations)
-    with torch.no_grad():
-        whole = module.forward_train(batch)
-        inputs, values = step_by_step(module, batch)
-        np.testing.assert_allclose(whole[col.ACTION_DIST_INPUTS], inputs, atol=1e-6)
-        np.testing.assert_allclose(whole[col.VF_PREDS], values, atol=1e-6)
-        np.testing.assert_allclose(module.compute_values(batch), values, atol=1e-6)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    memory=st.sampled_from(sorted(MEMORIES)),
-    seq_lens=st.lists(st.integers(1, 4), min_size=2, max_size=5),
-    junk=st.floats(-1e6, 1e6),
-)
-def test_what_the_padding_holds_changes_nothing(memory, seq_lens, junk):
-    """Neither outputs nor gradients, whatever stands behind the shorter sequences."""
-    module = make(memory)
-    batch = random_batch(module, seq_lens, np.random.default_rng(1))
-    results = []
-    original = padding.pad_sequences
-    for value in (0.0, junk):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "rlrun.policies.recurrent.pad_sequences",
-                lambda steps, mask, v=value: original(steps, mask, v),
-            )
-            module.zero_grad()
-            outputs = module.forward_train(batch)
-            (
-                outputs[col.ACTION_DIST_INPUTS].square().sum() + outputs[col.VF_PREDS].sum()
-            ).backward()
-        gradients = [parameter.grad.clone() for parameter in module.parameters()]
-        results.append([*(output.detach() for output in outputs.values()), *gradients])
-    for plain, padded in zip(*results, strict=True):
-        np.testing.assert_array_equal(plain, padded)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
@@ -201,49 +132,6 @@ ATTENTION = ModelConfig(
     attention_use_n_prev_rewards=1,
     max_seq_len=4,
 )
-
-
-def attention_batch(module, rows, rng):
-    def normal(*shape):
-        return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
-
-    return {
-        col.OBS: normal(rows, 3),
-        "prev_n_actions": torch.from_numpy(rng.integers(0, 3, (rows, 2))),
-        "prev_n_rewards": normal(rows, 1),
-    }
-
-
-@settings(max_examples=20, deadline=None)
-@given(seq_lens=st.lists(st.integers(1, 9), min_size=1, max_size=4), seed=st.integers(0, 2**16))
-def test_attention_over_sequences_is_the_same_as_over_steps(seq_lens, seed):
-    torch.manual_seed(0)
-    module = build_module(VECTOR, SPACES["discrete"], ATTENTION)
-    rng = np.random.default_rng(seed)
-    batch = attention_batch(module, sum(seq_lens), rng)
-    memories = {
-        f"state_in_{k}": torch.from_numpy(rng.normal(size=(len(seq_lens), 3, 6)).astype(np.float32))
-        for k in range(2)
-    }
-    with torch.no_grad():
-        whole = module.forward_train({**batch, **memories, col.SEQ_LENS: torch.tensor(seq_lens)})
-        row = 0
-        for sequence, length in enumerate(seq_lens):
-            carried = {name: memory[sequence][None] for name, memory in memories.items()}
-            for _ in range(length):
-                step = {name: column[row][None] for name, column in batch.items()}
-                outputs = module.forward_inference({**step, **carried})
-                value = module.compute_values({**step, **carried})
-                for name in ("action_dist_inputs",):
-                    np.testing.assert_allclose(outputs[name][0], whole[name][row], atol=1e-6)
-                np.testing.assert_allclose(value[0], whole[col.VF_PREDS][row], atol=1e-6)
-                carried = {
-                    name: torch.cat(
-                        (memory[:, 1:], outputs[name.replace("_in_", "_out_")][:, None]), dim=1
-                    )
-                    for name, memory in carried.items()
-                }
-                row += 1
 
 
 def test_attention_forgets_what_is_older_than_its_memory():

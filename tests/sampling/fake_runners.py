@@ -38,6 +38,18 @@ class FakeReply:
     env_steps: int = 0
 
 
+@dataclass(frozen=True)
+class TimedReply:
+    runner_index: int
+    fragment: int
+    weights_version: int
+    weights: Any
+    started: float
+    """Of the wall clock, as `ended`."""
+    ended: float
+    state: dict[str, Any]
+
+
 class FakeRunner:
     """Counts on from its state; its data are a function of index, state, length and weights."""
 
@@ -101,3 +113,28 @@ class FakeRunner:
 
     def stop(self) -> None:
         return
+
+
+class TimedRunner(FakeRunner):
+    """Takes ``behaviour["takes_s"]`` for each fragment, and says when that was."""
+
+    def sample_fragment(self, request: FakeRequest, weights: Any = None) -> Any:
+        started = time.time()
+        self.count += 1
+        self._misbehave(request)
+        time.sleep(self.spec.behaviour.get("takes_s", 0.0))
+        return TimedReply(
+            self.runner_index,
+            request.fragment,
+            request.weights_version,
+            weights,
+            started,
+            time.time(),
+            {"count": self.count},
+        )
+
+
+def doubled_count(runner: FakeRunner, request: FakeRequest, weights: Any) -> Any:
+    """A task for the asynchronous sampler that is more than sampling."""
+    reply = runner.sample_fragment(request, weights)
+    return FakeReply(runner.runner_index, 2 * runner.count, reply.state)

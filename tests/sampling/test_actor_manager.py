@@ -61,7 +61,7 @@ def test_calls_reach_all_actors_and_results_come_by_id(manager: Any) -> None:
     assert failed[0].error.__cause__ is None
     assert manager.healthy_actor_ids == [1, 2]
     # A call that takes too long is dropped; the others count.
-    assert values(manager.foreach_actor("sleep", {2: 0.8}, timeout_s=0.4)) == [1]
+    assert values(manager.foreach_actor("sleep", {2: 4.0}, timeout_s=2.0)) == [1]
     assert manager.add_actor() == 3
     assert values(manager.foreach_actor("ping")) == [1, 2, 3]
     manager.remove_actor(3)
@@ -70,17 +70,17 @@ def test_calls_reach_all_actors_and_results_come_by_id(manager: Any) -> None:
 
 def test_asynchronous_calls_are_bounded_and_fetched_by_tag(manager: Any) -> None:
     manager.foreach_actor("ping")
-    assert manager.foreach_actor_async("sleep", {2: 0.5}, tag="a") == [1, 2]
+    assert manager.foreach_actor_async("sleep", {2: 2.0}, tag="a") == [1, 2]
     assert manager.foreach_actor_async("sleep", {}, tag="b") == []  # one in flight is the limit
     assert manager.num_in_flight() == 2
     assert manager.fetch_ready_async_reqs(tags=["b"], timeout_s=0.0) == []
-    assert values(manager.fetch_ready_async_reqs(tags=["a"], timeout_s=5.0)) == [1]
+    assert values(manager.fetch_ready_async_reqs(tags=["a"], timeout_s=20.0)) == [1]
     assert manager.num_in_flight(2) == 1
     assert manager.oldest_call_s(2) > 0 == manager.oldest_call_s(1)
     assert manager.foreach_actor_async("count", tag="b") == [1]
-    (late,) = manager.fetch_ready_async_reqs(tags=["a"], timeout_s=5.0)
+    (late,) = manager.fetch_ready_async_reqs(tags=["a"], timeout_s=20.0)
     assert (late.actor_id, late.tag) == (2, "a")
-    assert values(manager.fetch_ready_async_reqs(timeout_s=5.0)) == [(1, 1)]
+    assert values(manager.fetch_ready_async_reqs(timeout_s=20.0)) == [(1, 1)]
     assert manager.num_in_flight() == 0
 
 
@@ -107,5 +107,5 @@ def test_an_actor_that_was_only_suspected_comes_back_by_a_probe(manager: Any) ->
     manager.foreach_actor_async("sleep", {1: 0.2}, actor_ids=[1])
     manager.set_unhealthy(1)
     assert manager.num_in_flight() == 0
-    assert manager.probe_unhealthy_actors(timeout_s=5.0) == [1]
+    assert manager.probe_unhealthy_actors(timeout_s=20.0) == [1]
     assert manager.healthy_actor_ids == [1, 2]

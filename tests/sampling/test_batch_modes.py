@@ -9,7 +9,7 @@ from test_policy_inputs import Looking, check_views
 
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.sampling import carried
+from rlrun.data import sample_collector
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
 
@@ -78,13 +78,13 @@ def test_a_restored_runner_delivers_the_same_episodes():
 
 
 def test_a_fragment_that_only_grows_is_warned_of(monkeypatch, caplog):
-    monkeypatch.setattr(carried, "MOST_HELD", 20)
+    monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
     collect(whole_runner(1, length=100), [1])
     assert "held back until an episode ends" in caplog.text
 
 
 def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog):
-    monkeypatch.setattr(carried, "MOST_HELD", 20)
+    monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
 
     class Uneven(CountingEnv):
         count = 0

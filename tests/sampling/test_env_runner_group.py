@@ -141,13 +141,13 @@ def test_an_error_in_the_constructor_is_raised_at_once_and_as_it_is(make_group: 
 
 
 def test_a_late_runner_is_left_out_and_its_result_discarded(make_group: Any) -> None:
-    group = make_group({(1, 0): "sleep", "sleep_s": 1.0}, sample_timeout_s=0.4)
+    group = make_group({(1, 0): "sleep", "sleep_s": 5.0}, sample_timeout_s=2.0)
     first = group.sample(FakeRequest(0))
     assert [reply.runner_index for reply in first] == [2]
     assert group.num_in_flight == 1
     second = group.sample(FakeRequest(1))  # runner 1 is still busy, and gets no second request
     assert [reply.runner_index for reply in second] == [2]
-    time.sleep(0.8)
+    time.sleep(3.5)
     third = group.sample(FakeRequest(2))
     assert [reply.batch[:2] for reply in third] == [(1, 4), (2, 6)]
     assert group.num_in_flight == 0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rlrun.sampling.example_envs import RepeatAfterMe, StatelessCartPole
+from rlrun.sampling.example_envs import RepeatAfterMe, StatelessCartPole, StretchedPendulum
 
 
 def test_stateless_cartpole_is_cartpole_without_velocities():
@@ -18,6 +18,16 @@ def test_stateless_cartpole_is_cartpole_without_velocities():
     limited = StatelessCartPole(max_episode_steps=2)
     limited.reset(seed=0)
     assert [limited.step(0)[3] for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize(("action", "torque"), [(300, -2), (400, 0), (450, 1), (500, 2)])
+def test_stretched_pendulum_takes_torque_in_other_units(action, torque):
+    stretched, plain = StretchedPendulum(low=300, high=500), gym.make("Pendulum-v1")
+    assert (stretched.action_space.low, stretched.action_space.high) == (300, 500)
+    stretched.reset(seed=3)
+    plain.reset(seed=3)
+    expected = plain.step(np.array([torque], np.float32))
+    np.testing.assert_array_equal(stretched.step(np.array([action], np.float32))[0], expected[0])
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])

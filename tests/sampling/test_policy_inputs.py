@@ -1,5 +1,7 @@
 """Views and states, when acting and in training, against a slow transcription."""
 
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -211,7 +213,7 @@ def test_a_policy_without_views_keeps_no_past():
     runner = looking_runner(2)
     runner.policy.view_requirements = {"obs": ViewRequirement()}
     collect(runner, [3])
-    assert runner.get_state()["inputs"] == {}
+    assert runner.get_state()["collector"]["past"] == {}
 
 
 def test_unknown_columns_are_named():
@@ -288,6 +290,8 @@ def test_frames_stacked_by_view_are_the_wrappers_in_a_quarter_of_the_bytes():
             np.testing.assert_array_equal(viewed[name][..., 0], wrapped[name])
         frames = viewed.shared("obs")[0].nbytes
         assert viewed.size_bytes() < 0.3 * wrapped.size_bytes()
+        sent = [len(pickle.dumps(batch, protocol=5)) for batch in (viewed, wrapped)]
+        assert sent[0] < 0.3 * sent[1], "on the wire, too"
         # The steps, those that ended, and three of the fragment before; the rest is indices.
         ends = int(viewed["terminateds"].sum())
         assert frames == 84 * 84 * (2 * (length + 1 + 3) + ends)

@@ -1,0 +1,282 @@
+"""APPO: PPO's clipped surrogate on asynchronous samples.
+
+Of the forms of it this is IMPACT (Luo et al. 2020, arXiv:1912.00167).
+
+M rows of a minibatch    P inputs of the action distribution
+
+Three policies meet in an update: mu, which acted some batches ago; the target policy, a copy of the
+learner's network that is renewed every few batches; and pi, which learns. V-trace corrects from mu
+to the target policy, and PPO's clipping bounds how far pi goes from the target policy, which stands
+still meanwhile; mu differs from fragment to fragment and would be no fixed point to stay near.
+
+A train batch may be used several times, out of a circular buffer. What can be promised about equal
+and resumed runs is said in `rlrun.algorithms.asynchronous`; besides, a resumed run starts with an
+empty buffer, so that it is the one that was left alone only if each batch is used once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.asynchronous import AsynchronousBatches, AsynchronousTraining, average
+from rlrun.algorithms.ppo import adapted_kl_coeff
+from rlrun.config.batch_arithmetic import stream_problems
+from rlrun.config.builder import AlgorithmConfig
+from rlrun.config.schema import Count, ExperimentConfig, Schedule
+from rlrun.data import columns as col
+from rlrun.data.circular_buffer import CircularBuffer
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import Learner, LoadedBatch, value_at
+from rlrun.learning.learner_group import build_learner
+from rlrun.learning.returns import standardized_advantages
+from rlrun.learning.vtrace import VTraceSettings, add_vtrace
+from rlrun.policies.flat_parameters import FlatParameters
+from rlrun.policies.rl_module import RLModule
+
+BEHAVIOUR_LOGP = "behaviour_logp"
+"""Log-probability under mu; `action_logp` is that under the target policy, as PPO's loss wants."""
+
+
+class APPOTraining(AsynchronousTraining):
+    """APPO's own settings."""
+
+    lr: Schedule = 5e-4
+    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    num_epochs: Count = 1
+    """Passes over a batch out of the circular buffer; V-trace is computed anew before each."""
+    minibatch_size: Count | None = None
+    """Rows of one gradient step; null takes the whole train batch."""
+    circular_buffer_num_batches: Count = 4
+    """Train batches that are kept for further use."""
+    circular_buffer_iterations_per_batch: Count = 1
+    """Updates for each new train batch, and uses of each; 1 learns from each once, at once."""
+    target_network_update_freq: Count = 2
+    """Updates between renewals of the target policy."""
+    clip_param: Schedule = 0.2
+    """Bound on how far the probability ratio of pi to the target policy moves from 1."""
+    normalize_advantages: bool = False
+    """Bring the advantages of a batch to mean 0 and deviation 1."""
+    kl_coeff: float = Field(default=0.0, ge=0)
+    """Weight of KL(target || pi), adapted after each iteration; 0 leaves the term out."""
+    kl_target: float = Field(default=0.01, gt=0)
+    """KL that the adaptive coefficient aims at."""
+    lambda_: float = Field(default=1.0, ge=0, le=1)
+    """Shortens the traces of V-trace; 1 is the paper's."""
+    vtrace_clip_rho_threshold: float | None = Field(default=1.0, gt=0)
+    """Bound on the importance weights of the value targets; null has none."""
+    vtrace_clip_pg_rho_threshold: float | None = Field(default=1.0, gt=0)
+    """Bound on the importance weights of the policy gradient; null has none."""
+    vf_loss_coeff: float = Field(default=0.5, ge=0)
+    """Weight of the value loss, which is half the mean squared error."""
+    entropy_coeff: Schedule = 0.01
+    """Weight of the entropy bonus; may be a schedule."""
+    grad_clip: float | None = Field(default=40.0, gt=0)
+    """Bound on the gradients; null leaves them alone."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    """Adam's epsilon."""
+
+
+class APPOConfig(AlgorithmConfig):
+    """Builds an APPO experiment in Python."""
+
+    algorithm = "APPO"
+
+
+def appo_loss(
+    module: RLModule,
+    rows: dict[str, Tensor],
+    *,
+    clip_param: float,
+    vf_loss_coeff: float,
+    entropy_coeff: float,
+    kl_coeff: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate with pi's ratio to the target policy, value loss, entropy, KL term.
+
+        ratio = pi(a|s) / max(target(a|s), mu(a|s) / 2)
+
+    Together with the importance weight in the advantages, at most 1 by default, that is pi / mu;
+    the floor keeps an action which the target policy has all but given up from dominating.
+
+    Args:
+        rows: obs ``[M, ...]``, actions ``[M, ...]``; of the target policy action_logp ``[M]`` and
+            action_dist_inputs ``[M, P]``; behaviour_logp ``[M]``; advantages and value_targets
+            ``[M]`` of V-trace, numbers here.
+
+    Returns:
+        The loss, a scalar with gradient, and statistics, scalars without.
+    """
+    outputs = module.forward_train(rows)
+    inputs, values = outputs[col.ACTION_DIST_INPUTS], outputs[col.VF_PREDS]
+    logp, entropies = module.distribution.logp_entropy(inputs, rows[col.ACTIONS])
+    floor = rows[BEHAVIOUR_LOGP] - np.log(2.0)
+    ratio = (logp - torch.max(rows[col.ACTION_LOGP], floor)).exp()
+    clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
+    advantages = rows[col.ADVANTAGES]
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    value_loss = 0.5 * (values - rows[col.VALUE_TARGETS]).square().mean()
+    entropy = entropies.mean()
+    loss = policy_loss + vf_loss_coeff * value_loss - entropy_coeff * entropy
+    statistics = {
+        "policy_loss": policy_loss.detach(),
+        "vf_loss": value_loss.detach(),
+        "entropy": entropy.detach(),
+        "clip_fraction": (ratio != clipped_ratio).float().mean(),
+    }
+    if kl_coeff:
+        # Left out rather than multiplied by zero: an infinite KL times zero is NaN.
+        kl = module.distribution.kl(rows[col.ACTION_DIST_INPUTS], inputs).mean()
+        loss = loss + kl_coeff * kl
+        statistics["kl"] = kl.detach()
+    statistics["total_loss"] = loss.detach()
+    return loss, statistics
+
+
+class APPO(Algorithm):
+    """Take the fragments that are there, improve on them within bounds, broadcast."""
+
+    Training = APPOTraining
+    Config = APPOConfig
+    several_learners = True
+
+    @classmethod
+    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+        """Problems of the batch size, as ``(key, message)``."""
+        yield from stream_problems(config.training.train_batch_size, config.env_runners)
+
+    def make_learner(self, policy_id: str) -> Learner:
+        training = self._settings(policy_id)
+        module = self.build_module(policy_id)
+        return build_learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
+
+    def setup(self) -> None:
+        training = self.config.training
+        assert isinstance(training, AsynchronousTraining)
+        self.batches = AsynchronousBatches(self, training)
+        self.updaters = {
+            policy_id: PolicyUpdater(
+                learner, self._target(policy_id, learner), self._settings(policy_id)
+            )
+            for policy_id, learner in self.learners.items()
+        }
+
+    def _target(self, policy_id: str, learner: Learner) -> RLModule:
+        """A copy of the learner's network."""
+        return self.build_module(policy_id).to(learner.device).requires_grad_(False)
+
+    def training_step(self) -> dict[str, Any]:
+        """One iteration: a train batch of what has come in, updates, a broadcast if it is due."""
+        steps_before = self.env_steps
+        sampled, lag = self.batches.next()
+        result: dict[str, Any] = {}
+        for policy_id, batch in self.train_batches(sampled):
+            updater = self.updaters[policy_id]
+            with self.timers.phase("transfer"):
+                rows = self.learners[policy_id].load(batch, (col.ACTIONS,))
+                rows.add(BEHAVIOUR_LOGP, batch.column(col.ACTION_LOGP))
+            with self.timers.phase("learn"):
+                updater.buffer.add((batch, rows))
+                statistics = updater.update(steps_before, self.learner_rng(policy_id))
+            result |= self.learner_result(rows.size, {**statistics, **lag}, policy_id)
+        self.sync_weights()
+        self.batches.broadcast_if_due()
+        return result
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches.get_state(),
+            "updaters": {pid: updater.get_state() for pid, updater in self.updaters.items()},
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.batches.set_state(state["batches"])
+        for policy_id, updater in self.updaters.items():
+            updater.set_state(state["updaters"][policy_id])
+
+    def _settings(self, policy_id: str) -> APPOTraining:
+        training = self.policies[policy_id].training
+        assert isinstance(training, APPOTraining)  # the loader made it from `Training`
+        return training
+
+
+class PolicyUpdater:
+    """What one policy's updates need besides its learner: target policy, buffer, KL coefficient."""
+
+    def __init__(self, learner: Learner, target: RLModule, training: APPOTraining) -> None:
+        self._learner, self._target, self._training = learner, target, training
+        self._target_parameters = FlatParameters(target)
+        self.buffer: CircularBuffer[tuple[SampleBatch, LoadedBatch]] = CircularBuffer(
+            training.circular_buffer_num_batches, training.circular_buffer_iterations_per_batch
+        )
+        self._kl_coeff = training.kl_coeff
+        self._num_updates = 0
+
+    def update(self, env_steps: int, rng: np.random.Generator) -> dict[str, float | None]:
+        """The updates that are due after one new batch."""
+        training, kl_coeff = self._training, self._kl_coeff
+        lr = value_at(training.lr, env_steps)
+        arguments = {
+            "clip_param": value_at(training.clip_param, env_steps),
+            "entropy_coeff": value_at(training.entropy_coeff, env_steps),
+            "vf_loss_coeff": training.vf_loss_coeff,
+            "kl_coeff": kl_coeff,
+        }
+        traced: dict[str, float | None] = {}
+        epochs = []
+        for _ in range(training.circular_buffer_iterations_per_batch):
+            batch, rows = self.buffer.sample(rng)
+            for _ in range(training.num_epochs):
+                traced = self._trace(batch, rows)
+                statistics = self._learner.update(
+                    rows.minibatches(1, training.minibatch_size or rows.size, rng),
+                    appo_loss,
+                    arguments,
+                    lr=lr,
+                )
+                epochs.append(statistics)
+            self._num_updates += 1
+            if self._num_updates % training.target_network_update_freq == 0:
+                self._target_parameters.load(self._learner.parameters.vector)
+        means = average(epochs)
+        self._kl_coeff = adapted_kl_coeff(kl_coeff, means.get("kl"), training.kl_target)
+        in_force = {name: arguments[name] for name in ("clip_param", "entropy_coeff", "kl_coeff")}
+        return {**means, **traced, "lr": lr, **in_force}
+
+    def _trace(self, batch: SampleBatch, rows: LoadedBatch) -> dict[str, float | None]:
+        """V-trace from mu to the target policy, with the learner's values."""
+        training = self._training
+        settings = VTraceSettings(
+            training.gamma,
+            training.lambda_,
+            training.vtrace_clip_rho_threshold,
+            training.vtrace_clip_pg_rho_threshold,
+        )
+        traced = add_vtrace(rows, batch, self._learner.module, settings, target=self._target)
+        if training.normalize_advantages:
+            rows.columns = standardized_advantages(rows.columns)
+        return traced
+
+    def get_state(self) -> dict[str, Any]:
+        """The target policy, the coefficient and where it began, the count of updates."""
+        return {
+            "target": self._target_parameters.to_numpy(),
+            "num_updates": self._num_updates,
+            "kl_coeff": self._kl_coeff,
+            "kl_coeff_at_start": self._training.kl_coeff,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take over what `get_state` returned; the buffer is empty then."""
+        self._target_parameters.load(state["target"])
+        self._num_updates = int(state["num_updates"])
+        # Adapted from another start (an override, a mutation) it would hide the new one.
+        if state["kl_coeff_at_start"] == self._training.kl_coeff:
+            self._kl_coeff = float(state["kl_coeff"])
+        self.buffer.clear()

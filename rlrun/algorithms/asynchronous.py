@@ -1,0 +1,101 @@
+"""Train batches for algorithms whose env runners do not wait for the learner.
+
+Owns the execution pattern of IMPALA and APPO: fragments of fixed length stream in from whichever
+runner is done, enough of them make a train batch, and new weights go out every so many batches.
+Each batch comes with its *policy lag*: how many train batches were learned from since the weights
+that it was acted with. What sends requests and bounds them is `AsynchronousSampler`.
+
+With no remote runners every fragment is sampled here when it is wanted, and runs are exactly
+repeatable. With some, which fragment arrives first depends on the machine: two runs of one seed
+differ, and a resumed run is not the one that was left alone, though each runner goes on where the
+last fragment that arrived from it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlrun.config.batch_arithmetic import stream_length
+from rlrun.config.schema import Count, TrainingConfig
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.sampling.asynchronous import AsynchronousSampler
+
+if TYPE_CHECKING:
+    from rlrun.algorithms.algorithm import Algorithm
+    from rlrun.sampling.runner_messages import SampleReply
+
+
+class AsynchronousTraining(TrainingConfig):
+    """Settings that algorithms with asynchronous sampling share."""
+
+    train_batch_size: Count = 512
+    """Env steps of one iteration, exactly: whole fragments, from whichever runners come first."""
+    broadcast_interval: Count = 1
+    """Train batches between two broadcasts of the weights to the env runners."""
+    learner_queue_size: Count = 16
+    """Fragments that may wait for the learner; while so many do, env runners wait too."""
+
+
+class AsynchronousBatches:
+    """Train batches of an algorithm, out of fragments that stream in."""
+
+    def __init__(self, algorithm: Algorithm, training: AsynchronousTraining) -> None:
+        self._algorithm, self._training = algorithm, training
+        settings = algorithm.config.env_runners
+        length = stream_length(training.train_batch_size, settings)
+        self.sampler = AsynchronousSampler(
+            algorithm.env_runner_group,
+            lambda: algorithm.next_request(length),
+            queue_size=training.learner_queue_size,
+        )
+        self._weights: Any = None  # the last broadcast
+
+    def next(self) -> tuple[SampleBatch, dict[str, float]]:
+        """The next train batch, and how old the weights were that acted in it."""
+        algorithm, replies, env_steps = self._algorithm, [], 0
+        if self.sampler.weights_version < 0:
+            self.broadcast()
+        with algorithm.timers.phase("sample"):
+            while env_steps < self._training.train_batch_size:
+                reply: SampleReply = self.sampler.take()
+                algorithm.book([reply])
+                replies.append(reply)
+                env_steps += reply.env_steps
+            batch = algorithm.join(replies)
+        lags = [algorithm.weights_version - reply.weights_version for reply in replies]
+        return batch, {
+            "policy_lag_mean": sum(lags) / len(lags),
+            "policy_lag_max": float(max(lags)),
+        }
+
+    def broadcast_if_due(self) -> None:
+        """Send new weights out, once as many batches were learned from as `training` says."""
+        age = self._algorithm.weights_version - self.sampler.weights_version
+        if age >= self._training.broadcast_interval:
+            self.broadcast()
+
+    def broadcast(self) -> None:
+        """Let all further requests carry the present weights."""
+        algorithm = self._algorithm
+        with algorithm.timers.phase("sync"):
+            self._broadcast(algorithm.acting_weights, algorithm.weights_version)
+
+    def _broadcast(self, weights: Any, version: int) -> None:
+        self._weights = weights
+        self.sampler.set_weights(weights, version)
+
+    def get_state(self) -> dict[str, Any]:
+        """What runners act with; fragments that wait or are under way are lost with a resume."""
+        return {"weights": self._weights, "weights_version": self.sampler.weights_version}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned; nothing that was asked before counts any more."""
+        self.sampler.reset()
+        self._broadcast(state["weights"], int(state["weights_version"]))
+
+
+def average(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Statistics averaged over passes with equally many gradient steps, which are added up."""
+    means = {name: sum(epoch[name] for epoch in epochs) / len(epochs) for name in epochs[0]}
+    return {**means, "num_updates": sum(epoch["num_updates"] for epoch in epochs)}

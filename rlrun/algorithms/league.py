@@ -1,0 +1,63 @@
+"""Self-play: a policy that has become good enough leaves a copy of itself behind, to play against.
+
+Owns when a copy is made and how many there are. Who plays against whom is `multi_agent.agents`:
+`main_against_others` draws an opponent for each episode.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlrun.algorithms.callbacks import Callbacks
+
+if TYPE_CHECKING:
+    from rlrun.algorithms.algorithm import Algorithm
+    from rlrun.algorithms.result import Result
+    from rlrun.sampling.policy_mapping import EpisodeStart
+
+
+class League(Callbacks):
+    """Adds frozen copies ``<main>_1``, ``<main>_2``, ... to the policies; a callback.
+
+    The result gets the keys ``league/size``, opponents there are now, and ``league/newest``, the
+    number of the last copy.
+
+    Args:
+        main: the policy that learns.
+        at_return: of `main`, averaged over the window of the report, that a copy is made at.
+        every: iterations between two copies at least.
+        most: copies at a time; the oldest makes room.
+    """
+
+    def __init__(
+        self, main: str = "main", at_return: float = 0.5, every: int = 10, most: int = 5
+    ) -> None:
+        self._main, self._at_return, self._every, self._most = main, at_return, every, most
+
+    def on_train_result(self, algorithm: Algorithm, result: Result) -> None:
+        reached = result["env_runners"]["policy_return_mean"][self._main]
+        due = result["training_iteration"] % self._every == 0
+        numbers = self._numbers(algorithm)
+        newest = max(numbers, default=0)
+        if due and reached is not None and reached >= self._at_return:
+            newest += 1
+            algorithm.add_policy(f"{self._main}_{newest}", like=self._main)
+            if len(numbers) == self._most:
+                algorithm.remove_policy(f"{self._main}_{min(numbers)}")
+        # All from the policies themselves: a resumed run goes on with the same league.
+        result["league"] = {"size": len(algorithm.policies) - 1, "newest": newest}
+
+    def _numbers(self, algorithm: Algorithm) -> list[int]:
+        names = (policy_id.removeprefix(f"{self._main}_") for policy_id in algorithm.policies)
+        return [int(name) for name in names if name.isdigit()]
+
+
+def main_against_others(agent: str, episode: EpisodeStart, main: str = "main") -> str:
+    """One agent, drawn by the episode's seed, plays ``main``; the others any other policy.
+
+    For agents whose names end in their numbers, from 0 on, of which there are two.
+    """
+    if int(agent[-1]) == episode.seed % 2:
+        return main
+    others = [policy for policy in episode.policies if policy != main]
+    return others[int(episode.rng.integers(len(others)))]

@@ -1,0 +1,101 @@
+"""``rlrun verify``: what a user types to train the reference cases.
+
+Owns the arguments and the printed table; experiment/verify.py does the work.
+"""
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlrun.cli import errors
+
+if TYPE_CHECKING:
+    from rlrun.experiment.verify import Verification
+    from rlrun.experiment.verify_report import Table
+
+_STYLES = {"reached": "green", "falls short": "red", "failed": "red"}
+
+
+def verify(
+    cases: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CASE ...]", help="Cases; default: all.", show_default=False),
+    ] = None,
+    *,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the runs; finished ones are kept. Default: runs/verify."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="CPU cores to use; default: all.")] = None,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Or report what the folder has.")
+    ] = True,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the results page, with curves.")
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the cases, and nothing else.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Train the reference cases and hold them against their published numbers.
+
+    Exit code 1 if a case falls short. What a killed verification has finished is not done again.
+
+    rlrun verify ppo-cartpole ppo-pendulum --seeds 5
+    """
+    from rlrun.cli.run_errors import exit_codes
+
+    with exit_codes():
+        from rlrun.experiment import verify as room
+        from rlrun.experiment.verify_report import case_table, result_table
+
+        if list_:
+            _print_table(case_table(room.choose_cases(cases or [])))
+            return
+        done = room.verify(
+            cases or [],
+            seeds=seeds,
+            results=results or room.RESULTS,
+            jobs=jobs,
+            train=train,
+            notice=lambda text: typer.echo(text, err=json),
+        )
+        if markdown is not None:
+            from rlrun.experiment.verify_page import write_page
+
+            write_page(done, markdown)
+    if json:
+        typer.echo(json_module.dumps(done.to_json(), allow_nan=False))
+    else:
+        _print_table(result_table(done.results))
+    _exit(done)
+
+
+def _print_table(table: "Table") -> None:
+    from rlrun.experiment.verify_report import NUMERIC, plain_lines
+
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(plain_lines(table)))
+        return
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    heads, rows = table
+    drawn = RichTable(box=None, pad_edge=False, header_style="bright_black")
+    for head in heads:
+        drawn.add_column(head, justify="right" if head in NUMERIC else "left")
+    for row in rows:
+        drawn.add_row(*row, style=_STYLES.get(row[-1]))
+    Console().print(drawn)
+
+
+def _exit(done: "Verification") -> None:
+    if done.interrupted:
+        raise typer.Exit(errors.INTERRUPTED)
+    if not done.all_reached:
+        raise typer.Exit(errors.RUN_FAILED)

@@ -1,0 +1,111 @@
+"""What is wrong with the section `multi_agent`, before any environment is built.
+
+Owns: names that nobody has, overrides that the sections they belong to refuse, and what does not go
+together with several agents. Must not know: agents and spaces; runners check those.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.config.policies import laid_over
+from rlrun.config.problems import Path
+from rlrun.config.registry import algorithm_class, suggestion
+from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig, MultiAgentConfig, Section
+from rlrun.config.validate import Finding, unknown_key
+
+_OF_ALL = ("train_batch_size",)  # settings of `training` that no policy has for itself
+
+_CONNECTORS = (
+    "env_to_module_connector",
+    "module_to_env_connector",
+    "add_default_connectors_to_env_to_module_pipeline",
+    "add_default_connectors_to_module_to_env_pipeline",
+)
+
+
+_OF_ONE_AGENT = ("sample_collector", "horizon", "soft_horizon", "no_done_at_end")
+
+
+def check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Everything that is wrong with `multi_agent`."""
+    multi_agent = experiment.multi_agent
+    if not multi_agent.policies:
+        if multi_agent != MultiAgentConfig():
+            message = "no policies; `policies: [a, b]` would name two"
+            yield Finding(("multi_agent", "policies"), message)
+        return
+    if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
+        message = f"{experiment.algorithm} learns one policy; PPO, A2C and PG learn several"
+        yield Finding(("multi_agent",), message)
+    if experiment.connectors.normalize_rewards:
+        message = "not there with several agents; connectors.clip_rewards is"
+        yield Finding(("connectors", "normalize_rewards"), message)
+    for name in _CONNECTORS:
+        field = EnvRunnersConfig.model_fields[name]
+        if getattr(experiment.env_runners, name) != field.get_default(call_default_factory=True):
+            message = "connectors of one's own are not there with several agents; leave it out"
+            yield Finding(("env_runners", name), message)
+    for name in _OF_ONE_AGENT:
+        if getattr(experiment.env_runners, name) != EnvRunnersConfig.model_fields[name].default:
+            yield Finding(("env_runners", name), "not there with several agents; leave it out")
+    yield from _check_names(multi_agent)
+    for policy_id in multi_agent.policies:
+        yield from _check_policy(experiment, policy_id)
+
+
+def _check_names(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
+    policies = multi_agent.policies
+    for policy_id in policies:
+        if not policy_id or "/" in policy_id:
+            message = f"a policy id is not empty and has no slash, got {policy_id!r}"
+            yield Finding(("multi_agent", "policies", policy_id), message)
+    for i, policy_id in enumerate(multi_agent.policies_to_train or ()):
+        if policy_id not in policies:
+            yield Finding(("multi_agent", "policies_to_train", i), _no_such(policy_id, policies))
+    table = multi_agent.agents
+    if isinstance(table, dict) and "use" not in table:
+        for agent, policy_id in table.items():
+            if policy_id not in policies:
+                yield Finding(("multi_agent", "agents", agent), _no_such(policy_id, policies))
+
+
+def _no_such(policy_id: Any, policies: dict[str, Any]) -> str:
+    known = ", ".join(policies)
+    return (
+        f"there is no policy {policy_id!r}, there is {known}{suggestion(str(policy_id), policies)}"
+    )
+
+
+def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Finding]:
+    policy = experiment.multi_agent.policies[policy_id]
+    path: Path = ("multi_agent", "policies", policy_id)
+    for name in _OF_ALL:
+        if name in policy.training:
+            message = "one for all policies; it belongs to training"
+            yield Finding((*path, "training", name), message)
+    sections: dict[str, tuple[Section, dict[str, Any]]] = {
+        "model": (experiment.model, policy.model),
+        "training": (experiment.training, policy.training),
+    }
+    for name, (common, own) in sections.items():
+        if own and policy.use is not None:
+            message = f"{policy.use} is no network of rlrun; its arguments stand beside `use`"
+            yield Finding((*path, name), message)
+            continue
+        try:
+            laid_over(common, own)
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                yield _finding(path, name, common, item)
+
+
+def _finding(path: Path, name: str, common: Section, item: Any) -> Finding:
+    where = tuple(part for part in item["loc"] if isinstance(part, str | int))
+    if item["type"] == "extra_forbidden":
+        training = type(common) if name == "training" else None
+        message = unknown_key((name, str(where[0])), training)  # type: ignore[arg-type]
+    else:
+        message = str(item["msg"]).lower()
+    return Finding((*path, name, *where[:1]), message)

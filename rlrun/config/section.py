@@ -1,0 +1,85 @@
+"""What all sections of an experiment file have in common.
+
+Owns: `Section`, the base of every section, and `UseSpec`, the one way to name code. Must not know:
+any section (schema.py).
+"""
+
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, strings under the fields are docs."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_plain(cls, data: Any) -> Any:
+        """What YAML cannot say: ``1e6`` for a whole number is an int, a list for a tuple is one."""
+        if not isinstance(data, dict):
+            return data
+        return {key: _adapted(value, cls.model_fields.get(key)) for key, value in data.items()}
+
+
+def _adapted(value: Any, field: FieldInfo | None) -> Any:
+    if field is None:
+        return value
+    types = get_args(field.annotation) or (field.annotation,)
+    if isinstance(value, float) and value.is_integer() and int in types and float not in types:
+        return int(value)
+    wants_tuple = tuple in (get_origin(field.annotation), *map(get_origin, types))
+    return _as_tuple(value) if wants_tuple else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+def _as_one_of_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str | dict) else value
+
+
+Count = Annotated[int, Field(ge=1)]
+"""A whole number of at least one."""
+
+
+class UseSpec(Section):
+    """A piece of code and its arguments: ``name``, or ``{use: name, key: value, ...}``."""
+
+    use: str
+    """A registered name, or an import path "package.module:attribute"."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments; in a file they stand beside `use`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_kwargs(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"use": data}
+        return gather_kwargs(data, known=("use",))
+
+    def to_plain(self) -> Any:
+        """The shortest form that a file may hold for this object."""
+        if not self.kwargs:
+            return self.use
+        if self.kwargs.keys() & {"use", "kwargs"}:
+            return {"use": self.use, "kwargs": self.kwargs}
+        return {"use": self.use, **self.kwargs}
+
+
+def gather_kwargs(data: Any, known: tuple[str, ...]) -> Any:
+    """Move the keys of a ``{use: ..., key: value}`` mapping that are not `known` into `kwargs`."""
+    if not isinstance(data, dict) or not isinstance(data.get("kwargs", {}), dict):
+        return data
+    own = {key: value for key, value in data.items() if key in known}
+    extra = {key: value for key, value in data.items() if key not in known and key != "kwargs"}
+    return {**own, "kwargs": {**data.get("kwargs", {}), **extra}}
+
+
+UseSpecs = Annotated[tuple[UseSpec, ...], BeforeValidator(_as_one_of_many)]
+"""Several pieces of code in their order; one alone needs no list around it."""

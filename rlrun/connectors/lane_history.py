@@ -1,0 +1,162 @@
+"""LaneHistory: what a custom connector may look back on.
+
+Owns the last steps of each lane's running episode. Reaching back is bounded by
+`env_runners.episode_lookback_horizon`, wherever a fragment was cut, so that no result depends on
+fragments. Must not know of environments, policies or connectors.
+
+    B  lanes    n  rows of the present call    H  horizon    k  steps asked for, at most H
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class LaneHistory:
+    """The last H steps of B lanes; nothing in it is from an episode before.
+
+    Args:
+        num_lanes: B.
+        horizon: H.
+        space: of one raw observation.
+
+    Attributes:
+        lanes: which lanes the rows of the present call belong to, int [n].
+        update: False in evaluation, where nothing may be learned from the rows.
+    """
+
+    def __init__(self, num_lanes: int, horizon: int, space: gym.Space[Any]) -> None:
+        self.num_lanes, self.horizon = num_lanes, horizon
+        self._space = space
+        self.lanes: Array = np.arange(num_lanes)
+        self.update = True
+        # Rings of H + 1 slots, [H + 1, B, ...]; all lanes are in the same slot.
+        self._now = 0
+        self._steps = np.zeros(num_lanes, np.int64)
+        self._rings: dict[str, Array] = {}
+
+    @property
+    def steps(self) -> Array:
+        """The present step of each row's episode, int [n]; 0 with the first observation."""
+        return self._steps[self.lanes]
+
+    def rewards(self, k: int) -> Array:
+        """The last k rewards, as the environments gave them; float32 [n, k], latest last.
+
+        Steps before the episode are 0.
+
+        Raises:
+            ValueError: k is more than H; likewise in `actions` and `observations`.
+        """
+        return self._last("rewards", k, np.zeros(self.num_lanes, np.float32))
+
+    def actions(self, k: int) -> Array:
+        """The last k actions of the policy, [n, k, ...]; steps before the episode are 0.
+
+        Raises:
+            LookupError: no action has been taken yet, so that nobody knows their shape.
+        """
+        if "actions" not in self._rings:
+            raise LookupError("no action has been taken yet; where steps are 0, there is none")
+        return self._last("actions", k, None)
+
+    def observations(self, k: int) -> Any:
+        """The last k observations of the environments and the present one, [n, k + 1, ...].
+
+        As the environments gave them, nested where they are; before the episode stands its first.
+        """
+        self._check(k)
+        back = np.minimum(np.arange(k, -1, -1), self.steps[:, None])
+        slots = (self._now - back) % (self.horizon + 1)
+        rings = (self._rings[f"obs_{i}"] for i in count())
+        return _nest(self._space, (ring[slots, self.lanes[:, None]] for ring in rings))
+
+    def _last(self, name: str, k: int, row: Array | None) -> Array:
+        self._check(k)
+        ring = self._rings.get(name)
+        if ring is None:
+            assert row is not None
+            return np.zeros((len(self.lanes), k, *row.shape[1:]), row.dtype)
+        back = np.arange(k, 0, -1)
+        rows = ring[(self._now - back) % (self.horizon + 1), self.lanes[:, None]]
+        rows[back > self.steps[:, None]] = 0
+        return rows
+
+    def _check(self, k: int) -> None:
+        if not 0 <= k <= self.horizon:
+            raise ValueError(
+                f"a connector looks back {k} steps, but env_runners.episode_lookback_horizon is "
+                f"{self.horizon}; episode_lookback_horizon: {k} works"
+            )
+
+    # -- for the pipelines ---------------------------------------------------------------------
+
+    def begin(self, lanes: Array) -> None:
+        """These lanes start an episode, whose first observations come next."""
+        self._steps[lanes] = 0
+
+    def see(self, observations: Any, lanes: Array, *, update: bool) -> None:
+        """The present raw observations of these lanes; they are the rows of the next call."""
+        self.lanes, self.update = lanes, update
+        for i, leaf in enumerate(leaves(self._space, observations)):
+            self._ring(f"obs_{i}", leaf)[self._now, lanes] = leaf
+
+    def advance(self, actions: Array, rewards: Array, valid: Array | None) -> None:
+        """All lanes took a step.
+
+        Args:
+            actions: the policy's, [B, ...].
+            rewards: as the environments gave them, [B].
+            valid: bool [B], False where the step was an environment's own reset; None: nowhere.
+        """
+        self._ring("actions", actions)[self._now] = actions
+        self._ring("rewards", rewards.astype(np.float32))[self._now] = rewards
+        self._now = (self._now + 1) % (self.horizon + 1)
+        self._steps += 1
+        if valid is not None:
+            self._steps[~valid] = 0
+
+    def _ring(self, name: str, rows: Array) -> Array:
+        if name not in self._rings:
+            shape = (self.horizon + 1, self.num_lanes, *rows.shape[1:])
+            self._rings[name] = np.zeros(shape, rows.dtype)
+        return self._rings[name]
+
+    def get_state(self) -> dict[str, Any]:
+        """All that the next call may look back on."""
+        rings = {name: ring.copy() for name, ring in self._rings.items()}
+        return {"now": self._now, "steps": self._steps.copy(), "rings": rings}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        self._now = int(state["now"])
+        self._steps = np.array(state["steps"])
+        self._rings = {name: np.array(ring) for name, ring in state["rings"].items()}
+
+
+def leaves(space: gym.Space[Any], observations: Any) -> list[Array]:
+    """The arrays [n, ...] that a batch of observations of a nested space consists of."""
+    if isinstance(space, gym.spaces.Dict):
+        parts = [(child, observations[key]) for key, child in space.spaces.items()]
+    elif isinstance(space, gym.spaces.Tuple):
+        parts = list(zip(space.spaces, observations, strict=True))
+    else:
+        return [np.asarray(observations)]
+    return [leaf for child, part in parts for leaf in leaves(child, part)]
+
+
+def _nest(space: gym.Space[Any], arrays: Iterator[Array]) -> Any:
+    """The inverse of `leaves`."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _nest(child, arrays) for key, child in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_nest(child, arrays) for child in space.spaces)
+    return next(arrays)

@@ -1,0 +1,59 @@
+"""CircularBuffer: the last few train batches, each for a few uses.
+
+The buffer of IMPACT (Luo et al. 2020, arXiv:1912.00167). Owns which batches there are and how often
+each was handed out; knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+Batch = TypeVar("Batch")
+
+
+@dataclass
+class _Slot(Generic[Batch]):
+    batch: Batch
+    uses_left: int
+
+
+class CircularBuffer(Generic[Batch]):
+    """Keeps the newest batches and hands out each of them a limited number of times.
+
+    Args:
+        num_batches: how many are kept; a further one takes the place of the oldest.
+        uses: how often each may be handed out.
+    """
+
+    def __init__(self, num_batches: int, uses: int) -> None:
+        self._num_batches, self._uses = num_batches, uses
+        self._slots: list[_Slot[Batch]] = []  # the oldest first; none without uses left
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, batch: Batch) -> None:
+        """Keep one more."""
+        self._slots = [*self._slots, _Slot(batch, self._uses)][-self._num_batches :]
+
+    def sample(self, rng: np.random.Generator) -> Batch:
+        """One of the batches, all with the same probability; its last use removes it.
+
+        Raises:
+            IndexError: there is none.
+        """
+        if not self._slots:
+            raise IndexError("the buffer is empty")
+        position = int(rng.integers(len(self._slots)))
+        slot = self._slots[position]
+        slot.uses_left -= 1
+        if not slot.uses_left:
+            del self._slots[position]
+        return slot.batch
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._slots.clear()

@@ -1,0 +1,162 @@
+"""V-trace: value targets and advantages for trajectories that an older policy sampled.
+
+The formulas of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, section 4.1) as pure functions of
+arrays, and what joins them to a batch. With the importance ratio pi(a|s) / mu(a|s) of the policy
+that learns to the one that acted:
+
+    rho_t   = min(rho_bar, ratio_t)        c_t = lambda min(1, ratio_t)
+    delta_t = rho_t (r_t + gamma V(s'_t) (1 - terminated_t) - V(s_t))
+    vs_t    = V(s_t) + delta_t + gamma (1 - end_t) c_t (vs_{t+1} - V(s_{t+1}))
+    A_t     = min(rho_pg_bar, ratio_t) (r_t + gamma vs'_t (1 - terminated_t) - V(s_t))
+
+s'_t is the observation that step t led to: where an episode was truncated or the fragment ends, the
+true final one, whose value bootstraps. vs'_t is vs_{t+1}, or V(s'_t) there. An end is a terminated
+or a truncated step: nothing of the next episode leaks back over it, and no step is left out.
+
+    T  steps of a fragment      B  pieces side by side      N  rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import LoadedBatch
+from rlrun.learning.returns import (
+    VALUE_CHUNK,
+    explained_variance,
+    in_time_major,
+    piece_lengths,
+)
+from rlrun.policies.rl_module import RLModule
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class VTraceSettings:
+    """What the targets depend on besides the trajectories.
+
+    Attributes:
+        gamma: discount.
+        lambda_: shortens the traces (remark 2 of the paper); 1 is the paper's V-trace.
+        rho_clip, pg_rho_clip: rho_bar and its counterpart in the advantages; None does not clip.
+    """
+
+    gamma: float
+    lambda_: float = 1.0
+    rho_clip: float | None = 1.0
+    pg_rho_clip: float | None = 1.0
+
+
+def vtrace(
+    log_ratios: Array,
+    rewards: Array,
+    values: Array,
+    next_values: Array,
+    terminateds: Array,
+    truncateds: Array,
+    *,
+    settings: VTraceSettings,
+) -> tuple[Array, Array]:
+    """Value targets vs and policy-gradient advantages, float32 ``[T, B]`` each.
+
+    Args:
+        log_ratios: log pi(a|s) - log mu(a|s), ``[T, B]``; 0 gives n-step returns.
+        rewards, values, next_values, terminateds, truncateds: each ``[T, B]``.
+    """
+    ratios = np.exp(log_ratios)
+    rhos = _clipped(ratios, settings.rho_clip)
+    pg_rhos = _clipped(ratios, settings.pg_rho_clip)
+    goes_on = ~(terminateds | truncateds)
+    discounts = settings.gamma * ~terminateds
+    deltas = rhos * (rewards + discounts * next_values - values)
+    decay = settings.gamma * settings.lambda_ * goes_on * np.minimum(ratios, 1.0)
+    corrections = np.empty(rewards.shape, dtype=np.float32)  # vs - V
+    running = np.zeros(rewards.shape[1:], dtype=deltas.dtype)
+    for t in range(len(rewards) - 1, -1, -1):
+        running = deltas[t] + decay[t] * running
+        corrections[t] = running
+    # Inside an episode V(s'_t) is V(s_{t+1}); adding what corrects the latter makes it vs_{t+1}.
+    next_targets = np.array(next_values, dtype=np.float32)
+    next_targets[:-1] += goes_on[:-1] * corrections[1:]
+    advantages = pg_rhos * (rewards + discounts * next_targets - values)
+    return (values + corrections).astype(np.float32), advantages.astype(np.float32)
+
+
+def _clipped(ratios: Array, bound: float | None) -> Array:
+    return ratios if bound is None else np.minimum(ratios, bound)
+
+
+def vtrace_of_rows(
+    log_ratios: Array,
+    rewards: Array,
+    values: Array,
+    next_values: Array,
+    terminateds: Array,
+    truncateds: Array,
+    lengths: Array,
+    *,
+    settings: VTraceSettings,
+) -> tuple[Array, Array]:
+    """`vtrace` for the rows ``[N]`` of a batch of contiguous pieces of these lengths."""
+    columns = [log_ratios, rewards, values, next_values, terminateds, truncateds]
+    shaped, back = in_time_major(columns, lengths, end=4)
+    targets, advantages = vtrace(*shaped, settings=settings)
+    return back(targets), back(advantages)
+
+
+@torch.no_grad()
+def add_vtrace(
+    rows: LoadedBatch,
+    batch: SampleBatch,
+    module: RLModule,
+    settings: VTraceSettings,
+    *,
+    target: RLModule | None = None,
+) -> dict[str, float | None]:
+    """Add what a loss with V-trace compares with: value targets and advantages, numbers all.
+
+    Log-probabilities of the policy that acted come from the batch (`action_logp`, of the weights it
+    was sampled with), those of the present one and the values from ``module``, in one forward pass
+    over all observations.
+
+    Args:
+        target: correct for this policy instead of ``module``'s, and add its `action_logp` and
+            `action_dist_inputs`; values still come from ``module``.
+
+    Returns:
+        ``mean_ratio`` of the importance weights, and the explained variance of the values (None
+        where the targets do not vary).
+    """
+    inputs, values, next_values = rows.outputs(module, VALUE_CHUNK)
+    if target is not None:
+        inputs, _, _ = rows.outputs(target, VALUE_CHUNK)
+    target_logp = module.distribution.logp(inputs, rows.columns[col.ACTIONS])
+    if target is not None:
+        rows.add(col.ACTION_DIST_INPUTS, inputs)
+        rows.add(col.ACTION_LOGP, target_logp)
+    log_ratios = target_logp.cpu().numpy() - batch.column(col.ACTION_LOGP)
+    predictions = values.cpu().numpy()
+    targets, advantages = vtrace_of_rows(
+        log_ratios,
+        batch.column(col.REWARDS),
+        predictions,
+        next_values.cpu().numpy(),
+        batch.column(col.TERMINATEDS),
+        batch.column(col.TRUNCATEDS),
+        piece_lengths(batch.column(col.UNROLL_ID)),
+        settings=settings,
+    )
+    rows.add(col.ADVANTAGES, advantages)
+    rows.add(col.VALUE_TARGETS, targets)
+    return {
+        "mean_ratio": float(np.exp(log_ratios).mean()),
+        "vf_explained_variance": explained_variance(targets, predictions),
+    }

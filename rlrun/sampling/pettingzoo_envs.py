@@ -1,0 +1,113 @@
+"""PettingZoo's two interfaces as `MultiAgentEnv` has them.
+
+Owns the adapters: parallel environments, in which all agents act at once, and AEC environments, in
+which they take turns. PettingZoo itself is an extra, imported where an id of it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PREFIX = "pettingzoo/"
+ALL = "__all__"
+
+
+def is_id(use: str) -> bool:
+    """Whether ``use`` is an id like ``pettingzoo/classic/rps-v2``."""
+    return use.startswith(PREFIX)
+
+
+def make(use: str, kwargs: Mapping[str, Any]) -> Any:
+    """Build the environment of an id, in parallel form where it has one.
+
+    Raises:
+        ModuleNotFoundError: PettingZoo is not installed.
+    """
+    try:
+        import pettingzoo
+    except ModuleNotFoundError:
+        message = f'{use} needs PettingZoo: pip install "rlrun[pettingzoo]"'
+        raise ModuleNotFoundError(message) from None
+    name = use.removeprefix(PREFIX)
+    kind = "parallel" if name in pettingzoo.parallel_registry else "aec"
+    return pettingzoo.make(kind, name, **kwargs)
+
+
+def adapted(env: Any) -> Any:
+    """Environments of PettingZoo in an adapter, others as they are."""
+    if hasattr(env, "agent_iter"):
+        return TurnTaking(env)
+    if hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None)):
+        return Parallel(env)
+    return env
+
+
+class _Adapter:
+    """What both have in common."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.possible_agents = list(env.possible_agents)
+        self.observation_spaces = {a: env.observation_space(a) for a in self.possible_agents}
+        self.action_spaces = {a: env.action_space(a) for a in self.possible_agents}
+        self.metadata = env.metadata
+
+    def render(self) -> Any:
+        """The environment's own."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+class Parallel(_Adapter):
+    """All agents that are alive act at once."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Start an episode."""
+        return self._env.reset(seed=seed, options=options)
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        """The episode is over when nobody is left."""
+        observations, rewards, terminateds, truncateds, infos = self._env.step(actions)
+        over = not self._env.agents
+        cut = over and not any(terminateds.values())
+        terminateds = {**terminateds, ALL: over and not cut}
+        return observations, rewards, terminateds, {**truncateds, ALL: cut}, infos
+
+
+class TurnTaking(_Adapter):
+    """One agent acts at a time; only the one whose turn it is has an observation."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Start an episode."""
+        self._env.reset(seed=seed, options=options)
+        agent = self._env.agent_selection
+        return {agent: self._env.observe(agent)}, {}
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        """Let the agent act; rewards are what everybody received in this turn.
+
+        Agents that are done take their last, empty turns here, unseen.
+        """
+        env = self._env
+        terminateds: dict[Any, bool] = {}
+        truncateds: dict[Any, bool] = {}
+        observations: dict[Any, Any] = {}
+        env.step(actions[env.agent_selection])
+        rewards = {agent: float(reward) for agent, reward in env.rewards.items()}
+        for agent in env.agents:
+            if env.terminations[agent] or env.truncations[agent]:
+                terminateds[agent] = bool(env.terminations[agent])
+                truncateds[agent] = bool(env.truncations[agent])
+                observations[agent] = env.observe(agent)
+        while env.agents and env.agent_selection in terminateds:
+            env.step(None)
+        over = not env.agents
+        if not over:
+            observations[env.agent_selection] = env.observe(env.agent_selection)
+        cut = over and not any(terminateds.values())
+        terminateds[ALL], truncateds[ALL] = over and not cut, cut
+        return observations, rewards, terminateds, truncateds, {}

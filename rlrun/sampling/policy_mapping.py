@@ -1,0 +1,153 @@
+"""Which policy an agent plays, and which spaces a policy has because of it.
+
+The mapping is asked when an agent joins an episode, and holds to the episode's end. Owns its three
+forms: a table of names and patterns, a function of the user's, and none at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlrun.config.policies import PolicySettings
+from rlrun.config.registry import import_object, suggestion
+
+Spaces = tuple["gym.Space[Any]", "gym.Space[Any]"]
+"""Observation and action space."""
+
+
+class MappingError(ValueError):
+    """An agent without a policy, or with one that does not fit it; one line."""
+
+
+@dataclass(frozen=True)
+class EpisodeStart:
+    """What a mapping function is told about the episode.
+
+    ``def choose(agent, episode): return episode.policies[episode.rng.integers(2)]``
+    """
+
+    seed: int
+    """What the environment is reset with."""
+    policies: tuple[str, ...]
+    """Ids of all policies there are now."""
+    rng: np.random.Generator
+    """The only randomness that keeps runs reproducible; one generator for the whole episode."""
+
+
+class AgentMapping:
+    """Finds the policy of an agent.
+
+    Args:
+        agents: agent or pattern (``player_*``) -> policy id, of which the first that fits counts;
+            or what names a function ``choose(agent, episode, **kwargs)``: an import path, or
+            ``{use: path, key: value}``. None: agents play the policy that has their name, or the
+            only one there is.
+    """
+
+    def __init__(self, agents: Mapping[str, Any] | str | None) -> None:
+        self._table: Mapping[str, Any] | None = None
+        self._choose: Any = None
+        self._kwargs: dict[str, Any] = {}
+        if isinstance(agents, str):
+            self._choose = import_object(agents)
+        elif agents is not None and "use" in agents:
+            self._kwargs = {key: value for key, value in agents.items() if key != "use"}
+            self._choose = import_object(agents["use"])
+        else:
+            self._table = agents
+
+    def policy_of(self, agent: Any, episode: EpisodeStart) -> str:
+        """The id of the agent's policy; raises MappingError if there is none."""
+        policies = episode.policies
+        found: Any = None
+        if self._choose is not None:
+            found = self._choose(agent, episode, **self._kwargs)
+        elif self._table is not None:
+            patterns = (policy for name, policy in self._table.items() if _fits(agent, name))
+            found = next(patterns, None)
+        elif str(agent) in policies:
+            found = str(agent)
+        elif len(policies) == 1:
+            found = policies[0]
+        if found is None:
+            raise MappingError(
+                f"agent {agent!r} has no policy; multi_agent.agents must name one of "
+                f"{', '.join(policies)} for it"
+            )
+        if found not in policies:
+            raise MappingError(
+                f"agent {agent!r} is to play the policy {found!r}, which does not exist; there is "
+                f"{', '.join(policies)}{suggestion(str(found), policies)}"
+            )
+        return str(found)
+
+
+def _fits(agent: Any, pattern: str) -> bool:
+    return fnmatchcase(str(agent), pattern)
+
+
+def policy_spaces(
+    env: Any, mapping: AgentMapping, policies: Mapping[str, PolicySettings]
+) -> dict[str, Spaces]:
+    """The spaces of each policy: those of the agents that play it.
+
+    A policy that no agent plays in a first episode has the spaces of the agent that its
+    ``spaces_of`` names, or those of all agents if they are equal; one that was added has those of
+    the policy that it was made from.
+
+    Raises:
+        MappingError: the agents of a policy differ in their spaces, or a policy has none.
+    """
+    found: dict[str, Spaces] = {}
+    episode = EpisodeStart(0, tuple(policies), np.random.default_rng(0))
+    for policy_id, settings in policies.items():
+        if settings.spaces_of is not None:
+            found[policy_id] = _spaces_of(env, settings.spaces_of, policy_id)
+    for agent in env.possible_agents:
+        policy_id = mapping.policy_of(agent, episode)
+        spaces = env.observation_spaces[agent], env.action_spaces[agent]
+        require_spaces(agent, policy_id, spaces, found.setdefault(policy_id, spaces))
+    for policy_id, settings in policies.items():
+        if settings.like is not None:
+            found[policy_id] = found[settings.like]
+        elif policy_id not in found:
+            found[policy_id] = _common_spaces(env, policy_id)
+    return found
+
+
+def require_spaces(agent: Any, policy_id: str, spaces: Spaces, expected: Spaces) -> None:
+    """Raise MappingError unless the agent has the spaces of its policy."""
+    for kind, own, wanted in zip(("observation", "action"), spaces, expected, strict=True):
+        if own != wanted:
+            raise MappingError(
+                f"agent {agent!r} cannot play policy {policy_id!r}: its {kind} space is {own}, "
+                f"the policy's is {wanted}; agents that differ need policies of their own"
+            )
+
+
+def _spaces_of(env: Any, agent: Any, policy_id: str) -> Spaces:
+    if agent not in env.possible_agents:
+        names: Iterable[str] = [str(name) for name in env.possible_agents]
+        raise MappingError(
+            f"policy {policy_id!r}: spaces_of names no possible agent: {agent!r}; there is "
+            f"{', '.join(names)}"
+        )
+    return env.observation_spaces[agent], env.action_spaces[agent]
+
+
+def _common_spaces(env: Any, policy_id: str) -> Spaces:
+    agents = list(env.possible_agents)
+    spaces = env.observation_spaces[agents[0]], env.action_spaces[agents[0]]
+    for agent in agents:
+        if (env.observation_spaces[agent], env.action_spaces[agent]) != spaces:
+            raise MappingError(
+                f"policy {policy_id!r} is played by no agent at first, and agents differ in their "
+                f"spaces; spaces_of: {agents[0]} would name an agent to have the spaces of"
+            )
+    return spaces

@@ -1,0 +1,236 @@
+"""Everything that stands between the environments and the policy: `RunnerConnectors`.
+
+Owns which connectors there are, the default ones and the user's own, and their state as one. An
+env runner has such an object, and so has the centre, without lanes: it sees no data, it merges what
+the runners have learned.
+
+    B  lanes, 0 in the centre
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.connectors.actions import ActionPipeline
+from rlrun.connectors.observations import ObservationPipeline
+from rlrun.sampling.runner_messages import RunnerSpec, reward_pipeline
+from rlrun.sampling.seeding import Role, connector_seed
+
+if TYPE_CHECKING:
+    from rlrun.connectors.custom import EnvToModule, ModuleToEnv, Piece
+    from rlrun.connectors.lane_history import LaneHistory
+    from rlrun.policies.policy import Policy
+
+Array = NDArray[Any]
+State = dict[str, Any]
+
+
+class RunnerConnectors:
+    """The connectors of one env runner, or the centre's.
+
+    Args:
+        observation_space, action_space: of one environment.
+        num_lanes: B.
+        role, runner_index: of the runner; pieces that draw random numbers are seeded by them.
+
+    Attributes:
+        observations, actions, rewards: the pipelines.
+        custom: how the user's own pieces are told of each step; None without such pieces.
+        stateful: False where nothing here has a state or learns: it need not be asked for any.
+
+    Raises:
+        ConnectorError: from a piece of the user's own.
+    """
+
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        num_lanes: int = 0,
+        role: Role = Role.TRAIN,
+        runner_index: int = 0,
+    ) -> None:
+        self._spec = spec
+        self._env_spaces = observation_space, action_space
+        self.rewards = reward_pipeline(spec, num_lanes=num_lanes)
+        self.observations: ObservationPipeline | EnvToModule
+        self.actions: ActionPipeline | ModuleToEnv
+        self.custom: CustomPieces | None = None
+        settings = spec.settings
+        if (
+            settings.env_to_module_connector
+            or settings.module_to_env_connector
+            or not settings.add_default_connectors_to_env_to_module_pipeline
+            or not settings.add_default_connectors_to_module_to_env_pipeline
+        ):
+            self._build_custom(num_lanes, connector_seed(spec.seed, role, runner_index))
+        else:
+            self.observations = self._default_observations(observation_space)
+            self.actions = self._default_actions()
+        self.stateful = self.custom is not None or not (
+            self.observations.identity and self.rewards.identity
+        )
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """What the policy acts in."""
+        return self._env_spaces[1] if self.custom is None else self.custom.actions.input_space
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy between these connectors."""
+        return self._make_policy(self.action_space)
+
+    def _make_policy(self, action_space: gym.Space[Any]) -> Policy:
+        spec = self._spec
+        return spec.policy_factory(self.observations.output_space, action_space, spec.model)
+
+    def _default_observations(self, space: gym.Space[Any]) -> ObservationPipeline:
+        return ObservationPipeline(space, self._spec.settings)
+
+    def _default_actions(self) -> ActionPipeline:
+        connectors = self._spec.connectors
+        return ActionPipeline(
+            self._env_spaces[1],
+            normalize=connectors.normalize_actions,
+            clip=connectors.clip_actions,
+        )
+
+    def _build_custom(self, num_lanes: int, seed: int) -> None:
+        from rlrun.connectors.custom import ConnectedEnv, EnvToModule, ModuleToEnv, make_pieces
+        from rlrun.connectors.lane_history import LaneHistory
+
+        settings = self._spec.settings
+        env = ConnectedEnv(*self._env_spaces, num_lanes)
+        history = LaneHistory(
+            num_lanes, settings.episode_lookback_horizon, env.single_observation_space
+        )
+        offered: dict[str, Callable[[], Any]] = {"env": lambda: env, "seed": lambda: seed}
+        self.observations = EnvToModule(
+            make_pieces("env_to_module_connector", settings.env_to_module_connector, offered),
+            env,
+            history,
+            self._default_observations
+            if settings.add_default_connectors_to_env_to_module_pipeline
+            else None,
+        )
+        policies: list[Policy] = []
+
+        def offer_policy() -> Policy:
+            if not policies:
+                policies.append(self._make_policy(env.single_action_space))
+            return policies[0]
+
+        offered["module"] = offer_policy
+        pieces = make_pieces("module_to_env_connector", settings.module_to_env_connector, offered)
+        self.actions = ModuleToEnv(
+            pieces,
+            env,
+            history,
+            self._default_actions()
+            if settings.add_default_connectors_to_module_to_env_pipeline
+            else None,
+        )
+        self.custom = CustomPieces(self.observations, self.actions, history)
+        if policies:
+            self._keep_policy(policies[0], pieces)
+
+    def _keep_policy(self, policy: Policy, pieces: Sequence[Piece]) -> None:
+        """What a piece was given must be what acts."""
+        if self.action_space != self._env_spaces[1]:
+            from rlrun.connectors.errors import ConnectorError
+
+            names = ", ".join(piece.name for piece in pieces)
+            raise ConnectorError(
+                f"env_runners.module_to_env_connector: {names} change the action space to "
+                f"{self.action_space}, so there is no module yet that one of them could be given"
+            )
+        self.policy = policy
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """Of all pipelines."""
+        state = {
+            "observations": {} if self.observations.identity else self.observations.get_state(),
+            "rewards": {} if self.rewards.identity else self.rewards.get_state(),
+        }
+        if self.custom is not None:
+            state["actions"] = self.actions.get_state()
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned, here or in the centre."""
+        self.observations.set_state(state["observations"])
+        self.rewards.set_state(state["rewards"])
+        if self.custom is not None:
+            self.actions.set_state(state["actions"])
+
+    def flush_deltas(self) -> State:
+        """What was learned since the last flush."""
+        deltas = {
+            "observations": {} if self.observations.identity else self.observations.flush_deltas(),
+            "rewards": {} if self.rewards.identity else self.rewards.flush_deltas(),
+        }
+        if self.custom is not None:
+            deltas["actions"] = self.actions.flush_deltas()
+        return deltas
+
+    def apply_deltas(self, deltas: Sequence[Mapping[str, Any]]) -> None:
+        """Merge what runners have learned."""
+        if not self.observations.identity:
+            self.observations.apply_deltas([delta["observations"] for delta in deltas])
+        if not self.rewards.identity:
+            self.rewards.apply_deltas([delta["rewards"] for delta in deltas])
+        if self.custom is not None:
+            self.actions.apply_deltas([delta["actions"] for delta in deltas])
+
+
+class CustomPieces:
+    """What a runner does in each step for the sake of the user's own connectors.
+
+    Args:
+        history: the one that both pipelines look at.
+    """
+
+    def __init__(
+        self, observations: EnvToModule, actions: ModuleToEnv, history: LaneHistory
+    ) -> None:
+        self.actions = actions
+        self._observations, self._history = observations, history
+        self._sent: list[Array] = []
+        self._at_first = deepcopy((observations.get_state()["pieces"], actions.get_state()))
+
+    def stepped(self, actions: Array, rewards: Array, valid: Array | None, *, record: bool) -> None:
+        """All lanes took a step, whose observations come next; see `LaneHistory.advance`.
+
+        Args:
+            record: keep what the environments were sent, until `recorded` is asked for it.
+        """
+        self._history.advance(actions, rewards, valid)
+        if record:
+            self._sent.append(self.actions.sent)
+
+    def send(self, actions: Array) -> Any:
+        """What `recorded` kept, once more on its way to the environments."""
+        return self.actions.send(actions)
+
+    def recorded(self) -> Array:
+        """What was sent since it was asked for last, [t, B, ...]."""
+        sent, self._sent = np.stack(self._sent), []
+        return sent
+
+    def forget(self) -> None:
+        """Go back to the state of construction, so that no evaluation depends on another."""
+        pieces, actions = deepcopy(self._at_first)
+        self._observations.set_pieces(pieces)
+        self.actions.set_state(actions)

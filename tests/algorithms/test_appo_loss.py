@@ -1,0 +1,102 @@
+"""APPO's loss, row by row and by finite differences."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlrun.algorithms.appo import BEHAVIOUR_LOGP, appo_loss
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.policies.rl_module import build_module
+
+N, ACTIONS = 9, 3
+ARGUMENTS = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "entropy_coeff": 0.01, "kl_coeff": 0.3}
+
+
+def make_module(seed):
+    torch.manual_seed(seed)
+    space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    module = build_module(space, gym.spaces.Discrete(ACTIONS), ModelConfig(hidden=(5,)))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.4 * torch.randn_like(parameter))
+    return module.double()
+
+
+@pytest.fixture
+def case(monkeypatch):
+    """A module, and rows of which a third were sampled with a much higher probability."""
+    monkeypatch.setattr("rlrun.policies.rl_module.as_features", lambda obs, flatten: obs)
+    rng = np.random.default_rng(1)
+    obs = torch.tensor(rng.normal(size=(N, 3)))
+    actions = torch.tensor(rng.integers(ACTIONS, size=N))
+    target = make_module(2)
+    with torch.no_grad():
+        inputs = target.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
+        logp = target.distribution.logp(inputs, actions)
+    behaviour = logp + torch.tensor(rng.normal(scale=0.3, size=N))
+    behaviour[::3] = logp[::3] + 1.5
+    rows = {
+        col.OBS: obs,
+        col.ACTIONS: actions,
+        col.ACTION_DIST_INPUTS: inputs,
+        col.ACTION_LOGP: logp,
+        BEHAVIOUR_LOGP: behaviour,
+        col.ADVANTAGES: torch.tensor(rng.normal(size=N)),
+        col.VALUE_TARGETS: torch.tensor(rng.normal(size=N)),
+    }
+    return make_module(3), rows
+
+
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def test_the_loss_row_by_row(case):
+    module, rows = case
+    with torch.no_grad():
+        outputs = module.forward_train(rows)
+    logits, values = outputs[col.ACTION_DIST_INPUTS].numpy(), outputs[col.VF_PREDS].numpy()
+    old, clipped, floored, total = rows[col.ACTION_DIST_INPUTS].numpy(), 0, 0, 0.0
+    for i in range(N):
+        p, q = softmax(logits[i]), softmax(old[i])
+        a, advantage = int(rows[col.ACTIONS][i]), rows[col.ADVANTAGES][i].item()
+        half = np.exp(rows[BEHAVIOUR_LOGP][i].item()) / 2
+        ratio = p[a] / max(q[a], half)
+        floored += half > q[a]
+        within = min(max(ratio, 0.8), 1.2)
+        clipped += within != ratio
+        total -= min(ratio * advantage, within * advantage)
+        total += 0.5 * 0.5 * (values[i] - rows[col.VALUE_TARGETS][i].item()) ** 2
+        total += 0.01 * float((p * np.log(p)).sum())
+        total += 0.3 * float((q * np.log(q / p)).sum())
+    assert floored >= 3
+    loss, statistics = appo_loss(module, rows, **ARGUMENTS)
+    assert loss.item() == pytest.approx(total / N, rel=1e-6)
+    assert statistics["clip_fraction"].item() == pytest.approx(clipped / N)
+    assert 0 < clipped < N
+    assert all(not value.requires_grad for value in statistics.values())
+
+
+def test_the_gradient_is_that_of_finite_differences(case):
+    module, rows = case
+    appo_loss(module, rows, **ARGUMENTS)[0].backward()
+    for parameter in module.parameters():
+        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 3)):
+            saved, values = flat[i].item(), []
+            for change in (1e-6, -1e-6):
+                flat[i] = saved + change
+                values.append(appo_loss(module, rows, **ARGUMENTS)[0].item())
+            flat[i] = saved
+            difference = (values[0] - values[1]) / 2e-6
+            assert grad[i].item() == pytest.approx(difference, rel=1e-4, abs=1e-7)
+
+
+def test_an_infinite_kl_does_not_matter_without_its_coefficient(case):
+    module, rows = case
+    rows[col.ACTION_DIST_INPUTS] = torch.full((N, ACTIONS), -torch.inf)
+    loss, statistics = appo_loss(module, rows, **{**ARGUMENTS, "kl_coeff": 0.0})
+    assert torch.isfinite(loss)
+    assert "kl" not in statistics

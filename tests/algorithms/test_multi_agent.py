@@ -1,0 +1,222 @@
+"""Several policies: the same promises as with one, and who learns."""
+
+import numpy as np
+import pytest
+
+from rlrun.algorithms.a2c import A2CConfig
+from rlrun.algorithms.pg import PGConfig
+from rlrun.algorithms.ppo import PPOConfig
+from rlrun.algorithms.result import is_wall_clock
+from rlrun.policies.policy import Policy
+
+EXAMPLES = "rlrun.sampling.multi_agent_examples"
+BATCH = 64
+TINY = {"train_batch_size": BATCH, "minibatch_size": 16, "num_epochs": 2}
+LSTM = {"hidden": [4], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 7}
+CONFIGS = {
+    "PPO": lambda: PPOConfig().training(**TINY, kl_coeff=0.2).model(hidden=[8]),
+    "PPO, LSTM": lambda: PPOConfig().training(**TINY).model(**LSTM),
+    "A2C": lambda: A2CConfig().training(train_batch_size=BATCH).model(hidden=[8]),
+    "PG": lambda: PGConfig().training(train_batch_size=BATCH).model(hidden=[8]),
+}
+EACH = {"policies": ["agent_0", "agent_1"]}
+
+
+class Adder(Policy):
+    """From scratch: its one weight counts the rows that it has learned from."""
+
+    def __init__(self, observation_space, action_space, config):
+        super().__init__(observation_space, action_space, config)
+        self.w = float(self.config.get("start", 0.0))
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.zeros(len(obs_batch), np.int64), [], {"w": np.full(len(obs_batch), self.w)}
+
+    def learn_on_batch(self, batch):
+        self.w += len(batch)
+        return {"w": self.w}
+
+    def get_weights(self):
+        return {"w": self.w}
+
+    def set_weights(self, weights):
+        self.w = weights["w"]
+
+
+def older_or_main(agent, episode):
+    """Agent 1 plays any policy there is, agent 0 the first."""
+    if agent == "agent_0":
+        return episode.policies[0]
+    return episode.policies[int(episode.rng.integers(len(episode.policies)))]
+
+
+@pytest.fixture
+def built():
+    made = []
+
+    def make(name="PPO", env="MultiAgentCartPole", *, runners=0, seed=5, multi_agent=EACH, **more):
+        config = (
+            CONFIGS[name]()
+            .environment(f"{EXAMPLES}:{env}")
+            .env_runners(
+                num_env_runners=runners, num_envs_per_env_runner=2, num_cpus_per_env_runner=0.1
+            )
+            .multi_agent(**multi_agent)
+            .debugging(seed=seed)
+        )
+        for section, values in more.items():
+            config = getattr(config, section)(**values)
+        made.append(config.build())
+        return made[-1]
+
+    yield make
+    for algorithm in made:
+        algorithm.stop()
+
+
+def flat(result, prefix=""):
+    for key, value in result.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def train(algorithm, iterations):
+    rows = [dict(flat(algorithm.train())) for _ in range(iterations)]
+    return [{key: value for key, value in row.items() if not is_wall_clock(key)} for row in rows]
+
+
+def assert_equal_weights(one, other):
+    first, second = one.get_weights(), other.get_weights()
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        np.testing.assert_array_equal(value, second[key])
+
+
+FILTERED = {"env_runners": {"observation_filter": "MeanStdFilter"}}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_same_seed_same_results_and_a_restored_one_goes_on_to_the_bit(built, name, tmp_path):
+    straight, again = built(name, **FILTERED), built(name, **FILTERED)
+    rows = train(straight, 2)
+    assert rows == train(again, 2)
+    assert all(row["env_steps_this_iter"] == BATCH for row in rows)
+    assert rows[0]["agent_steps"] > BATCH
+    straight.save(tmp_path / "checkpoint")
+    rows = train(straight, 2)
+    resumed = built(name, seed=5, **FILTERED)
+    resumed.restore(tmp_path / "checkpoint")
+    assert train(resumed, 2) == rows
+    assert_equal_weights(straight, resumed)
+
+
+@pytest.mark.faults
+def test_remote_runners_agree_with_each_other_and_after_a_restart(built):
+    first, second = built(runners=2), built(runners=2)
+    rows = train(first, 1)
+    assert rows == train(second, 1)
+    second.env_runner_group.restart(2)
+    further = train(second, 2)
+    assert [row["env_runners/restarts"] for row in further] == [1, 1]
+    for row in further:
+        row["env_runners/restarts"] = 0
+    assert train(first, 2) == further
+
+
+def test_policies_learn_apart_and_frozen_ones_never_change_a_byte(built):
+    policies = {"agent_0": {}, "agent_1": {"train": False, "model": {"hidden": [4]}}}
+    algorithm = built(multi_agent={"policies": policies})
+    before = algorithm.get_weights()
+    assert before["agent_0/pi.0.weight"].shape != before["agent_1/pi.0.weight"].shape
+    row = algorithm.train()
+    after = algorithm.get_weights()
+    assert set(row["learners"]) == {"agent_0"}
+    for name, value in before.items():
+        same = np.array_equal(value, after[name])
+        assert same == name.startswith("agent_1/"), name
+        if same:
+            assert value.tobytes() == after[name].tobytes()
+    batch = algorithm.sample()
+    assert set(batch.policy_batches) == {"agent_0", "agent_1"}
+
+
+def test_a_shared_policy_learns_from_all_its_agents(built):
+    algorithm = built(multi_agent={"policies": ["shared"]}, training={"train_batch_size": 32})
+    row = algorithm.train()
+    assert row["learners"]["shared"]["num_agent_steps_trained"] == row["agent_steps"] > 32
+
+
+def test_batches_counted_in_agent_steps(built):
+    algorithm = built(multi_agent={**EACH, "count_steps_by": "agent_steps"})
+    row = algorithm.train()
+    assert BATCH <= row["agent_steps"] <= BATCH + 3
+    assert row["env_steps"] < BATCH
+
+
+def test_returns_are_named_by_policy_and_agent(built):
+    algorithm = built(multi_agent={"policies": ["p"]}, evaluation={"interval": 1, "episodes": 2})
+    row = algorithm.train()
+    runners = row["env_runners"]
+    assert runners["policy_return_mean"]["p"] == pytest.approx(row["episode_return_mean"] / 2)
+    agents = runners["agent_return_mean"]
+    assert set(agents) == {"agent_0", "agent_1"}
+    assert sum(agents.values()) == pytest.approx(row["episode_return_mean"])
+    evaluation = row["evaluation"]
+    assert evaluation["policy_return_mean"]["p"] == evaluation["episode_return_mean"] / 2
+
+
+def test_a_policy_from_scratch_acts_learns_and_is_restored(built, tmp_path):
+    policies = {"agent_0": {}, "agent_1": {"use": "test_multi_agent:Adder", "start": 2.0}}
+
+    def make():
+        return built(multi_agent={"policies": policies})
+
+    algorithm = make()
+    row = algorithm.train()
+    rows = row["learners"]["agent_1"]["num_agent_steps_trained"]
+    assert row["learners"]["agent_1"]["learner_stats"] == {"w": 2.0 + rows}
+    batch = algorithm.sample()  # its weight has reached the runners
+    assert set(batch["agent_1"]["w"]) == {2.0 + rows}
+    algorithm.train()
+    algorithm.save(tmp_path / "checkpoint")
+    other = make()
+    other.restore(tmp_path / "checkpoint")
+    assert other.multi_agent.scratch["agent_1"].w == algorithm.multi_agent.scratch["agent_1"].w
+    assert train(algorithm, 1) == train(other, 1)
+
+
+def test_policies_come_and_go_and_are_there_after_a_resume(built, tmp_path):
+    def make():
+        mapping = {"policies": ["main"], "agents": "test_multi_agent:older_or_main"}
+        return built(multi_agent=mapping, **FILTERED)
+
+    algorithm = make()
+    train(algorithm, 1)
+    algorithm.add_policy("older", like="main")
+    frozen = {k: v for k, v in algorithm.get_weights().items() if k.startswith("older/")}
+    rows = train(algorithm, 3)
+    assert rows[-1]["env_runners/policy_return_mean/older"] is not None
+    for name, value in frozen.items():
+        np.testing.assert_array_equal(value, algorithm.get_weights()[name])
+    algorithm.save(tmp_path / "checkpoint")
+    resumed = make()
+    resumed.restore(tmp_path / "checkpoint")
+    assert list(resumed.policies) == ["main", "older"]
+    assert train(resumed, 2) == train(algorithm, 2)
+    assert_equal_weights(algorithm, resumed)
+    algorithm.remove_policy("older")
+    train(algorithm, 1)
+    assert set(algorithm.env_runner_group.local_env_runner.actors) == {"main"}
+    with pytest.raises(ValueError, match="one of the experiment's own"):
+        algorithm.remove_policy("main")
+    with pytest.raises(ValueError, match="there is a policy 'main' already"):
+        algorithm.add_policy("main", like="main")
+
+
+def test_one_agent_has_one_policy():
+    algorithm = PPOConfig().environment("CartPole-v1").training(**TINY).build()
+    with pytest.raises(ValueError, match=r"multi_agent\.policies"):
+        algorithm.add_policy("other", like="default_policy")
+    algorithm.stop()

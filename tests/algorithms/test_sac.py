@@ -1,0 +1,284 @@
+"""SAC: its losses against slow transcriptions, its networks, and what happens when."""
+
+import copy
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlrun import ConfigError, SACConfig
+from rlrun.algorithms.sac import Temperature, critic_loss, policy_loss
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.policies.sac_policy import build_sac_policy
+from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
+
+OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
+BOX = gym.spaces.Box(-2, 2, (2,), np.float32)
+DISCRETE = gym.spaces.Discrete(4)
+ALPHA = torch.tensor([0.3])
+MODEL = ModelConfig(hidden=(8, 8), activation="tanh")
+
+
+def make_networks(space):
+    torch.manual_seed(3)
+    policy = SACPolicyNetwork(OBS_SPACE, space, MODEL)
+    torch.nn.init.normal_(policy.pi.last.weight)  # far from the uniform policy of the start
+    critics, target = (TwinQNetwork(OBS_SPACE, space, MODEL) for _ in range(2))
+    return policy, critics, target
+
+
+def make_rows(space, n=9):
+    rng = np.random.default_rng(0)
+    rows = {
+        col.OBS: rng.normal(size=(n, 3)),
+        col.NEXT_OBS: rng.normal(size=(n, 3)),
+        col.REWARDS: 3 * rng.normal(size=n),
+        col.TERMINATEDS: rng.random(n) < 0.3,
+        col.DISCOUNTS: 0.9 ** rng.integers(1, 4, size=n),
+        col.WEIGHTS: rng.random(n),
+    }
+    if isinstance(space, gym.spaces.Box):
+        rows[col.ACTIONS] = np.tanh(rng.normal(size=(n, 2)))
+        rows["noise"], rows["new_noise"] = rng.normal(size=(2, n, 2))
+    else:
+        rows[col.ACTIONS] = rng.integers(4, size=n)
+    rows = {name: torch.tensor(column) for name, column in rows.items()}
+    return {k: v.float() if v.is_floating_point() else v for k, v in rows.items()}
+
+
+def gaussian(inputs, noise):
+    """Action and log-probability of one row, from the definition."""
+    mean, log_std = np.split(inputs.astype(np.float64), 2)
+    std = np.exp(np.clip(log_std, -20, 2))
+    u = mean + std * noise
+    logp = -0.5 * ((u - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)
+    return np.tanh(u), (logp + 2 * np.log(np.cosh(u))).sum()  # 1 - tanh^2 is 1 / cosh^2
+
+
+def q_of(critics, obs, action=None):
+    """Both critics' values of one row: [2], or [2, n] for discrete actions."""
+    rows = {col.OBS: obs[None]}
+    if action is not None:
+        rows[col.ACTIONS] = torch.tensor(action[None], dtype=torch.float32)
+    with torch.no_grad():
+        return critics.forward_train(rows)[Q_VALUES][:, 0].numpy()
+
+
+def soft_value(policy, critics, obs, noise):
+    """min Q - alpha log pi: of the sampled action, or the mean over all discrete ones."""
+    with torch.no_grad():
+        inputs = policy.forward_train({col.OBS: obs[None]})[col.ACTION_DIST_INPUTS][0].numpy()
+    if noise is not None:
+        action, logp = gaussian(inputs, noise)
+        return q_of(critics, obs, action).min() - ALPHA.item() * logp
+    p = np.exp(inputs - inputs.max())
+    p /= p.sum()
+    q = q_of(critics, obs)
+    return sum(
+        p[a] * (min(q[0, a], q[1, a]) - ALPHA.item() * math.log(p[a])) for a in range(len(p))
+    )
+
+
+def noise_of(rows, name, i):
+    return rows[name][i].numpy() if name in rows else None
+
+
+@pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
+def test_pitfall_49_the_critics_learn_the_soft_bellman_target(space):
+    policy, critics, target = make_networks(space)
+    rows = make_rows(space)
+    total, statistics = critic_loss(critics, rows, policy=policy, target=target, alpha=ALPHA)
+    expected = 0.0
+    n = len(rows[col.OBS])
+    for i in range(n):
+        goal = rows[col.REWARDS][i].item()
+        if not rows[col.TERMINATEDS][i]:
+            following = soft_value(
+                policy, target, rows[col.NEXT_OBS][i], noise_of(rows, "new_noise", i)
+            )
+            goal += rows[col.DISCOUNTS][i].item() * following
+        action = rows[col.ACTIONS][i]
+        if space is BOX:
+            values = q_of(critics, rows[col.OBS][i], action.numpy())
+        else:
+            values = q_of(critics, rows[col.OBS][i])[:, action]
+        errors = values - goal
+        expected += rows[col.WEIGHTS][i].item() * 0.5 * (errors**2).sum() / n
+        found = statistics["td_errors"][i].item()
+        assert found == pytest.approx(np.abs(errors).mean(), rel=1e-4)
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+    total.backward()
+    assert all(p.grad is None for p in [*policy.parameters(), *target.parameters()])
+
+
+@pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
+def test_the_policy_learns_the_soft_value_with_the_gradient_of_finite_differences(space):
+    policy, critics, _ = make_networks(space)
+    rows = make_rows(space)
+    arguments = {"critics": critics, "alpha": ALPHA}
+    total, statistics = policy_loss(policy, rows, **arguments)
+    values = [
+        soft_value(policy, critics, rows[col.OBS][i], noise_of(rows, "noise", i))
+        for i in range(len(rows[col.OBS]))
+    ]
+    assert total.item() == pytest.approx(-np.mean(values), rel=1e-5)
+    total.backward()
+    # In float64, from here: differences of float32 losses say little.
+    double = copy.deepcopy(policy).double(), copy.deepcopy(critics).double()
+    rows = {k: v.double() if v.is_floating_point() else v for k, v in rows.items()}
+    for network in double:
+        network.forward_train = _without_casts(network)
+    for name, parameter in double[0].named_parameters():
+        gradient = dict(policy.named_parameters())[name].grad.view(-1)
+        flat = parameter.data.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 4)):
+            ends = []
+            for step in (1e-6, -1e-6):
+                flat[i] += step
+                ends.append(policy_loss(double[0], rows, critics=double[1], alpha=ALPHA)[0].item())
+                flat[i] -= step
+            difference = (ends[0] - ends[1]) / 2e-6
+            assert gradient[i].item() == pytest.approx(difference, rel=2e-3, abs=2e-5)
+    assert statistics["policy_loss"].item() == total.item()
+
+
+def _without_casts(network):
+    """The network's forward pass in float64; its own takes observations to float32."""
+
+    def forward(batch):
+        if hasattr(network, "pi"):
+            return {col.ACTION_DIST_INPUTS: network.pi(batch[col.OBS])}
+        if network.action_space == DISCRETE:
+            return {Q_VALUES: network.q(batch[col.OBS])}
+        inputs = torch.cat((batch[col.OBS], batch[col.ACTIONS]), dim=1)
+        return {Q_VALUES: network.q(inputs).squeeze(-1)}
+
+    return forward
+
+
+def test_the_twin_is_two_networks():
+    _, critics, _ = make_networks(BOX)
+    q = critics.q
+    x = torch.randn(7, 5)
+    both = q(x)
+    assert not torch.allclose(both[0], both[1])
+    for k in range(2):
+        y = x
+        for i, (weight, bias) in enumerate(zip(q.weights, q.biases, strict=True)):
+            y = y @ weight[k] + bias[k]
+            y = torch.tanh(y) if i < 2 else y
+        torch.testing.assert_close(both[k], y)
+
+
+@pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
+def test_pitfall_51_the_numpy_policy_acts_as_the_network_and_evaluates_by_its_mode(space):
+    policy, _, _ = make_networks(space)
+    acting = build_sac_policy(OBS_SPACE, space, MODEL)
+    vector = torch.nn.utils.parameters_to_vector(policy.parameters()).detach().numpy()
+    acting.set_weights(vector)
+    obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    with torch.no_grad():
+        inputs = policy.forward_train({col.OBS: torch.from_numpy(obs)})[col.ACTION_DIST_INPUTS]
+    actions, _, extras = acting.compute_actions(obs, explore=False)
+    np.testing.assert_allclose(extras[col.ACTION_DIST_INPUTS], inputs, rtol=1e-5, atol=1e-6)
+    mode = inputs[:, :2].tanh() if space is BOX else inputs.argmax(1)
+    np.testing.assert_allclose(actions, mode, rtol=1e-5, atol=1e-6)
+
+
+def test_pitfall_50_alpha_moves_against_the_entropy_and_stays_positive():
+    temperature = Temperature(0.5, target_entropy=-2.0, device=torch.device("cpu"))
+    temperature.step(torch.tensor(1.0), 0.1)
+    assert 0.0 < temperature.alpha.item() < 0.5
+    for _ in range(200):
+        temperature.step(torch.tensor(-5.0), 0.1)
+    assert temperature.alpha.item() > 0.5
+    before = temperature.alpha.item()
+    temperature.step(torch.tensor(1.0), 0.0)
+    assert temperature.alpha.item() == before
+
+
+@pytest.fixture
+def built():
+    made = []
+
+    def make(env="Pendulum-v1", connectors=None, **training):
+        settings = {
+            "train_batch_size": 40,
+            "minibatch_size": 16,
+            "training_intensity": 16,
+            "num_steps_sampled_before_learning_starts": 60,
+        }
+        config = SACConfig().environment(env).training(**{**settings, **training})
+        config = config.model(hidden=[8]).debugging(seed=3).connectors(**(connectors or {}))
+        made.append(config.build())
+        return made[-1]
+
+    yield make
+    for algorithm in made:
+        algorithm.stop()
+
+
+def statistics_of(algorithm):
+    return algorithm.train()["learners"]["default_policy"]["learner_stats"]
+
+
+def test_an_update_a_step_once_the_buffer_holds_enough(built):
+    algorithm = built()
+    before = algorithm.get_weights()
+    first = statistics_of(algorithm)
+    assert (first["num_updates"], first["critic_loss"], first["replay_size"]) == (0, None, 40)
+    for name, value in algorithm.get_weights().items():
+        np.testing.assert_array_equal(value, before[name])
+    assert statistics_of(algorithm)["num_updates"] == 21  # after steps 60, 61, ..., 80
+    assert statistics_of(algorithm)["num_updates"] == 40
+    assert any(name.startswith("critics.q") for name in before)
+    for name, value in algorithm.get_weights().items():
+        assert not np.array_equal(value, before[name]), name
+
+
+def test_the_target_follows_by_tau(built):
+    algorithm = built(num_steps_sampled_before_learning_starts=1, train_batch_size=1, tau=0.25)
+    start = algorithm._target_parameters.to_numpy()
+    algorithm.train()
+    critics = algorithm.critic.parameters.to_numpy()
+    expected = start + 0.25 * (critics - start)
+    np.testing.assert_allclose(algorithm._target_parameters.to_numpy(), expected, rtol=1e-6)
+
+
+def test_a_policy_step_leaves_no_gradient_in_the_critics(built):
+    algorithm = built(num_steps_sampled_before_learning_starts=1)
+    rows = {**make_rows(BOX), col.OBS: torch.randn(9, 3)}
+    rows["noise"] = rows["noise"][:, :1]
+    algorithm.critic.parameters.zero_grad()
+    arguments = {"critics": algorithm.critic.module, "alpha": ALPHA}
+    algorithm.learner.step(rows, policy_loss, arguments, lr=1e-3)
+    assert not algorithm.critic.parameters.grads.any()
+
+
+def test_pitfall_50_the_target_entropy_is_minus_the_dimensions_or_nearly_uniform(built):
+    assert built().temperature.target_entropy == -1.0
+    assert built("CartPole-v1").temperature.target_entropy == pytest.approx(0.98 * math.log(2))
+    assert built(target_entropy=-0.5).temperature.target_entropy == -0.5
+
+
+def test_pitfall_48_actions_are_stored_squashed_and_reach_the_env_stretched(built):
+    algorithm = built()
+    batch = algorithm.sample()
+    actions = batch[col.ACTIONS]
+    assert actions.shape == (40, 1)
+    assert np.abs(actions).max() <= 1.0
+    assert np.abs(actions).std() > 0.1
+    # Pendulum pays -0.001 for the square of its torque in [-2, 2], whatever else.
+    assert (batch[col.REWARDS] <= -0.001 * (2 * actions[:, 0]) ** 2 + 1e-5).all()
+
+
+def test_what_cannot_be_squashed_is_refused(built):
+    with pytest.raises(ConfigError, match="normalize_actions"):
+        built(connectors={"normalize_actions": False})
+    with pytest.raises(ConfigError, match="bounded Box"):
+        build_sac_policy(OBS_SPACE, gym.spaces.Box(-np.inf, np.inf, (1,)), MODEL)
+    with pytest.raises(ConfigError, match="SAC replays single transitions"):
+        SACConfig().environment("Pendulum-v1").model(use_lstm=True).experiment()

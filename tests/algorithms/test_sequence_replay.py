@@ -1,0 +1,170 @@
+"""DQN with a memory: sequences that begin in stored states, burn-in, and the loss of the rest."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlrun import Callbacks, ConfigError, DQNConfig
+from rlrun.algorithms.sequence_replay import (
+    kept_columns,
+    load_sequences,
+    report_sequence_errors,
+    sequence_loss,
+)
+from rlrun.data import columns as col
+from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
+from rlrun.data.sequences import sequence_offsets
+
+MODEL = {
+    "hidden": [8],
+    "lstm_cell_size": 8,
+    "max_seq_len": 5,
+    "lstm_use_prev_action": True,
+    "lstm_use_prev_reward": True,
+}
+
+
+class LooksAtBatches(Callbacks):
+    """May read any column, so that runners send all of them."""
+
+    def on_sample_end(self, algorithm, batch):
+        pass
+
+
+@pytest.fixture(scope="module", params=["use_lstm", "use_gru"])
+def algorithm(request):
+    """Never learns: what is in its buffer was acted with the weights that it has."""
+    made = (
+        DQNConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=2, rollout_fragment_length=7)
+        .training(train_batch_size=280, num_steps_sampled_before_learning_starts=5000, n_step=3)
+        .model(**MODEL, **{request.param: True})
+        .exploration(epsilon=0.3)
+        .replay(burn_in=2)
+        .callbacks(LooksAtBatches)
+        .debugging(seed=3)
+        .build()
+    )
+    made.train()
+    yield made
+    made.stop()
+
+
+def sampled(algorithm, burn_in=2, n_step=3, num_sequences=12):
+    batch = algorithm.replay.buffer.sample(num_sequences, np.random.default_rng(1))
+    rows = load_sequences(
+        batch,
+        algorithm.learner.module,
+        torch.device("cpu"),
+        burn_in=burn_in,
+        n_step=n_step,
+        gamma=0.9,
+    )
+    return batch, rows
+
+
+def test_pitfall_63_unrolled_from_its_stored_state_a_sequence_has_the_values_it_was_acted_with(
+    algorithm,
+):
+    """Across fragments and wherever a sequence begins, as the weights have not changed."""
+    module = algorithm.learner.module
+    columns = [*kept_columns(module), col.ACTION_DIST_INPUTS]
+    buffer = SequenceReplayBuffer(500, length=6, further_columns=columns)
+    for _ in range(5):
+        buffer.add(algorithm.sample([[7]]))
+    batch = buffer.sample(30, np.random.default_rng(0))
+    assert max(batch[col.SEQ_LENS]) == 6
+    rows = load_sequences(batch, module, torch.device("cpu"), burn_in=0, n_step=1, gamma=0.9)
+    with torch.no_grad():
+        values = module.forward_train(rows)[col.ACTION_DIST_INPUTS][rows["present"]]
+    np.testing.assert_allclose(values, batch[col.ACTION_DIST_INPUTS], rtol=1e-4, atol=1e-5)
+    starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
+    inside = batch[col.T][starts] > 0
+    assert inside.any()
+    assert np.abs(batch["state_in_0"][inside]).max() > 0.0
+
+
+def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm):
+    module = algorithm.learner.module
+    target = algorithm.build_module()
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.mul_(0.7)
+    batch, rows = sampled(algorithm)
+    rows[col.WEIGHTS] = torch.rand(len(rows[col.WEIGHTS]))
+    total, statistics = sequence_loss(module, rows, target=target, double_q=True)
+
+    def unrolled(network, first, length):
+        """Values after each observation of a sequence, one step at a time."""
+        k = int(np.searchsorted(starts, first))
+        states = {name: batch[name][k : k + 1] for name in batch if name.startswith("state_in_")}
+        found = []
+        for i in range(length + 1):
+            prefix, row = ("new_", first + length - 1) if i == length else ("", first + i)
+            step = {
+                name: torch.from_numpy(np.array(batch[f"{prefix}{name}"][row : row + 1]))
+                for name in (col.OBS, "prev_actions", "prev_rewards")
+            }
+            step |= {name: torch.as_tensor(value) for name, value in states.items()}
+            with torch.no_grad():
+                outputs = network.forward_inference(step)
+            found.append(outputs[col.ACTION_DIST_INPUTS][0].numpy())
+            states = {name: outputs[name.replace("state_in_", "state_out_")] for name in states}
+        return found
+
+    lengths = batch[col.SEQ_LENS]
+    starts = sequence_offsets(lengths)[:-1]
+    loss, learned = 0.0, 0
+    for first, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        q, q_target = unrolled(module, first, length), unrolled(target, first, length)
+        for i in range(length):
+            row = first + i
+            if i < 2 and batch[col.T][first] > 0:
+                assert statistics["td_errors"][row] == 0.0
+                continue
+            goal, k = 0.0, 0
+            while k < 3 and i + k < length:
+                goal += 0.9**k * batch[col.REWARDS][row + k]
+                k += 1
+            if not batch[col.TERMINATEDS][row + k - 1]:
+                goal += 0.9**k * q_target[i + k][np.argmax(q[i + k])]
+            error = q[i][batch[col.ACTIONS][row]] - goal
+            found = statistics["td_errors"][row].item()
+            assert found == pytest.approx(error, rel=1e-3, abs=1e-5)
+            huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+            loss += rows[col.WEIGHTS][row].item() * huber
+            learned += 1
+    assert 0 < learned < len(batch)
+    assert total.item() == pytest.approx(loss / learned, rel=1e-4)
+
+
+def test_priorities_of_sequences_mix_the_highest_error_and_the_mean(algorithm):
+    module = algorithm.learner.module
+    buffer = SequenceReplayBuffer(500, length=4, further_columns=kept_columns(module), alpha=1.0)
+    buffer.add(algorithm.sample([[7]]))
+    batch = buffer.sample(6, np.random.default_rng(2))
+    rows = load_sequences(batch, module, torch.device("cpu"), burn_in=0, n_step=1, gamma=0.9)
+    errors = torch.arange(1.0, len(batch) + 1.0)
+    report_sequence_errors(buffer, batch, rows, errors)
+    starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
+    for first, length in zip(starts.tolist(), batch[col.SEQ_LENS].tolist(), strict=True):
+        own = errors[first : first + length].numpy()
+        expected = 0.9 * own.max() + 0.1 * own.mean()
+        place = int(batch[col.ITEM_IDS][first])
+        later = [s for s in starts.tolist() if batch[col.ITEM_IDS][s] == place]
+        if later[-1] == first:  # drawn twice, the last one counts
+            assert buffer._sums[np.array([place])][0] == pytest.approx(expected, rel=1e-5)
+    buffer.check_valid()
+
+
+def test_what_no_memory_learns_from_is_refused():
+    config = DQNConfig().environment("CartPole-v1")
+    with pytest.raises(ConfigError, match=r"model\.use_attention.*does not replay"):
+        config.model(use_attention=True).experiment()
+    config = DQNConfig().environment("CartPole-v1").replay(burn_in=3)
+    with pytest.raises(ConfigError, match=r"replay\.burn_in.*no memory"):
+        config.experiment()
+    config = DQNConfig().environment("CartPole-v1").model(use_gru=True).training(num_atoms=51)
+    with pytest.raises(ConfigError, match=r"training\.num_atoms.*memory"):
+        config.experiment()

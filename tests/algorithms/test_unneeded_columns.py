@@ -1,0 +1,169 @@
+"""What learning does not read is neither stored nor sent; what anybody reads is there."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from test_algorithm_properties import ALGORITHMS, ENVS, TINY, build, train
+
+from rlrun import Callbacks, PPOConfig, RLModule, ViewRequirement
+from rlrun.algorithms.ppo import PPO
+from rlrun.algorithms.unneeded_columns import ALWAYS_KEPT
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.tracked_batch import tracked
+from rlrun.sampling.runner_messages import Unneeded
+
+FOUND_BY = {name: ENVS.get(name, ("CartPole-v1",))[0] for name in ALGORITHMS}
+
+
+class Surprised(RLModule):
+    """Declares in its constructor that it wants the actions to come, and reads none of them."""
+
+    def __init__(self, observation_space, action_space, model):
+        super().__init__(observation_space, action_space, model)
+        self.view_requirements["next_actions"] = ViewRequirement("actions", shift=1)
+        self.view_requirements["next_rewards"] = ViewRequirement("rewards", shift=1)
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward_train(self, batch):
+        out = self.layer(batch["obs"])
+        return {col.ACTION_DIST_INPUTS: out[:, :2], col.VF_PREDS: out[:, 2]}
+
+
+class Curious(PPO):
+    """A learner's own code, which reads columns that PPO does not."""
+
+    def training_step(self):
+        batch = self.sample()
+        self.seen = {name: batch[name] for name in ("next_actions", "bonus", col.ACTION_LOGP)}
+        self.kept = set(batch.keys())
+        return super().training_step()
+
+
+class Bonus(Callbacks):
+    """Adds one column that is read, and one that nobody reads."""
+
+    def on_postprocess_trajectory(self, *, postprocessed_batch, **kwargs):
+        postprocessed_batch["bonus"] = 2 * postprocessed_batch["rewards"]
+        postprocessed_batch["idle"] = np.ones(len(postprocessed_batch))
+
+
+class LooksAtAll(Callbacks):
+    """May read anything, whenever it likes."""
+
+    def on_sample_end(self, algorithm, batch):
+        assert col.ACTION_LOGP in batch
+
+
+def reply_of(algorithm):
+    return algorithm.sample_round(algorithm._fragment_lengths[0])[0]
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "A3C"])
+def test_every_algorithm_leaves_out_what_it_does_not_read(name):
+    """Without a list written by hand."""
+    algorithm = build(name, FOUND_BY[name])
+    algorithm.stop()
+    assert {"env_id", "action_dist_inputs"} <= algorithm._unneeded.leave_out
+    assert not algorithm._unneeded.leave_out & ALWAYS_KEPT
+
+
+@pytest.mark.parametrize("name", ["PPO, LSTM", "DQN"])
+def test_results_are_those_of_a_run_that_leaves_out_nothing(name):
+    lean, full = (build(name) for _ in range(2))
+    try:
+        full._unneeded = Unneeded()
+        assert train(lean, 2) == train(full, 2)
+    finally:
+        lean.stop()
+        full.stop()
+
+
+def test_bytes_on_the_wire():
+    """CartPole, 512 steps of 2 lanes: what is not read is not in the pickled batch."""
+    sizes = {}
+    for kept in ("lean", "full"):
+        algorithm = build("PPO", lanes=2, training={"train_batch_size": 1024})
+        if kept == "full":
+            algorithm._unneeded = Unneeded()
+        reply = reply_of(algorithm)
+        sizes[kept] = len(pickle.dumps(reply.batch, protocol=5))
+        algorithm.stop()
+        if kept == "lean":
+            stored = algorithm.env_runner_group.local_env_runner.collector._stored
+            assert stored == [], "not even the columns that it was made of are stored"
+            assert set(reply.batch.keys()) == ALWAYS_KEPT - {"seq_lens"} | {
+                *("obs", "new_obs", "actions")
+            }
+    # action_dist_inputs 2 x 4 bytes, action_logp 4, env_id 8
+    assert sizes["full"] - sizes["lean"] == pytest.approx(1024 * 20, abs=500)
+
+
+def test_what_a_users_own_code_reads_is_kept():
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .training(train_batch_size=64, minibatch_size=64, num_epochs=1)
+        .model(use=f"{__name__}:Surprised")
+        .callbacks(f"{__name__}:Bonus")
+    )
+    algorithm = Curious(config)
+    try:
+        left_out = algorithm._unneeded.leave_out
+        assert {"idle", "next_rewards"} <= left_out
+        assert not {"bonus", "next_actions", col.ACTION_LOGP} & left_out
+        algorithm.train()
+        actions, after = algorithm.seen["next_actions"], algorithm.kept
+        assert actions.shape == (64,)
+        assert not left_out & after
+        np.testing.assert_array_equal(algorithm.seen["bonus"] > 0, True)
+    finally:
+        algorithm.stop()
+
+
+def test_a_view_added_to_a_living_policy_reaches_the_train_batch():
+    algorithm = build("PPO")
+    runner = algorithm.env_runner_group.local_env_runner
+    runner.policy.view_requirements["next_actions"] = ViewRequirement("actions", shift=1)
+    try:
+        batch = algorithm.sample()
+        assert "next_actions" in batch
+        assert "env_id" not in batch
+    finally:
+        algorithm.stop()
+
+
+def test_a_callback_that_may_read_anything_finds_everything():
+    config = PPOConfig().environment("CartPole-v1").training(**TINY)
+    algorithm = config.callbacks(f"{__name__}:LooksAtAll").build()
+    assert algorithm._unneeded == Unneeded()
+    algorithm.train()
+    algorithm.stop()
+
+
+def test_the_trial_leaves_no_trace():
+    algorithm = build("PPO")
+    state, weights = algorithm.get_state(), algorithm.get_weights()
+    assert state["weights_version"] == state["trained_steps"] == state["env_steps"] == 0
+    again = build("PPO")
+    for name, value in again.get_weights().items():
+        np.testing.assert_array_equal(value, weights[name])
+    algorithm.stop()
+    again.stop()
+
+
+def test_a_tracked_batch_remembers():
+    batch, touched = tracked(SampleBatch({"a": [1, 2], "b": [3, 4], "c": [5, 6], "d": [7, 8]}))
+    assert len(batch) == 2
+    assert touched.read == set()
+    assert batch[:1]["a"].tolist() == [1]
+    assert "b" in batch.copy()
+    batch["e"] = batch["a"] + 1
+    del batch["c"]
+    assert touched.read == {"a", "b"}
+    assert touched.written == {"e"}
+    assert touched.deleted == {"c"}
+    assert len(list(batch.items())) == 4
+    assert touched.read == {"a", "b", "d", "e"}

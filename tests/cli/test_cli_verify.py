@@ -1,0 +1,110 @@
+"""``rlrun verify``: arguments, exit codes and what is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.experiment.verify import CaseResult, SeedResult, Verification
+from rlrun.experiment.verify_cases import CASES
+
+
+def result(number):
+    seeds = [
+        SeedResult(
+            seed=seed,
+            folder=Path("f"),
+            env_steps=100,
+            trained=True,
+            training=number,
+            goal=number,
+            evaluation=number,
+            error=None,
+            curve=((50, 0.0), (100, number)),
+            session={},
+        )
+        for seed in (1, 2, 3)
+    ]
+    return CaseResult(CASES[0], tuple(seeds), 3)
+
+
+@pytest.fixture
+def verify(capsys, monkeypatch, tmp_path):
+    """Call ``rlrun verify WORDS``; gives the exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["rlrun", "verify", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """What the stand-in for the work returns, and the arguments that it was called with."""
+    given = {"results": (result(500.0),), "interrupted": False, "calls": []}
+
+    def stand_in(names, *, notice, **options):
+        notice("news")
+        given["calls"].append((names, options))
+        return Verification(given["results"], given["interrupted"])
+
+    monkeypatch.setattr("rlrun.experiment.verify.verify", stand_in)
+    return given
+
+
+def test_arguments_and_the_table(verify, done):
+    code, out, err = verify("ppo-cartpole", "--seeds", "5", "--results", "d", "--jobs", "2")
+    assert (code, err) == (0, "")
+    options = {"seeds": 5, "results": Path("d"), "jobs": 2, "train": True}
+    assert done["calls"] == [(["ppo-cartpole"], options)]
+    news, heads, row = out.splitlines()
+    assert news == "news"
+    assert heads.split()[0] == "case"
+    cells = "ppo-cartpole evaluation 100,000 100 500 500 500 to 500 reached"
+    assert row.split() == cells.split()
+
+
+def test_defaults(verify, done):
+    verify("--no-train")
+    options = {"seeds": 3, "results": Path("runs/verify"), "jobs": None, "train": False}
+    assert done["calls"] == [([], options)]
+
+
+@pytest.mark.parametrize(("number", "interrupted", "code"), [(499, False, 1), (500, True, 130)])
+def test_exit_codes(verify, done, number, interrupted, code):
+    done |= {"results": (result(500.0), result(number)), "interrupted": interrupted}
+    assert verify()[0] == code
+
+
+def test_json_is_alone_on_stdout(verify, done):
+    code, out, err = verify("--json")
+    assert (code, err) == (0, "news\n")
+    (case,) = json.loads(out)["cases"]
+    assert (case["expected"], case["reached"], case["verdict"]) == (500, 500, "reached")
+    assert case["interval"] == [500, 500]
+    assert [seed["seed"] for seed in case["seeds"]] == [1, 2, 3]
+
+
+def test_markdown(verify, done):
+    assert verify("--markdown", "page.txt")[0] == 0
+    assert "| ppo-cartpole | evaluation |" in Path("page.txt").read_text()
+    assert Path("page.png").exists()
+
+
+def test_list(verify):
+    code, out, _ = verify("--list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [case.name for case in CASES]
+    assert len(verify("--list", "a2c-cartpole")[1].splitlines()) == 2
+
+
+@pytest.mark.parametrize("words", [["ppo-cartpol"], ["--list", "ppo-cartpol"]])
+def test_an_unknown_case_is_exit_2(verify, words):
+    code, _, err = verify(*words)
+    assert code == 2
+    assert "there is no case 'ppo-cartpol' - did you mean ppo-cartpole?" in err

@@ -1,0 +1,92 @@
+"""The section `multi_agent`: what it may say, and one message for each thing that is wrong."""
+
+import pytest
+
+from rlrun import PPOConfig
+from rlrun.config.dump import dump_yaml
+from rlrun.config.loader import load, load_experiment
+from rlrun.config.policies import policy_settings
+from rlrun.config.problems import ConfigError
+
+CARTPOLE = "rlrun.sampling.multi_agent_examples:MultiAgentCartPole"
+FILE = f"""
+algorithm: PPO
+env: {{use: "{CARTPOLE}", num_agents: 3}}
+stop: {{env_steps: 10_000}}
+model: {{hidden: [32]}}
+training: {{lr: 1e-3, gamma: 0.9}}
+multi_agent:
+  policies:
+    one:
+    two: {{model: {{hidden: [8]}}, training: {{lr: 1e-4, clip_param: 0.3}}, train: false}}
+    rock: {{use: "rlrun.sampling.multi_agent_examples:AlwaysSame", hand: 2, train: false}}
+  agents: {{agent_0: one, "agent_*": two}}
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "several.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_policies_have_settings_of_their_own(tmp_path):
+    settings = policy_settings(load_experiment(write(tmp_path, FILE)), "only")
+    assert list(settings) == ["one", "two", "rock"]
+    one, two, rock = settings.values()
+    assert (one.model.hidden, two.model.hidden) == ((32,), (8,))
+    assert (one.training.lr, two.training.lr) == (1e-3, 1e-4)
+    assert (one.training.gamma, two.training.gamma) == (0.9, 0.9)
+    assert (one.training.clip_param, two.training.clip_param) == (0.2, 0.3)
+    assert (one.train, two.train, rock.train) == (True, False, False)
+    assert dict(rock.kwargs) == {"hand": 2}
+
+
+def test_only_those_to_train_learn(tmp_path):
+    text = FILE + "  policies_to_train: [one]\n"
+    settings = policy_settings(load_experiment(write(tmp_path, text)), "only")
+    assert [name for name, policy in settings.items() if policy.train] == ["one"]
+
+
+def test_what_is_written_loads_again(tmp_path):
+    experiment = load_experiment(write(tmp_path, FILE))
+    path = tmp_path / "again.yaml"
+    path.write_text(dump_yaml(experiment), encoding="utf-8")
+    assert load_experiment(path) == experiment
+
+
+def test_a_list_of_ids_will_do_and_the_builder_says_the_same(tmp_path):
+    text = f"""
+algorithm: PPO
+env: "{CARTPOLE}"
+stop: {{env_steps: 10_000}}
+multi_agent: {{policies: [agent_0, agent_1]}}
+"""
+    said = load_experiment(write(tmp_path, text))
+    built = PPOConfig().environment(CARTPOLE).multi_agent(policies=["agent_0", "agent_1"])
+    assert built.experiment().multi_agent == said.multi_agent
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "key", "message"),
+    [
+        ("agent_0: one", "agent_0: onne", "agents.agent_0", "no policy 'onne'"),
+        ("lr: 1e-4", "lrr: 1e-4", "policies.two.training.lrr", "did you mean lr?"),
+        ("lr: 1e-4", "lr: fast", "policies.two.training.lr", "number"),
+        ("hidden: [8]", "hiden: [8]", "policies.two.model.hiden", "did you mean hidden?"),
+        ("lr: 1e-4", "train_batch_size: 64", "training.train_batch_size", "one for all policies"),
+        ("hand: 2", "model: {hidden: [8]}", "policies.rock.model", "no network"),
+        ("AlwaysSame", "AlwaysSane", "policies.rock", "did you mean AlwaysSame?"),
+        ("algorithm: PPO", "algorithm: DQN", "multi_agent", "DQN learns one policy"),
+        ("train: false}", "trian: false}", "policies", "trian"),
+    ],
+)
+def test_one_message_names_the_place(tmp_path, wrong, right, key, message):
+    assert wrong in FILE
+    text = FILE.replace(wrong, right, 1)
+    if "DQN" in right:
+        text = text.replace(", clip_param: 0.3", "")
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    lines = [line for line in caught.value.render().splitlines() if f"{key}" in line]
+    assert any(message in line for line in lines), caught.value.render()

@@ -1,0 +1,258 @@
+"""`rlrun verify`: the table, what is measured, what is judged, and that a killed one goes on."""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlrun.config.dump import dump_yaml
+from rlrun.config.registry import ALGORITHMS
+from rlrun.experiment import verify_runs
+from rlrun.experiment.verify import CaseResult, SeedResult, choose_cases, verify
+from rlrun.experiment.verify_cases import CASES, KINDS, SOURCES, Case, Reference
+from rlrun.experiment.verify_page import write_page
+from rlrun.experiment.verify_report import plain_lines, result_table
+from rlrun.experiment.verify_runs import VerifyError, plan_runs
+
+FAKE = Path(__file__).with_name("fake_rlrun.py")
+
+
+def case(name="ppo-cartpole", number=10.0, kind="evaluation", overrides=()):
+    reference = Reference(number, 10_000, kind, "CleanRL", f"{number}")
+    return Case(name, "PPO", "CartPole-v1", "ppo_cartpole.yaml", reference, overrides)
+
+
+# ---- the table ----
+
+
+@pytest.mark.parametrize("real", CASES, ids=lambda c: c.name)
+def test_a_case_is_what_the_table_says(real, tmp_path):
+    (run,) = plan_runs([real], 1, tmp_path)
+    experiment, reference = run.experiment, real.reference
+    assert real.algorithm in ALGORITHMS
+    assert (experiment.algorithm, experiment.env.use.rpartition(":")[2]) == (
+        real.algorithm,
+        real.env.partition(" ")[0],
+    )
+    assert experiment.stop["env_steps"] <= reference.env_steps
+    assert ("episode_return_mean" in experiment.stop) <= (reference.kind != "training")
+    assert experiment.report.smoothing_episodes == 100, "as KINDS says"
+    assert reference.kind in KINDS
+    assert reference.source in SOURCES
+    assert f"{abs(reference.number):g}" in reference.published
+
+
+def test_names_are_different():
+    assert len({c.name for c in CASES}) == len(CASES)
+
+
+def test_a_case_can_be_chosen_by_name():
+    assert choose_cases([]) == list(CASES)
+    second, first = CASES[1], CASES[0]
+    assert choose_cases([second.name, first.name, second.name]) == [second, first]
+    with pytest.raises(VerifyError, match=r"'ppo-cartpol' - did you mean ppo-cartpole\?") as error:
+        choose_cases(["ppo-cartpol", "xyz"])
+    assert "'xyz'; `rlrun verify --list` names all" in str(error.value)
+
+
+# ---- judging ----
+
+
+def seed_result(seed, **numbers):
+    known = {"trained": True, "training": None, "goal": None, "evaluation": None, "error": None}
+    place = {"folder": Path("f"), "env_steps": seed * 1000, "curve": (), "session": {}}
+    return SeedResult(seed=seed, **(known | place | numbers))
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "reached"),
+    [("evaluation", 6.0, 6.0), ("training", 4.0, 4.0), ("goal", 8.0, 8.0)],
+)
+def test_numbers_are_compared_with_their_own_kind(kind, number, reached):
+    seeds = tuple(
+        seed_result(n, training=4.0, goal=8.0, evaluation=value)
+        for n, value in enumerate((0, 6, 12))
+    )
+    result = CaseResult(case(number=number, kind=kind), seeds, 3)
+    assert result.iqm == reached
+    assert result.verdict == "reached"
+    just_above = replace(result.case.reference, number=number + 1e-6)
+    assert replace(result, case=replace(result.case, reference=just_above)).verdict == "falls short"
+
+
+def test_verdicts_of_what_is_not_there():
+    one, other = seed_result(1, evaluation=99.0), seed_result(2, training=99.0)
+    broken = seed_result(3, error="RuntimeError: x")
+    assert CaseResult(case(), (), 2).verdict == "not run"
+    assert CaseResult(case(), (one,), 2).verdict == "unfinished"
+    assert CaseResult(case(), (one, other), 2).verdict == "unfinished"
+    halfway = seed_result(2, trained=False, training=99.0)
+    assert CaseResult(case(kind="training"), (other, halfway), 2).verdict == "unfinished"
+    assert CaseResult(case(kind="training"), (other,), 1).verdict == "reached"
+    assert CaseResult(case(), (one, broken), 2).verdict == "failed"
+    assert CaseResult(case(), (one,), 2).interval is None
+
+
+def test_a_row_counts_once_its_window_is_full(check):
+    (result,) = check(case(), seeds=1).results
+    (seed,) = result.seeds
+    # The first of the three rows averages 50 episodes only.
+    assert seed.curve == ((200, 30.0), (300, 20.0))
+    assert (seed.training, seed.goal, seed.evaluation) == (20.0, 30.0, 10.0)
+    assert (seed.env_steps, seed.commit) == (300, "abcdef0123")
+
+
+# ---- running ----
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path):
+    """`verify` with the runs of the stand-in, in tmp_path; notices go into `check.said`."""
+    monkeypatch.setattr(verify_runs, "RLRUN", (sys.executable, "-S", str(FAKE)))
+    monkeypatch.setattr(verify_runs, "_POLL_S", 0.01)
+
+    def run(*cases, **options):
+        for planned in plan_runs(cases, 1, tmp_path / "anew"):
+            resolved = tmp_path / planned.case.name / "resolved.yaml"
+            resolved.parent.mkdir(exist_ok=True)
+            resolved.write_text(dump_yaml(planned.experiment))
+        return verify(cases=cases, results=tmp_path, notice=run.said.append, **options)
+
+    run.said = []
+    return run
+
+
+def plan(folder, seed, what):
+    folder.mkdir()
+    (folder / f"plan-{seed}").write_text(what)
+
+
+def order(results):
+    return (results / "order.txt").read_text().split("\n")[:-1]
+
+
+def test_what_is_finished_is_not_trained_again(check, tmp_path):
+    done = check(case("a"), case("b", number=21.0), seeds=2, jobs=1)
+    assert order(tmp_path) == ["a/seed-1", "a/seed-2", "b/seed-1", "b/seed-2"]
+    assert [result.verdict for result in done.results] == ["reached", "falls short"]
+    assert not done.all_reached
+    assert done.results[0].iqm == 15.0
+    (tmp_path / "order.txt").unlink()
+    check.said.clear()
+    again = check(case("a"), seeds=3, jobs=1)
+    assert order(tmp_path) == ["a/seed-3"]
+    assert check.said == [
+        "2 of 3 runs are finished already",
+        "a seed 3: training 20.00, evaluation 30.00 after 300 env steps  (3 of 3)",
+    ]
+    assert again.results[0].iqm == 20.0
+    assert again.all_reached
+
+
+def test_a_failed_seed_ends_nothing_else_and_is_tried_again(check, tmp_path):
+    plan(tmp_path / "a", 1, "fail")
+    done = check(case("a"), seeds=2)
+    assert done.results[0].verdict == "failed"
+    assert done.results[0].seeds[0].error == "RuntimeError: as told"
+    assert any("a seed 1: failed: RuntimeError: as told; see " in line for line in check.said)
+    assert order(tmp_path) == ["a/seed-2"]
+    assert check(case("a"), seeds=2).all_reached
+    assert order(tmp_path) == ["a/seed-2", "a/seed-1 resumed"]
+
+
+def test_an_interrupted_run_is_resumed(check, tmp_path):
+    plan(tmp_path / "a", 1, "slow")
+    meta = tmp_path / "a" / "seed-1" / "meta.json"
+
+    def interrupt():
+        while not meta.exists():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    done = check(case("a"), seeds=2, jobs=1)
+    thread.join()
+    assert done.interrupted
+    assert [result.verdict for result in done.results] == ["not run"]
+    assert json.loads(meta.read_text())["outcome"] == "interrupted"
+    (tmp_path / "a" / "plan-1").unlink()
+    assert check(case("a"), seeds=2, jobs=1).all_reached
+    assert order(tmp_path) == ["a/seed-1 resumed", "a/seed-2"]
+
+
+def test_a_run_of_another_process_is_waited_for(check, tmp_path):
+    """The runs of a verification that was killed may still be going on."""
+    folder = tmp_path / "a" / "seed-1"
+    folder.mkdir(parents=True)
+    lock = (folder / ".lock").open("a")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    threading.Timer(0.5, lock.close).start()
+    assert check(case("a"), seeds=1).all_reached
+    assert check.said[0] == "a seed 1: another process is working on it; waiting for it"
+    # Nothing had begun in its folder.
+    assert order(tmp_path) == ["a/seed-1"]
+
+
+@pytest.mark.parametrize(("jobs", "most"), [(3, 3), (1, 2)])
+def test_runs_share_the_cores(check, monkeypatch, jobs, most):
+    """No more at a time than there are cores; a run that needs more than all of them runs alone."""
+    used = []
+    start = verify_runs.RunQueue._start
+
+    def count(queue):
+        yield from start(queue)
+        used.append(sum(process.run.num_cpus for process in queue._running))
+
+    monkeypatch.setattr(verify_runs.RunQueue, "_start", count)
+    two = case("two", overrides=("env_runners.num_env_runners=2",))
+    one = case("one", overrides=("env_runners.num_env_runners=0",))
+    assert check(two, one, seeds=2, jobs=jobs).all_reached
+    assert max(used) == most
+
+
+def test_runs_with_other_settings_are_refused(check):
+    check(case("a"), seeds=1)
+    with pytest.raises(VerifyError, match=r"training.gamma is 0.98 there, 0.5 here"):
+        check(case("a", overrides=("training.gamma=0.5",)), seeds=1)
+
+
+def test_not_training_reports_what_is_there(check):
+    check(case("a"), seeds=1)
+    done = check(case("a"), case("b"), seeds=2, train=False)
+    assert [result.verdict for result in done.results] == ["unfinished", "not run"]
+
+
+# ---- telling ----
+
+
+def test_the_page_says_what_was_and_was_not_run(check, tmp_path):
+    cases = [replace(case("a"), note="easier than the published one"), case("b", number=99.0)]
+    check(*cases, seeds=1)
+    done = check(*cases, case("c"), seeds=1, train=False)
+    write_page(done, tmp_path / "results.md")
+    page = (tmp_path / "results.md").read_text()
+    finished, unfinished = page.split("## Not finished")
+    assert "| a | evaluation | 10,000 | 300 | 10 | 10 |  | reached |" in finished
+    assert "| b | evaluation | 10,000 | 300 | 99 | 10 |  | falls short |" in finished
+    assert "- a: easier than the published one." in finished
+    assert "| c | evaluation | 10,000 |  | 10 |  |  | not run |" in unfinished
+    assert "commit `abcdef0123`: a, b" in page
+    assert "](results.png)" in page
+    assert (tmp_path / "results.png").stat().st_size > 1000
+
+
+def test_columns_are_aligned():
+    seeds = tuple(seed_result(n, evaluation=n) for n in (1, 2, 3))
+    heads, row = plain_lines(result_table([CaseResult(case(number=2.0), seeds, 3)]))
+    assert heads.split()[:2] == ["case", "kind"]
+    assert row.index("1,000 to 3,000") + len("1,000 to 3,000") == heads.index("env steps") + 9
+    assert row.endswith("reached")

@@ -1,0 +1,76 @@
+"""The pieces of docs/connectors.md run, in the experiment that the page shows, and learn."""
+
+import re
+import sys
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from source_tree import ROOT
+
+from rlrun import Algorithm, load_experiment
+from rlrun.config.registry import algorithm_class
+
+PAGE = (ROOT / "docs" / "connectors.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(EXPERIMENT,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """What the snippets define, where the page's import paths look for it."""
+    modules = {"my": types.ModuleType("my"), "my.pieces": types.ModuleType("my.pieces")}
+    sys.modules.update(modules)
+    for snippet in SNIPPETS:
+        exec(compile(snippet, "docs/connectors.md", "exec"), modules["my.pieces"].__dict__)
+    yield modules["my.pieces"]
+    for name in modules:
+        del sys.modules[name]
+
+
+def build(tmp_path, *overrides) -> Algorithm:
+    file = tmp_path / "page.yaml"
+    file.write_text(EXPERIMENT, encoding="utf-8")
+    batch = ["training.train_batch_size=128", "training.minibatch_size=64", "seed=1"]
+    experiment = load_experiment(file, [*batch, *overrides])
+    return algorithm_class(experiment.algorithm)(experiment)
+
+
+def test_the_experiment_of_the_page_trains(pieces, tmp_path) -> None:
+    algorithm = build(tmp_path)
+    try:
+        batch = algorithm.sample()
+        assert batch["obs"].shape == (128, 3 + 3)
+        np.testing.assert_array_equal(batch["obs"][1:, -1], batch["rewards"][:-1])
+        assert set(batch["actions"]) == {0, 1, 2, 3, 4}
+        assert algorithm.train()["training_iteration"] == 1
+    finally:
+        algorithm.stop()
+
+
+def test_the_piece_that_learns_is_merged(pieces, tmp_path) -> None:
+    algorithm = build(tmp_path, "env_runners.env_to_module_connector=my.pieces:Scaled")
+    try:
+        algorithm.train()
+        (state,) = algorithm.connectors.get_state()["observations"]["pieces"].values()
+        assert (state["most"] >= 1).all()
+        assert state["most"][2] > 1, "the velocity"
+    finally:
+        algorithm.stop()
+
+
+def test_every_key_of_the_page_exists() -> None:
+    from rlrun.config.schema import EnvRunnersConfig
+
+    keys = set(re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE))
+    assert len(keys) == 7
+    assert keys <= EnvRunnersConfig.model_fields.keys()
+
+
+def test_methods_of_the_history_exist() -> None:
+    from rlrun.connectors.lane_history import LaneHistory
+
+    history = LaneHistory(1, 1, gym.spaces.Discrete(2))
+    for name in re.findall(r"`history\.([a-z]+)", PAGE):
+        assert hasattr(history, name)

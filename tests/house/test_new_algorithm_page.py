@@ -1,0 +1,64 @@
+"""docs/new-algorithm.md: its file, its YAML and its Python work as they stand, and learn."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+import rlrun
+from rlrun.algorithms import asynchronous
+
+PAGE = (ROOT / "docs" / "new-algorithm.md").read_text(encoding="utf-8")
+FILE, SNIPPET = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(YAML,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+(COMMANDS,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What a reader of the page has written."""
+    (tmp_path / "vpg.py").write_text(FILE)
+    (tmp_path / "vpg_cartpole.yaml").write_text(YAML)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_its_commands_work_in_the_folder_of_the_file(folder: Path) -> None:
+    commands = [line.split() for line in COMMANDS.splitlines()]
+    assert [words[:2] for words in commands] == [["rlrun", "check"], ["rlrun", "train"]]
+    (_, *check), (_, *train) = commands
+    run(folder, "-m", "rlrun", *check)
+    run(folder, "-m", "rlrun", *train, "stop.env_steps=4000", "--plain", "--run-dir", "here")
+    assert len((folder / "here" / "metrics.jsonl").read_text().splitlines()) == 2
+    misspelt = [sys.executable, "-m", "rlrun", *check, "training.gama=0.9"]
+    done = subprocess.run(misspelt, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "did you mean gamma?" in done.stdout + done.stderr
+
+
+def test_its_python_runs(folder: Path) -> None:
+    (folder / "snippet.py").write_text(SNIPPET)
+    assert "policy_loss" in run(folder, "-W", "error", "snippet.py")
+
+
+def test_the_names_in_its_tables_exist() -> None:
+    names = re.findall(r"`(?:self\.)?(\w+)\(", PAGE)
+    assert len(names) > 10
+    owners = (rlrun, rlrun.Algorithm, asynchronous)
+    assert [name for name in names if not any(hasattr(owner, name) for owner in owners)] == []
+
+
+@pytest.mark.learning
+def test_it_learns(folder: Path) -> None:
+    out = run(folder, "-m", "rlrun", "train", "vpg_cartpole.yaml", "--plain", "--run-dir", "here")
+    assert "episode_return_mean" in out.splitlines()[-1] or "195" in out, out

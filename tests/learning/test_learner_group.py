@@ -1,0 +1,250 @@
+"""Several learners make the steps of one: each part and its weight, then two processes."""
+
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlrun import PPOConfig
+from rlrun.algorithms.a2c import a2c_loss
+from rlrun.algorithms.ppo import ppo_gradient, ppo_loss
+from rlrun.config.problems import ConfigError
+from rlrun.config.schema import EnvRunnersConfig, LearnersConfig, ModelConfig, TrainingConfig
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import Learner
+from rlrun.learning.learner_group import LearnerGroup, LearnersError, build_learner
+from rlrun.learning.peers import Peers
+from rlrun.learning.returns import standardized_advantages
+from rlrun.policies.rl_module import build_module
+from rlrun.sampling.ray_runtime import ResourceError, Resources, preflight, start_ray, stop_ray
+
+SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
+NAMES = (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS, col.ACTION_LOGP, col.VF_PREDS)
+PPO = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "vf_clip_param": None, "entropy_coeff": 0.01}
+A2C = {"vf_loss_coeff": 0.5, "entropy_coeff": 0.01}
+TRAINING = TrainingConfig(grad_clip=0.5)
+TWO = LearnersConfig(device="cpu", num_learners=2, num_cpus_per_learner=0.1)
+
+
+def make_module(**model):
+    torch.manual_seed(0)
+    return build_module(SPACE, gym.spaces.Discrete(4), ModelConfig(hidden=(8,), **model))
+
+
+def make_batch(n=45):
+    rng = np.random.default_rng(0)
+    storage = rng.normal(size=(n + 1, 3)).astype(np.float32)
+    columns = {name: rng.normal(size=n).astype(np.float32) for name in NAMES[1:]}
+    batch = SampleBatch({col.ACTIONS: rng.integers(4, size=n), **columns})
+    batch[col.ACTION_LOGP] = np.full(n, -1.4, np.float32)
+    batch.set_shared(col.OBS, storage, np.arange(n))
+    batch.set_shared(col.NEXT_OBS, storage, np.arange(1, n + 1))
+    return batch
+
+
+def part(rank, number, rows):
+    """What a peer takes, without the processes."""
+    peer = Peers.__new__(Peers)
+    peer._rank, peer._num_learners = rank, number
+    return peer.part_of(rows)
+
+
+def gradient(module, rows, weight=1.0):
+    module.zero_grad()
+    (weight * a2c_loss(module, rows, **A2C)[0]).backward()
+    return np.concatenate([p.grad.flatten().numpy() for p in module.parameters()])
+
+
+def sequence_rows(lengths):
+    rng = np.random.default_rng(1)
+    n = sum(lengths)
+    rows = {
+        col.OBS: torch.tensor(rng.normal(size=(n, 3)), dtype=torch.float32),
+        col.ACTIONS: torch.tensor(rng.integers(4, size=n)),
+        col.ADVANTAGES: torch.tensor(rng.normal(size=n), dtype=torch.float32),
+        col.VALUE_TARGETS: torch.tensor(rng.normal(size=n), dtype=torch.float32),
+    }
+    states = torch.tensor(rng.normal(size=(len(lengths), 4)), dtype=torch.float32)
+    return {**rows, col.SEQ_LENS: torch.tensor(lengths), "state_in_0": states}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, 5, 24])
+def test_the_parts_add_up_to_the_gradient_of_the_minibatch(number, size):
+    module = make_module()
+    learner = Learner(module, TRAINING, LearnersConfig(device="cpu"))
+    batch = learner.load(make_batch(size), NAMES)
+    (rows,) = batch.minibatches(1, 64, np.random.default_rng(0))
+    parts = [part(rank, number, rows) for rank in range(number)]
+    assert sum(weight for _, weight in parts) == pytest.approx(1)
+    summed = sum(gradient(module, *mine) for mine in parts)
+    np.testing.assert_allclose(summed, gradient(module, rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[3, 1, 4, 2, 5], [2], [1, 6]])
+def test_sequences_are_never_torn(lengths):
+    module = make_module(use_gru=True, lstm_cell_size=4)
+    rows = sequence_rows(lengths)
+    parts = [part(rank, 2, rows) for rank in range(2)]
+    for mine, _ in parts:
+        assert len(mine[col.OBS]) == mine[col.SEQ_LENS].sum()
+        assert len(mine["state_in_0"]) == len(mine[col.SEQ_LENS])
+    summed = sum(gradient(module, *mine) for mine in parts)
+    np.testing.assert_allclose(summed, gradient(module, rows), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def local_ray():
+    start_ray(EnvRunnersConfig(), learners=TWO)
+    yield
+    stop_ray()
+
+
+@pytest.fixture(scope="module")
+def two(local_ray):
+    group = build_learner(make_module(), TRAINING, TWO, adam_eps=1e-5)
+    assert isinstance(group, LearnerGroup)
+    yield group
+    group.stop()
+
+
+@pytest.fixture
+def one(two):
+    """A learner alone, and the group put back to the same start."""
+    alone = build_learner(make_module(), TRAINING, LearnersConfig(device="cpu"), adam_eps=1e-5)
+    assert type(alone) is Learner
+    two.load_named_weights(alone.named_weights())
+    two.set_state(alone.get_state())
+    return alone
+
+
+@pytest.mark.parametrize("gradient_of", [None, ppo_gradient])
+def test_two_learners_make_the_updates_of_one(one, two, gradient_of):
+    results = []
+    for learner in (one, two):
+        rows = learner.load(make_batch(), NAMES)
+        rows.prepare = standardized_advantages
+        statistics = learner.update(
+            rows.minibatches(3, 16, np.random.default_rng(4)),
+            ppo_loss,
+            {**PPO, "kl_coeff": 0.0},
+            lr=1e-2,
+            gradient=gradient_of,
+        )
+        results.append((statistics, learner.get_weights(), learner.get_state()["optimizer"]))
+    (first, weights, adam), (second, others, other_adam) = results
+    assert second == pytest.approx(first, abs=1e-5)
+    assert first["num_updates"] == 9
+    np.testing.assert_allclose(others, weights, atol=1e-5)
+    np.testing.assert_allclose(other_adam["mean"], adam["mean"], atol=1e-6)  # gradients, averaged
+    assert other_adam["num_steps"] == 9
+
+
+def test_one_gradient_is_the_same_to_a_millionth(one, two):
+    """Adam's first mean is a tenth of the first gradient."""
+    for learner in (one, two):
+        rows = learner.load(make_batch(), NAMES)
+        learner.accumulate(rows.pieces(16), rows.size, a2c_loss, A2C, lr=1e-2)
+    expected, found = (learner.get_state()["optimizer"]["mean"] for learner in (one, two))
+    np.testing.assert_allclose(found * 10, expected * 10, atol=1e-6)
+    assert np.abs(expected).max() > 1e-3
+
+
+def test_all_learners_stop_early_at_the_same_step(one, two):
+    counts = []
+    for learner in (one, two):
+        rows = learner.load(make_batch(), NAMES)
+        statistics = learner.update(
+            rows.minibatches(3, 16, np.random.default_rng(4)),
+            ppo_loss,
+            {**PPO, "kl_coeff": 0.0},
+            lr=5e-2,
+            stop_early=lambda statistics: float(statistics["approx_kl"]) > 0.01,
+        )
+        counts.append(statistics["num_updates"])
+    assert counts[0] == counts[1]
+    assert 0 < counts[0] < 9
+
+
+def test_a_group_makes_no_steps_of_its_own(two):
+    with pytest.raises(TypeError, match=r"update\(\) or accumulate\(\)"):
+        two.apply_gradients(0.1)
+
+
+def test_learners_that_do_not_fit_are_named_with_what_was_found():
+    def check(available, **learners):
+        preflight(EnvRunnersConfig(), available, learners=LearnersConfig(**learners))
+
+    with pytest.raises(ResourceError) as caught:
+        check(Resources(cpus=4), num_learners=2, num_gpus_per_learner=1)
+    assert str(caught.value) == (
+        "2 learners with 1 GPUs each need 2 GPUs, this machine has 0: "
+        "set learners.num_learners=0 or learners.num_gpus_per_learner=0"
+    )
+    with pytest.raises(ResourceError, match=r"num_learners=2 or .*num_gpus_per_learner=0.25"):
+        check(Resources(cpus=4, gpus=1), num_learners=4, num_gpus_per_learner=0.5)
+    check(Resources(cpus=4, gpus=1), num_learners=4, num_gpus_per_learner=0.25)
+    runners = EnvRunnersConfig(num_env_runners=2)
+    with pytest.raises(ResourceError, match="this machine has 3, of which the env runners take 2"):
+        preflight(runners, Resources(cpus=3), learners=LearnersConfig(num_learners=2))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "learners", "message"),
+    [
+        ("PPO", {"num_gpus_per_learner": 1.0}, "set num_learners"),
+        ("PPO", {"num_learners": 1, "num_gpus_per_learner": 2.0}, "one GPU at most"),
+        ("DQN", {"num_learners": 2}, "DQN learns in one process"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(algorithm, learners, message):
+    config = type("Config", (PPOConfig,), {"algorithm": algorithm})()
+    with pytest.raises(ConfigError, match=message):
+        config.environment("CartPole-v1").resources(**learners).experiment()
+
+
+@pytest.mark.learning  # four processes that import torch
+def test_ppo_with_two_learners_trains_as_with_one(local_ray):
+    def trained(**learners):
+        algorithm = (
+            PPOConfig()
+            .environment("CartPole-v1")
+            .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+            .training(train_batch_size=256, minibatch_size=64, num_epochs=2)
+            .resources(device="cpu", **learners)
+            .debugging(seed=1)
+            .build()
+        )
+        rows = [algorithm.train() for _ in range(2)]
+        state, weights = algorithm.get_state(), algorithm.get_weights()
+        algorithm.train()
+        after = algorithm.get_weights()
+        algorithm.set_weights(weights)
+        algorithm.set_state(state)
+        algorithm.train()
+        for name, value in algorithm.get_weights().items():
+            np.testing.assert_array_equal(value, after[name])
+        algorithm.stop()
+        return rows[0]["learners"]["default_policy"]["learner_stats"], weights
+
+    (alone, weights) = trained()
+    (together, others) = trained(num_learners=2, num_cpus_per_learner=0.1)
+    assert together == pytest.approx(alone, abs=1e-4)
+    for name, value in weights.items():
+        np.testing.assert_allclose(others[name], value, atol=1e-3)
+
+
+@pytest.mark.faults
+def test_a_lost_learner_and_a_loss_that_raises_end_the_run(local_ray):
+    group = LearnerGroup(make_module(), TRAINING, TWO)
+    rows = group.load(make_batch(), NAMES)
+    os.kill(group._call("process_id", ranks=[1]), signal.SIGKILL)
+    with pytest.raises(LearnersError, match="learner 1 died"):
+        group.accumulate(rows.pieces(None), rows.size, a2c_loss, A2C, lr=0.1)
+    group = LearnerGroup(make_module(), TRAINING, TWO)
+    with pytest.raises(TypeError, match="entropy_coeff"):
+        group.accumulate(rows.pieces(None), rows.size, a2c_loss, {}, lr=0.1)

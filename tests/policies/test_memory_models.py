@@ -1,0 +1,247 @@
+"""Every network with a memory, around every encoder: steps, sequences and padding are one thing.
+
+All of them are held to the same properties, among them a user's module with views and states of
+its own, found by its import path.
+"""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.config.schema import ModelConfig
+from rlrun.connectors.observations import Preprocessor
+from rlrun.data import columns as col
+from rlrun.data.view_requirement import ViewRequirement
+from rlrun.policies import padding
+from rlrun.policies.padding import pad_sequences, step_mask, unpad_sequences
+from rlrun.policies.policy import state_names
+from rlrun.policies.rl_module import RLModule, build_module
+
+NESTED = gym.spaces.Dict(
+    {
+        "position": gym.spaces.Box(-1, 1, (2,), np.float32),
+        "gear": gym.spaces.Discrete(3),
+        "flags": gym.spaces.Tuple((gym.spaces.MultiBinary(2), gym.spaces.Discrete(2))),
+    }
+)
+OBSERVATIONS = {
+    "vector": gym.spaces.Box(-1, 1, (3,), np.float32),
+    "image": gym.spaces.Box(0, 255, (9, 9, 2), np.uint8),
+    "nested": Preprocessor(NESTED).output_space,
+}
+ACTIONS = {
+    "discrete": gym.spaces.Discrete(3),
+    "box": gym.spaces.Box(-1, 1, (2,), np.float32),
+}
+CELLS = {"hidden": (6,), "lstm_cell_size": 5, "conv_head": 6, "max_seq_len": 4}
+ATTENTION = {
+    **CELLS,
+    "use_attention": True,
+    "attention_num_transformer_units": 2,
+    "attention_dim": 6,
+    "attention_num_heads": 2,
+    "attention_head_dim": 4,
+    "attention_memory": 3,
+}
+PREVIOUS = {"lstm_use_prev_action": True, "lstm_use_prev_reward": True}
+MEMORIES = {
+    "lstm": {**CELLS, "use_lstm": True},
+    "lstm, previous step": {**CELLS, "use_lstm": True, **PREVIOUS},
+    "gru": {**CELLS, "use_gru": True},
+    "gru, previous step": {**CELLS, "use_gru": True, **PREVIOUS},
+    "attention": ATTENTION,
+    "attention, previous steps": {
+        **ATTENTION,
+        "attention_use_n_prev_actions": 2,
+        "attention_use_n_prev_rewards": 3,
+    },
+}
+USED = {"own encoder": f"{__name__}:OwnEncoder", "own module": f"{__name__}:OwnModule"}
+
+
+class OwnEncoder(torch.nn.Module):
+    """A user's encoder; the memory goes behind it."""
+
+    def __init__(self, space, width=5):
+        super().__init__()
+        self.output_size = width
+        self.layer = torch.nn.Linear(int(np.prod(space.shape)), width)
+
+    def forward(self, obs):
+        return torch.relu(self.layer(obs.flatten(1)))
+
+
+class OwnModule(RLModule):
+    """A user's module: two states, a view of three observations and one of earlier actions."""
+
+    def __init__(self, observation_space, action_space, model, decay=0.5):
+        super().__init__(observation_space, action_space, model)
+        self.view_requirements["obs"] = ViewRequirement(space=observation_space, shift="-2:0")
+        self.view_requirements["older"] = ViewRequirement(
+            "actions", space=action_space, shift=[-3, -1]
+        )
+        width = 3 * int(np.prod(observation_space.shape))
+        width += 2 * int(np.prod(action_space.shape or (1,)))
+        self.layer, self.decay = torch.nn.Linear(width, 4), decay
+        self.pi = torch.nn.Linear(4, self.distribution.num_inputs)
+        self.vf = torch.nn.Linear(4, 1)
+
+    def initial_state(self):
+        return [torch.zeros(4), torch.ones(1)]
+
+    def traced(self, batch):
+        """What a decaying sum holds after each step, divided by the sum of its weights."""
+        parts = [batch["obs"].float().flatten(1) / 255, batch["older"].float().flatten(1)]
+        x = torch.tanh(self.layer(torch.cat(parts, dim=1)))
+        alone = col.SEQ_LENS not in batch
+        mask = step_mask(torch.ones(len(x), dtype=int) if alone else batch[col.SEQ_LENS])
+        trace, weight = batch["state_in_0"], batch["state_in_1"]
+        steps = []
+        for step in pad_sequences(x, mask).unbind(1):
+            trace, weight = self.decay * trace + step, self.decay * weight + 1
+            steps.append(trace / weight)
+        return unpad_sequences(torch.stack(steps, 1), mask), (trace, weight)
+
+    def forward_train(self, batch):
+        features, _ = self.traced(batch)
+        return {"action_dist_inputs": self.pi(features), "vf_preds": self.vf(features)[:, 0]}
+
+    def forward_inference(self, batch):
+        features, (trace, weight) = self.traced(batch)
+        outs = {"state_out_0": trace, "state_out_1": weight}
+        return {"action_dist_inputs": self.pi(features), **outs}
+
+
+def make(memory, used, observations, actions):
+    torch.manual_seed(0)
+    settings_of = {} if used == "own module" else MEMORIES[memory]
+    use = {} if used is None else {"use": USED[used]}
+    model = ModelConfig.model_validate({**settings_of, **use})
+    return build_module(OBSERVATIONS[observations], ACTIONS[actions], model)
+
+
+def random_batch(module, seq_lens, rng):
+    """Rows of sequences one after the other, with whatever the module has views of."""
+    num_rows = sum(seq_lens)
+    batch = {col.SEQ_LENS: torch.tensor(seq_lens)}
+    for name, view in module.view_requirements.items():
+        source = view.data_col or name
+        count = len(seq_lens) if name.startswith(col.STATE_IN_PREFIX) else num_rows
+        shape = (count, len(view.steps)) if view.time_axis else (count,)
+        batch[name] = torch.from_numpy(random_rows(module, source, shape, rng))
+    return batch
+
+
+def random_rows(module, source, shape, rng):
+    if source == col.OBS and module.observation_space.dtype == np.uint8:
+        return rng.integers(0, 256, (*shape, *module.observation_space.shape), dtype=np.uint8)
+    if source == col.ACTIONS and isinstance(module.action_space, gym.spaces.Discrete):
+        return rng.integers(0, module.action_space.n, shape)
+    row = {col.OBS: module.observation_space.shape, col.ACTIONS: module.action_space.shape}
+    if source.startswith(col.STATE_OUT_PREFIX):
+        state = module.initial_state()[int(source.removeprefix(col.STATE_OUT_PREFIX))]
+        return 0.5 + 0.1 * rng.random((*shape, *state.shape), dtype=np.float32)
+    return rng.normal(size=(*shape, *row.get(source, ()))).astype(np.float32)
+
+
+def step_by_step(module, batch):
+    """Distribution inputs and values of all rows, as acting computes them: one at a time."""
+    states = state_names(batch)
+    row, inputs, values = 0, [], []
+    for sequence, length in enumerate(batch[col.SEQ_LENS].tolist()):
+        carried = {name: batch[name][sequence][None] for name in states}
+        for _ in range(length):
+            others = batch.keys() - {col.SEQ_LENS, *states}
+            step = {**{name: batch[name][row][None] for name in others}, **carried}
+            outputs = module.forward_inference(step)
+            inputs.append(outputs[col.ACTION_DIST_INPUTS])
+            values.append(module.compute_values(step))
+            for name in states:
+                out = outputs[name.replace("_in_", "_out_")]
+                if module.view_requirements[name].time_axis:  # the oldest of M steps drops out
+                    out = torch.cat((carried[name][:, 1:], out[:, None]), dim=1)
+                carried[name] = out
+            row += 1
+    return torch.cat(inputs), torch.cat(values)
+
+
+CASES = st.one_of(
+    st.tuples(st.sampled_from(sorted(MEMORIES)), st.none(), st.sampled_from(sorted(OBSERVATIONS))),
+    st.tuples(
+        st.sampled_from(sorted(MEMORIES)),
+        st.just("own encoder"),
+        st.sampled_from(["nested", "vector"]),
+    ),
+    st.tuples(st.none(), st.just("own module"), st.sampled_from(sorted(OBSERVATIONS))),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=CASES,
+    actions=st.sampled_from(sorted(ACTIONS)),
+    seq_lens=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    seed=st.integers(0, 2**16),
+)
+def test_sequences_are_the_same_as_steps(case, actions, seq_lens, seed):
+    module = make(*case, actions)
+    batch = random_batch(module, seq_lens, np.random.default_rng(seed))
+    with torch.no_grad():
+        whole = module.forward_train(batch)
+        inputs, values = step_by_step(module, batch)
+        np.testing.assert_allclose(whole[col.ACTION_DIST_INPUTS], inputs, atol=1e-6)
+        np.testing.assert_allclose(whole[col.VF_PREDS], values, atol=1e-6)
+        np.testing.assert_allclose(module.compute_values(batch), values, atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=CASES,
+    actions=st.sampled_from(sorted(ACTIONS)),
+    seq_lens=st.lists(st.integers(1, 6), min_size=2, max_size=5).filter(lambda n: len(set(n)) > 1),
+    junk=st.floats(-1e6, 1e6).filter(lambda x: abs(x) > 1e-3),
+)
+def test_what_the_padding_holds_changes_nothing(case, actions, seq_lens, junk):
+    """Neither outputs nor gradients, whatever stands behind the shorter sequences."""
+    module = make(*case, actions)
+    batch = random_batch(module, seq_lens, np.random.default_rng(1))
+    results, padded = [], []
+    for value in (0.0, junk):
+
+        def pad(steps, mask, value=value):
+            padded.append(int((~mask).sum()))
+            return padding.pad_sequences(steps, mask, value)
+
+        with pytest.MonkeyPatch.context() as patch:
+            for place in ("rlrun.policies.recurrent", "rlrun.policies.attention", __name__):
+                patch.setattr(f"{place}.pad_sequences", pad)
+            module.zero_grad()
+            outputs = module.forward_train(batch)
+            loss = outputs[col.ACTION_DIST_INPUTS].square().sum() + outputs[col.VF_PREDS].sum()
+            loss.backward()
+        gradients = [parameter.grad.clone() for parameter in module.parameters()]
+        results.append([*(output.detach() for output in outputs.values()), *gradients])
+    assert sum(padded) > 0
+    for plain, with_junk in zip(*results, strict=True):
+        np.testing.assert_array_equal(plain, with_junk)
+
+
+@pytest.mark.parametrize("memory", sorted(MEMORIES))
+@pytest.mark.parametrize("observations", sorted(OBSERVATIONS))
+def test_the_memory_is_used_and_trained(memory, observations):
+    """Outputs depend on the state, and gradients reach every parameter."""
+    module = make(memory, None, observations, "discrete")
+    batch = random_batch(module, [3, 2], np.random.default_rng(0))
+    outputs = module.forward_train(batch)
+    changed = module.forward_train({**batch, "state_in_0": batch["state_in_0"] + 0.5})
+    assert not torch.equal(outputs[col.VF_PREDS], changed[col.VF_PREDS])
+    inputs = torch.linspace(-1, 1, outputs[col.ACTION_DIST_INPUTS].numel())
+    (
+        (outputs[col.ACTION_DIST_INPUTS].flatten() * inputs).sum() + outputs[col.VF_PREDS].sum()
+    ).backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name

@@ -1,0 +1,257 @@
+"""Sampling that goes on: overlap, bounds, whose weights, and what becomes of runners that fail."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from fake_runners import FakeRequest, FakeSpec, TimedRunner, doubled_count
+
+from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
+from rlrun.sampling.asynchronous import AsynchronousSampler
+from rlrun.sampling.env_runner_group import EnvRunnerGroup
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.runner_errors import EnvRunnersError
+
+
+class Requests:
+    """Numbers requests, as an algorithm does."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def __call__(self) -> Any:
+        self.sent += 1
+        return FakeRequest(self.sent - 1, length=1)
+
+
+@pytest.fixture(scope="module")
+def groups(local_ray: None) -> Iterator[dict[int, EnvRunnerGroup]]:
+    """Two healthy runners, by how many requests each may have in flight."""
+    made = {limit: make_group(limit) for limit in (1, 2)}
+    yield made
+    for group in made.values():
+        group.stop()
+
+
+def make_group(
+    in_flight: int = 1,
+    behaviour: dict[Any, Any] | None = None,
+    folder: Path = Path(),
+    *,
+    runners: int = 2,
+    sample_timeout_s: float = 20.0,
+    tolerance: dict[str, Any] | None = None,
+) -> EnvRunnerGroup:
+    settings = EnvRunnersConfig(
+        num_env_runners=runners,
+        num_cpus_per_env_runner=0.1,
+        sample_timeout_s=sample_timeout_s,
+        max_requests_in_flight_per_env_runner=in_flight,
+    )
+    return EnvRunnerGroup(
+        FakeSpec(settings=settings, folder=str(folder), behaviour=behaviour or {}),  # type: ignore[arg-type]
+        num_env_runners=runners,
+        fault_tolerance=FaultToleranceConfig(**(tolerance or {})),
+        runner_class=TimedRunner,
+    )
+
+
+@pytest.fixture
+def make_sampler(groups: dict[int, EnvRunnerGroup]) -> Any:
+    used = []
+
+    def make(in_flight: int = 1, **options: Any) -> Any:
+        group, requests = groups[in_flight], Requests()
+        group.set_states({1: {"count": 0}, 2: {"count": 0}})
+        used.append(AsynchronousSampler(group, requests, **options))
+        return used[-1], group, requests
+
+    yield make
+    for sampler in used:  # leave nothing under way to the next test
+        sampler.reset()
+        while sampler._group.num_in_flight:
+            sampler._manager.fetch_ready_async_reqs(timeout_s=10.0)
+
+
+@pytest.fixture
+def make_faulty(local_ray: None, tmp_path: Path) -> Any:
+    made: list[EnvRunnerGroup] = []
+
+    def make(behaviour: dict[Any, Any], in_flight: int = 1, **options: Any) -> Any:
+        made.append(make_group(in_flight, behaviour, tmp_path, **options))
+        return AsynchronousSampler(made[-1], Requests()), made[-1]
+
+    yield make
+    for group in made:
+        group.stop()
+
+
+def wait_until_done(group: EnvRunnerGroup) -> None:
+    """Wait for all that is under way, without fetching it."""
+    assert group.manager is not None
+    pending = [ref for actor in group.manager._actors.values() for ref in actor.in_flight]
+    ready, _ = ray.wait(pending, num_returns=len(pending), timeout=30)
+    assert len(ready) == len(pending)
+
+
+def test_sampling_goes_on_while_the_learner_learns(make_sampler: Any) -> None:
+    sampler, group, _ = make_sampler(2)
+    group.foreach_env_runner(lambda runner: runner.spec.behaviour.update(takes_s=0.1))
+    sampler.take()
+    learning = time.time()
+    wait_until_done(group)  # the learner is busy that long, and does not look
+    learned = time.time()
+    group.foreach_env_runner(lambda runner: runner.spec.behaviour.update(takes_s=0.0))
+    replies = [sampler.take() for _ in range(8)]
+    assert {reply.runner_index for reply in replies if reply.ended < learned} == {1, 2}
+    # The one whose reply was taken was asked again: that request can only have run meanwhile.
+    assert [reply for reply in replies if learning < reply.started and reply.ended < learned]
+
+
+def test_a_slow_learner_makes_the_runners_wait(make_sampler: Any) -> None:
+    sampler, group, requests = make_sampler(2, queue_size=3)
+    sampler.take()
+    while group.num_in_flight:
+        sampler._collect(timeout_s=1.0)
+    most = 3 + 2 * 2  # what waits, and what was under way when the queue was full
+    assert 3 <= sampler.num_waiting <= most
+    assert requests.sent <= 1 + most
+    sent = requests.sent
+    sampler._collect(timeout_s=0.0)
+    assert requests.sent == sent  # nobody is asked while nobody takes
+    for _ in range(6):
+        sampler.take()
+    assert requests.sent > sent
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_each_request_is_answered_once_and_the_limit_holds(
+    make_sampler: Any, in_flight: int
+) -> None:
+    sampler, group, _ = make_sampler(in_flight)
+    fragments = []
+    for _ in range(20):
+        fragments.append(sampler.take().fragment)
+        assert group.num_in_flight <= 2 * in_flight
+    assert max(Counter(fragments).values()) == 1
+    assert set(fragments) <= set(range(20 + 2 * in_flight + 16))
+
+
+def test_new_weights_reach_requests_that_are_sent_later(make_sampler: Any) -> None:
+    sampler, _, _ = make_sampler()
+    sampler.set_weights(np.float32(10.0), 1)
+    sampler.take()
+    sampler.set_weights(np.float32(20.0), 2)
+    replies = [sampler.take() for _ in range(8)]
+    assert {(r.weights, r.weights_version) for r in replies} == {(10.0, 1), (20.0, 2)}
+    assert (replies[-1].weights, replies[-1].weights_version) == (20.0, 2)
+
+
+def test_without_refill_only_who_is_asked_goes_on_and_with_fresh_weights(
+    make_sampler: Any,
+) -> None:
+    sampler, group, _ = make_sampler(refill=False)
+    sampler.set_weights(np.float32(0.0), 0)
+    for version in range(1, 8):
+        reply = sampler.take()
+        wait_until_done(group)
+        assert sampler._asked[reply.runner_index] == deque()  # idle until its turn
+        sampler.set_weights(np.float32(version), version)
+        sampler.ask(reply.runner_index)
+        last = version, reply.runner_index
+    replies = [sampler.take(), sampler.take()]
+    fresh = next(reply for reply in replies if reply.runner_index == last[1])
+    assert (fresh.weights_version, fresh.weights) == (last[0], float(last[0]))
+
+
+def test_a_task_may_be_more_than_sampling(make_sampler: Any) -> None:
+    sampler, group, _ = make_sampler(task=doubled_count)
+    replies = [sampler.take() for _ in range(6)]
+    for index in (1, 2):
+        mine = [reply.batch for reply in replies if reply.runner_index == index]
+        assert mine == [2 * (i + 1) for i in range(len(mine))]
+    assert sum(state["count"] for state in group.get_states().values()) >= 6
+
+
+def test_without_remote_runners_it_samples_here() -> None:
+    group = EnvRunnerGroup(
+        FakeSpec(),  # type: ignore[arg-type]
+        num_env_runners=0,
+        fault_tolerance=FaultToleranceConfig(),
+        runner_class=TimedRunner,
+    )
+    sampler = AsynchronousSampler(group, Requests())  # type: ignore[arg-type]
+    sampler.set_weights(1.0, 1)
+    assert sampler.take().weights_version == 1
+    sampler.set_weights(2.0, 2)
+    reply = sampler.take()
+    assert (reply.fragment, reply.weights_version, reply.weights) == (1, 2, 2.0)
+    task = AsynchronousSampler(group, Requests(), task=lambda *a: a[1].fragment)  # type: ignore[arg-type]
+    assert [task.take(), task.take()] == [0, 1]
+
+
+@pytest.mark.parametrize("refill", [True, False])
+def test_after_a_reset_nothing_old_is_delivered(make_sampler: Any, refill: bool) -> None:
+    sampler, group, _ = make_sampler(2, refill=refill)
+    sampler.take()
+    sampler.reset()
+    group.set_states({1: {"count": 100}, 2: {"count": 100}})
+    replies = [sampler.take() for _ in range(4)]  # without refill: what each was given at once
+    assert min(reply.state["count"] for reply in replies) == 101
+
+
+def test_silence_ends_the_run(make_faulty: Any) -> None:
+    sampler, _ = make_faulty({"takes_s": 1.5}, runners=1, sample_timeout_s=0.2)
+    with pytest.raises(EnvRunnersError, match="no env runner answered"):
+        sampler.take()
+
+
+@pytest.mark.faults
+def test_an_error_of_the_environment_gets_a_fresh_runner_and_the_same_requests(
+    make_faulty: Any,
+) -> None:
+    sampler, group = make_faulty({(1, 1): "raise", (2, 1): "raise"}, 2)
+    fragments = [sampler.take().fragment for _ in range(12)]
+    assert len(set(fragments)) == 12
+    assert 1 in fragments
+    assert group.num_restarts == 1
+
+
+@pytest.mark.faults
+def test_an_error_that_comes_back_ends_the_run_as_it_was_raised(make_faulty: Any) -> None:
+    sampler, group = make_faulty({(1, 0): "always raise"}, runners=1)
+    with pytest.raises(EnvError, match="KeyError"):
+        sampler.take()
+    assert group.num_restarts == 1
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_killed_runner_comes_back_with_its_state_and_requests(
+    make_faulty: Any, in_flight: int
+) -> None:
+    behaviour = {(i, f): "die" for i in (1, 2) for f in (3, 8)}
+    sampler, group = make_faulty(behaviour, in_flight)
+    replies = [sampler.take() for _ in range(20)]
+    assert len({reply.fragment for reply in replies}) == 20
+    assert {3, 8} <= {reply.fragment for reply in replies}
+    assert group.num_restarts == 2
+    for index in (1, 2):  # no count twice, none left out: each goes on where the dead one stood
+        counts = [reply.state["count"] for reply in replies if reply.runner_index == index]
+        assert counts == list(range(1, len(counts) + 1))
+
+
+@pytest.mark.faults
+def test_a_lost_runner_is_left_out_if_failures_are_ignored(make_faulty: Any) -> None:
+    tolerance = {"restart_failed_env_runners": False, "ignore_env_runner_failures": True}
+    sampler, group = make_faulty({(1, f): "die" for f in range(6)}, tolerance=tolerance)
+    replies = [sampler.take() for _ in range(10)]
+    assert {reply.runner_index for reply in replies[-5:]} == {2}
+    assert (group.num_healthy, group.num_restarts) == (1, 0)

@@ -1,0 +1,246 @@
+"""What connectors learn: every observation counted once, merged, sent on, kept in checkpoints."""
+
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlrun import Connector, PPOConfig
+from rlrun.algorithms.result import is_wall_clock
+from rlrun.connectors.errors import ConnectorError
+
+BATCH = 96
+
+
+class Unseeded(gym.Env):
+    """Its observations do not follow from the seed, so no episode can be replayed."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    rng = np.random.default_rng(0)
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 5
+        return self.rng.random(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.rng.random(2, np.float32), 1.0, self.left == 0, False, {}
+
+
+class Shifted(Connector):
+    """A user's piece that learns: subtracts the largest value that any runner has seen."""
+
+    def __init__(self):
+        self.most = self.news = 0.0
+
+    def __call__(self, observations, history):
+        if history.update:
+            self.news = max(self.news, float(observations.max()))
+            self.most = max(self.most, self.news)
+        return observations - np.float32(self.most)
+
+    def get_state(self):
+        return {"most": self.most, "news": self.news}
+
+    def set_state(self, state):
+        self.most, self.news = state["most"], state["news"]
+
+    def flush_deltas(self):
+        news, self.news = self.news, 0.0
+        return {"most": news} if news else {}
+
+    def apply_deltas(self, deltas):
+        self.most = max([self.most, *(delta["most"] for delta in deltas)])
+
+
+class Noisy(Connector):
+    """Actions are flipped now and then."""
+
+    def __init__(self, seed, p):
+        self.rng, self.p = np.random.default_rng(seed), p
+
+    def __call__(self, actions, history):
+        return np.where(self.rng.random(len(actions)) < self.p, 1 - actions, actions)
+
+    def get_state(self):
+        return {"rng": self.rng.bit_generator.state}
+
+    def set_state(self, state):
+        self.rng.bit_generator.state = state["rng"]
+
+
+@pytest.fixture
+def build(request):
+    made = []
+
+    def make(env="CartPole-v1", runners=0, lanes=2, **env_runners):
+        if runners:
+            request.getfixturevalue("local_ray")
+        config = (
+            PPOConfig()
+            .environment(env)
+            .env_runners(
+                num_env_runners=runners,
+                num_envs_per_env_runner=lanes,
+                num_cpus_per_env_runner=0.1,
+                **{"observation_filter": "MeanStdFilter", **env_runners},
+            )
+            .training(train_batch_size=BATCH, minibatch_size=48, num_epochs=1)
+            .evaluation(episodes=3)
+            .debugging(seed=5)
+        )
+        made.append(config.build())
+        return made[-1]
+
+    yield make
+    for algorithm in made:
+        algorithm.stop()
+
+
+def central_stat(algorithm):
+    state = algorithm.get_state()["connectors"]["observations"]
+    return state.get("default", state)["stat"]
+
+
+def observations_so_far(algorithm, runners, lanes):
+    """Those that steps led to, and the first ones: of finished episodes and of running ones."""
+    return algorithm.env_steps + algorithm._episodes.total + max(runners, 1) * lanes
+
+
+@pytest.mark.parametrize(
+    ("runners", "mode"),
+    [(0, "truncate_episodes"), (2, "truncate_episodes"), (0, "complete_episodes")],
+)
+def test_every_observation_is_counted_once(build, runners, mode):
+    algorithm = build(runners=runners, batch_mode=mode)
+    held = 0
+    for _ in range(4):
+        algorithm.train()
+    if mode == "complete_episodes":  # sampled and counted, delivered when the episode ends
+        held = int(algorithm.env_runner_group.local_env_runner._episodes.length.sum())
+    counted = central_stat(algorithm)["count"]
+    assert counted == observations_so_far(algorithm, runners, 2) + held
+    algorithm.evaluate()
+    assert central_stat(algorithm)["count"] == counted, "evaluation learns nothing"
+    evaluating = algorithm.evaluation_runner().observations.get_state()["stat"]
+    assert repr(evaluating) == repr(central_stat(algorithm)), "and uses all that is known"
+
+
+@pytest.mark.parametrize(
+    ("env", "lanes"),
+    [
+        (f"{__name__}:Unseeded", 2),
+        ("counting_envs:autonomous", 1),
+    ],
+)
+def test_episodes_that_start_afresh_are_counted_too(build, env, lanes):
+    """Where a restored runner cannot go on with its episodes, new ones begin."""
+    algorithm = build(env, lanes=lanes)
+    algorithm.train()
+    before = central_stat(algorithm)["count"]
+    state = algorithm.get_state()
+    algorithm.set_state(state)
+    assert central_stat(algorithm)["count"] == before
+    episodes, steps = algorithm._episodes.total, algorithm.env_steps
+    algorithm.train()
+    # The first observations come in place of those of the episodes that were given up.
+    news = algorithm.env_steps - steps + algorithm._episodes.total - episodes + lanes
+    runner = algorithm.env_runner_group.local_env_runner
+    if not runner.envs.every_step_counts:  # it resets itself in the next fragment's first step
+        news -= int((runner._episodes.length == 0).sum())
+    assert central_stat(algorithm)["count"] == before + news
+
+
+def test_runners_statistics_may_be_thrown_away(build):
+    algorithm = build(use_worker_filter_stats=False)
+    for _ in range(2):
+        algorithm.train()
+    assert central_stat(algorithm)["count"] == 0
+    kept = build()
+    kept.train()
+    state = kept.get_state()
+    algorithm.set_state(state)
+    algorithm.train()
+    assert repr(central_stat(algorithm)) == repr(central_stat(kept)), "frozen as it was restored"
+
+
+@pytest.mark.parametrize("update", [True, False])
+def test_runners_may_keep_statistics_of_their_own(build, update):
+    algorithm = build(runners=2, update_worker_filter_stats=update)
+    counts = []
+    for _ in range(2):
+        algorithm.train()
+        counts.append(central_stat(algorithm)["count"])
+    states = algorithm.env_runner_group.get_states()
+    own = [state["connectors"]["observations"]["stat"]["count"] for state in states.values()]
+    if update:  # what was merged after the first round, and their own since then
+        assert sum(own) == 2 * counts[0] + (counts[1] - counts[0])
+    else:
+        assert sum(own) == counts[1], "the centre still knows everything"
+
+
+def seeded_part(result, prefix=""):
+    found = {}
+    for key, value in result.items():
+        if isinstance(value, dict):
+            found |= seeded_part(value, f"{prefix}{key}/")
+        elif not is_wall_clock(f"{prefix}{key}"):
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+CUSTOM = {
+    "env_to_module_connector": Shifted,
+    "module_to_env_connector": {"use": f"{__name__}:Noisy", "p": 0.1},
+}
+
+
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
+def test_custom_connectors_go_on_to_the_bit_and_evaluate_the_same(build, runners):
+    straight = build(runners=runners, **CUSTOM)
+    for _ in range(2):
+        straight.train()
+    state, weights = straight.get_state(), straight.get_weights()
+    assert state["connectors"]["observations"]["pieces"]["0"]["most"] > 0
+    resumed = build(runners=runners, **CUSTOM)
+    resumed.set_weights(weights)
+    resumed.set_state(state)
+    for _ in range(2):
+        assert seeded_part(straight.train()) == seeded_part(resumed.train())
+    assert straight.evaluate() == resumed.evaluate() == straight.evaluate()
+    news = central_stat(straight)["count"]
+    assert news == observations_so_far(straight, runners, 2)
+
+
+class Raises(Connector):
+    def __call__(self, observations, history):
+        return {}["no such key"]
+
+
+def test_a_failure_in_an_actor_arrives_as_it_is(build):
+    algorithm = build(runners=1, env_to_module_connector=Raises)
+    with pytest.raises(ConnectorError) as caught:
+        algorithm.train()
+    text = str(caught.value)
+    assert text.startswith("Traceback")
+    assert '{}["no such key"]' in text
+    assert "rlrun/connectors" not in text
+    assert text.endswith("connector test_connector_state:Raises failed")
+
+
+@pytest.mark.faults
+def test_a_killed_runner_counts_nothing_twice(build):
+    def trained(kill):
+        algorithm = build(runners=2, **CUSTOM)
+        for iteration in range(4):
+            if kill and iteration == 2:
+                (victim, *_) = algorithm.env_runner_group._process_ids.values()
+                os.kill(victim, signal.SIGKILL)
+            algorithm.train()
+        assert algorithm.env_runner_group.num_restarts == int(kill)
+        return algorithm.get_state()["connectors"]
+
+    assert repr(trained(kill=False)) == repr(trained(kill=True))

@@ -1,0 +1,323 @@
+"""Connectors of the user's own: what they see, what becomes of what they put out, their state."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_env_runner import CountingEnv
+
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.connectors.errors import ConnectorError
+from rlrun.data import columns as col
+from rlrun.policies.policy import Policy
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.runner_connectors import RunnerConnectors
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.seeding import Role
+
+COUNTING = f"{CountingEnv.__module__}:CountingEnv"
+
+
+class Parity(Policy):
+    """Takes the parity of the first number; no weights."""
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.abs(obs_batch[:, :1].sum(-1)).astype(np.int64) % 2, [], {}
+
+
+def spec_of(lanes=2, env=COUNTING, policy=Parity, connectors=None, kwargs=None, **env_runners):
+    factory = {} if policy is None else {"policy_factory": lambda o, a, m: policy(o, a)}
+    return RunnerSpec(
+        EnvSpec(use=env, kwargs=kwargs or {}),
+        EnvRunnersConfig(num_envs_per_env_runner=lanes, **env_runners),
+        connectors or ConnectorsConfig(),
+        seed=7,
+        **factory,
+    )
+
+
+def recent(k=2, **more):
+    piece = {"use": "custom_pieces:Recent", "k": k}
+    return {"env_to_module_connector": piece, "episode_lookback_horizon": k, **more}
+
+
+def collect(runner, lengths, weights=None, start=0):
+    requests = enumerate(lengths, start)
+    return [runner.sample_fragment(SampleRequest(i, n, 1), weights) for i, n in requests]
+
+
+def rows_by_episode(batches):
+    episodes = {}
+    for batch in batches:
+        for row in batch.rows():
+            episodes.setdefault(int(row[col.EPS_ID]), []).append(row)
+    return episodes
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lanes=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    k=st.integers(0, 4),
+    env=st.sampled_from([COUNTING, "counting_envs:autonomous"]),
+    whole=st.booleans(),
+)
+def test_what_is_looked_back_on_is_its_slow_transcription(lanes, lengths, k, env, whole):
+    """Wherever fragments were cut, and wherever the environments reset themselves."""
+    counting = env == COUNTING
+    runner = EnvRunner(
+        spec_of(
+            lanes,
+            env,
+            kwargs={"random_length": True} if counting else {},
+            **recent(k),
+            batch_mode="complete_episodes" if whole and counting else "truncate_episodes",
+        )
+    )
+    batches = [reply.batch for reply in collect(runner, lengths)]
+    for rows in rows_by_episode(batches).values():
+        begin = int(rows[0][col.T])
+        plain = [row[col.OBS][:2] for row in rows] + [rows[-1][col.NEXT_OBS][:2]]
+        seen = [row[col.OBS] for row in rows] + [rows[-1][col.NEXT_OBS]]
+        for t in range(begin, begin + len(seen)):
+            if t - k < begin and begin > 0:
+                continue  # the batch of the steps before was given away earlier
+
+            def at(values, step, before, begin=begin):
+                return values[step - begin] if step >= begin else before
+
+            steps = range(t - k, t)
+            expected = [
+                *plain[t - begin],
+                *(at([row[col.REWARDS] for row in rows], step, 0) for step in steps),
+                *(at([row[col.ACTIONS] for row in rows], step, 0) for step in steps),
+                *(at(plain, step, plain[0])[1] for step in steps),
+            ]
+            np.testing.assert_array_equal(seen[t - begin], np.array(expected, np.float32))
+
+
+def test_no_result_depends_on_where_fragments_are_cut():
+    def whole(lengths):
+        runner = EnvRunner(spec_of(kwargs={"length": 9}, **recent(4)))
+        episodes = rows_by_episode([reply.batch for reply in collect(runner, lengths)])
+        return {i: [row[col.OBS].tolist() for row in rows] for i, rows in episodes.items()}
+
+    assert whole([24]) == whole([1, 2, 3, 7, 11]) == whole([5, 19])
+
+
+def test_the_policy_is_built_for_what_the_pieces_put_out():
+    runner = EnvRunner(spec_of(policy=None, **recent(3)))
+    assert runner.policy.observation_space.shape == (2 + 9,)
+    batch = collect(runner, [5])[0].batch
+    assert batch[col.OBS].shape == (10, 11)
+    assert batch.shared(col.OBS)[0] is batch.shared(col.NEXT_OBS)[0], "still stored once"
+
+
+def test_nested_observations_reach_the_pieces_as_they_are():
+    runner = EnvRunner(
+        spec_of(
+            env="counting_envs:NestedCounter",
+            policy=None,
+            env_to_module_connector="custom_pieces:Picked",
+        )
+    )
+    batch = collect(runner, [7], policy_weights(runner))[0].batch
+    assert batch[col.OBS].shape == (14, 2)
+    assert batch[col.T].tolist() == batch[col.OBS][:, 1].tolist()
+    restored = EnvRunner(runner.spec)
+    restored.set_state(runner.get_state())
+    same_batches(runner, restored, policy_weights(runner))
+
+
+def policy_weights(runner):
+    rng = np.random.default_rng(0)
+    return 0.3 * rng.normal(size=runner.policy.num_parameters).astype(np.float32)
+
+
+def same_batches(one, other, weights=None):
+    for fragment in (10, 11):
+        replies = [collect(runner, [6], weights, fragment)[0] for runner in (one, other)]
+        for name in replies[0].batch:
+            np.testing.assert_array_equal(replies[0].batch[name], replies[1].batch[name], name)
+        assert replies[0].episodes == replies[1].episodes
+        assert repr(replies[0].connector_deltas) == repr(replies[1].connector_deltas)
+
+
+ALL_KINDS = {
+    "env_to_module_connector": (
+        {"use": "custom_pieces:Recent", "kwargs": {"k": 2}},
+        {"use": "custom_pieces:Centred"},
+    ),
+    "module_to_env_connector": {"use": "custom_pieces:Sticky", "p": 0.4},
+    "episode_lookback_horizon": 2,
+    "observation_filter": "MeanStdFilter",
+}
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", COUNTING])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_restored_runner_goes_on_to_the_bit(env, whole):
+    """Pieces that look back, learn, draw and remember; environments are replayed from actions."""
+    mode = "complete_episodes" if whole else "truncate_episodes"
+    spec = spec_of(3, env, policy=None, batch_mode=mode, **ALL_KINDS)
+    runner = EnvRunner(spec)
+    weights = policy_weights(runner)
+    collect(runner, [7, 8, 9], weights)
+    state = runner.get_state()
+    restored = EnvRunner(spec, recreated=True)
+    restored.set_state(state)
+    same_batches(runner, restored, weights)
+
+
+def test_environments_get_what_the_pieces_put_out_and_the_batch_what_the_policy_chose():
+    spec = spec_of(
+        env="Pendulum-v1", policy=None, module_to_env_connector="custom_pieces:ThreePushes"
+    )
+    runner = EnvRunner(spec)
+    assert runner.policy.action_space == runner.action_space == gym.spaces.Discrete(3)
+    received = []
+    step = runner.envs.step
+    runner.envs.step = lambda actions: received.append(np.array(actions)) or step(actions)
+    batch = collect(runner, [6], policy_weights(runner))[0].batch
+    assert batch[col.ACTIONS].dtype == np.int64
+    sent = np.array(received)[:, :, 0].T.ravel()
+    # The default connectors come behind: the torque's bounds are -2 and 2.
+    np.testing.assert_allclose(sent, (batch[col.ACTIONS] - 1) * 2.0)
+    centre = RunnerConnectors(spec, *spaces_of(runner))
+    assert centre.action_space == gym.spaces.Discrete(3)
+
+
+def spaces_of(runner):
+    return runner.envs.single_observation_space, runner.envs.single_action_space
+
+
+def test_without_the_default_connectors_only_the_pieces_run():
+    switched_off = {
+        "add_default_connectors_to_env_to_module_pipeline": False,
+        "add_default_connectors_to_module_to_env_pipeline": False,
+    }
+    runner = EnvRunner(
+        spec_of(
+            env="Pendulum-v1",
+            policy=None,
+            module_to_env_connector="custom_pieces:ThreePushes",
+            **switched_off,
+        )
+    )
+    received = []
+    step = runner.envs.step
+    runner.envs.step = lambda actions: received.append(np.array(actions)) or step(actions)
+    batch = collect(runner, [6], policy_weights(runner))[0].batch
+    np.testing.assert_array_equal(np.array(received)[:, :, 0].T.ravel(), batch[col.ACTIONS] - 1)
+    taxi = EnvRunner(spec_of(env="counting_envs:ContinuousCounter", policy=None))
+    assert taxi.connectors.custom is None
+    with pytest.raises(ConnectorError, match="add_default_connectors_to_env_to_module_pipeline"):
+        EnvRunner(spec_of(env="counting_envs:NestedCounter", policy=None, **switched_off))
+
+
+def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
+    spec = spec_of(env_to_module_connector="custom_pieces:two_pieces", kwargs={"length": 4})
+    runners = [EnvRunner(spec, runner_index=i) for i in (1, 2)]
+    centre = RunnerConnectors(spec, *spaces_of(runners[0]))
+    seen = []
+    state = None
+    for fragment, length in enumerate([3, 5, 4]):
+        replies = [
+            runner.sample_fragment(SampleRequest(fragment, length, 1, state)) for runner in runners
+        ]
+        centre.apply_deltas([reply.connector_deltas for reply in replies])
+        state = centre.get_state()
+        seen += [reply.batch for reply in replies]
+    stat = centre.observations.get_state()["pieces"]["1"]["stat"]
+    # Each step's observation, and each episode's final one; what comes next is known already.
+    ended = sum(int((b[col.TERMINATEDS] | b[col.TRUNCATEDS]).sum()) for b in seen)
+    running = 4
+    assert stat["count"] == sum(len(b) for b in seen) + ended + running
+    for runner in runners:
+        runner.load(None, 1, state)
+        mine = runner.connectors.get_state()["observations"]["pieces"]["1"]["stat"]
+        np.testing.assert_array_equal(mine["mean"], stat["mean"])
+
+
+def test_the_centre_leaves_alone_what_belongs_to_lanes():
+    runner = EnvRunner(spec_of(3, "CartPole-v1", policy=None, **ALL_KINDS))
+    centre = RunnerConnectors(runner.spec, *spaces_of(runner))
+    deltas = collect(runner, [5], policy_weights(runner))[0].connector_deltas
+    centre.apply_deltas([deltas])
+    before = runner.connectors.get_state()
+    runner.load(None, 1, centre.get_state())
+    after = runner.connectors.get_state()
+    assert repr(after["actions"]) == repr(before["actions"])
+    assert repr(after["observations"]["history"]) == repr(before["observations"]["history"])
+
+
+def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
+    spec = spec_of(2, "CartPole-v1", policy=None, **ALL_KINDS)
+    trained = EnvRunner(spec)
+    weights = policy_weights(trained)
+    centre = RunnerConnectors(spec, *spaces_of(trained))
+    centre.apply_deltas([collect(trained, [50], weights)[0].connector_deltas])
+    state = centre.get_state()
+    runner = EnvRunner(spec, role=Role.EVALUATION)
+    played = []
+    for seed in (3, 4, 3):
+        runner.load(weights, 1, state)
+        played.append(play_episodes(runner, num_episodes=4, seed=seed, explore=True))
+    assert played[0] == played[2] != played[1]
+    assert repr(centre.get_state()) == repr(state)
+    learned = runner.connectors.get_state()["observations"]["pieces"]["1"]["stat"]["count"]
+    assert learned == state["observations"]["pieces"]["1"]["stat"]["count"]
+
+
+def test_a_function_may_ask_for_the_module():
+    spec = spec_of(policy=None, module_to_env_connector="custom_pieces:with_module")
+    runner = EnvRunner(spec)
+    piece = runner.actions._pieces[0].connector
+    assert piece.module is runner.policy, "the policy that acts"
+    collect(runner, [3], policy_weights(runner))
+    with pytest.raises(ConnectorError, match="change the action space"):
+        EnvRunner(
+            spec_of(
+                env="Pendulum-v1",
+                policy=None,
+                module_to_env_connector="custom_pieces:changes_its_module",
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Raises", 'return {}["no such key"]'),
+        ("Halved", "expected 2 rows, one for each lane"),
+        ("Misannounced", "announced Box"),
+        ("LooksTooFar", "episode_lookback_horizon: 5 works"),
+        ("no_piece", "env_runners.env_to_module_connector: custom_pieces:no_piece must make"),
+    ],
+)
+def test_what_goes_wrong_is_said_with_the_users_own_traceback(name, message):
+    spec = spec_of(env_to_module_connector=f"custom_pieces:{name}")
+    with pytest.raises(ConnectorError) as caught:
+        collect(EnvRunner(spec), [4])
+    text = str(caught.value)
+    assert message in text
+    assert f"custom_pieces:{name}" in text
+    if name in ("Raises", "LooksTooFar"):
+        assert text.startswith("Traceback")
+        assert "custom_pieces.py" in text
+        assert "connectors/custom.py" not in text
+
+
+def test_states_are_plain_enough_for_a_checkpoint():
+    from rlrun.experiment.state_codec import decode, encode
+
+    runner = EnvRunner(spec_of(2, "CartPole-v1", policy=None, **ALL_KINDS))
+    collect(runner, [5], policy_weights(runner))
+    document, arrays = encode(runner.get_state())
+    restored = EnvRunner(runner.spec)
+    restored.set_state(decode(json.loads(json.dumps(document)), arrays))
+    same_batches(runner, restored, policy_weights(runner))

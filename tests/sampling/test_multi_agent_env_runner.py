@@ -1,0 +1,342 @@
+"""Agents come and go: the runner's batches against trajectories written by hand."""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripted_agents import EXPECTED, LENGTH, TOTALS
+
+import rlrun
+from rlrun.config.policies import PolicySettings
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec, ModelConfig, TrainingConfig
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.experiment.state_codec import decode, encode
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
+from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
+
+ECHO = PolicySettings(ModelConfig(), TrainingConfig(), use="scripted_agents:Echo")
+MLP = PolicySettings(ModelConfig(hidden=(8,)), TrainingConfig())
+LSTM = PolicySettings(
+    ModelConfig(
+        hidden=(4,),
+        use_lstm=True,
+        lstm_cell_size=4,
+        max_seq_len=5,
+        lstm_use_prev_action=True,
+        lstm_use_prev_reward=True,
+    ),
+    TrainingConfig(),
+)
+EXAMPLES = "rlrun.sampling.multi_agent_examples"
+
+
+def make(env, policies, agents=None, *, lanes=1, by_agent=False, spec=None, index=0, **settings):
+    env = EnvSpec.model_validate(env)
+    runner = RunnerSpec(
+        env,
+        settings=EnvRunnersConfig(num_envs_per_env_runner=lanes, **settings),
+        multi_agent=MultiAgentSpec(policies, agents, by_agent),
+        **(spec or {}),
+    )
+    return MultiAgentEnvRunner(runner, runner_index=index)
+
+
+def cartpole(policies, *, agents=2, **more):
+    return make({"use": f"{EXAMPLES}:MultiAgentCartPole", "num_agents": agents}, policies, **more)
+
+
+def sample(runner, fragment, length):
+    return runner.sample_fragment(SampleRequest(fragment, length))
+
+
+def by_agent(batches):
+    """(lane, episode, agent index) -> rows, in the order of the batches."""
+    found = defaultdict(list)
+    for batch in batches:
+        for policy_batch in batch.as_multi_agent().policy_batches.values():
+            for row in policy_batch.rows():
+                key = row["env_id"], row["eps_id"] & 0xFFFF, row["agent_index"]
+                found[key].append(row)
+    return found
+
+
+def played(rows):
+    return [
+        (
+            *(float(row["obs"][0]), float(row["new_obs"][0]), float(row["rewards"]), row["t"]),
+            *(bool(row["terminateds"]), bool(row["truncateds"])),
+        )
+        for row in rows
+    ]
+
+
+TABLES = {
+    "each its own": ({"a": ECHO, "b": ECHO, "c": ECHO}, None),
+    "one for all": ({"p": ECHO}, None),
+    "by pattern": ({"p": ECHO, "q": ECHO}, {"[ab]": "p", "*": "q"}),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize(("length", "lanes"), [(1, 1), (3, 2), (4, 1), (5, 3), (16, 2)])
+def test_trajectories_are_those_written_by_hand(table, length, lanes):
+    policies, agents = TABLES[table]
+    runner = make("scripted_agents:Scripted", policies, agents, lanes=lanes)
+    replies = [sample(runner, k, length) for k in range(-(-4 * LENGTH // length))]
+    rows = by_agent([reply.batch for reply in replies])
+    for lane in range(lanes):
+        for episode in range(3):
+            for index, agent in enumerate("abc"):
+                assert played(rows[lane, episode, index]) == EXPECTED[agent]
+    for reply in replies:
+        assert reply.env_steps == length * lanes
+        for episode in reply.episodes:
+            assert {name: total for name, _, total in episode.agents} == TOTALS
+            assert episode.episode_return == sum(TOTALS.values())
+            assert episode.length == LENGTH
+    # No fragment's unroll ids come again, and a batch's rows stand agent after agent.
+    seen = set()
+    for reply in replies:
+        for batch in reply.batch.as_multi_agent().policy_batches.values():
+            batch.check_valid()
+            pieces = batch["unroll_id"][np.r_[True, np.diff(batch["unroll_id"]) != 0]]
+            assert len(set(pieces)) == len(pieces)
+            new = {("p", int(piece)) for piece in set(pieces)} if len(policies) == 1 else set()
+            assert not new & seen
+            seen |= new
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_complete_episodes_come_whole(lanes):
+    runner = make(
+        "scripted_agents:Scripted", {"p": ECHO}, lanes=lanes, batch_mode="complete_episodes"
+    )
+    for k in range(3):
+        reply = sample(runner, k, 9)
+        rows = by_agent([reply.batch])
+        assert {len(found) for found in rows.values()} == {6, 3}
+        for (_, _, index), found in rows.items():
+            assert played(found) == EXPECTED["abc"[index]]
+        assert reply.env_steps == reply.batch.env_steps() >= 9 * lanes
+        assert reply.env_steps % LENGTH == 0
+
+
+def test_fragments_are_counted_in_agent_steps_if_asked_for():
+    runner = make("scripted_agents:Scripted", {"p": ECHO}, lanes=2, by_agent=True)
+    for k in range(6):
+        reply = sample(runner, k, 10)
+        assert 20 - 6 <= reply.batch.agent_steps() <= 20 + 6  # those who are silent wait
+        assert reply.env_steps < 20
+
+
+def test_one_forward_pass_a_policy_and_step():
+    runner = cartpole({"agent_0": MLP, "agent_1": MLP}, lanes=4)
+    calls = Counter()
+    for name, actor in runner.actors.items():
+        original = actor.policy.compute_actions
+
+        def counted(obs, *args, _name=name, _original=original, **kwargs):
+            calls[_name] += 1
+            return _original(obs, *args, **kwargs)
+
+        actor.policy.compute_actions = counted
+    reply = sample(runner, 0, 30)
+    assert set(calls) == {"agent_0", "agent_1"}
+    assert max(calls.values()) <= 30 == reply.vector_steps
+
+
+def test_another_number_of_lanes_gives_the_same_data():
+    """T33: what an agent does follows from the seed of its episode."""
+    alone, beside = cartpole({"p": MLP}), cartpole({"p": MLP}, lanes=3)
+    rng = np.random.default_rng(0)
+    weights = rng.normal(0, 0.3, alone.actors["p"].policy.num_parameters).astype(np.float32)
+    for runner in (alone, beside):
+        runner.set_weights({"p": weights})
+    one = by_agent([sample(alone, k, 50).batch for k in range(2)])
+    three = by_agent([sample(beside, k, 25).batch for k in range(4)])
+    assert {key for key in three if key[0] == 0} == set(one)
+    for key, rows in one.items():
+        for here, there in zip(rows, three[key], strict=True):
+            assert here["actions"] == there["actions"]
+            np.testing.assert_allclose(here["obs"], there["obs"], rtol=1e-6)
+            np.testing.assert_allclose(here["action_logp"], there["action_logp"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("policy", [MLP, LSTM], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("env", ["MultiAgentCartPole", "TakeTurns"])
+def test_a_restored_runner_goes_on_to_the_bit(env, policy, batch_mode):
+    def build():
+        settings = {"observation_filter": "MeanStdFilter", "batch_mode": batch_mode}
+        return make(f"{EXAMPLES}:{env}", {"p": policy}, lanes=2, **settings)
+
+    straight = build()
+    weights = straight.get_weights()
+    for fragment in range(4):
+        sample(straight, fragment, 9)
+    document, arrays = encode(straight.get_state())
+    resumed = build()
+    resumed.set_weights(weights)
+    resumed.set_state(decode(json.loads(json.dumps(document)), arrays))
+    for fragment in range(4, 7):
+        one, other = sample(straight, fragment, 9), sample(resumed, fragment, 9)
+        assert one.episodes == other.episodes
+        for policy_id, batch in one.batch.policy_batches.items():
+            for name, column in batch.items():
+                np.testing.assert_array_equal(column, other.batch[policy_id][name], name)
+
+
+class Restless:
+    """A cart pole that starts anywhere, whatever the seed."""
+
+    def __new__(cls):
+        from rlrun.sampling.multi_agent_examples import MultiAgentCartPole
+
+        env = MultiAgentCartPole()
+        reset = env.reset
+        env.reset = lambda seed=None, options=None: reset()
+        return env
+
+
+def test_a_lane_that_cannot_be_replayed_starts_afresh(caplog):
+    runner, other = (make("test_multi_agent_env_runner:Restless", {"p": MLP}) for _ in range(2))
+    sample(runner, 0, 5)
+    other.set_state(runner.get_state())
+    assert "sub-env 0 of runner 0" in caplog.text
+    assert "fresh episode" in caplog.text
+    batch = sample(other, 1, 5).batch["p"]
+    assert batch["t"].min() == 0
+    assert batch["eps_id"].min() == 1
+
+
+def test_recurrent_states_belong_to_agents():
+    """States at the start of sequences against the policy, run again step by step."""
+    runner = cartpole({"p": LSTM}, lanes=2)
+    batches = [sample(runner, k, 13).batch["p"] for k in range(4)]
+    policy = runner.actors["p"].policy
+    states, last = {}, {}
+    for batch in batches:
+        starts = np.cumsum(batch["seq_lens"]) - batch["seq_lens"]
+        for row in range(len(batch)):
+            key = tuple(int(batch[name][row]) for name in ("env_id", "eps_id", "agent_index"))
+            before = states.get(key, policy.get_initial_state())
+            if row in starts:
+                sequence = int(np.flatnonzero(starts == row)[0])
+                for k, state in enumerate(before):
+                    np.testing.assert_allclose(
+                        batch[f"state_in_{k}"][sequence], state, rtol=1e-5, atol=1e-6
+                    )
+            action, reward = last.get(key, (0, 0.0))
+            assert batch["prev_actions"][row] == action
+            assert batch["prev_rewards"][row] == reward
+            inputs = {f"state_in_{k}": state[None] for k, state in enumerate(before)}
+            for name in ("obs", "prev_actions", "prev_rewards"):
+                inputs[name] = batch[name][row : row + 1]
+            _, outs, _ = policy.compute_actions_from_input_dict(inputs, explore=False)
+            states[key] = [state[0] for state in outs]
+            last[key] = int(batch["actions"][row]), float(batch["rewards"][row])
+
+
+def test_evaluation_plays_exactly_n_episodes_whatever_the_lanes():
+    results = []
+    for lanes in (1, 3):
+        runner = cartpole({"p": MLP}, lanes=lanes)
+        rng = np.random.default_rng(0)
+        size = runner.actors["p"].policy.num_parameters
+        runner.set_weights({"p": rng.normal(0, 0.3, size).astype(np.float32)})
+        for explore in (False, True):
+            episodes = play_episodes(runner, num_episodes=5, seed=3, explore=explore)
+            results.append([(e.seed, e.length, e.agents) for e in episodes])
+    assert results[0] == results[2]
+    assert results[1] == results[3] != results[0]
+    assert len(results[0]) == 5
+
+
+def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
+    env = {"use": f"{EXAMPLES}:CrashingCartPole", "crash_probability": 0.03}
+    runner = make(env, {"p": MLP}, lanes=3, spec={"restart_failed_sub_environments": True})
+    replies = [sample(runner, k, 40) for k in range(3)]
+    assert replies[-1].faulty_episodes > 0
+    for reply in replies:
+        assert reply.env_steps == 120
+        batch = reply.batch["p"]
+        # Whatever is delivered is whole: pieces of episodes that end, or go on.
+        assert batch.agent_steps() <= 240
+        steps = {(row["env_id"], row["eps_id"], row["t"]) for row in batch.rows()}
+        assert len(steps) == 120
+    with pytest.raises(EnvError, match="the cart went off the rails"):
+        sample(make(env, {"p": MLP}), 0, 500)
+
+
+def _own_calls(runner, steps):
+    """Python calls of rlrun's own functions, environments aside, for so many vector steps."""
+    package, calls = str(Path(rlrun.__file__).parent), 0
+    environments = ("multi_agent_env.py", "multi_agent_examples.py")
+
+    def count(frame, event, _):
+        nonlocal calls
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(package) and not file.endswith(environments):
+            calls += 1
+
+    sample(runner, 0, 20)
+    sys.setprofile(count)
+    try:
+        sample(runner, 1, steps)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_two_agents_cost_few_more_calls_than_one():
+    single = EnvRunner(
+        RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(num_envs_per_env_runner=8))
+    )
+    several = cartpole({"agent_0": MLP, "agent_1": MLP}, lanes=8)
+    per_agent_step = _own_calls(single, 200) / (200 * 8)
+    in_several = _own_calls(several, 200) / (200 * 16)
+    assert in_several <= 2.5 * per_agent_step, (in_several, per_agent_step)
+
+
+@pytest.mark.parametrize(
+    ("script", "message", "step"),
+    [
+        ("REWARD_OF_THE_DEAD", "agent 'b' of policy 'p': it is rewarded with 3.0 after it has", 1),
+        ("RETURN_OF_THE_DEAD", "agent 'b' of policy 'p': it has an observation after it has", 1),
+        ("NOT_A_NUMBER", "agent 'a' of policy 'p': observation holds NaN", 1),
+        ("INFINITE_REWARD", "agent 'a' of policy 'p': the reward is inf", 0),
+        ("NOBODY", "the episode ended before any agent had an observation", 0),
+        ("STRANGER", "agent 'z' is none of the env's possible agents", 0),
+        ("NO_DICT", "step() must return five dicts by agent", 0),
+    ],
+)
+def test_dicts_that_disagree_are_named(script, message, step):
+    runner = make({"use": "scripted_agents:Scripted", "script": script}, {"p": ECHO})
+    with pytest.raises(EnvError) as caught:
+        sample(runner, 0, 5)
+    assert message in str(caught.value)
+    assert caught.value.env_step == step
+
+
+@pytest.mark.parametrize(
+    ("policies", "agents", "message"),
+    [
+        (("p", "q"), {"a": "p", "b": "q"}, "agent 'c' has no policy"),
+        (("p", "q"), {"*": "r"}, "agent 'a' is to play the policy 'r', which does not exist"),
+        (("p", "q"), None, "agent 'a' has no policy"),
+    ],
+)
+def test_agents_without_a_policy_are_named(policies, agents, message):
+    with pytest.raises(EnvError, match=message):
+        make("scripted_agents:Scripted", dict.fromkeys(policies, ECHO), agents)
+
+
+def test_the_default_policy_alone_gives_a_plain_batch():
+    runner = make("scripted_agents:Scripted", {"default_policy": ECHO})
+    assert isinstance(runner.sample(), SampleBatch)

@@ -1,0 +1,28 @@
+"""How weights reach remote runners: small ones within the call, large ones through the store."""
+
+import numpy as np
+import pytest
+
+from rlrun.sampling import sampling_round
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    objects = []
+    monkeypatch.setattr(sampling_round.ray, "put", lambda value: objects.append(value) or "ref")
+    return objects
+
+
+@pytest.mark.parametrize("weights", [None, np.zeros(9_000, np.float32)])
+def test_small_weights_travel_in_the_call(stored, weights):
+    assert sampling_round.sendable(weights) is weights
+    assert not stored
+
+
+@pytest.mark.parametrize("policies", [1, 40])
+def test_large_weights_are_stored_once(stored, policies):
+    by_policy = {f"p{i}": np.zeros(100_000 // policies, np.float32) for i in range(policies)}
+    weights = by_policy if policies > 1 else by_policy["p0"]
+    assert sampling_round.sendable(weights) == "ref"
+    assert len(stored) == 1
+    assert stored[0] is weights
