@@ -16,8 +16,7 @@ from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.learning.learner import Learner, value_at
-from rlrun.learning.learner_group import build_learner
+from rlrun.learning.learner import value_at
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.rl_module import RLModule
 
@@ -91,11 +90,6 @@ class A2C(Algorithm):
         training = config.training
         assert isinstance(training, A2CTraining)  # the loader made it from `Training`
         yield from fragment_problems(training.train_batch_size, config.env_runners)
-
-    def make_learner(self, policy_id: str) -> Learner:
-        training = self._settings(policy_id)
-        module = self.build_module(policy_id)
-        return build_learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: sample, estimate advantages, one gradient step, sync."""

@@ -161,11 +161,6 @@ class A3C(Algorithm):
         """The weight of the entropy bonus, which runners need for their gradients."""
         return {"entropy_coeff": value_at(self._settings().entropy_coeff, self.env_steps)}
 
-    def make_learner(self, policy_id: str) -> Learner:
-        training = self._settings()
-        module = self.build_module(policy_id)
-        return Learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
-
     def setup(self) -> None:
         length = stream_length(
             self._settings().train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT

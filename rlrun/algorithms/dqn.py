@@ -40,7 +40,7 @@ from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfi
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
-from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.learner import value_at
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
 from rlrun.policies.q_options import QOptions
@@ -87,8 +87,6 @@ class DQNTraining(TrainingConfig):
     """Scale of that noise at the start."""
     grad_clip: float | None = Field(default=10.0, gt=0)
     """Bound on the gradients; null leaves them alone."""
-    adam_epsilon: float = Field(default=1e-8, gt=0)
-    """Adam's epsilon."""
 
 
 class DQNConfig(AlgorithmConfig):
@@ -222,11 +220,6 @@ class DQN(Algorithm):
         if training.noisy and config.exploration.epsilon != 0:
             message = "noisy weights explore by themselves; set it to 0 beside training.noisy"
             yield "exploration.epsilon", message
-
-    def make_learner(self, policy_id: str) -> Learner:
-        training = _settings(self.config)
-        module = self.build_module(policy_id)
-        return Learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
 
     def setup(self) -> None:
         training = _settings(self.config)

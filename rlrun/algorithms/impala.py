@@ -22,8 +22,7 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner, LoadedBatch, value_at
-from rlrun.learning.learner_group import build_learner
+from rlrun.learning.learner import LoadedBatch, value_at
 from rlrun.learning.vtrace import VTraceSettings, add_vtrace
 
 
@@ -48,8 +47,6 @@ class IMPALATraining(AsynchronousTraining):
     """Weight of the entropy bonus; may be a schedule."""
     grad_clip: float | None = Field(default=40.0, gt=0)
     """Bound on the gradients; null leaves them alone."""
-    adam_epsilon: float = Field(default=1e-8, gt=0)
-    """Adam's epsilon."""
 
 
 class IMPALAConfig(AlgorithmConfig):
@@ -69,11 +66,6 @@ class IMPALA(Algorithm):
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of the batch size, as ``(key, message)``."""
         yield from stream_problems(config.training.train_batch_size, config.env_runners)
-
-    def make_learner(self, policy_id: str) -> Learner:
-        training = self._settings(policy_id)
-        module = self.build_module(policy_id)
-        return build_learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
 
     def setup(self) -> None:
         training = self.config.training

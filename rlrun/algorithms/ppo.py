@@ -17,8 +17,7 @@ from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.learning.learner import Learner, LoadedBatch, value_at
-from rlrun.learning.learner_group import build_learner
+from rlrun.learning.learner import LoadedBatch, value_at
 from rlrun.learning.returns import add_advantages, standardized_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
 
@@ -191,11 +190,6 @@ class PPO(Algorithm):
                 f"a minibatch of {training.minibatch_size} rows does not fit into a train batch of "
                 f"{training.train_batch_size}: set it to {training.train_batch_size} or less",
             )
-
-    def make_learner(self, policy_id: str) -> Learner:
-        training = self._settings(policy_id)
-        module = self.build_module(policy_id)
-        return build_learner(module, training, self.config.learners, adam_eps=training.adam_epsilon)
 
     def setup(self) -> None:
         self.kl_coeffs: dict[str, float] = {}  # by policy, once it has learned

@@ -121,7 +121,10 @@ def _read_by_learning(algorithm: Algorithm, batch: SampleBatch) -> set[str]:
         return remembering.copy(shallow=True)
 
     vars(trial).update(sample=sample, batches=_TrialBatches(sample))
-    with contextlib.suppress(_EnoughError):
+    # Compiling for a dummy of a few rows would take seconds, and once more for the real shapes.
+    compiles = algorithm.config.learners.compile
+    eagerly = torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext()
+    with contextlib.suppress(_EnoughError), eagerly:
         trial.training_step()
     if not num_batches:
         raise LookupError("training_step() did not ask sample() for a batch")

@@ -221,6 +221,8 @@ class TrainingConfig(Section):
     """Bound on the gradients; null leaves them alone."""
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
     """What `grad_clip` bounds: the norm of all gradients, of each tensor, or each value."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    """Adam's epsilon."""
 
 
 class LearnersConfig(Section):

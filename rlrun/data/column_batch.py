@@ -111,7 +111,7 @@ class ColumnBatch:
         if type(column) is np.ndarray:
             return column
         if name not in self._columns:
-            raise KeyError(_refusal(name) or name)
+            raise KeyError(_refusal(name) or f"{name!r}; the batch has {', '.join(self._columns)}")
         return read(column)
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -41,9 +41,8 @@ class Learner:
 
     Args:
         module: moved to the learner's device.
-        training: learning rate and gradient clipping.
+        training: gradient clipping and Adam's epsilon.
         settings: device, threads, compilation.
-        adam_eps: Adam's epsilon.
         peers: learners in other processes, with which this one makes each step.
     """
 
@@ -53,7 +52,6 @@ class Learner:
         training: TrainingConfig,
         settings: LearnersConfig,
         *,
-        adam_eps: float = 1e-8,
         peers: Peers | None = None,
     ) -> None:
         self._peers = peers
@@ -70,7 +68,9 @@ class Learner:
         seen = [name for name, view in views.items() if view.is_acted_on(name)]
         # Nothing but the present observation needs no further thought.
         self._views = seen if seen != [col.OBS] or not views[col.OBS].is_plain(col.OBS) else []
-        self.optimizer = FlatAdam(self.parameters.vector, self.parameters.grads, eps=adam_eps)
+        self.optimizer = FlatAdam(
+            self.parameters.vector, self.parameters.grads, eps=training.adam_epsilon
+        )
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:

@@ -36,12 +36,10 @@ class LearnersError(RuntimeError):
     """A learner could not be started, or its process was lost."""
 
 
-def build_learner(
-    module: RLModule, training: TrainingConfig, settings: LearnersConfig, *, adam_eps: float = 1e-8
-) -> Learner:
+def build_learner(module: RLModule, training: TrainingConfig, settings: LearnersConfig) -> Learner:
     """The learner that the `learners` section asks for: one in this process, or a group."""
     kind = LearnerGroup if settings.num_learners else Learner
-    return kind(module, training, settings, adam_eps=adam_eps)
+    return kind(module, training, settings)
 
 
 class LearnerGroup(Learner):
@@ -58,15 +56,13 @@ class LearnerGroup(Learner):
         module: RLModule,
         training: TrainingConfig,
         settings: LearnersConfig,
-        *,
-        adam_eps: float = 1e-8,
     ) -> None:
         import ray
 
         from rlrun.sampling.actor_manager import FaultTolerantActorManager
 
         shipped = ray.put(module)  # before its parameters become views of one vector
-        super().__init__(module, training, settings, adam_eps=adam_eps)
+        super().__init__(module, training, settings)
         number = settings.num_learners
         host_class: Any = ray.remote(
             num_cpus=settings.num_cpus_per_learner,
@@ -78,7 +74,7 @@ class LearnerGroup(Learner):
         )
         self._require_started(settings)
         address = self._call("open_store", ranks=[0])
-        self._call("build", shipped, training, settings, adam_eps, address)
+        self._call("build", shipped, training, settings, address)
 
     def update(
         self,
@@ -195,7 +191,6 @@ class LearnerHost:
         module: RLModule,
         training: TrainingConfig,
         settings: LearnersConfig,
-        adam_eps: float,
         address: tuple[str, int],
     ) -> None:
         """Meet the others and build the learner."""
@@ -205,7 +200,7 @@ class LearnerHost:
         store = self._store or join_store(*address, self._num_learners)
         own = settings.model_copy(update={"device": "cuda" if on_gpu else "cpu"})
         peers = Peers(self._rank, self._num_learners, store, backend)
-        self._learner = Learner(module, training, own, adam_eps=adam_eps, peers=peers)
+        self._learner = Learner(module, training, own, peers=peers)
 
     def update(
         self,

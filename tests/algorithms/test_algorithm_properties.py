@@ -359,9 +359,12 @@ def test_pitfall_3_an_annealed_learning_rate_ends_above_zero(built):
 @pytest.mark.learning  # not learning, but a minute of compiling on a busy machine
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_compilation_learns_the_same(built):
+    torch.compiler.reset()
     plain = built("PPO")
     compiled = built("PPO", resources={"compile": True})
+    assert not torch._dynamo.utils.counters["stats"]  # the trial of columns compiles nothing
     for algorithm in (plain, compiled):
         algorithm.train()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     for key, value in plain.get_weights().items():
         np.testing.assert_allclose(compiled.get_weights()[key], value, rtol=1e-3, atol=1e-5)

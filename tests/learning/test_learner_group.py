@@ -106,7 +106,7 @@ def local_ray():
 
 @pytest.fixture(scope="module")
 def two(local_ray):
-    group = build_learner(make_module(), TRAINING, TWO, adam_eps=1e-5)
+    group = build_learner(make_module(), TRAINING, TWO)
     assert isinstance(group, LearnerGroup)
     yield group
     group.stop()
@@ -115,7 +115,7 @@ def two(local_ray):
 @pytest.fixture
 def one(two):
     """A learner alone, and the group put back to the same start."""
-    alone = build_learner(make_module(), TRAINING, LearnersConfig(device="cpu"), adam_eps=1e-5)
+    alone = build_learner(make_module(), TRAINING, LearnersConfig(device="cpu"))
     assert type(alone) is Learner
     two.load_named_weights(alone.named_weights())
     two.set_state(alone.get_state())
