@@ -115,25 +115,57 @@ def dqn_loss(
     """
     values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     chosen = values.gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
-    with torch.no_grad():
-        following = {col.OBS: rows[col.NEXT_OBS]}
-        next_values = target.forward_train(following)[col.ACTION_DIST_INPUTS]
-        choosing = module.forward_train(following)[col.ACTION_DIST_INPUTS] if double_q else None
-        best = (next_values if choosing is None else choosing).argmax(dim=1, keepdim=True)
-        bootstrap = next_values.gather(1, best).squeeze(1)
-        # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
-        bootstrap = torch.where(rows[col.TERMINATEDS], 0.0, bootstrap)
-        goals = rows[col.REWARDS] + rows[col.DISCOUNTS] * bootstrap
+    goals = one_step_goals(module, rows, target=target, double_q=double_q)
     losses = functional.huber_loss(chosen, goals, reduction="none")
     loss = (rows[col.WEIGHTS] * losses).mean()
-    errors = (chosen - goals).detach()
-    statistics = {
-        "total_loss": loss.detach(),
-        "q_mean": chosen.detach().mean(),
+    return loss, _statistics(loss.detach(), chosen.detach(), goals)
+
+
+@torch.no_grad()
+def dqn_gradient(
+    module: QNetwork, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+) -> dict[str, Tensor]:
+    """The gradient of `dqn_loss` in closed form, for networks that have a `vjp`.
+
+    Returns:
+        The statistics of `dqn_loss`. The gradients are left in the module's parameters.
+    """
+    values, backward = module.vjp(rows)
+    actions, weights = rows[col.ACTIONS][:, None], rows[col.WEIGHTS]
+    chosen = values.gather(1, actions).squeeze(1)
+    goals = one_step_goals(module, rows, target=target, double_q=double_q)
+    clipped_errors = (chosen - goals).clamp_(-1.0, 1.0)
+    d_chosen = weights * clipped_errors / len(chosen)
+    backward(torch.zeros_like(values).scatter_(1, actions, d_chosen[:, None]))
+    losses = functional.huber_loss(chosen, goals, reduction="none")
+    return _statistics((weights * losses).mean(), chosen, goals)
+
+
+@torch.no_grad()
+def one_step_goals(
+    module: RLModule, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+) -> Tensor:
+    """y of `dqn_loss`, ``[M]``; a step here are the n that the replay buffer put together."""
+    following = {col.OBS: rows[col.NEXT_OBS]}
+    next_values = target.forward_train(following)[col.ACTION_DIST_INPUTS]
+    if double_q:
+        best = module.forward_train(following)[col.ACTION_DIST_INPUTS].argmax(dim=1, keepdim=True)
+        bootstrap = next_values.gather(1, best).squeeze(1)
+    else:
+        bootstrap = next_values.amax(dim=1)
+    # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
+    bootstrap = torch.where(rows[col.TERMINATEDS], 0.0, bootstrap)
+    return torch.addcmul(rows[col.REWARDS], rows[col.DISCOUNTS], bootstrap)
+
+
+def _statistics(loss: Tensor, chosen: Tensor, goals: Tensor) -> dict[str, Tensor]:
+    errors = chosen - goals
+    return {
+        "total_loss": loss,
+        "q_mean": chosen.mean(),
         "td_error_mean": errors.abs().mean(),
         "td_errors": errors,
     }
-    return loss, statistics
 
 
 def c51_loss(
@@ -318,7 +350,9 @@ class DQN(Algorithm):
                     network.draw_noise(rng)
         arguments = {"target": self.target, "double_q": training.double_q}
         loss = dqn_loss if training.num_atoms == 1 else c51_loss
-        statistics = self.learner.step(rows, loss, arguments, lr=lr)
+        written_out = loss is dqn_loss and self.learner.module.has_vjp
+        gradient = dqn_gradient if written_out else None
+        statistics = self.learner.step(rows, loss, arguments, lr=lr, gradient=gradient)
         self.replay.report_errors(batch, statistics.pop("td_errors"))
         return statistics
 

@@ -36,7 +36,7 @@ from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import ModuleFactory, RLModule
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
-from rlrun.policies.squashed_gaussian import squashed_sample
+from rlrun.policies.squashed_gaussian import squashed_sample, squashed_sample_vjp
 from rlrun.sampling.runner_messages import PolicyFactory
 
 STEPS_OF_A_ROUND = 1  # env steps between updates with rollout_fragment_length: auto
@@ -99,25 +99,57 @@ def critic_loss(
     Returns:
         The loss, a scalar with gradient, and statistics without; ``td_errors`` is ``[M]``.
     """
-    with torch.no_grad():
-        following = soft_value(policy, target, rows[col.NEXT_OBS], rows.get(NEXT_NOISE), alpha)
-        # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
-        following = torch.where(rows[col.TERMINATEDS], 0.0, following)
-        goals = torch.addcmul(rows[col.REWARDS], rows[col.DISCOUNTS], following)
+    goals = soft_goals(rows, policy=policy, target=target, alpha=alpha)
     values = module.forward_train(rows)[Q_VALUES]
     if NEXT_NOISE not in rows:
         actions = rows[col.ACTIONS][None, :, None].expand(2, -1, 1)
         values = values.gather(2, actions).squeeze(2)
     errors = values - goals
     loss = 0.5 * (rows[col.WEIGHTS] * errors.square()).mean(1).sum()
-    distances = errors.detach().abs().mean(0)
-    statistics = {
-        "critic_loss": loss.detach(),
-        "q_mean": values.detach().mean(),
+    return loss, _critic_statistics(loss.detach(), values.detach(), errors.detach())
+
+
+@torch.no_grad()
+def critic_gradient(
+    module: TwinQNetwork,
+    rows: dict[str, Tensor],
+    *,
+    policy: RLModule,
+    target: RLModule,
+    alpha: Tensor,
+) -> dict[str, Tensor]:
+    """The gradient of `critic_loss` in closed form, for critics that have a `vjp`.
+
+    Returns:
+        The statistics of `critic_loss`. The gradients are left in the module's parameters.
+    """
+    goals = soft_goals(rows, policy=policy, target=target, alpha=alpha)
+    values, backward = module.vjp(rows)
+    errors = values - goals
+    weighted = rows[col.WEIGHTS] * errors
+    backward.to_parameters(weighted / len(goals))
+    return _critic_statistics(0.5 * (weighted * errors).mean(1).sum(), values, errors)
+
+
+def _critic_statistics(loss: Tensor, values: Tensor, errors: Tensor) -> dict[str, Tensor]:
+    distances = errors.abs().mean(0)
+    return {
+        "critic_loss": loss,
+        "q_mean": values.mean(),
         "td_error_mean": distances.mean(),
         "td_errors": distances,
     }
-    return loss, statistics
+
+
+@torch.no_grad()
+def soft_goals(
+    rows: dict[str, Tensor], *, policy: RLModule, target: RLModule, alpha: Tensor
+) -> Tensor:
+    """y of `critic_loss`, ``[M]``."""
+    following = soft_value(policy, target, rows[col.NEXT_OBS], rows.get(NEXT_NOISE), alpha)
+    # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
+    following = torch.where(rows[col.TERMINATEDS], 0.0, following)
+    return torch.addcmul(rows[col.REWARDS], rows[col.DISCOUNTS], following)
 
 
 def soft_value(
@@ -164,6 +196,27 @@ def policy_loss(
         loss = (probabilities * (alpha * logp - torch.minimum(first, second))).sum(-1).mean()
         entropy = -(probabilities * logp).detach().sum(-1).mean()
     return loss, {"policy_loss": loss.detach(), "entropy": entropy}
+
+
+@torch.no_grad()
+def policy_gradient(
+    module: SACPolicyNetwork, rows: dict[str, Tensor], *, critics: TwinQNetwork, alpha: Tensor
+) -> dict[str, Tensor]:
+    """The gradient of `policy_loss` in closed form, for a Box and networks that have a `vjp`.
+
+    Returns:
+        The statistics of `policy_loss`. The gradients are left in the module's parameters.
+    """
+    inputs, backward = module.vjp(rows)
+    actions, logp, sample_backward = squashed_sample_vjp(inputs, rows[NOISE])
+    values, critics_backward = critics.vjp({col.OBS: rows[col.OBS], col.ACTIONS: actions})
+    num_rows = len(logp)
+    first_is_smaller = values[0] <= values[1]
+    d_values = torch.stack((first_is_smaller, ~first_is_smaller)) * (-1.0 / num_rows)
+    d_actions = critics_backward.to_input(d_values)[:, -actions.shape[1] :]
+    backward(sample_backward(d_actions, alpha / num_rows))
+    loss = (alpha * logp - values.amin(0)).mean()
+    return {"policy_loss": loss, "entropy": -logp.mean()}
 
 
 class Temperature:
@@ -305,9 +358,14 @@ class SAC(Algorithm):
             critic_loss,
             {"policy": policy, "target": self.target, "alpha": alpha},
             lr=critic_lr,
+            gradient=critic_gradient if critics.has_vjp else None,
         )
         of_policy = self.learner.step(
-            rows, policy_loss, {"critics": critics, "alpha": alpha}, lr=lr
+            rows,
+            policy_loss,
+            {"critics": critics, "alpha": alpha},
+            lr=lr,
+            gradient=policy_gradient if critics.has_vjp and policy.has_vjp else None,
         )
         self.temperature.step(of_policy["entropy"], alpha_lr)
         self._target_parameters.vector.lerp_(

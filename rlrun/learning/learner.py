@@ -168,7 +168,13 @@ class Learner:
         return norm
 
     def step(
-        self, rows: Rows, loss: Loss, loss_arguments: Mapping[str, Any], *, lr: float
+        self,
+        rows: Rows,
+        loss: Loss,
+        loss_arguments: Mapping[str, Any],
+        *,
+        lr: float,
+        gradient: Gradient | None = None,
     ) -> dict[str, Tensor]:
         """One gradient step on one minibatch.
 
@@ -176,14 +182,14 @@ class Learner:
         policy's goes through its critic, do not even have theirs computed.
 
         Args:
-            loss: called as in `update`.
+            loss, gradient: called as in `update`.
 
         Returns:
             The loss's statistics on the device, and ``grad_norm``.
         """
-        self.parameters.zero_grad()
-        total, statistics = self._maybe_compiled(loss)(self.module, rows, **loss_arguments)
-        total.backward(inputs=self._trained)
+        if gradient is None or self._compile:
+            gradient = self._gradient_of(loss)
+        statistics = gradient(self.module, rows, **loss_arguments)
         statistics["grad_norm"] = self.apply_gradients(lr)
         return statistics
 
@@ -193,7 +199,7 @@ class Learner:
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> dict[str, Tensor]:
             total, statistics = function(module, rows, **arguments)
             self.parameters.zero_grad()
-            total.backward()
+            total.backward(inputs=self._trained)
             return statistics
 
         return gradient

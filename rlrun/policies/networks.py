@@ -6,6 +6,7 @@ Owns layer arithmetic only. Must not know of action spaces, policies or training
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod, sqrt
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,15 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tanh": lambda gradient, y: torch.addcmul(gradient, gradient * y, y, value=-1.0),
     "relu": lambda gradient, y: gradient * (y > 0),
 }
+
+
+class Backward(Protocol):
+    """Second half of a `vjp`: takes the gradient of the output, leaves those of the parameters."""
+
+    def __call__(self, gradient: Tensor, *, to_input: bool = False) -> Tensor:
+        """The gradient of the input if it is asked for; of no use otherwise."""
+        ...
+
 
 # Channels, kernel, stride of each layer (Mnih et al. 2015), for images of 36 pixels or more.
 NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -98,7 +108,7 @@ class MLP(nn.Module):
         """Whether `vjp` knows the derivative of the activation."""
         return self._derivative is not None
 
-    def vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+    def vjp(self, x: Tensor) -> tuple[Tensor, Backward]:
         """The output [N, out], and what turns its gradient [N, out] into the parameters'.
 
         Autograd's bookkeeping costs as much as the arithmetic of small layers; this is the
@@ -113,15 +123,16 @@ class MLP(nn.Module):
                     x = self._activation(x)
                 kept.append(x)
 
-        def backward(gradient: Tensor) -> None:
+        def backward(gradient: Tensor, *, to_input: bool = False) -> Tensor:
             assert self._derivative is not None
             for i, (weight, bias) in reversed(list(enumerate(layers))):
                 if i < self._num_activated:
                     gradient = self._derivative(gradient, kept[i + 1])
                 torch.mm(gradient.t(), kept[i], out=weight.grad)
                 torch.sum(gradient, 0, out=bias.grad)
-                if i > 0:
+                if i > 0 or to_input:
                     gradient = gradient.mm(weight)
+            return gradient
 
         return x, backward
 

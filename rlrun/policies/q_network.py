@@ -9,6 +9,7 @@ and users' own encoders have an ``encoder`` in either case.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.networks import MLP, ConvEncoder, dueling_values, is_image
+from rlrun.policies.networks import DERIVATIVES, MLP, ConvEncoder, dueling_values, is_image
 from rlrun.policies.noisy import NoisyMLP
 from rlrun.policies.policy import Array
 from rlrun.policies.q_options import QOptions
@@ -77,6 +78,13 @@ class QNetwork(RLModule):
         else:
             self.q = self._head([*sizes, num_outputs])
         self.register_buffer("support", torch.from_numpy(options.support), persistent=False)
+        self.has_vjp = (
+            type(self) is QNetwork  # a subclass may compute something else
+            and encoder is None
+            and not options.noisy
+            and options.num_atoms == 1
+            and model.activation in DERIVATIVES
+        )
 
     def _head(self, sizes: list[int]) -> nn.Module:
         activation = self.model.activation
@@ -112,6 +120,32 @@ class QNetwork(RLModule):
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, n] without noise."""
         return {col.ACTION_DIST_INPUTS: self._means(self._outputs(batch, noisy=False))}
+
+    def vjp(self, batch: TensorBatch) -> tuple[Tensor, Callable[[Tensor], object]]:
+        """Values [N, n] without autograd, and what turns their gradient into the parameters'.
+
+        Only if `has_vjp`.
+        """
+        obs = as_features(batch[col.OBS], flatten=True)
+        if not self.options.dueling:
+            assert isinstance(self.q, MLP)
+            return self.q.vjp(obs)
+        assert isinstance(self.encoder, MLP)
+        assert isinstance(self.value, MLP)
+        assert isinstance(self.advantage, MLP)
+        features, encoder_backward = self.encoder.vjp(obs)
+        value, value_backward = self.value.vjp(features)
+        advantages, advantage_backward = self.advantage.vjp(features)
+
+        def dueling_backward(gradient: Tensor) -> None:
+            d_value = gradient.sum(1, keepdim=True)
+            d_advantages = gradient - d_value / self._num_actions
+            encoder_backward(
+                value_backward(d_value, to_input=True)
+                + advantage_backward(d_advantages, to_input=True)
+            )
+
+        return dueling_values(value, advantages), dueling_backward
 
     def _outputs(self, batch: TensorBatch, *, noisy: bool) -> Tensor:
         """Values [N, n], or logits [N, n, K]."""

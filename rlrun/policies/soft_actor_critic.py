@@ -8,6 +8,7 @@ in numpy: ``pi.<i>``, or ``encoder`` and ``pi.<i>`` for images and users' own en
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.networks import ACTIVATIONS, HIDDEN_GAIN, MLP
+from rlrun.policies.networks import ACTIVATIONS, DERIVATIVES, HIDDEN_GAIN, MLP, Backward
 from rlrun.policies.rl_module import (
     POLICY_GAIN,
     VALUE_GAIN,
@@ -43,11 +44,16 @@ class SACPolicyNetwork(RLModule):
         sizes = [width, *model.hidden, self.distribution.num_inputs]
         self.pi = MLP(sizes, model.activation, output_gain=POLICY_GAIN)
         self._flatten = self.encoder is None
+        self.has_vjp = self._flatten and self.pi.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` ``[N, P]``."""
         obs = as_features(batch[col.OBS], flatten=self._flatten)
         return {col.ACTION_DIST_INPUTS: self.pi(obs if self.encoder is None else self.encoder(obs))}
+
+    def vjp(self, batch: TensorBatch) -> tuple[Tensor, Backward]:
+        """``action_dist_inputs`` ``[N, P]`` without autograd, as `MLP.vjp`; only if `has_vjp`."""
+        return self.pi.vjp(as_features(batch[col.OBS], flatten=True))
 
 
 class TwinQNetwork(RLModule):
@@ -70,6 +76,7 @@ class TwinQNetwork(RLModule):
             else [width + num_actions // 2, *model.hidden, 1]
         )
         self.q = TwinMLP(sizes, model.activation, output_gain=VALUE_GAIN)
+        self.has_vjp = self._flatten and not self._discrete and model.activation in DERIVATIVES
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``q_values`` of ``obs`` and, for a Box, ``actions`` ``[N, A]``."""
@@ -78,6 +85,15 @@ class TwinQNetwork(RLModule):
         if self._discrete:
             return {Q_VALUES: self.q(features)}
         return {Q_VALUES: self.q(torch.cat((features, batch[col.ACTIONS]), dim=1)).squeeze(-1)}
+
+    def vjp(self, batch: TensorBatch) -> tuple[Tensor, TwinBackward]:
+        """``q_values`` ``[2, N]`` of a Box without autograd, as `TwinMLP.vjp`; only if `has_vjp`.
+
+        What comes before the parameters are observations and actions, ``[N, O + A]``.
+        """
+        obs = as_features(batch[col.OBS], flatten=True)
+        values, backward = self.q.vjp(torch.cat((obs, batch[col.ACTIONS]), dim=1))
+        return values.squeeze(-1), backward
 
 
 Q_VALUES = "q_values"
@@ -95,6 +111,7 @@ class TwinMLP(nn.Module):
     def __init__(self, sizes: list[int], activation: str, *, output_gain: float) -> None:
         super().__init__()
         self._activation = ACTIVATIONS[activation]
+        self._derivative = DERIVATIVES.get(activation)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
             gain = HIDDEN_GAIN if i < len(sizes) - 2 else output_gain
@@ -112,6 +129,57 @@ class TwinMLP(nn.Module):
             x = self._activation(torch.baddbmm(bias, x, weight))
         bias, weight = layers[-1]
         return torch.baddbmm(bias, x, weight)
+
+    def vjp(self, x: Tensor) -> tuple[Tensor, TwinBackward]:
+        """[N, in] -> [2, N, out] without autograd, and the way back; see `MLP.vjp`."""
+        kept = [x.expand(2, *x.shape)]
+        layers = list(zip(self.weights, self.biases, strict=True))
+        with torch.no_grad():
+            for i, (weight, bias) in enumerate(layers):
+                y = torch.baddbmm(bias, kept[i], weight)
+                kept.append(self._activation(y) if i < len(layers) - 1 else y)
+        assert self._derivative is not None
+        return kept[-1], TwinBackward(layers, kept, self._derivative)
+
+
+class TwinBackward:
+    """The way back through a `TwinMLP`, to its parameters or to its input.
+
+    Args:
+        layers: weight and bias of each.
+        kept: the input of each, and the output of the last.
+        derivative: of the activation, from `DERIVATIVES`.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[Tensor, Tensor]],
+        kept: Sequence[Tensor],
+        derivative: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        self._layers, self._kept, self._derivative = layers, kept, derivative
+
+    def to_parameters(self, gradient: Tensor) -> None:
+        """From the gradient of the output, ``[2, N]``, overwrite each parameter's ``.grad``."""
+        for i, of_layer in self._back(gradient):
+            weight, bias = self._layers[i]
+            torch.bmm(self._kept[i].transpose(1, 2), of_layer, out=weight.grad)
+            torch.sum(of_layer, 1, keepdim=True, out=bias.grad)
+
+    def to_input(self, gradient: Tensor) -> Tensor:
+        """From that of the output, ``[2, N]``, that of the input ``[N, in]``; no parameter's."""
+        *_, (_, of_first) = self._back(gradient)
+        first, second = self._layers[0][0]
+        return of_first[0].mm(first.t()).addmm_(of_first[1], second.t())
+
+    def _back(self, gradient: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each layer's index, last first, with the gradient of what it puts out."""
+        of_layer = gradient.unsqueeze(-1)
+        for i in reversed(range(len(self._layers))):
+            yield i, of_layer
+            if i > 0:
+                of_layer = of_layer.bmm(self._layers[i][0].transpose(1, 2))
+                of_layer = self._derivative(of_layer, self._kept[i])
 
 
 def encoder_of(space: gym.Space[Any], model: ModelConfig) -> tuple[nn.Module | None, int]:

@@ -11,6 +11,7 @@ for any u. Must not know of networks.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -38,3 +39,25 @@ def squashed_sample(inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     log_volume = log_std + 2.0 * (_LOG_2 - unsquashed - functional.softplus(-2.0 * unsquashed))
     logp = -(0.5 * noise.square() + log_volume).sum(-1) - _HALF_LOG_2PI * noise.shape[-1]
     return unsquashed.tanh(), logp
+
+
+def squashed_sample_vjp(
+    inputs: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor, Callable[[Tensor, float | Tensor], Tensor]]:
+    """`squashed_sample` without autograd.
+
+    Returns:
+        Its actions and log-probabilities, and what turns the gradient of the actions ``[N, A]`` and
+        that of the log-probabilities, the same number for all rows, into that of ``inputs``.
+    """
+    actions, logp = squashed_sample(inputs, noise)
+
+    def backward(d_actions: Tensor, d_logp: float | Tensor) -> Tensor:
+        log_std = inputs.chunk(2, -1)[1]
+        bounded = log_std.clamp(*LOG_STD_BOUNDS)
+        # of tanh, and of -log(1 - tanh(u)^2), whose derivative is 2 tanh(u)
+        d_mean = d_actions * (1.0 - actions.square()) + 2.0 * d_logp * actions
+        d_log_std = torch.where(log_std == bounded, d_mean * bounded.exp() * noise - d_logp, 0.0)
+        return torch.cat((d_mean, d_log_std), -1)
+
+    return actions, logp, backward
