@@ -20,11 +20,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
 }
 
+
+def _tanh_backward(gradient: Tensor, output: Tensor) -> Tensor:
+    of_input: Tensor = torch.ops.aten.tanh_backward(gradient, output)
+    return of_input
+
+
+def _relu_backward(gradient: Tensor, output: Tensor) -> Tensor:
+    of_input: Tensor = torch.ops.aten.threshold_backward(gradient, output, 0)
+    return of_input
+
+
 # Activations whose derivative follows from their output: (gradient, output) -> gradient of input.
+# Autograd's own operations take one pass, and ``gradient * (output > 0)`` ten times as long; they
+# are called by functions since modules that hold them are pickled, and operations cannot be.
 DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    # autograd's own: one pass each, where ``gradient * (y > 0)`` takes ten times as long
-    "tanh": torch.ops.aten.tanh_backward,
-    "relu": lambda gradient, y: torch.ops.aten.threshold_backward(gradient, y, 0),
+    "tanh": _tanh_backward,
+    "relu": _relu_backward,
 }
 
 

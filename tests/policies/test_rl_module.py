@@ -1,5 +1,6 @@
 """The default networks: shapes, parameter names and counts, initialisation, and users' modules."""
 
+import pickle
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.action_layout import action_layout
-from rlrun.policies.networks import MLP, ConvEncoder, channels_first, is_image
+from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first, is_image
 from rlrun.policies.rl_module import ActorCritic, RLModule, build_module
 
 VECTOR = gym.spaces.Box(-1, 1, (4,))
@@ -236,3 +237,11 @@ def test_a_users_encoder_gets_both_heads() -> None:
         build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Sizeless")
     with pytest.raises(TypeError, match="neither"):
         build(VECTOR, gym.spaces.Discrete(3), use="math:sqrt")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_modules_can_be_sent_to_learners_in_other_processes(activation: str) -> None:
+    module = build(VECTOR, ACTION_SPACES["discrete"], hidden=(8,), activation=activation)
+    sent = pickle.loads(pickle.dumps(module))
+    for name, output in module(rows(VECTOR)).items():
+        assert torch.equal(sent(rows(VECTOR))[name], output)
