@@ -27,7 +27,7 @@ class A2CTraining(TrainingConfig):
     train_batch_size: Count = 256
     """Env steps collected for one iteration, exactly; one gradient step is made on them."""
     lr: Schedule = 1e-3
-    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     lambda_: float = Field(default=1.0, ge=0, le=1)
     """Lambda of generalised advantage estimation; 1 takes n-step returns, as the paper does."""
     microbatch_size: Count | None = None

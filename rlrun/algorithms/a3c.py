@@ -55,7 +55,7 @@ class A3CTraining(TrainingConfig):
     train_batch_size: Count = 2048
     """Env steps of one iteration, exactly; each fragment of them becomes one gradient step."""
     lr: Schedule = 5e-4
-    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     lambda_: float = Field(default=1.0, ge=0, le=1)
     """Lambda of generalised advantage estimation; 1 takes n-step returns, as the paper does."""
     vf_loss_coeff: float = Field(default=0.5, ge=0)

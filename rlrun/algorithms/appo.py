@@ -9,9 +9,9 @@ learner's network that is renewed every few batches; and pi, which learns. V-tra
 to the target policy, and PPO's clipping bounds how far pi goes from the target policy, which stands
 still meanwhile; mu differs from fragment to fragment and would be no fixed point to stay near.
 
-A train batch may be used several times, out of a circular buffer. What can be promised about equal
-and resumed runs is said in `rlrun.algorithms.asynchronous`; besides, a resumed run starts with an
-empty buffer, so that it is the one that was left alone only if each batch is used once.
+A train batch may be used several times, out of a circular buffer, which is part of checkpoints: a
+resumed run goes on with the same batches and the uses that each has left. What can be promised
+about equal and resumed runs beyond that is said in `rlrun.algorithms.asynchronous`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
+from rlrun.data.batch_state import batch_from_state, batch_state
 from rlrun.data.circular_buffer import CircularBuffer
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, LoadedBatch, value_at
@@ -47,7 +48,7 @@ class APPOTraining(AsynchronousTraining):
     """APPO's own settings."""
 
     lr: Schedule = 5e-4
-    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     num_epochs: Count = 1
     """Passes over a batch out of the circular buffer; V-trace is computed anew before each."""
     minibatch_size: Count | None = None
@@ -171,12 +172,10 @@ class APPO(Algorithm):
         for policy_id, batch in self.train_batches(sampled):
             updater = self.updaters[policy_id]
             with self.timers.phase("transfer"):
-                rows = self.learners[policy_id].load(batch, (col.ACTIONS,))
-                rows.add(BEHAVIOUR_LOGP, batch.column(col.ACTION_LOGP))
+                updater.add(batch)
             with self.timers.phase("learn"):
-                updater.buffer.add((batch, rows))
                 statistics = updater.update(steps_before, self.learner_rng(policy_id))
-            result |= self.learner_result(rows.size, {**statistics, **lag}, policy_id)
+            result |= self.learner_result(len(batch), {**statistics, **lag}, policy_id)
         self.sync_weights()
         self.batches.broadcast_if_due()
         return result
@@ -204,11 +203,20 @@ class PolicyUpdater:
     def __init__(self, learner: Learner, target: RLModule, training: APPOTraining) -> None:
         self._learner, self._target, self._training = learner, target, training
         self._target_parameters = FlatParameters(target)
-        self.buffer: CircularBuffer[tuple[SampleBatch, LoadedBatch]] = CircularBuffer(
+        self._buffer: CircularBuffer[tuple[SampleBatch, LoadedBatch]] = CircularBuffer(
             training.circular_buffer_num_batches, training.circular_buffer_iterations_per_batch
         )
         self._kl_coeff = training.kl_coeff
         self._num_updates = 0
+
+    def add(self, batch: SampleBatch) -> None:
+        """Let updates use one more train batch."""
+        self._buffer.add((batch, self._load(batch)))
+
+    def _load(self, batch: SampleBatch) -> LoadedBatch:
+        rows = self._learner.load(batch, (col.ACTIONS,))
+        rows.add(BEHAVIOUR_LOGP, batch.column(col.ACTION_LOGP))
+        return rows
 
     def update(self, env_steps: int, rng: np.random.Generator) -> dict[str, float | None]:
         """The updates that are due after one new batch."""
@@ -223,7 +231,7 @@ class PolicyUpdater:
         traced: dict[str, float | None] = {}
         epochs = []
         for _ in range(training.circular_buffer_iterations_per_batch):
-            batch, rows = self.buffer.sample(rng)
+            batch, rows = self._buffer.sample(rng)
             for _ in range(training.num_epochs):
                 traced = self._trace(batch, rows)
                 statistics = self._learner.update(
@@ -256,19 +264,21 @@ class PolicyUpdater:
         return traced
 
     def get_state(self) -> dict[str, Any]:
-        """The target policy, the coefficient and where it began, the count of updates."""
+        """The target policy, the buffer, the coefficient and where it began, the updates so far."""
         return {
             "target": self._target_parameters.to_numpy(),
+            "buffer": [[batch_state(batch), left] for (batch, _), left in self._buffer.contents()],
             "num_updates": self._num_updates,
             "kl_coeff": self._kl_coeff,
             "kl_coeff_at_start": self._training.kl_coeff,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over what `get_state` returned; the buffer is empty then."""
+        """Take over what `get_state` returned."""
         self._target_parameters.load(state["target"])
         self._num_updates = int(state["num_updates"])
         # Adapted from another start (an override, a mutation) it would hide the new one.
         if state["kl_coeff_at_start"] == self._training.kl_coeff:
             self._kl_coeff = float(state["kl_coeff"])
-        self.buffer.clear()
+        held = [(batch_from_state(batch), left) for batch, left in state["buffer"]]
+        self._buffer.set_contents(((batch, self._load(batch)), left) for batch, left in held)

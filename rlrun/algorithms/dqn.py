@@ -3,7 +3,8 @@
 Double Q-learning (van Hasselt et al. 2016), dueling networks (Wang et al. 2016), prioritised replay
 (Schaul et al. 2016), n-step returns (Sutton 1988), distributions of values (C51, Bellemare et al.
 2017) and noisy networks (Fortunato et al. 2018) are switches; all on are Rainbow (Hessel et al.
-2018). With `model.use_lstm` or `use_gru` sequences are replayed, as in R2D2 (`sequence_replay`).
+2018). With `model.use_lstm` or `use_gru` sequences are replayed, as in R2D2 (`sequence_replay`),
+whose rescaling of values (Pohlen et al. 2018) is a switch as well.
 
     M  rows of a minibatch      n  actions      K  atoms of a value's distribution
 
@@ -41,6 +42,7 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.learning.learner import value_at
+from rlrun.learning.value_rescaling import bellman_goals
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
 from rlrun.policies.q_options import QOptions
@@ -60,7 +62,7 @@ class DQNTraining(TrainingConfig):
     train_batch_size: Count = 1024
     """Env steps collected for one iteration, exactly, in many short rounds with updates between."""
     lr: Schedule = 5e-4
-    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     minibatch_size: Count = 32
     """Transitions replayed for one gradient step."""
     training_intensity: float = Field(default=8.0, gt=0)
@@ -73,6 +75,8 @@ class DQNTraining(TrainingConfig):
     """Rewards summed up before the target network's value; fewer where the episode ends."""
     double_q: bool = True
     """Let the network choose the next action that the target network values."""
+    value_rescaling: bool = False
+    """Learn h(Q) instead of Q, whose range is that of its root: for returns of very unlike size."""
     dueling: bool = True
     """Separate streams for the value of a state and the advantages of its actions."""
     num_atoms: Count = 1
@@ -96,15 +100,21 @@ class DQNConfig(AlgorithmConfig):
 
 
 def dqn_loss(
-    module: RLModule, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+    module: RLModule,
+    rows: dict[str, Tensor],
+    *,
+    target: RLModule,
+    double_q: bool,
+    value_rescaling: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean Huber loss of the temporal-difference errors, weighted row by row.
 
         y = R + discount (1 - terminated) Q_target(s', argmax_a Q(s', a))
 
-    where Q in the argmax is ``module`` with ``double_q`` and ``target`` without. No gradient
-    flows into y. The Huber loss is half the square up to an error of 1 and linear beyond, so its
-    gradient is the clipped error.
+    where Q in the argmax is ``module`` with ``double_q`` and ``target`` without; with
+    ``value_rescaling`` both put out h(Q), and y is h(R + ...). No gradient flows into y. The Huber
+    loss is half the square up to an error of 1 and linear beyond, so its gradient is the clipped
+    error.
 
     Args:
         rows: obs and new_obs ``[M, ...]``; actions, rewards, terminateds, discounts, weights
@@ -115,7 +125,7 @@ def dqn_loss(
     """
     values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     chosen = values.gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
-    goals = one_step_goals(module, rows, target=target, double_q=double_q)
+    goals = one_step_goals(module, rows, target, double_q, value_rescaling)
     losses = functional.huber_loss(chosen, goals, reduction="none")
     loss = (rows[col.WEIGHTS] * losses).mean()
     return loss, _statistics(loss.detach(), chosen.detach(), goals)
@@ -123,7 +133,12 @@ def dqn_loss(
 
 @torch.no_grad()
 def dqn_gradient(
-    module: QNetwork, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+    module: QNetwork,
+    rows: dict[str, Tensor],
+    *,
+    target: RLModule,
+    double_q: bool,
+    value_rescaling: bool = False,
 ) -> dict[str, Tensor]:
     """The gradient of `dqn_loss` in closed form, for networks that have a `vjp`.
 
@@ -133,7 +148,7 @@ def dqn_gradient(
     values, backward = module.vjp(rows)
     actions, weights = rows[col.ACTIONS][:, None], rows[col.WEIGHTS]
     chosen = values.gather(1, actions).squeeze(1)
-    goals = one_step_goals(module, rows, target=target, double_q=double_q)
+    goals = one_step_goals(module, rows, target, double_q, value_rescaling)
     clipped_errors = (chosen - goals).clamp_(-1.0, 1.0)
     d_chosen = weights * clipped_errors / len(chosen)
     backward(torch.zeros_like(values).scatter_(1, actions, d_chosen[:, None]))
@@ -143,7 +158,11 @@ def dqn_gradient(
 
 @torch.no_grad()
 def one_step_goals(
-    module: RLModule, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+    module: RLModule,
+    rows: dict[str, Tensor],
+    target: RLModule,
+    double_q: bool,
+    value_rescaling: bool,
 ) -> Tensor:
     """y of `dqn_loss`, ``[M]``; a step here are the n that the replay buffer put together."""
     following = {col.OBS: rows[col.NEXT_OBS]}
@@ -155,7 +174,7 @@ def one_step_goals(
         bootstrap = next_values.amax(dim=1)
     # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
     bootstrap = torch.where(rows[col.TERMINATEDS], 0.0, bootstrap)
-    return torch.addcmul(rows[col.REWARDS], rows[col.DISCOUNTS], bootstrap)
+    return bellman_goals(rows, bootstrap, value_rescaling)
 
 
 def _statistics(loss: Tensor, chosen: Tensor, goals: Tensor) -> dict[str, Tensor]:
@@ -246,6 +265,9 @@ class DQN(Algorithm):
                 if getattr(training, name) != off:
                     message = "does not go together with a memory (model.use_lstm, use_gru)"
                     yield f"training.{name}", f"{message}; leave it out"
+        if training.num_atoms > 1 and training.value_rescaling:
+            message = "values with a distribution (num_atoms) are not rescaled; leave it out"
+            yield "training.value_rescaling", message
         if training.num_atoms > 1 and training.v_min >= training.v_max:
             message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
             yield "training.v_min", message
@@ -348,11 +370,13 @@ class DQN(Algorithm):
             for network in (self.learner.module, self.target):
                 if isinstance(network, QNetwork):
                     network.draw_noise(rng)
-        arguments = {"target": self.target, "double_q": training.double_q}
-        loss = dqn_loss if training.num_atoms == 1 else c51_loss
-        written_out = loss is dqn_loss and self.learner.module.has_vjp
-        gradient = dqn_gradient if written_out else None
-        statistics = self.learner.step(rows, loss, arguments, lr=lr, gradient=gradient)
+        arguments: dict[str, Any] = {"target": self.target, "double_q": training.double_q}
+        if training.num_atoms > 1:
+            statistics = self.learner.step(rows, c51_loss, arguments, lr=lr)
+        else:
+            arguments["value_rescaling"] = training.value_rescaling
+            gradient = dqn_gradient if self.learner.module.has_vjp else None
+            statistics = self.learner.step(rows, dqn_loss, arguments, lr=lr, gradient=gradient)
         self.replay.report_errors(batch, statistics.pop("td_errors"))
         return statistics
 
@@ -368,7 +392,8 @@ class DQN(Algorithm):
             n_step=training.n_step,
             gamma=training.gamma,
         )
-        arguments = {"target": self.target, "double_q": training.double_q}
+        arguments: dict[str, Any] = {"target": self.target, "double_q": training.double_q}
+        arguments["value_rescaling"] = training.value_rescaling
         statistics = self.learner.step(rows, sequence_loss, arguments, lr=lr)
         errors = statistics.pop("td_errors")
         if self.config.replay.prioritized:

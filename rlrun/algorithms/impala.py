@@ -30,7 +30,7 @@ class IMPALATraining(AsynchronousTraining):
     """IMPALA's own settings."""
 
     lr: Schedule = 5e-4
-    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     num_epochs: Count = 1
     """Passes over a train batch; V-trace is computed anew before each."""
     minibatch_size: Count | None = None

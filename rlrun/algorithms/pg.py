@@ -29,7 +29,7 @@ class PGTraining(TrainingConfig):
     train_batch_size: Count = 2000
     """Env steps collected for one iteration, exactly; one gradient step is made on them."""
     lr: Schedule = 4e-3
-    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     microbatch_size: Count | None = None
     """Rows that go through the network at once; their gradients are added. null takes all."""
 

@@ -30,7 +30,7 @@ class PPOTraining(TrainingConfig):
     train_batch_size: Count = 2048
     """Env steps collected for one iteration, exactly."""
     lr: Schedule = 3e-4
-    """Learning rate of Adam: a number, or a schedule [[env_steps, value], ...]."""
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     lambda_: float = Field(default=0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation."""
     num_epochs: Count = 10

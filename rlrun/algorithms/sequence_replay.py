@@ -3,10 +3,11 @@
 Owns the way of sampled sequences to the device and their loss. A sequence is unrolled from the
 state that its first step was acted in, through all its steps and one observation more, whose values
 bootstrap the last ones. Its first steps may be *burn-in*: they bring the stored state up to date
-with the present weights and have no loss of their own. A sequence that begins its episode needs
-none, as the state there is always the same.
+with the present weights, have no loss of their own, and no gradient flows through them. A sequence
+that begins its episode needs none, as the state there is always the same.
 
-    S  sequences      M  steps of all of them      M + S  observations: one more for each
+    S  sequences      M  steps of all of them      O  observations that values are learned at
+    B  steps of burn-in      W  sequences that have it
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.data.sequences import sequence_offsets
+from rlrun.learning.value_rescaling import bellman_goals
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
 
 PRESENT, FOLLOWING, LEARNED = "present", "following", "learned"
+WARMED, BURN_IN_PREFIX = "warmed", "burn_in_"
 PRIORITY_OF_THE_MAXIMUM = 0.9
 """Eta of R2D2's priorities: eta max |error| + (1 - eta) mean |error|."""
 
@@ -61,54 +64,113 @@ def load_sequences(
     """Sampled sequences as the rows of `sequence_loss`.
 
     Returns:
-        Views of the module ``[M + S, ...]``, its states ``[S, ...]`` and ``seq_lens`` ``[S]``, each
-        counting the observation behind it; and of the steps, ``[M]``: ``actions``, ``rewards``
-        summed over up to ``n_step`` steps, ``discounts`` of what follows them (0 after a
-        termination), ``weights``, ``learned`` (whether a step has a loss), and the rows
-        ``present`` and ``following`` of the observations before and after those rewards.
+        Views of the module behind the burn-in ``[O, ...]``, its states ``[S, ...]`` before it, and
+        ``seq_lens`` ``[S]``, each counting the observation that follows its sequence; ``warmed``
+        ``[W]``, the sequences with burn-in, and what is seen in it, ``burn_in_*`` ``[B, W, ...]``;
+        and of the steps, ``[M]``: ``actions``, ``rewards`` summed over up to ``n_step`` steps,
+        ``discounts`` of what follows them (0 after a termination), ``weights``, ``learned``
+        (whether a step has a loss), and the rows ``present`` and ``following`` of the observations
+        before and after those rewards.
     """
     lengths: Array = batch[col.SEQ_LENS]
     starts = sequence_offsets(lengths)[:-1]
-    last = np.repeat(starts + lengths - 1, lengths)  # of each step's sequence
+    sequence = np.repeat(np.arange(len(lengths)), lengths)  # of each step, as all below
+    last = (starts + lengths - 1)[sequence]
     steps = np.arange(len(last))
-    sequence = np.repeat(np.arange(len(lengths)), lengths)
-    present = steps + sequence
-    rows: dict[str, Array] = {}
-    for name in _views(module):
-        now = batch.column(name)
-        rows[name] = np.empty((len(steps) + len(lengths), *now.shape[1:]), now.dtype)
-        rows[name][present] = now
-        behind = starts + lengths - 1
-        rows[name][present[behind] + 1] = batch.column(f"{col.NEXT_PREFIX}{name}")[behind]
-    for name in batch:
-        if name.startswith(col.STATE_IN_PREFIX):
-            rows[name] = batch[name]
+    whole = batch.column(col.T)[starts] == 0
+    # Of a sequence that is all burn-in nothing is learned, in whatever state it is.
+    burnt = np.where(whole | (lengths <= burn_in), 0, burn_in)  # [S]
+    unrolled = lengths - burnt + 1
+    row_of_start = sequence_offsets(unrolled)[:-1] - burnt
     taken = np.minimum(n_step, last - steps + 1)
-    rewards, single = np.zeros(len(steps)), batch.column(col.REWARDS)
+    step = steps - starts[sequence]
+    present = (row_of_start[sequence] + step).clip(min=0)
+    returns, single = np.zeros(len(steps)), batch.column(col.REWARDS)
     for ahead in range(n_step):
         there = ahead < taken
-        rewards[there] += gamma**ahead * single[steps[there] + ahead]
+        returns[there] += gamma**ahead * single[steps[there] + ahead]
     terminated = batch.column(col.TERMINATEDS)[steps + taken - 1]
-    whole = batch.column(col.T)[starts] == 0
-    rows |= {
-        col.SEQ_LENS: lengths + 1,
+    rows: dict[str, Array] = {
+        **_seen(batch, module, present, step >= burnt[sequence], int(unrolled.sum())),
+        **_burn_in(batch, module, starts, burnt, burn_in),
+        col.SEQ_LENS: unrolled,
         col.ACTIONS: batch.column(col.ACTIONS),
-        col.REWARDS: rewards.astype(np.float32),
+        col.REWARDS: returns.astype(np.float32),
         col.DISCOUNTS: np.where(terminated, 0.0, gamma**taken).astype(np.float32),
         col.WEIGHTS: batch.column(col.WEIGHTS),
-        LEARNED: whole[sequence] | (steps - starts[sequence] >= burn_in),
+        LEARNED: whole[sequence] | (step >= burn_in),
         PRESENT: present,
-        FOLLOWING: present + taken,
+        FOLLOWING: (row_of_start[sequence] + step + taken).clip(min=0),
     }
     return {name: torch.from_numpy(column).to(device) for name, column in rows.items()}
 
 
+def _seen(
+    batch: SampleBatch, module: RLModule, present: Array, unrolled: Array, num_rows: int
+) -> dict[str, Array]:
+    """What the module sees behind the burn-in, ``[O, ...]``, and its states before it.
+
+    Args:
+        present: rows of the steps ``[M]`` among these.
+        unrolled: which steps ``[M]`` are no burn-in.
+        num_rows: O.
+    """
+    rows = {name: batch[name] for name in batch if name.startswith(col.STATE_IN_PREFIX)}
+    ends = sequence_offsets(batch[col.SEQ_LENS])[1:] - 1
+    for name in _views(module):
+        now = batch.column(name)
+        rows[name] = np.empty((num_rows, *now.shape[1:]), now.dtype)
+        rows[name][present[unrolled]] = now[unrolled]
+        rows[name][present[ends] + 1] = batch.column(f"{col.NEXT_PREFIX}{name}")[ends]
+    return rows
+
+
+def _burn_in(
+    batch: SampleBatch, module: RLModule, starts: Array, burnt: Array, burn_in: int
+) -> dict[str, Array]:
+    """Which sequences ``[W]`` have burn-in, and what the module sees in it, ``[B, W, ...]``."""
+    warmed = np.flatnonzero(burnt)
+    rows = starts[warmed] + np.arange(burn_in)[:, None]
+    seen = {f"{BURN_IN_PREFIX}{name}": batch.column(name)[rows] for name in _views(module)}
+    return {WARMED: warmed, **seen}
+
+
+@torch.no_grad()
+def warmed_up(module: RLModule, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rows with the states ``[S, ...]`` that this module has come to when burn-in ends."""
+    warmed = rows[WARMED]
+    if not len(warmed):
+        return rows
+    views = {
+        name.removeprefix(BURN_IN_PREFIX): column
+        for name, column in rows.items()
+        if name.startswith(BURN_IN_PREFIX)
+    }
+    stored = {name: rows[name] for name in rows if name.startswith(col.STATE_IN_PREFIX)}
+    states = {name: state[warmed] for name, state in stored.items()}
+    for step in range(len(views[col.OBS])):
+        seen = {name: column[step] for name, column in views.items()}
+        outputs = module.forward_inference({**seen, **states})
+        states = {
+            name: outputs[name.replace(col.STATE_IN_PREFIX, col.STATE_OUT_PREFIX)]
+            for name in states
+        }
+    fresh = {name: stored[name].index_copy(0, warmed, state) for name, state in states.items()}
+    return {**rows, **fresh}
+
+
 def sequence_loss(
-    module: RLModule, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+    module: RLModule,
+    rows: dict[str, Tensor],
+    *,
+    target: RLModule,
+    double_q: bool,
+    value_rescaling: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean Huber loss of the learned steps' temporal-difference errors, weighted step by step.
 
-    As `dqn_loss`, with values of the unrolled networks: each begins in the stored state.
+    As `dqn_loss`, with values of the unrolled networks: each begins in the stored state, or where
+    its own burn-in leads from there.
 
     Args:
         rows: of `load_sequences`.
@@ -117,13 +179,14 @@ def sequence_loss(
         The loss, a scalar with gradient, and statistics without; ``td_errors`` is ``[M]``, 0 where
         a step has no loss.
     """
-    values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
+    values = module.forward_train(warmed_up(module, rows))[col.ACTION_DIST_INPUTS]
     chosen = values[rows[PRESENT]].gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
     with torch.no_grad():
-        next_values = target.forward_train(rows)[col.ACTION_DIST_INPUTS][rows[FOLLOWING]]
+        outputs = target.forward_train(warmed_up(target, rows))
+        next_values = outputs[col.ACTION_DIST_INPUTS][rows[FOLLOWING]]
         choosing = values[rows[FOLLOWING]] if double_q else next_values
         bootstrap = next_values.gather(1, choosing.argmax(dim=1, keepdim=True)).squeeze(1)
-        goals = torch.addcmul(rows[col.REWARDS], rows[col.DISCOUNTS], bootstrap)
+        goals = bellman_goals(rows, bootstrap, value_rescaling)
     learned = rows[LEARNED].to(torch.float32)
     count = learned.sum().clamp(min=1.0)
     losses = functional.huber_loss(chosen, goals, reduction="none")

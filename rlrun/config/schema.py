@@ -221,8 +221,14 @@ class TrainingConfig(Section):
     """Bound on the gradients; null leaves them alone."""
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
     """What `grad_clip` bounds: the norm of all gradients, of each tensor, or each value."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """What makes a step of a gradient; IMPALA was published with "rmsprop"."""
     adam_epsilon: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
+    rmsprop_decay: float = Field(default=0.99, ge=0, lt=1)
+    """How much of RMSProp's mean square of the gradients stays in each step."""
+    rmsprop_epsilon: float = Field(default=0.1, gt=0)
+    """RMSProp's epsilon, which is added to the root of that mean."""
 
 
 class LearnersConfig(Section):

@@ -6,6 +6,7 @@ each was handed out; knows nothing of what is in them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -54,6 +55,10 @@ class CircularBuffer(Generic[Batch]):
             del self._slots[position]
         return slot.batch
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._slots.clear()
+    def contents(self) -> list[tuple[Batch, int]]:
+        """The batches, the oldest first, and how often each may be handed out yet."""
+        return [(slot.batch, slot.uses_left) for slot in self._slots]
+
+    def set_contents(self, contents: Iterable[tuple[Batch, int]]) -> None:
+        """Hold what `contents` returned, and nothing else."""
+        self._slots = [_Slot(batch, uses_left) for batch, uses_left in contents]

@@ -40,30 +40,15 @@ class FlatAdam:
         self._mean = torch.zeros_like(vector)
         self._square = torch.zeros_like(vector)
 
-    @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move the parameters once."""
-        # Without a gradient (a ReLU that has died) moments decay into denormal numbers, with which
-        # the CPU computes five times slower. Elsewhere numpy relies on them, so just here.
-        flushes = torch.set_flush_denormal(True)
-        torch._fused_adam_(
-            [self._vector],
-            [self._grads],
-            [self._mean],
-            [self._square],
-            [],
-            [self._step.fill_(self.num_steps + 1)],
-            lr=lr,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=0.0,
-            eps=self._eps,
-            amsgrad=False,
-            maximize=False,
-        )
         self.num_steps += 1
-        if flushes:
-            torch.set_flush_denormal(False)
+        fused_step(
+            (self._vector, self._grads, self._mean, self._square, self._step.fill_(self.num_steps)),
+            lr=lr,
+            betas=self._betas,
+            eps=self._eps,
+        )
 
     def get_state(self) -> dict[str, Any]:
         """The moments as arrays ``[P]``, and the number of steps."""
@@ -78,3 +63,39 @@ class FlatAdam:
         self.num_steps = int(state["num_steps"])
         for moment, name in ((self._mean, "mean"), (self._square, "square")):
             moment.copy_(torch.from_numpy(np.array(state[name], dtype=np.float32)))
+
+
+@torch.no_grad()
+def fused_step(
+    state: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """One step of Adam, in place.
+
+    Args:
+        state: parameters, gradients, first and second moment, each ``[P]``; the step's number.
+    """
+    vector, grads, mean, square, number = state
+    # Without a gradient (a ReLU that has died) moments decay into denormal numbers, with which
+    # the CPU computes five times slower. Elsewhere numpy relies on them, so just here.
+    flushes = torch.set_flush_denormal(True)
+    torch._fused_adam_(
+        [vector],
+        [grads],
+        [mean],
+        [square],
+        [],
+        [number],
+        lr=lr,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=0.0,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+    if flushes:
+        torch.set_flush_denormal(False)

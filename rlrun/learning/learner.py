@@ -26,6 +26,7 @@ from rlrun.data.sequences import sequence_lengths
 from rlrun.learning.adam import FlatAdam
 from rlrun.learning.devices import resolve_device
 from rlrun.learning.peers import Peers
+from rlrun.learning.rmsprop import FlatRMSProp
 from rlrun.learning.runs import Runs
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
@@ -41,7 +42,7 @@ class Learner:
 
     Args:
         module: moved to the learner's device.
-        training: gradient clipping and Adam's epsilon.
+        training: gradient clipping and the optimizer.
         settings: device, threads, compilation.
         peers: learners in other processes, with which this one makes each step.
     """
@@ -68,9 +69,7 @@ class Learner:
         seen = [name for name, view in views.items() if view.is_acted_on(name)]
         # Nothing but the present observation needs no further thought.
         self._views = seen if seen != [col.OBS] or not views[col.OBS].is_plain(col.OBS) else []
-        self.optimizer = FlatAdam(
-            self.parameters.vector, self.parameters.grads, eps=training.adam_epsilon
-        )
+        self.optimizer = _optimizer(self.parameters, training)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
@@ -233,11 +232,12 @@ class Learner:
 
     def get_state(self) -> dict[str, Any]:
         """The optimizer's state; weights are kept apart, by name (`named_weights`)."""
-        return {"optimizer": self.optimizer.get_state()}
+        return {"kind": self.training.optimizer, "optimizer": self.optimizer.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
-        self.optimizer.set_state(state["optimizer"])
+        """Take over what `get_state` returned; another optimizer's state says nothing to this."""
+        if state["kind"] == self.training.optimizer:
+            self.optimizer.set_state(state["optimizer"])
 
     def stop(self) -> None:
         """End processes that belong to this learner; one alone has none."""
@@ -444,6 +444,15 @@ class Minibatches:
     def to(self, device: torch.device) -> Minibatches:
         """The same minibatches on another device."""
         return replace(self, batch=self.batch.to(device))
+
+
+def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam | FlatRMSProp:
+    vector, grads = parameters.vector, parameters.grads
+    if training.optimizer == "rmsprop":
+        return FlatRMSProp(
+            vector, grads, decay=training.rmsprop_decay, eps=training.rmsprop_epsilon
+        )
+    return FlatAdam(vector, grads, eps=training.adam_epsilon)
 
 
 def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:

@@ -12,6 +12,7 @@ from rlrun import ConfigError, DQNConfig, PPOConfig
 from rlrun.algorithms.dqn import c51_loss, dqn_loss, project_distribution
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.learning.value_rescaling import rescale, unrescale
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork
 from rlrun.policies.q_options import QOptions
 
@@ -105,6 +106,25 @@ def _forward_in_double(network, batch):
     value, advantages = network.value(features), network.advantage(features)
     values = value + advantages - advantages.mean(1, keepdim=True)
     return {col.ACTION_DIST_INPUTS: values}
+
+
+def test_with_value_rescaling_goals_are_rescaled_as_bellman_says():
+    module, target = make_networks()
+    rows = make_rows()
+    _, statistics = dqn_loss(module, rows, target=target, double_q=True, value_rescaling=True)
+    now = q_values(module, rows[col.OBS])
+    after, after_target = (q_values(m, rows[col.NEXT_OBS]) for m in (module, target))
+    for i in range(len(now)):
+        following = unrescale(torch.tensor(after_target[i][np.argmax(after[i])]))
+        going_on = 0.0 if rows[col.TERMINATEDS][i] else rows[col.DISCOUNTS][i] * following
+        error = now[i][rows[col.ACTIONS][i]] - rescale(rows[col.REWARDS][i] + going_on)
+        assert statistics["td_errors"][i].item() == pytest.approx(error.item(), rel=1e-4, abs=1e-6)
+
+
+def test_distributions_of_values_are_not_rescaled():
+    config = DQNConfig().environment("CartPole-v1").training(num_atoms=51, value_rescaling=True)
+    with pytest.raises(ConfigError, match=r"training\.value_rescaling.*leave it out"):
+        config.experiment()
 
 
 def test_pitfall_44_the_gradient_is_the_clipped_error():

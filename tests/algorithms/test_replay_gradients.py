@@ -107,6 +107,7 @@ def test_dqn(dueling, activation, double_q, seed):
     learner = learner_of(q_network(dueling=dueling, activation=activation))
     assert learner.module.has_vjp
     arguments = {"target": q_network(dueling=dueling), "double_q": double_q}
+    arguments["value_rescaling"] = seed == 2
     batch = rows(DISCRETE, seed)
     errors = dqn_loss(learner.module, batch, **arguments)[1]["td_errors"].abs()
     assert (errors > 1).any()  # both parts of the Huber loss

@@ -10,10 +10,12 @@ from rlrun.algorithms.sequence_replay import (
     load_sequences,
     report_sequence_errors,
     sequence_loss,
+    warmed_up,
 )
 from rlrun.data import columns as col
 from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.data.sequences import sequence_offsets
+from rlrun.learning.value_rescaling import rescale, unrescale
 
 MODEL = {
     "hidden": [8],
@@ -85,7 +87,8 @@ def test_pitfall_63_unrolled_from_its_stored_state_a_sequence_has_the_values_it_
     assert np.abs(batch["state_in_0"][inside]).max() > 0.0
 
 
-def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm):
+@pytest.mark.parametrize("value_rescaling", [False, True])
+def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm, value_rescaling):
     module = algorithm.learner.module
     target = algorithm.build_module()
     with torch.no_grad():
@@ -93,7 +96,12 @@ def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm):
             parameter.mul_(0.7)
     batch, rows = sampled(algorithm)
     rows[col.WEIGHTS] = torch.rand(len(rows[col.WEIGHTS]))
-    total, statistics = sequence_loss(module, rows, target=target, double_q=True)
+    total, statistics = sequence_loss(
+        module, rows, target=target, double_q=True, value_rescaling=value_rescaling
+    )
+
+    def scaled(value, function):
+        return function(torch.tensor(value)).item() if value_rescaling else value
 
     def unrolled(network, first, length):
         """Values after each observation of a sequence, one step at a time."""
@@ -128,8 +136,9 @@ def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm):
                 goal += 0.9**k * batch[col.REWARDS][row + k]
                 k += 1
             if not batch[col.TERMINATEDS][row + k - 1]:
-                goal += 0.9**k * q_target[i + k][np.argmax(q[i + k])]
-            error = q[i][batch[col.ACTIONS][row]] - goal
+                bootstrap = q_target[i + k][np.argmax(q[i + k])]
+                goal += 0.9**k * scaled(bootstrap, unrescale)
+            error = q[i][batch[col.ACTIONS][row]] - scaled(goal, rescale)
             found = statistics["td_errors"][row].item()
             assert found == pytest.approx(error, rel=1e-3, abs=1e-5)
             huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
@@ -137,6 +146,41 @@ def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm):
             learned += 1
     assert 0 < learned < len(batch)
     assert total.item() == pytest.approx(loss / learned, rel=1e-4)
+
+
+def test_pitfall_67_no_gradient_flows_through_burn_in(algorithm):
+    """Gradients are those of sequences that begin behind it, in states that are just numbers."""
+    module, target = algorithm.learner.module, algorithm.target
+    batch, rows = sampled(algorithm)
+    starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
+    expected = (batch[col.T][starts] > 0) & (batch[col.SEQ_LENS] > 2)
+    np.testing.assert_array_equal(rows["warmed"], np.flatnonzero(expected))
+    assert 0 < expected.sum() < len(starts)
+
+    def gradient(rows):
+        module.zero_grad()
+        sequence_loss(module, rows, target=target, double_q=True)[0].backward()
+        return torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+
+    rows["burn_in_obs"].requires_grad_()
+    found = gradient(rows)
+    assert rows["burn_in_obs"].grad is None
+    behind = {**warmed_up(module, rows), "warmed": rows["warmed"][:0]}  # both networks are alike
+    torch.testing.assert_close(found, gradient(behind), rtol=1e-4, atol=1e-6)
+    _, through = sampled(algorithm, burn_in=0)
+    through["learned"] = rows["learned"]
+    assert (gradient(through) - found).abs().max() > 1e-4
+
+
+def test_burn_in_leads_to_the_states_that_its_steps_led_to_when_they_were_acted(algorithm):
+    """The weights are those of then, so the state behind the burn-in is the one that was stored."""
+    batch, rows = sampled(algorithm)
+    states = warmed_up(algorithm.learner.module, rows)
+    warmed = rows["warmed"].numpy()
+    starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
+    behind = algorithm.replay.buffer._rows(batch[col.ITEM_IDS][starts[warmed] + 2])
+    for name in [name for name in rows if name.startswith("state_in_")]:
+        np.testing.assert_allclose(states[name][warmed], behind[name], rtol=1e-4, atol=1e-5)
 
 
 def test_priorities_of_sequences_mix_the_highest_error_and_the_mean(algorithm):

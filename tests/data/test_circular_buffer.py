@@ -46,7 +46,20 @@ def test_every_batch_is_as_likely_as_the_others():
 
 def test_an_empty_buffer_says_so():
     buffer = CircularBuffer(2, 1)
-    buffer.add("a")
-    buffer.clear()
     with pytest.raises(IndexError, match="empty"):
         buffer.sample(np.random.default_rng(0))
+
+
+def test_contents_go_from_one_buffer_to_another_with_the_uses_that_are_left():
+    buffer, other = CircularBuffer(3, 2), CircularBuffer(3, 2)
+    for batch in "abcd":
+        buffer.add(batch)
+    for _ in range(2):
+        buffer.sample(np.random.default_rng(1))
+    assert sum(left for _, left in buffer.contents()) == 4
+    other.add("x")
+    other.set_contents(buffer.contents())
+    rng, again = np.random.default_rng(3), np.random.default_rng(3)
+    handed_out = [buffer.sample(rng) for _ in range(4)]
+    assert [other.sample(again) for _ in range(4)] == handed_out
+    assert len(other) == len(buffer) == 0

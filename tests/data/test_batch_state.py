@@ -1,0 +1,35 @@
+"""A batch that went through plain arrays has the same rows, in the same storages."""
+
+import numpy as np
+
+from rlrun.data.batch_state import batch_from_state, batch_state
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.experiment.state_codec import decode, encode
+
+
+def test_columns_storages_and_flags_come_back():
+    storage = np.arange(12.0).reshape(6, 2)
+    batch = SampleBatch(
+        {
+            "rewards": np.arange(4.0),
+            "nest": {"a": np.zeros((4, 2), np.int8), "b": (np.ones(4, np.bool_),)},
+            "state_in_0": np.ones((2, 3), np.float32),
+            "infos": np.array([{}, {"x": 1}, {}, {}], dtype=object),
+            "seq_lens": np.array([3, 1]),
+        },
+        max_seq_len=3,
+    )
+    batch.set_shared("obs", storage, np.array([0, 1, 2, 4]))
+    batch.set_shared("new_obs", storage, np.array([1, 2, 3, 5]))
+    back = batch_from_state(decode(*encode(batch_state(batch))))
+    assert list(back) == [name for name in batch if name != "infos"]
+    assert back.max_seq_len == 3
+    (obs, index), (new_obs, _) = back.shared("obs"), back.shared("new_obs")
+    assert obs is new_obs
+    np.testing.assert_array_equal(obs, storage)
+    np.testing.assert_array_equal(index, [0, 1, 2, 4])
+    for name in ("obs", "new_obs", "rewards", "state_in_0", "seq_lens"):
+        np.testing.assert_array_equal(back[name], batch[name])
+        assert back[name].dtype == batch[name].dtype
+    np.testing.assert_array_equal(back["nest"]["b"][0], batch["nest"]["b"][0])
+    assert back["nest"]["a"].dtype == np.int8
