@@ -29,6 +29,7 @@ from rlrun.policies.rl_module import (
     box_of,
     default_encoder,
     output_size,
+    set_log_std_bias,
     wants_conv,
 )
 
@@ -43,6 +44,7 @@ class SACPolicyNetwork(RLModule):
         self.encoder, width = encoder_of(observation_space, model)
         sizes = [width, *model.hidden, self.distribution.num_inputs]
         self.pi = MLP(sizes, model.activation, output_gain=POLICY_GAIN)
+        set_log_std_bias(self.pi.last, action_space, model.log_std_init)
         self._flatten = self.encoder is None
         self.has_vjp = self._flatten and self.pi.has_vjp
 
