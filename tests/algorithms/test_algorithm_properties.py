@@ -48,8 +48,14 @@ ALGORITHMS = {
     "PG": lambda: PGConfig().training(train_batch_size=BATCH),
     "A3C": lambda: A3CConfig().training(train_batch_size=BATCH),
     "IMPALA": lambda: IMPALAConfig().training(**TINY, broadcast_interval=2),
-    "IMPALA, LSTM": lambda: IMPALAConfig().training(**TINY).model(hidden=[8], **LSTM),
-    "APPO": lambda: APPOConfig().training(**TINY, kl_coeff=0.5, target_network_update_freq=3),
+    "IMPALA, LSTM": lambda: (
+        IMPALAConfig().training(**TINY, optimizer="rmsprop").model(hidden=[8], **LSTM)
+    ),
+    "APPO": lambda: (
+        APPOConfig()
+        .training(**TINY, kl_coeff=0.5, target_network_update_freq=3)
+        .training(circular_buffer_num_batches=2, circular_buffer_iterations_per_batch=3)
+    ),
     "DQN": lambda: (
         DQNConfig()
         .training(train_batch_size=BATCH, minibatch_size=16, n_step=3)
@@ -66,7 +72,7 @@ ALGORITHMS = {
     ),
     "DQN, GRU": lambda: (
         DQNConfig()
-        .training(train_batch_size=BATCH, minibatch_size=16, n_step=2)
+        .training(train_batch_size=BATCH, minibatch_size=16, n_step=2, value_rescaling=True)
         .training(num_steps_sampled_before_learning_starts=20, target_network_update_freq=50)
         .model(hidden=[8], use_gru=True, lstm_cell_size=8, max_seq_len=5)
         .replay(capacity=150, prioritized=True, store_in_checkpoints=True, burn_in=3)
@@ -273,7 +279,7 @@ def test_a_learning_rate_of_zero_is_exactly_zero(built, name):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_pitfall_11_the_ratio_is_exactly_1_on_the_first_minibatch(built, env):
+def test_pitfalls_11_60_the_ratio_is_exactly_1_on_the_first_minibatch(built, env):
     algorithm = built("PPO", env, **FILTERED)
     algorithm.train()
     algorithm._unneeded = Unneeded()  # PPO itself does not ask for the runner's numbers

@@ -155,7 +155,7 @@ def test_batches_counted_in_agent_steps(built):
     assert row["env_steps"] < BATCH
 
 
-def test_returns_are_named_by_policy_and_agent(built):
+def test_pitfall_72_returns_are_named_by_policy_and_agent(built):
     algorithm = built(multi_agent={"policies": ["p"]}, evaluation={"interval": 1, "episodes": 2})
     row = algorithm.train()
     runners = row["env_runners"]

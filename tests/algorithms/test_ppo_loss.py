@@ -79,7 +79,7 @@ def slow_loss(module, rows, clip, vf_coeff, entropy_coeff):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_the_loss_is_the_papers(name):
+def test_pitfall_6_the_loss_is_the_papers(name):
     module = module_for(SPACES[name])
     rows = rows_for(module, SPACES[name])
     loss, statistics = ppo_loss(module, rows, **ARGUMENTS)

@@ -87,7 +87,7 @@ def noise_of(rows, name, i):
 
 
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
-def test_pitfall_49_the_critics_learn_the_soft_bellman_target(space):
+def test_pitfalls_49_52_the_critics_learn_the_soft_bellman_target(space):
     policy, critics, target = make_networks(space)
     rows = make_rows(space)
     total, statistics = critic_loss(critics, rows, policy=policy, target=target, alpha=ALPHA)
@@ -246,6 +246,13 @@ def test_the_target_follows_by_tau(built):
     critics = algorithm.critic.parameters.to_numpy()
     expected = start + 0.25 * (critics - start)
     np.testing.assert_allclose(algorithm._target_parameters.to_numpy(), expected, rtol=1e-6)
+
+
+def test_standard_deviations_start_where_the_model_section_says():
+    model = ModelConfig(hidden=(8,), log_std_init=-1.5)
+    network = SACPolicyNetwork(OBS_SPACE, BOX, model)
+    inputs = network.forward_train({col.OBS: torch.zeros(1, 3)})[col.ACTION_DIST_INPUTS][0]
+    assert inputs.tolist() == [0.0] * 2 + [-1.5] * 2
 
 
 def test_a_policy_step_leaves_no_gradient_in_the_critics(built):

@@ -35,7 +35,7 @@ def test_clipping(clip: Any, expected: list[float]) -> None:
     assert rewards.tolist() == [3.0, -0.5, 0.0]
 
 
-def test_normalisation_against_a_slow_transcription() -> None:
+def test_pitfall_15_normalisation_against_a_slow_transcription() -> None:
     """Detail 6 of the continuous ones: divide by the std of the discounted return, mean kept."""
     rng = np.random.default_rng(0)
     connector, seen, returns = pipeline(normalize=True), [], [0.0, 0.0, 0.0]

@@ -151,7 +151,7 @@ def test_each_observation_is_kept_once(length):
     assert buffer._observations.num_used == len(distinct)
 
 
-def test_pitfall_30_the_last_steps_of_an_episode_have_shorter_returns():
+def test_pitfalls_30_31_34_the_last_steps_of_an_episode_have_shorter_returns():
     batch = SampleBatch(
         {
             col.OBS: np.arange(3, dtype=np.float32)[:, None],
@@ -170,7 +170,7 @@ def test_pitfall_30_the_last_steps_of_an_episode_have_shorter_returns():
     sample = buffer._gather(np.arange(3))
     assert sample[col.REWARDS].tolist() == [1 + 1 + 1, 2 + 2, 4]
     assert sample[col.DISCOUNTS].tolist() == [0.125, 0.25, 0.5]
-    # Pitfalls 31 and 34: cut short by truncation, the final observation counts; it is no terminal.
+    # Cut short by truncation, the final observation counts; it is no terminal.
     assert sample[col.NEXT_OBS].ravel().tolist() == [3, 3, 3]
     assert not sample[col.TERMINATEDS].any()
     assert sample[col.TRUNCATEDS].all()

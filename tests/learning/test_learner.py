@@ -36,7 +36,7 @@ def squared_values(module, rows):
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 64])
-def test_minibatches_partition_the_batch_in_every_epoch(size):
+def test_pitfall_9_minibatches_partition_the_batch_in_every_epoch(size):
     rows = make_learner().load(make_batch(10), (col.ACTIONS,))
     minibatches = list(rows.minibatches(3, size, np.random.default_rng(0)))
     seen = torch.cat([rows[col.ACTIONS] for rows in minibatches])
@@ -79,7 +79,7 @@ def test_one_update_is_one_step_of_adam_on_the_clipped_gradient():
 
 
 @pytest.mark.parametrize("how", ["global_norm", "norm", "value"])
-def test_gradients_are_bounded_as_asked(how):
+def test_pitfall_8_gradients_are_bounded_as_asked(how):
     learner = make_learner(grad_clip=1e-3, grad_clip_by=how)
     total, _ = squared_values(learner.module, {col.OBS: torch.ones(4, 3)})
     (100 * total).backward()

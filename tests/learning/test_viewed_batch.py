@@ -87,7 +87,7 @@ def loaded(runner, batch):
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=3),
     chunk=st.sampled_from([1, 7, 4096]),
 )
-def test_outputs_are_those_of_acting_and_of_the_step_after(model, lengths, chunk):
+def test_pitfalls_62_66_outputs_are_those_of_acting_and_of_the_step_after(model, lengths, chunk):
     runner, batch = sampled(model, lengths)
     learner, rows = loaded(runner, batch)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def check_last_values(runner, batch, next_values):
 
 @pytest.mark.parametrize("model", [LSTM, STACKED])
 @pytest.mark.parametrize("size", [1, 7, 16, 1000])
-def test_minibatches_hold_every_row_once(model, size):
+def test_pitfall_64_minibatches_hold_every_row_once(model, size):
     runner, batch = sampled(model, [17, 9])
     _, rows = loaded(runner, batch)
     minibatches = list(rows.minibatches(2, size, np.random.default_rng(0)))

@@ -74,7 +74,7 @@ each_space = pytest.mark.parametrize("name", SPACES)
 
 
 @each_space
-def test_logp_and_entropy_are_those_of_torch(name: str) -> None:
+def test_pitfall_13_logp_and_entropy_are_those_of_torch(name: str) -> None:
     space = SPACES[name]
     distribution, inputs = build_distribution(space), sample_inputs(space)
     actions = sample_actions(space, inputs)

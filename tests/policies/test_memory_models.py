@@ -186,7 +186,7 @@ CASES = st.one_of(
     seq_lens=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     seed=st.integers(0, 2**16),
 )
-def test_sequences_are_the_same_as_steps(case, actions, seq_lens, seed):
+def test_pitfall_62_sequences_are_the_same_as_steps(case, actions, seq_lens, seed):
     module = make(*case, actions)
     batch = random_batch(module, seq_lens, np.random.default_rng(seed))
     with torch.no_grad():
@@ -204,7 +204,7 @@ def test_sequences_are_the_same_as_steps(case, actions, seq_lens, seed):
     seq_lens=st.lists(st.integers(1, 6), min_size=2, max_size=5).filter(lambda n: len(set(n)) > 1),
     junk=st.floats(-1e6, 1e6).filter(lambda x: abs(x) > 1e-3),
 )
-def test_what_the_padding_holds_changes_nothing(case, actions, seq_lens, junk):
+def test_pitfall_65_what_the_padding_holds_changes_nothing(case, actions, seq_lens, junk):
     """Neither outputs nor gradients, whatever stands behind the shorter sequences."""
     module = make(*case, actions)
     batch = random_batch(module, seq_lens, np.random.default_rng(1))

@@ -122,7 +122,7 @@ def test_bytes_are_scaled_and_floats_are_not() -> None:
     torch.testing.assert_close(module.forward_train({"obs": images}), scaled)
 
 
-def test_initialisation_is_the_papers() -> None:
+def test_pitfall_1_initialisation_is_the_papers() -> None:
     module = build(VECTOR, gym.spaces.Box(-1, 1, (2,)), hidden=(64, 64), log_std_init=-0.5)
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():

@@ -107,7 +107,7 @@ def test_observations_are_stored_once():
     assert len(storage) == 4 * 21 + num_episode_ends
 
 
-def test_first_observations_differ_between_runners_lanes_roles_and_seeds():
+def test_pitfall_28_first_observations_differ_between_runners_lanes_roles_and_seeds():
     first = set()
     for seed in (0, 1):
         for runner_index in (0, 1, 2):
@@ -181,7 +181,7 @@ def test_an_env_that_does_not_reproduce_is_named_and_starts_afresh(caplog):
     assert batch[col.T].tolist() == [0, 1]
 
 
-def test_metrics_see_raw_rewards_and_learning_the_clipped_ones():
+def test_pitfall_69_metrics_see_raw_rewards_and_learning_the_clipped_ones():
     spec = counting_spec(lanes=1, length=3)
     spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
     reply = collect(EnvRunner(spec), [3])[0]

@@ -163,7 +163,7 @@ def test_fire_is_pressed_after_each_reset() -> None:
     assert observation[0] == 2
 
 
-def test_atari_is_preprocessed_in_training_and_plays_whole_games_in_evaluation() -> None:
+def test_pitfall_16_atari_is_preprocessed_in_training_and_plays_whole_games_in_evaluation() -> None:
     pytest.importorskip("ale_py")
     settings = EnvRunnersConfig()
     train: Any = make_vector_env(EnvSpec(use="ALE/Breakout-v5"), 1, settings)

@@ -107,7 +107,7 @@ class Transcript:
     states=st.booleans(),
     random_length=st.booleans(),
 )
-def test_views_are_their_slow_transcription(lanes, lengths, states, random_length):
+def test_pitfall_68_views_are_their_slow_transcription(lanes, lengths, states, random_length):
     runner = looking_runner(lanes, states=states, random_length=random_length, length=7)
     batches = []
     for i, length in enumerate(lengths):

@@ -123,7 +123,9 @@ def by_hand(steps: int, *, seeded: bool = True) -> list[list[tuple[Any, ...]]]:
         ),
     ],
 )
-def test_every_mode_gives_the_transitions_written_by_hand(use: str, kwargs: Any) -> None:
+def test_pitfalls_23_24_25_every_mode_gives_the_transitions_written_by_hand(
+    use: str, kwargs: Any
+) -> None:
     env = make(use, **kwargs)
     assert env.episode_seeds
     assert env.every_step_counts
@@ -186,7 +188,9 @@ def test_own_processes_give_the_same() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=LANES, max_size=LANES), st.integers(1, 60))
-def test_env_steps_are_episode_lengths_plus_what_runs(seeds: list[int], steps: int) -> None:
+def test_pitfall_26_env_steps_are_episode_lengths_plus_what_runs(
+    seeds: list[int], steps: int
+) -> None:
     env = make("counting_envs:autonomous", mode="NEXT_STEP")
     env.reset(seeds)
     counted, running, finished = 0, np.zeros(LANES, int), 0
@@ -317,7 +321,7 @@ def test_nan_stops_the_run() -> None:
     assert (caught.value.phase, caught.value.env_step) == ("observation", 1)
 
 
-def test_a_vector_env_without_a_mode_is_refused_by_name() -> None:
+def test_pitfall_22_a_vector_env_without_a_mode_is_refused_by_name() -> None:
     with pytest.raises(EnvError, match="autoreset_mode") as caught:
         make("counting_envs:without_mode")
     assert "counting_envs:without_mode" in str(caught.value)

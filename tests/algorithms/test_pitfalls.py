@@ -1,0 +1,226 @@
+"""Traps that implementations fall into where several parts meet; `grep pitfall` finds the others.
+
+The numbers are those of a list of the field's known implementation errors, one test for each.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlrun import A2CConfig, DQNConfig, EnvRunner, PPOConfig, SACConfig
+from rlrun.algorithms.ppo import PPOTraining, ppo_loss
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec, LearnersConfig, ModelConfig
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import Learner
+from rlrun.learning.returns import add_advantages
+from rlrun.policies.rl_module import ActorCritic
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, Unneeded
+
+OBS_SPACE = gym.spaces.Box(-100, 100, (1,), np.float32)
+
+
+@pytest.fixture
+def built():
+    made = []
+
+    def make(config, env):
+        made.append(config.environment(env).model(hidden=[8]).debugging(seed=3).build())
+        return made[-1]
+
+    yield make
+    for algorithm in made:
+        algorithm.stop()
+
+
+def statistics_of(algorithm):
+    return algorithm.train()["learners"]["default_policy"]["learner_stats"]
+
+
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+def test_pitfall_2_adams_epsilon_is_1e_5(built, config):
+    algorithm = built(config(), "CartPole-v1")
+    assert algorithm.learner.optimizer._eps == 1e-5
+
+
+class ValueIsTheObservation(ActorCritic):
+    """V(s) is the number that is observed."""
+
+    def forward_train(self, batch):
+        return {**super().forward_train(batch), col.VF_PREDS: batch[col.OBS][:, 0]}
+
+
+def test_pitfalls_5_18_20_targets_value_the_final_observation_and_know_no_normalisation():
+    """Two lanes: a truncation whose next episode begins at 5, and a fragment that is cut."""
+    obs, new_obs = [1.0, 2.0, 5.0, 9.0], [2.0, 70.0, 6.0, 30.0]
+    batch = SampleBatch(
+        {
+            col.OBS: np.array(obs, np.float32)[:, None],
+            col.NEXT_OBS: np.array(new_obs, np.float32)[:, None],
+            col.ACTIONS: np.zeros(4, np.int64),
+            col.REWARDS: np.array([1.0, 2.0, 3.0, 4.0], np.float32),
+            col.TERMINATEDS: np.zeros(4, np.bool_),
+            col.TRUNCATEDS: np.array([False, True, False, False]),
+            col.UNROLL_ID: np.array([0, 0, 0, 1]),
+        }
+    )
+    module = ValueIsTheObservation(OBS_SPACE, gym.spaces.Discrete(2), ModelConfig(hidden=(4,)))
+    learner = Learner(module, PPOTraining(), LearnersConfig())
+    rows = learner.load(batch, (col.ACTIONS,))
+    add_advantages(rows, batch, module, 0.5, 0.9)
+    second = 2.0 + 0.5 * 70.0 - 2.0
+    expected = [
+        (1.0 + 0.5 * 2.0 - 1.0) + 0.5 * 0.9 * second,
+        second,
+        3.0 + 0.5 * 6.0 - 5.0,
+        4.0 + 0.5 * 30.0 - 9.0,
+    ]
+    np.testing.assert_allclose(rows.columns[col.ADVANTAGES], expected, rtol=1e-6)
+    targets = np.array(expected) + obs
+    np.testing.assert_allclose(rows.columns[col.VALUE_TARGETS], targets, rtol=1e-6)
+
+
+def test_pitfall_7_value_errors_are_not_clipped_unless_asked_for():
+    assert PPOTraining().vf_clip_param is None
+
+
+def test_pitfall_10_approx_kl_is_never_negative_and_ends_the_update(built):
+    module = ActorCritic(OBS_SPACE, gym.spaces.Discrete(2), ModelConfig(hidden=(4,)))
+    rows = {
+        col.OBS: torch.randn(6, 1),
+        col.ACTIONS: torch.tensor([0, 1, 0, 1, 0, 1]),
+        col.ACTION_LOGP: torch.linspace(-2.0, -0.1, 6),
+        **{name: torch.randn(6) for name in (col.ADVANTAGES, col.VALUE_TARGETS, col.VF_PREDS)},
+    }
+    arguments = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "vf_clip_param": None}
+    _, statistics = ppo_loss(module, rows, **arguments, entropy_coeff=0.0, kl_coeff=0.0)
+    with torch.no_grad():
+        inputs = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
+    logps = module.distribution.logp(inputs, rows[col.ACTIONS]).tolist()
+    ratios = [np.exp(a - b) for a, b in zip(logps, rows[col.ACTION_LOGP].tolist(), strict=True)]
+    expected = np.mean([(ratio - 1) - np.log(ratio) for ratio in ratios])
+    assert statistics["approx_kl"].item() == pytest.approx(expected, rel=1e-4)
+    assert expected > 0
+
+    settings = {"train_batch_size": 64, "minibatch_size": 16, "num_epochs": 5, "lr": 0.01}
+    patient = built(PPOConfig().training(**settings, target_kl=1e6), "CartPole-v1")
+    strict = built(PPOConfig().training(**settings, target_kl=1e-12), "CartPole-v1")
+    assert statistics_of(patient)["num_updates"] == 20
+    assert statistics_of(strict)["num_updates"] == 1  # the first minibatch moves nothing yet
+
+
+def test_pitfall_13_the_standard_deviation_is_1_at_first_whatever_is_observed():
+    actions = gym.spaces.Box(-1, 1, (2,), np.float32)
+    module = ActorCritic(OBS_SPACE, actions, ModelConfig(hidden=(4,)))
+    inputs = module.forward_train({col.OBS: torch.randn(5, 1)})[col.ACTION_DIST_INPUTS]
+    assert (inputs[:, 2:] == 0.0).all()
+    assert inputs[:, :2].std() > 0
+
+
+def test_pitfall_14_the_environment_gets_bounded_actions_and_the_batch_the_policys_own(built):
+    algorithm = built(PPOConfig().training(train_batch_size=512), "Pendulum-v1")
+    algorithm._unneeded = Unneeded()
+    batch = algorithm.sample()
+    actions = batch[col.ACTIONS][:, 0]
+    assert np.abs(actions).max() > 1.5
+    cosine, sine, velocity = batch[col.OBS].T
+    torque = np.clip(2.0 * actions, -2.0, 2.0)
+    cost = np.arctan2(sine, cosine) ** 2 + 0.1 * velocity**2 + 0.001 * torque**2
+    np.testing.assert_allclose(batch[col.REWARDS], -cost, rtol=1e-4, atol=1e-5)
+    mean, log_std = batch[col.ACTION_DIST_INPUTS].T
+    logp = -0.5 * ((actions - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(batch[col.ACTION_LOGP], logp, rtol=1e-4, atol=1e-5)
+
+
+class ReusesItsBuffer(gym.Env[Any, Any]):
+    """Counts its steps in an array that it hands out again and again."""
+
+    observation_space = gym.spaces.Box(-1, 100, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        self.seen = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seen[:] = 0
+        return self.seen, {}
+
+    def step(self, action):
+        self.seen += 1
+        return self.seen, 0.0, bool(self.seen[0] == 4), False, {}
+
+
+def test_pitfall_27_observations_that_an_environment_overwrites_are_copied():
+    spec = RunnerSpec(
+        EnvSpec(use=f"{__name__}:ReusesItsBuffer"), EnvRunnersConfig(num_envs_per_env_runner=2)
+    )
+    runner = EnvRunner(spec)
+    weights = np.zeros(runner.policy.num_parameters, np.float32)
+    batch = runner.sample_fragment(SampleRequest(0, 10, 1), weights).batch
+    assert batch[col.OBS][:, 0].tolist() == 2 * [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert batch[col.NEXT_OBS][:, 0].tolist() == 2 * [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+
+
+def test_pitfall_37_beta_follows_the_env_steps_of_the_run_and_survives_a_restore(built):
+    def make():
+        config = DQNConfig().training(
+            train_batch_size=64, minibatch_size=16, num_steps_sampled_before_learning_starts=1
+        )
+        config = config.replay(prioritized=True, beta=[[0, 0.4], [256, 1.0]])
+        return built(config, "CartPole-v1")
+
+    def betas_of(algorithm, iterations):
+        seen, sample = [], algorithm.replay.buffer.sample
+
+        def spy(num_items, rng, *, beta):
+            seen.append(beta)
+            return sample(num_items, rng, beta=beta)
+
+        algorithm.replay.buffer.sample = spy
+        for _ in range(iterations):
+            algorithm.train()
+        del algorithm.replay.buffer.sample
+        return seen
+
+    straight = make()
+    first = betas_of(straight, 2)
+    assert first == sorted(first)
+    assert 0.4 < first[0] < first[-1] == pytest.approx(0.7)
+    resumed = make()
+    resumed.set_weights(straight.get_weights())
+    resumed.set_state(straight.get_state())
+    later = betas_of(resumed, 3)
+    assert 0.7 < later[0] < later[-1] == 1.0
+
+
+def test_pitfall_47_entropy_is_in_units_of_the_squashed_action_whatever_the_bounds(built):
+    """Stretching the bounds of actions changes nothing in what is learned."""
+    settings = {
+        "train_batch_size": 60,
+        "minibatch_size": 16,
+        "training_intensity": 16,
+        "num_steps_sampled_before_learning_starts": 10,
+    }
+    rows = [
+        statistics_of(built(SACConfig().training(**settings), env))
+        for env in ("Pendulum-v1", "rlrun.sampling.example_envs:StretchedPendulum")
+    ]
+    assert rows[0]["num_updates"] == 51
+    assert rows[0] == pytest.approx(rows[1], rel=1e-3)
+
+
+def test_pitfall_71_env_steps_are_decisions_of_which_a_game_has_four_frames():
+    pytest.importorskip("ale_py")
+    spec = RunnerSpec(EnvSpec(use="ALE/Pong-v5"), EnvRunnersConfig(), model=ModelConfig())
+    runner = EnvRunner(spec)
+    game = runner.envs.envs[0].unwrapped.ale
+    weights = runner.policy.get_weights()
+    runner.sample_fragment(SampleRequest(0, 1, 1), weights)
+    before = game.getFrameNumber()
+    reply = runner.sample_fragment(SampleRequest(1, 50, 1), weights)
+    assert reply.env_steps == len(reply.batch) == 50
+    assert game.getFrameNumber() - before == 4 * 50
