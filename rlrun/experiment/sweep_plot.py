@@ -43,7 +43,7 @@ def _draw_panel(panel: Any, dimension: Dimension, scored: list[Trial], best: Tri
     if numbers:
         positions: list[Any] = values
         if dimension.kind == "loguniform" or _spans_decades(values):
-            panel.set_xscale("log")
+            _use_log_scale(panel)
     else:
         names = list(dict.fromkeys(map(str, values)))
         positions = [names.index(str(value)) for value in values]
@@ -54,6 +54,16 @@ def _draw_panel(panel: Any, dimension: Dimension, scored: list[Trial], best: Tri
         at = positions[scored.index(best)]
         panel.scatter([at], [best.score], marker="*", s=180, c="tab:red", zorder=3)
     panel.set_xlabel(dimension.address)
+
+
+def _use_log_scale(panel: Any) -> None:
+    """Labels at 1, 2 and 5 of each decade: a range may hold no power of ten at all."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _spans_decades(values: list[Any]) -> bool:
