@@ -6,7 +6,7 @@ Owns layer arithmetic only. Must not know of action spaces, policies or training
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod, sqrt
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +21,32 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _tanh_backward(gradient: Tensor, output: Tensor) -> Tensor:
-    of_input: Tensor = torch.ops.aten.tanh_backward(gradient, output)
-    return of_input
+class InPlace(NamedTuple):
+    """An activation whose derivative follows from its output, both computed where they stand."""
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], None]
+    """(gradient, output): turns the gradient of the output into that of the input."""
 
 
-def _relu_backward(gradient: Tensor, output: Tensor) -> Tensor:
-    of_input: Tensor = torch.ops.aten.threshold_backward(gradient, output, 0)
-    return of_input
+# Autograd's own operations: ``gradient * (output > 0)`` takes ten times as long. They are called by
+# functions since modules that hold them are pickled, which operations cannot be.
+def _tanh_backward(gradient: Tensor, output: Tensor) -> None:
+    torch.ops.aten.tanh_backward.grad_input(gradient, output, grad_input=gradient)
 
 
-# Activations whose derivative follows from their output: (gradient, output) -> gradient of input.
-# Autograd's own operations take one pass, and ``gradient * (output > 0)`` ten times as long; they
-# are called by functions since modules that hold them are pickled, and operations cannot be.
-DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tanh": _tanh_backward,
-    "relu": _relu_backward,
+def _relu_backward(gradient: Tensor, output: Tensor) -> None:
+    torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
+
+
+IN_PLACE: dict[str, InPlace] = {
+    "tanh": InPlace(torch.tanh_, _tanh_backward),
+    "relu": InPlace(torch.relu_, _relu_backward),
 }
 
 
 class Backward(Protocol):
-    """Second half of a `vjp`: takes the gradient of the output, leaves those of the parameters."""
+    """Second half of a `vjp`: uses up the gradient of the output, leaves the parameters'."""
 
     def __call__(self, gradient: Tensor, *, to_input: bool = False) -> Tensor:
         """The gradient of the input if it is asked for; of no use otherwise."""
@@ -88,7 +93,7 @@ class MLP(nn.Module):
         super().__init__()
         self.output_size = sizes[-1]
         self._activation = ACTIVATIONS[activation]
-        self._derivative = DERIVATIVES.get(activation)
+        self._in_place = IN_PLACE.get(activation)
         self._num_activated = len(sizes) - (1 if output_gain is None else 2)
         for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
             gain = HIDDEN_GAIN if output_gain is None or i < len(sizes) - 2 else output_gain
@@ -119,7 +124,7 @@ class MLP(nn.Module):
     @property
     def has_vjp(self) -> bool:
         """Whether `vjp` knows the derivative of the activation."""
-        return self._derivative is not None
+        return self._in_place is not None
 
     def vjp(self, x: Tensor) -> tuple[Tensor, Backward]:
         """The output [N, out], and what turns its gradient [N, out] into the parameters'.
@@ -127,20 +132,21 @@ class MLP(nn.Module):
         Autograd's bookkeeping costs as much as the arithmetic of small layers; this is the
         arithmetic alone. Each parameter's ``.grad`` must be there already and is overwritten.
         """
+        assert self._in_place is not None
+        activate, derive = self._in_place
         kept = [x]
         layers = [(layer.weight, layer.bias) for layer in self._linear_layers()]
         with torch.no_grad():
             for i, (weight, bias) in enumerate(layers):
                 x = torch.addmm(bias, x, weight.t())
                 if i < self._num_activated:
-                    x = self._activation(x)
+                    x = activate(x)
                 kept.append(x)
 
         def backward(gradient: Tensor, *, to_input: bool = False) -> Tensor:
-            assert self._derivative is not None
             for i, (weight, bias) in reversed(list(enumerate(layers))):
                 if i < self._num_activated:
-                    gradient = self._derivative(gradient, kept[i + 1])
+                    derive(gradient, kept[i + 1])
                 torch.mm(gradient.t(), kept[i], out=weight.grad)
                 torch.sum(gradient, 0, out=bias.grad)
                 if i > 0 or to_input:

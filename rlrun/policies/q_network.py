@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.networks import DERIVATIVES, MLP, ConvEncoder, dueling_values, is_image
+from rlrun.policies.networks import IN_PLACE, MLP, ConvEncoder, dueling_values, is_image
 from rlrun.policies.noisy import NoisyMLP
 from rlrun.policies.policy import Array
 from rlrun.policies.q_options import QOptions
@@ -83,7 +83,7 @@ class QNetwork(RLModule):
             and encoder is None
             and not options.noisy
             and options.num_atoms == 1
-            and model.activation in DERIVATIVES
+            and model.activation in IN_PLACE
         )
 
     def _head(self, sizes: list[int]) -> nn.Module:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.networks import ACTIVATIONS, DERIVATIVES, HIDDEN_GAIN, MLP, Backward
+from rlrun.policies.networks import ACTIVATIONS, HIDDEN_GAIN, IN_PLACE, MLP, Backward
 from rlrun.policies.rl_module import (
     POLICY_GAIN,
     VALUE_GAIN,
@@ -78,7 +78,7 @@ class TwinQNetwork(RLModule):
             else [width + num_actions // 2, *model.hidden, 1]
         )
         self.q = TwinMLP(sizes, model.activation, output_gain=VALUE_GAIN)
-        self.has_vjp = self._flatten and not self._discrete and model.activation in DERIVATIVES
+        self.has_vjp = self._flatten and not self._discrete and model.activation in IN_PLACE
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``q_values`` of ``obs`` and, for a Box, ``actions`` ``[N, A]``."""
@@ -113,7 +113,7 @@ class TwinMLP(nn.Module):
     def __init__(self, sizes: list[int], activation: str, *, output_gain: float) -> None:
         super().__init__()
         self._activation = ACTIVATIONS[activation]
-        self._derivative = DERIVATIVES.get(activation)
+        self._in_place = IN_PLACE.get(activation)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
             gain = HIDDEN_GAIN if i < len(sizes) - 2 else output_gain
@@ -134,14 +134,14 @@ class TwinMLP(nn.Module):
 
     def vjp(self, x: Tensor) -> tuple[Tensor, TwinBackward]:
         """[N, in] -> [2, N, out] without autograd, and the way back; see `MLP.vjp`."""
+        assert self._in_place is not None
         kept = [x.expand(2, *x.shape)]
         layers = list(zip(self.weights, self.biases, strict=True))
         with torch.no_grad():
             for i, (weight, bias) in enumerate(layers):
                 y = torch.baddbmm(bias, kept[i], weight)
-                kept.append(self._activation(y) if i < len(layers) - 1 else y)
-        assert self._derivative is not None
-        return kept[-1], TwinBackward(layers, kept, self._derivative)
+                kept.append(self._in_place.forward(y) if i < len(layers) - 1 else y)
+        return kept[-1], TwinBackward(layers, kept, self._in_place.backward)
 
 
 class TwinBackward:
@@ -150,16 +150,16 @@ class TwinBackward:
     Args:
         layers: weight and bias of each.
         kept: the input of each, and the output of the last.
-        derivative: of the activation, from `DERIVATIVES`.
+        derive: the derivative of the activation, from `IN_PLACE`.
     """
 
     def __init__(
         self,
         layers: Sequence[tuple[Tensor, Tensor]],
         kept: Sequence[Tensor],
-        derivative: Callable[[Tensor, Tensor], Tensor],
+        derive: Callable[[Tensor, Tensor], None],
     ) -> None:
-        self._layers, self._kept, self._derivative = layers, kept, derivative
+        self._layers, self._kept, self._derive = layers, kept, derive
 
     def to_parameters(self, gradient: Tensor) -> None:
         """From the gradient of the output, ``[2, N]``, overwrite each parameter's ``.grad``."""
@@ -181,7 +181,7 @@ class TwinBackward:
             yield i, of_layer
             if i > 0:
                 of_layer = of_layer.bmm(self._layers[i][0].transpose(1, 2))
-                of_layer = self._derivative(of_layer, self._kept[i])
+                self._derive(of_layer, self._kept[i])
 
 
 def encoder_of(space: gym.Space[Any], model: ModelConfig) -> tuple[nn.Module | None, int]:
