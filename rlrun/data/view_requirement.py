@@ -6,13 +6,14 @@ counted in steps of an episode, from 0: the first observation, action and reward
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from rlrun.data import columns as names
+from rlrun.data.space_codec import space_from_dict, space_to_dict
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class ViewRequirement:
     used_for_training: bool = True
     """Whether the view stands in train batches; postprocessing sees it in any case."""
     used_for_compute_actions: bool | None = None
-    """Whether the model sees the view when it acts; None: if it can be known by then."""
+    """Whether the model sees the view when it acts; None: if it can be known by then, and is read.
+
+    True keeps the view whether a trial before the run sees it read or not, for learning too."""
     batch_repeat_value: int = 1
     """Steps that share one row of the view in a train batch: for states, the longest sequence."""
 
@@ -54,6 +57,22 @@ class ViewRequirement:
                 f"shift {self.shift!r} looks into the future, which nobody knows when the model "
                 "acts: set used_for_compute_actions to False"
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values that JSON takes, by field; `from_dict` is the way back.
+
+        Raises TypeError for a space that `rlrun.data.space_codec` does not know.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        space = None if self.space is None else space_to_dict(self.space)
+        shift = list(self.shift) if isinstance(self.shift, tuple) else self.shift
+        return {**values, "space": space, "shift": shift}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ViewRequirement:
+        """The view that `to_dict` made these values of."""
+        space = values["space"]
+        return cls(**{**values, "space": None if space is None else space_from_dict(space)})
 
     @property
     def steps(self) -> tuple[int, ...]:

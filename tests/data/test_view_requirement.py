@@ -1,7 +1,12 @@
 """What can be said about a view, and what cannot."""
 
+import json
+
 import gymnasium as gym
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlrun.data.trajectory_views import TrajectoryViews
 from rlrun.data.view_requirement import ViewRequirement
@@ -28,6 +33,20 @@ def test_shifts(shift, steps, time_axis):
     assert view.time_axis == time_axis
 
 
+@given(first=st.integers(-60, 5), length=st.integers(0, 60), step=st.integers(1, 7))
+def test_ranges_begin_anywhere_and_hold_both_ends(first, length, step):
+    """The last one only where a whole number of steps leads to it."""
+    view = ViewRequirement("obs", shift=f"{first}:{first + length}:{step}")
+    expected, at = [], first
+    while at <= first + length:
+        expected.append(at)
+        at += step
+    assert list(view.steps) == expected
+    assert view.time_axis
+    whole = ViewRequirement("obs", shift=f"{first}:{first + length}")
+    assert list(whole.steps) == list(range(first, first + length + 1))
+
+
 @pytest.mark.parametrize("shift", ["", "a:b", "1", "2:1", [], "0:3:0", "0:3:-1", "1:2:3:4"])
 def test_shifts_that_are_none(shift):
     with pytest.raises(ValueError, match=r"range is|holds no step"):
@@ -51,6 +70,43 @@ def test_only_states_share_rows():
         TrajectoryViews({"memory": ViewRequirement("obs", shift=-1, batch_repeat_value=5)})
     with pytest.raises(ValueError, match="at least 1"):
         ViewRequirement(batch_repeat_value=0)
+
+
+SPACES = [
+    None,
+    gym.spaces.Discrete(3, start=-1),
+    gym.spaces.Box(-1.5, np.inf, (2, 3), np.float32),
+    gym.spaces.Box(np.array([0.0, -np.inf]), np.array([1.0, 2.0]), dtype=np.float64),
+    gym.spaces.Box(0, 255, (4, 4, 1), np.uint8),
+    gym.spaces.MultiDiscrete([2, 5], start=[0, 3]),
+    gym.spaces.MultiBinary((2, 2)),
+    gym.spaces.Dict(
+        {"b": gym.spaces.Discrete(2), "a": gym.spaces.Tuple((gym.spaces.MultiBinary(3),))}
+    ),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("shift", [0, -2, "-3:0", [-1, -5]])
+def test_views_go_through_json_and_back(space, shift):
+    views = [
+        ViewRequirement("a", space, shift),
+        ViewRequirement(None, space, shift, used_for_training=False),
+        ViewRequirement("b", space, shift=-1, batch_repeat_value=7, used_for_compute_actions=True),
+    ]
+    for view in views:
+        text = json.dumps(view.to_dict(), allow_nan=False)
+        again = ViewRequirement.from_dict(json.loads(text))
+        assert again == view
+        if space is not None:
+            assert again.space.dtype == space.dtype
+
+
+def test_spaces_that_are_none_are_named():
+    with pytest.raises(TypeError, match="plain values for a Text space"):
+        ViewRequirement(space=gym.spaces.Text(3)).to_dict()
+    with pytest.raises(ValueError, match=r"begins with one of box.*not with 'cube'"):
+        ViewRequirement.from_dict({**ViewRequirement().to_dict(), "space": {"cube": 3}})
 
 
 def test_views_are_values():
