@@ -32,7 +32,8 @@ def check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that is wrong with `multi_agent`."""
     multi_agent = experiment.multi_agent
     if not multi_agent.policies:
-        if multi_agent != MultiAgentConfig():
+        # With one agent either unit counts the same.
+        if multi_agent != MultiAgentConfig(count_steps_by=multi_agent.count_steps_by):
             message = "no policies; `policies: [a, b]` would name two"
             yield Finding(("multi_agent", "policies"), message)
         return

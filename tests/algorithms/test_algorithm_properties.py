@@ -244,6 +244,15 @@ def test_an_iteration_samples_exactly_the_train_batch(built, name, lanes):
     check_exact_batches(built, name, 0, lanes)
 
 
+def test_with_one_agent_env_steps_and_agent_steps_are_the_same(built):
+    rows = [
+        train(built("PPO", multi_agent={"count_steps_by": unit}), 2)
+        for unit in ("env_steps", "agent_steps")
+    ]
+    assert rows[0] == rows[1]
+    assert [row["agent_steps"] for row in rows[0]] == [row["env_steps"] for row in rows[0]]
+
+
 @pytest.mark.parametrize("name", with_actors(ALGORITHMS))
 @pytest.mark.parametrize(("runners", "lanes"), [(2, 2), (3, 4)])
 def test_remote_runners_sample_exactly_the_train_batch(built, name, runners, lanes):
