@@ -1,12 +1,12 @@
-"""Batches that remember which of their columns somebody read, wrote or deleted.
+"""Batches, and rows of batches, that remember what of them somebody read, wrote or deleted.
 
-Dummy batches of this kind go through postprocessing and learning before a run starts, and tell
+Dummies of these kinds go through acting, postprocessing and learning before a run starts, and tell
 which columns nobody needs. Reading is asking for a column, and asking whether there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,67 @@ class _TrackedBatch(SampleBatch):
         super().__delitem__(name)
 
 
+class TrackedRows(dict[str, Any]):
+    """What a module or a loss is given, by name; remembers which of it was read.
+
+    Whoever goes through all of it, or makes a plain dict of it, has read everything. What `|` and
+    `copy` make of it goes on remembering in the same place.
+
+    Args:
+        rows: as they are given to whom nobody watches.
+        read: where names are added when they are read.
+    """
+
+    def __init__(self, rows: Mapping[str, Any], read: set[str]) -> None:
+        super().__init__(rows)
+        self.read = read
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """One column, or the default."""
+        self.read.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Take a column out."""
+        self.read.add(name)
+        return super().pop(name, *default)
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return super().__contains__(name)
+
+    # Without an `__iter__` of its own, dict(rows) and {**rows} would pass by all of this.
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(super().keys())
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        """All names, as read."""
+        self.read.update(super().keys())
+        return super().keys()
+
+    def values(self) -> Any:
+        """All columns, as read."""
+        self.read.update(super().keys())
+        return super().values()
+
+    def items(self) -> Any:
+        """All names and columns, as read."""
+        self.read.update(super().keys())
+        return super().items()
+
+    def copy(self) -> TrackedRows:
+        """The same, remembering in the same place."""
+        return TrackedRows(dict(super().items()), self.read)
+
+    def __or__(self, more: Any) -> Any:
+        return TrackedRows(dict(super().items()) | more, self.read)
+
+
 def tracked(batch: SampleBatch) -> tuple[SampleBatch, Touched]:
     """The same columns as a batch that remembers, and what it remembers.
 
@@ -83,3 +144,8 @@ def tracked(batch: SampleBatch) -> tuple[SampleBatch, Touched]:
         "TrackedBatch", (_TrackedBatch,), {"__slots__": (), "touched": touched}
     )
     return kind.from_columns(dict(batch._columns), **batch._flags()), touched
+
+
+def untracked(batch: SampleBatch) -> SampleBatch:
+    """The same columns as a batch of which nobody remembers anything."""
+    return SampleBatch.from_columns(dict(batch._columns), **batch._flags())

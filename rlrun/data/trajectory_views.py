@@ -37,6 +37,8 @@ class View:
     source: str
     steps: Array
     """Relative steps, int [n]."""
+    shift: int
+    """The first of them."""
     time_axis: bool
     acting: bool
     training: bool
@@ -54,7 +56,7 @@ class View:
 
     def rows(self, present: Array) -> Array:
         """The rows it wants [..., n] (or [...]) at `present` rows [...]."""
-        return present[..., None] + self.steps if self.time_axis else present + self.steps[0]
+        return present[..., None] + self.steps if self.time_axis else present + self.shift
 
 
 class TrajectoryViews:
@@ -64,9 +66,12 @@ class TrajectoryViews:
         requirements: name -> what the policy wants to see.
         initial_state: the policy's state at an episode's start, one row each; stands before the
             episode in views of `state_out_k`.
+        unread: views that the policy does not read when it acts, though it might.
 
     Attributes:
+        acting_views: what the policy is shown when it acts.
         lookback: P, the rows of the past that some view reaches back to.
+        acting_lookback: the same for what the policy is shown when it acts.
         sources: columns that are viewed when acting, besides observations.
         max_seq_len: longest sequence of a recurrent model; None for others.
 
@@ -78,11 +83,13 @@ class TrajectoryViews:
         self,
         requirements: Mapping[str, ViewRequirement],
         initial_state: Sequence[Array] = (),
+        unread: frozenset[str] = frozenset(),
     ) -> None:
         fills = {f"{names.STATE_OUT_PREFIX}{k}": row for k, row in enumerate(initial_state)}
         self.views = [_resolved(name, view, fills) for name, view in requirements.items()]
-        self.lookback = max(0, *(-int(view.steps.min()) for view in self.views))
-        self.acting_views = [view for view in self.views if view.acting]
+        self.lookback = _lookback(self.views)
+        self.acting_views = [v for v in self.views if v.acting and v.name not in unread]
+        self.acting_lookback = _lookback(self.acting_views)
         self.sources = {view.source for view in self.views} - {names.OBS}
         lengths = [view.per_sequence for view in self.views if view.per_sequence]
         self.max_seq_len = max(lengths) if lengths else None
@@ -92,17 +99,28 @@ class TrajectoryViews:
         """Whether there is nothing to view but the present observation."""
         return all(view.is_plain and view.source == names.OBS for view in self.views)
 
-    def acting(self, history: History, row: int, first: Array) -> dict[str, Array]:
+    def acting(self, history: History, row: int, first: Array | None = None) -> dict[str, Array]:
         """What the policy sees at `row`, each [B, ...] or [B, n, ...].
 
         Args:
             first: row of the first step of each lane's episode, int [B]; at the earliest the oldest
-                row that is there.
+                row that is there. None where all began `acting_lookback` rows ago or earlier.
         """
-        return {
-            view.name: _gathered(view, history[view.source], row, first)
-            for view in self.acting_views
-        }
+        seen = {}
+        for view in self.acting_views:
+            column = history[view.source]
+            if first is not None:
+                seen[view.name] = _gathered(view, column, row, first)
+            elif view.time_axis:
+                steps = column[row + view.steps].swapaxes(0, 1)
+                seen[view.name] = np.ascontiguousarray(steps)
+            else:
+                seen[view.name] = column[row + view.shift]
+        return seen
+
+
+def _lookback(views: Sequence[View]) -> int:
+    return max([0, *(-int(view.steps.min()) for view in views)])
 
 
 def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array]) -> View:
@@ -118,6 +136,7 @@ def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array
         name=name,
         source=source,
         steps=np.array(requirement.steps),
+        shift=requirement.steps[0],
         time_axis=requirement.time_axis,
         acting=requirement.is_acted_on(name),
         training=requirement.used_for_training,
@@ -130,9 +149,8 @@ def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array
 def _gathered(view: View, column: Array, row: int, first: Array) -> Array:
     """The view [B, ...] or [B, n, ...] at one row of a column [rows, B, ...]."""
     if not view.time_axis:
-        shift = int(view.steps[0])
-        wanted = row + shift
-        if shift >= 0:  # no episode begins later than now
+        wanted = row + view.shift
+        if view.shift >= 0:  # no episode begins later than now
             return column[wanted]
         unknown = first > wanted
         if not unknown.any():

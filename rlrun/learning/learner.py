@@ -45,6 +45,11 @@ class Learner:
         training: gradient clipping and the optimizer.
         settings: device, threads, compilation.
         peers: learners in other processes, with which this one makes each step.
+
+    Attributes:
+        views: names of what the module is given of each batch; empty where that is the present
+            observation alone. Of what the module asked for, those may be taken out that it does not
+            read.
     """
 
     def __init__(
@@ -68,14 +73,14 @@ class Learner:
         views = module.view_requirements
         seen = [name for name, view in views.items() if view.is_acted_on(name)]
         # Nothing but the present observation needs no further thought.
-        self._views = seen if seen != [col.OBS] or not views[col.OBS].is_plain(col.OBS) else []
+        self.views = seen if seen != [col.OBS] or not views[col.OBS].is_plain(col.OBS) else []
         self.optimizer = _optimizer(self.parameters, training)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
         """Move the named columns, and what the module sees, to the device; once a batch."""
-        if self._views:
-            return ViewedBatch(batch, names, self.device, self._views)
+        if self.views:
+            return ViewedBatch(batch, names, self.device, self.views)
         return LoadedBatch(batch, names, self.device)
 
     def update(
@@ -383,26 +388,34 @@ class ViewedBatch(LoadedBatch):
             storage = self._storages[id(shared[0])] = self._move(shared[0])
         return storage, self._move(np.concatenate([shared[1], shared_next[1]]))
 
-    def _seen(self, positions: Tensor) -> Rows:
-        """What the module sees at rows of the batch, or at N + row one step later."""
-        return {
+    def _rows(
+        self, columns: Rows, positions: Tensor, runs: NDArray[np.int64], extra: int = 0
+    ) -> Rows:
+        """These columns, and what the module sees at rows of the batch, or at N + row a step later.
+
+        Args:
+            runs: which the rows are.
+            extra: steps that each of them has more than in the batch.
+        """
+        seen = {
             name: storage[positions if index is None else index[positions]]
             for name, (storage, index) in self._inputs.items()
         }
+        return {**columns, **seen, **self._sequences(runs, extra)}
 
     def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `LoadedBatch.outputs`; runs one after the other, each with the step it led to."""
         positions, present = self._runs.with_next_steps()
         chunks = []
-        for rows, runs in self._runs.chunks(chunk_size):
-            seen = self._seen(self._move(positions[rows]))
-            chunks.append(module.forward_train({**seen, **self._sequences(runs, extra=1)}))
+        for steps, runs in self._runs.chunks(chunk_size):
+            rows = self._rows({}, self._move(positions[steps]), runs, extra=1)
+            chunks.append(module.forward_train(rows))
         inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
         values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
         here = self._move(present)
         return inputs[here], values[here], values[here + 1]
 
-    def _sequences(self, runs: NDArray[np.int64], extra: int = 0) -> Rows:
+    def _sequences(self, runs: NDArray[np.int64], extra: int) -> Rows:
         """States and lengths of these runs; nothing for a module without states."""
         if not self._states:
             return {}
@@ -423,7 +436,7 @@ class ViewedBatch(LoadedBatch):
         for rows, runs in self._runs.groups(size, rng):
             index = self._move(rows)
             columns = {name: column[index] for name, column in self.columns.items()}
-            yield {**columns, **self._seen(index), **self._sequences(runs)}
+            yield self._rows(columns, index, runs)
 
 
 @dataclass(frozen=True)

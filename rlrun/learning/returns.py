@@ -142,7 +142,7 @@ def standardized(advantages: Tensor) -> Tensor:
 
 def standardized_advantages(rows: Rows) -> Rows:
     """These rows with their advantages brought to mean 0 and deviation 1."""
-    return {**rows, col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
+    return rows | {col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
 
 
 @torch.no_grad()

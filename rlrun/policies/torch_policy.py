@@ -44,6 +44,7 @@ class TorchPolicy(Policy):
     ) -> None:
         super().__init__(observation_space, action_space)
         self.device = torch.device(device)
+        self._on_cpu = self.device.type == "cpu"
         if module is None:
             module = build_module(observation_space, action_space, model)
         self.module = module.to(self.device).eval()
@@ -122,8 +123,9 @@ class TorchPolicy(Policy):
 
     def _to_tensors(self, obs: Any) -> Any:
         """Tensors on the device; nested observations keep their structure."""
-        if isinstance(obs, Mapping):
+        if isinstance(obs, dict):
             return {key: self._to_tensors(value) for key, value in obs.items()}
         if isinstance(obs, tuple):
             return tuple(self._to_tensors(value) for value in obs)
-        return to_tensor(obs).to(self.device)
+        tensor = to_tensor(obs)
+        return tensor if self._on_cpu else tensor.to(self.device)

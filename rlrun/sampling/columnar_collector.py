@@ -257,7 +257,7 @@ class ColumnarCollector(SampleCollector):
         super().__init__(*arguments, **settings)
         self._views: TrajectoryViews | None = None
         self._rows: dict[str, Array] = {}
-        self._further: list[str] = []  # viewed columns that are this class's own
+        self._further: list[str] = []  # viewed columns that are this class's own, but rewards
         self._past: dict[str, Array] = {}
         self._carry: Carry | None = None  # None where fragments come out even by themselves
         if self.whole_episodes or not self.every_step_counts:
@@ -265,11 +265,12 @@ class ColumnarCollector(SampleCollector):
         self._buffer: FragmentBuffer | None = None  # of the running fragment
         self._t = 0  # rows so far; between fragments those that the next one begins with
         self._first = np.zeros(self.num_lanes, np.int64)  # row of the running episode's step 0
+        self._newest = 0  # the row from which on all views see nothing but known steps
         self._episode_ids = np.zeros(self.num_lanes, np.int64)
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
         self._views, self._rows = views, dict(rows)
-        self._further = [name for name in rows if name in STEP_COLUMNS]
+        self._further = [name for name in rows if name in STEP_COLUMNS and name != col.REWARDS]
         # Columns that nobody has kept so far begin now: the past of a fragment is all or nothing.
         if not self._past.keys() >= {col.OBS, *rows}:
             self._past = {}
@@ -286,13 +287,14 @@ class ColumnarCollector(SampleCollector):
         buffer.recall(self._past)
         self._begin, self.num_collected = (0, 0) if carry is None else carry.begin(buffer)
         self._t = self._begin
+        self._newest = max(int(self._first.max()), -buffer.num_past)
         self._wanted, self._unroll_ids = length * self.num_lanes, unroll_ids
         buffer.obs[self._t] = self.obs
         self._buffer, self.obs = buffer, buffer.obs[self._t]
 
     def add_init_obs(self, lanes: Array, episode_ids: Array, obs: Array) -> None:
         self.obs[lanes] = obs  # within a fragment, a row of its buffer
-        self._first[lanes] = self._t
+        self._first[lanes] = self._newest = self._t
         self._episode_ids[lanes] = episode_ids
 
     def get_inference_input_dict(self) -> dict[str, Array]:
@@ -301,8 +303,11 @@ class ColumnarCollector(SampleCollector):
         assert views is not None
         if self._t == buffer.length:
             self._grow(buffer)
+        row = views.lookback + self._t
+        if self._newest <= self._t - views.acting_lookback:
+            return views.acting(buffer.history, row)
         first = np.maximum(self._first, -buffer.num_past)
-        return views.acting(buffer.history, views.lookback + self._t, views.lookback + first)
+        return views.acting(buffer.history, row, views.lookback + first)
 
     def add_step(  # noqa: PLR0913 - one parameter for each thing a step brings
         self,
@@ -332,9 +337,14 @@ class ColumnarCollector(SampleCollector):
         buffer.terminateds[t] = terminateds
         buffer.truncateds[t] = truncateds
         buffer.obs[t + 1] = obs
-        if learned_rewards is not None or self._further:
-            learned = rewards if learned_rewards is None else learned_rewards
-            self._write_further(buffer, t, learned, infos)
+        if learned_rewards is not None:
+            rewards = learned_rewards
+            if col.REWARDS not in columns:
+                buffer.add_column(col.REWARDS, rewards.astype(np.float32))
+        if col.REWARDS in columns:
+            columns[col.REWARDS][t] = rewards
+        if self._further:
+            self._write_further(buffer, t, rewards, infos)
         self._t = t + 1
         self.obs = buffer.obs[t + 1]
         if not self.whole_episodes:
@@ -354,12 +364,7 @@ class ColumnarCollector(SampleCollector):
         rewards: Array,
         infos: Mapping[int, dict[str, Any]] | None,
     ) -> None:
-        """Row t of learned rewards, and of the viewed columns that are this class's own."""
-        if col.REWARDS not in buffer.columns:
-            buffer.add_column(col.REWARDS, rewards.astype(np.float32))
-        buffer.columns[col.REWARDS][t] = rewards
-        if self._further in ([], [col.REWARDS]):  # the others take a while to make
-            return
+        """Row t of the viewed columns that are this class's own; they take a while to make."""
         flags, steps = (buffer.terminateds[t], buffer.truncateds[t]), t - self._first
         rows = step_columns(rewards, *flags, self._episode_ids, steps, self._unroll_ids, infos)
         for name in self._further:
@@ -384,14 +389,14 @@ class ColumnarCollector(SampleCollector):
             self._number_rows(buffer, lane)
         if self.whole_episodes:
             self.num_collected += int((t - self._first[lanes]).sum())
-        self._first[lanes] = t
+        self._first[lanes] = self._newest = t
 
     def drop_episode(self, lane: int) -> None:
         if self._carry is not None:
             self._carry.drop(lane)
         if self._buffer is not None:
             self._leave_out(slice(max(int(self._first[lane]), 0), self._t), lane)
-        self._first[lane] = self._t
+        self._first[lane] = self._newest = self._t
 
     def _number_rows(self, buffer: FragmentBuffer, lane: int) -> None:
         """Fill in episode id and step for the lane's rows of its running episode."""

@@ -12,8 +12,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.trajectory_views import View
 from rlrun.policies.policy import Policy
 from rlrun.sampling.columnar_collector import ColumnarCollector
 from rlrun.sampling.policy_inputs import PolicyInputs
@@ -29,14 +29,22 @@ class DummyBatch:
     """N = 32 rows."""
     put_out: frozenset[str]
     """Columns that the policy put out besides actions."""
-    viewed: frozenset[str]
-    """Columns that some view is made of."""
+    views: tuple[View, ...]
+    """What the policy asks for; nothing where it sees the present observation alone."""
+    not_for_training: frozenset[str]
+    """Columns that are there for postprocessing alone."""
     derived: frozenset[str]
     """Columns that follow from others (`Policy.fragment_columns`)."""
 
 
-def dummy_batch(policy: Policy, observation_space: gym.Space[Any]) -> DummyBatch:
-    """The batch of 16 steps in two lanes; observations, rewards and infos are zeros or empty."""
+def dummy_batch(
+    policy: Policy, observation_space: gym.Space[Any], *, explore: bool = True
+) -> DummyBatch:
+    """The batch of 16 steps in two lanes; observations, rewards and infos are zeros or empty.
+
+    Args:
+        explore: whether the policy explores; if it has views, it acts in the other way as well.
+    """
     assert observation_space.shape is not None  # preprocessed observations are arrays
     inputs = PolicyInputs(policy, _LANES)
     collector = ColumnarCollector(_LANES, observation_space.shape, observation_space.dtype)
@@ -46,13 +54,17 @@ def dummy_batch(policy: Policy, observation_space: gym.Space[Any]) -> DummyBatch
     collector.add_init_obs(lanes, lanes, nothing)
     put_out: set[str] = set()
     never = np.zeros(_LANES, np.bool_)
+    noise = policy.draw_noise(np.random.default_rng(0), _LENGTH, _LANES)
     for t in range(_LENGTH):
+        noise_row = None if noise is None else noise[t]
         if inputs.views is None:
-            actions, _, extras = policy.compute_actions(collector.obs, explore=False)
-        else:
-            actions, extras = inputs.act(
-                collector.get_inference_input_dict(), explore=False, noise=None
+            actions, _, extras = policy.compute_actions(
+                collector.obs, explore=explore, noise=noise_row
             )
+        else:
+            seen = collector.get_inference_input_dict()
+            inputs.act(seen, explore=not explore, noise=noise_row)
+            actions, extras = inputs.act(seen, explore=explore, noise=noise_row)
         put_out.update(extras)
         ended = lanes == 0 if t == _LENGTH // 2 else never
         collector.add_step(actions, extras, np.zeros(_LANES), ended, never, nothing)
@@ -66,6 +78,10 @@ def dummy_batch(policy: Policy, observation_space: gym.Space[Any]) -> DummyBatch
         derived.update(found)
         return found
 
-    batch = collector.build(further_columns=further_columns)
-    viewed = set() if inputs.views is None else inputs.views.sources | {col.OBS}
-    return DummyBatch(batch, frozenset(put_out), frozenset(viewed), frozenset(derived))
+    return DummyBatch(
+        collector.build(further_columns=further_columns),
+        put_out=frozenset(put_out),
+        views=() if inputs.views is None else tuple(inputs.views.views),
+        not_for_training=inputs.leave_out,
+        derived=frozenset(derived),
+    )

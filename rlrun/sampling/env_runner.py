@@ -147,12 +147,9 @@ class EnvRunner:
             self.policy.set_exploration(exploration)
         self._next_fragment = request.fragment + 1
         self._see_first_observations()
-        if self.policy.view_requirements != self.inputs.requirements:
-            self.inputs.resolve()
-            self.collector.set_views(self.inputs.views, self.inputs.rows)
+        self._look_at_views(request.unneeded)
         lanes = self._all_lanes
         unroll_ids = lanes + ((self.runner_index << 48) | (request.fragment << 16))
-        self.collector.ignored = request.unneeded.not_stored
         self.collector.begin_fragment(request.length, unroll_ids)
         try:
             records, num_steps, timings = self._collect(request)
@@ -186,10 +183,18 @@ class EnvRunner:
             faulty_episodes=self._faulty_episodes,
         )
 
+    def _look_at_views(self, unneeded: Unneeded) -> None:
+        """Make what the policy asks for now, without what a trial found that nobody needs."""
+        inputs = self.inputs
+        if self.policy.view_requirements != inputs.requirements or unneeded != inputs.unneeded:
+            inputs.resolve(unneeded)
+            self.collector.set_views(inputs.views, inputs.rows)
+        self.collector.ignored = unneeded.not_stored - inputs.rows.keys()
+
     def _build(self, unneeded: Unneeded) -> SampleBatch:
         """The fragment's batch, postprocessed, without what learning does not need."""
         further = None if unneeded.not_stored else self.policy.fragment_columns
-        leave_out = unneeded.leave_out | self.inputs.not_for_training
+        leave_out = self.inputs.leave_out
         if self._postprocess is None:
             return self.collector.build(leave_out, further)
         batch = self._postprocess(self.collector.build(further_columns=further))

@@ -11,7 +11,7 @@ state in an episode's first step, so that nothing has to be reset when an episod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -23,6 +23,7 @@ from rlrun.data.sample_collector import STEP_COLUMNS
 from rlrun.data.trajectory_views import TrajectoryViews
 from rlrun.policies.action_sampling import action_sampler
 from rlrun.policies.policy import Policy
+from rlrun.sampling.runner_messages import Unneeded
 
 Array = NDArray[Any]
 
@@ -35,23 +36,30 @@ class PolicyInputs:
     Attributes:
         views: the policy's views; None where it sees the present observation alone.
         requirements: what the policy asked for when they were resolved.
-        not_for_training: views that a train batch does not have; postprocessing sees them.
+        unneeded: what nobody needs of a policy like this one, as it was built.
+        leave_out: columns that a train batch does not have; postprocessing sees some of them.
         rows: a row ``[B, ...]`` of each viewed column, besides observations, in shape and dtype.
     """
 
     def __init__(self, policy: Policy, lanes: int) -> None:
         self._policy, self._lanes = policy, lanes
-        self.resolve()
+        self._as_built = dict(policy.view_requirements)
+        self.resolve(Unneeded())
 
-    def resolve(self) -> None:
-        """Look at the policy's requirements, which may have been edited."""
-        self.requirements = dict(self._policy.view_requirements)
+    def resolve(self, unneeded: Unneeded) -> None:
+        """Look at the policy's requirements; what was edited since it was built is needed."""
+        self.requirements, self.unneeded = dict(self._policy.view_requirements), unneeded
         self._sources_checked = False
         states = self._policy.get_initial_state()
-        views = TrajectoryViews(self.requirements, states)
-        self.views = None if views.trivial else views
+        asked_for, as_built = self.requirements.items(), self._as_built
+        edited = {name for name, view in asked_for if as_built.get(name) != view}
+        not_made = unneeded.not_made - edited
+        made = {name: view for name, view in asked_for if name not in not_made}
+        views = TrajectoryViews(made, states, unneeded.unread - edited)
+        # A policy with views is asked in another way than one without, whatever is left of them.
+        self.views = None if views.trivial and not not_made else views
         unwanted = [view.name for view in views.views if not view.training]
-        self.not_for_training = frozenset(unwanted) | {f"{col.NEXT_PREFIX}{n}" for n in unwanted}
+        self.leave_out = (unneeded.leave_out - with_next(edited)) | with_next(unwanted)
         self.rows = {name: self._row_of(name, states) for name in sorted(views.sources)}
 
     def _row_of(self, name: str, states: list[Array]) -> Array:
@@ -80,11 +88,11 @@ class PolicyInputs:
         actions, states, extras = self._policy.compute_actions_from_input_dict(
             input_dict, explore=explore, noise=noise
         )
-        outs = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
-        columns = {**extras, **outs}
+        for k, state in enumerate(states):
+            extras = {**extras, f"{col.STATE_OUT_PREFIX}{k}": state}
         if not self._sources_checked:
-            self._check_sources(columns)
-        return actions, columns
+            self._check_sources(extras)
+        return actions, extras
 
     def _check_sources(self, columns: Mapping[str, Array]) -> None:
         """Raise KeyError for views of columns that nobody collects."""
@@ -97,6 +105,11 @@ class PolicyInputs:
                     f"{', '.join(there)}"
                 )
         self._sources_checked = True
+
+
+def with_next(views: Iterable[str]) -> frozenset[str]:
+    """The names of these views in a train batch: as they are in each step, and one step later."""
+    return frozenset(name for view in views for name in (view, f"{col.NEXT_PREFIX}{view}"))
 
 
 class PlayedInputs(PolicyInputs):

@@ -60,12 +60,16 @@ class RunnerSpec:
 
 @dataclass(frozen=True)
 class Unneeded:
-    """Columns that learning does not need."""
+    """Columns and views that are there for nobody."""
 
     leave_out: frozenset[str] = frozenset()
     """Not sent."""
     not_stored: frozenset[str] = frozenset()
     """Of these, what the policy puts out and nothing else is made of: not even stored."""
+    unread: frozenset[str] = frozenset()
+    """Views that the policy does not read when it acts: not gathered for it."""
+    not_made: frozenset[str] = frozenset()
+    """Of these, views that nobody else reads either: not made at all, nor their past kept."""
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,24 @@ def test_a_callback_that_may_read_anything_finds_everything():
     algorithm.stop()
 
 
+class Tidies(Callbacks):
+    """Deletes what it thinks that nobody needs."""
+
+    def on_postprocess_trajectory(self, *, postprocessed_batch, **kwargs):
+        del postprocessed_batch["action_dist_inputs"]
+
+
+def test_deleting_columns_by_hand_is_warned_of_once(caplog):
+    config = PPOConfig().environment("CartPole-v1").training(**TINY)
+    algorithm = config.callbacks(f"{__name__}:Tidies").build()
+    assert [r.message for r in caplog.records if "postprocessing deletes" in r.message] == [
+        "postprocessing deletes action_dist_inputs: there is no need to, columns that learning "
+        "does not read are left out anyway"
+    ]
+    assert "action_dist_inputs" not in algorithm.sample()
+    algorithm.stop()
+
+
 def test_the_trial_leaves_no_trace():
     algorithm = build("PPO")
     state, weights = algorithm.get_state(), algorithm.get_weights()

@@ -11,10 +11,13 @@ from typing import Any
 
 from source_tree import PACKAGE, ROOT
 
-from rlrun import PPOConfig
+from benchmarks.views import Plain, WithPrevious, runner_of
+from rlrun import PPOConfig, RLModule
+from rlrun.sampling.runner_messages import SampleRequest
 
 MAX_FILES = 20
 MAX_CALLS_PER_VECTOR_STEP = 20
+MAX_CALLS_FOR_TWO_VIEWS = 8
 
 NUM_ENVS = 8
 LENGTH = 128  # vector steps an iteration
@@ -77,6 +80,22 @@ def test_a_vector_step_costs_few_calls() -> None:
     """The whole iteration counts: sampling, the end of episodes, learning, the result."""
     calls = _one_iteration()
     assert calls.total() / LENGTH <= MAX_CALLS_PER_VECTOR_STEP, calls.most_common(25)
+
+
+def _calls_of_sampling(module: type[RLModule]) -> float:
+    """Calls of a vector step, of a runner whose episodes have all just begun or go on."""
+    runner = runner_of(module)
+    runner.sample_fragment(SampleRequest(0, LENGTH))
+    with _calls_into_the_house() as calls:
+        reply = runner.sample_fragment(SampleRequest(1, LENGTH))
+    assert len(reply.episodes) > LENGTH / 10, "views at the start of an episode take longer"
+    return calls.total() / LENGTH
+
+
+def test_views_cost_few_calls() -> None:
+    """The action and the reward before, against the same network without them."""
+    more = _calls_of_sampling(WithPrevious) - _calls_of_sampling(Plain)
+    assert more <= MAX_CALLS_FOR_TWO_VIEWS
 
 
 def test_a_default_run_is_silent(tmp_path: Path) -> None:

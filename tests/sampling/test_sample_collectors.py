@@ -22,6 +22,10 @@ SHIFTS = st.one_of(
     st.integers(-4, 3),
     st.lists(st.integers(-4, 3), min_size=1, max_size=3),
     st.builds(lambda first, n: f"{first}:{first + n}", st.integers(-4, 1), st.integers(0, 3)),
+    st.builds(
+        lambda first, n, step: f"{first}:{first + n}:{step}",
+        *(st.integers(-5, 2), st.integers(0, 6), st.integers(1, 3)),
+    ),
 )
 
 
