@@ -26,6 +26,12 @@ def _documented() -> dict[str, bool]:
     return found
 
 
+def _documented_of_several() -> set[str]:
+    """Keys that only runs with several agents have, as ``a/b/<policy>``."""
+    first_cells = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+    return {key for cell in first_cells for key in re.findall(r"`([a-z_/]+<[a-z]+>)`", cell)}
+
+
 def _addresses(result: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in result.items():
         if isinstance(value, dict):
@@ -47,6 +53,32 @@ def test_the_page_lists_the_keys_of_a_result() -> None:
     finally:
         algorithm.stop()
     assert keys == set(_documented())
+
+
+def test_the_page_lists_the_keys_of_a_result_with_several_agents() -> None:
+    algorithm = (
+        PPOConfig()
+        .environment("rlrun.sampling.multi_agent_examples:MultiAgentCartPole")
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        .multi_agent(
+            policies={"learns": {}, "frozen": {"train": False}},
+            agents={"agent_0": "learns", "*": "frozen"},
+        )
+        .training(train_batch_size=64, minibatch_size=32, num_epochs=1, kl_coeff=0.2)
+        .build()
+    )
+    try:
+        keys = set(_addresses(algorithm.train()))
+    finally:
+        algorithm.stop()
+    named = {
+        re.sub(r"agent_return_mean/agent_[01]$", "agent_return_mean/<agent>", key)
+        .replace("policy_return_mean/learns", "policy_return_mean/<policy>")
+        .replace("policy_return_mean/frozen", "policy_return_mean/<policy>")
+        .replace("learners/learns/", "learners/default_policy/")
+        for key in keys
+    }
+    assert named == set(_documented()) | _documented_of_several()
 
 
 def test_the_clock_marks_what_depends_on_time() -> None:
