@@ -40,9 +40,6 @@ def check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
         message = f"{experiment.algorithm} learns one policy; PPO, A2C and PG learn several"
         yield Finding(("multi_agent",), message)
-    if experiment.connectors.normalize_rewards:
-        message = "not there with several agents; connectors.clip_rewards is"
-        yield Finding(("connectors", "normalize_rewards"), message)
     for name in _CONNECTORS:
         field = EnvRunnersConfig.model_fields[name]
         if getattr(experiment.env_runners, name) != field.get_default(call_default_factory=True):

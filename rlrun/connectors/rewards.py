@@ -30,7 +30,7 @@ class RewardPipeline(Connector):
             nothing.
         normalize: divide by the running standard deviation.
         gamma: discount of the accumulated return.
-        num_lanes: B; 0 for a central copy that only merges statistics.
+        num_lanes: B; 0 for a central copy that only merges statistics, and where lanes come and go.
 
     Attributes:
         identity: True when rewards pass unchanged.
@@ -56,6 +56,7 @@ class RewardPipeline(Connector):
         *,
         valid: Array | None = None,
         update: bool = True,
+        returns: Array | None = None,
     ) -> Array:
         """Rewards of one vector step, float64 [B] -> float32 [B], or the argument if `identity`.
 
@@ -65,6 +66,8 @@ class RewardPipeline(Connector):
             truncateds: bool [B].
             valid: bool [B], False in lanes whose step was no transition; None: all were.
             update: let the statistics learn; False in evaluation.
+            returns: float64 [B], running returns of lanes that come and go, which are brought up to
+                date in place; None: those that this object keeps.
         """
         if self.identity:
             return rewards
@@ -74,12 +77,12 @@ class RewardPipeline(Connector):
             rewards = np.clip(rewards, -self._limit, self._limit)
         if self._normalize:
             if update:
-                self._learn(rewards, terminateds | truncateds, valid)
+                kept = self._returns if returns is None else returns
+                self._learn(kept, rewards, terminateds | truncateds, valid)
             rewards = np.clip(rewards / self._std(), -NORMALIZED_CLIP, NORMALIZED_CLIP)
         return rewards.astype(np.float32)
 
-    def _learn(self, rewards: Array, dones: Array, valid: Array | None) -> None:
-        returns = self._returns
+    def _learn(self, returns: Array, rewards: Array, dones: Array, valid: Array | None) -> None:
         if valid is None:
             returns *= self._gamma
             returns += rewards

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -151,7 +152,8 @@ class MultiAgentEnvRunner:
         self.loop.hear()
 
     def _make_actor(self, settings: PolicySettings, spaces: Spaces) -> PolicyActor:
-        spec = self.spec
+        # Each policy's rewards are discounted, and normalised, as that policy learns from them.
+        spec = replace(self.spec, gamma=settings.training.gamma)
         connectors = RunnerConnectors(spec, *spaces)
         space = connectors.observations.output_space
         policy: Policy

@@ -52,7 +52,7 @@ class PolicyActor:
 
     Attributes:
         explore: sample actions, or take the best ones.
-        filter_learns: whether the observation filter learns from what it sees.
+        filter_learns: whether statistics of observations and rewards learn from what comes.
         waiting: agents whose action is due.
     """
 
@@ -74,6 +74,7 @@ class PolicyActor:
         self._place = np.empty((0, 3), np.int64)  # [S] lane, agent index and episode id
         self._open = np.empty(0, np.int64)  # [S] row of the action that was not answered, or -1
         self._count = np.empty(0, np.int64)  # [S] actions taken in the episode
+        self._returns = np.empty(0)  # [S] discounted rewards so far, for their normalisation
         self._recent = np.empty((0, 0), np.int64)  # [S, P] rows of the last actions, oldest first
         self._noise = SeatNoise(policy)
         self.waiting: list[AgentPlay] = []
@@ -104,7 +105,7 @@ class PolicyActor:
         if not self._free:
             self._add_seats()
         seat = agent.seat = self._free.pop()
-        self._open[seat], self._count[seat] = -1, taken
+        self._open[seat], self._count[seat], self._returns[seat] = -1, taken, 0.0
         self._recent[seat] = -1
         self._place[seat] = agent.lane.index, agent.index, agent.lane.episode_id
         self._noise.begin(seat, agent.lane.seed, agent.index, taken)
@@ -116,6 +117,7 @@ class PolicyActor:
         self._place = np.append(self._place, np.zeros((new, 3), np.int64), axis=0)
         self._open = np.append(self._open, np.full(new, -1))
         self._count = np.append(self._count, np.zeros(new, np.int64))
+        self._returns = np.append(self._returns, np.zeros(new))
         self._recent = np.append(self._recent, np.full((new, self._recent.shape[1]), -1), axis=0)
 
     def actions_taken(self, agent: AgentPlay) -> int:
@@ -238,7 +240,7 @@ class PolicyActor:
         self._raw += news.observations
         self._seats = np.concatenate([self._seats, all_seats[:staying]])
         self._steps = np.concatenate([self._steps, np.array(steps[:staying], np.int64)])
-        self._complete(news, opened, following, np.array(steps))
+        self._complete(news, all_seats, opened, following, np.array(steps))
         self._open[all_seats] = -1
         for agent in news.leaving:
             self._leave(agent)
@@ -268,7 +270,9 @@ class PolicyActor:
             if observation is not None and problem is not None:
                 raise AgentFault(agent, problem, step - 1)
 
-    def _complete(self, news: News, opened: Array, following: Array, steps: Array) -> None:
+    def _complete(
+        self, news: News, seats: Array, opened: Array, following: Array, steps: Array
+    ) -> None:
         """The transitions of rows ``opened`` are complete; -1 for agents that have not acted."""
         agents = news.staying + news.leaving
         rewards = np.array([agent.credit for agent in agents], np.float64)
@@ -280,18 +284,30 @@ class PolicyActor:
             flags[len(news.staying) :] = news.flags
         for agent in agents:
             agent.credit = 0.0
-        learned = rewards if self.rewards.identity else self._learned(rewards, flags)
         known = opened >= 0
+        if not self.rewards.identity:
+            rewards = self._learned(rewards, flags, seats, known)
         rows = opened[known]
         columns = self.log.columns
         columns[names.NEXT][rows] = following[known]
         columns[names.DONE_AT][rows] = steps[known] - 1
-        columns[col.REWARDS][rows] = learned[known]
+        columns[col.REWARDS][rows] = rewards[known]
         columns[col.TERMINATEDS][rows] = flags[known, 0]
         columns[col.TRUNCATEDS][rows] = flags[known, 1]
 
-    def _learned(self, rewards: Array, flags: Array) -> Array:
-        return self.rewards(rewards, flags[:, 0], flags[:, 1], update=False)
+    def _learned(self, rewards: Array, flags: Array, seats: Array, known: Array) -> Array:
+        """What learning sees of the rewards ``[k]`` of these seats."""
+        returns = self._returns[seats]
+        learned = self.rewards(
+            rewards,
+            flags[:, 0],
+            flags[:, 1],
+            valid=known,
+            update=self.filter_learns,
+            returns=returns,
+        )
+        self._returns[seats] = returns
+        return learned
 
     # -- fragments -----------------------------------------------------------------------------
 
@@ -391,6 +407,7 @@ class PolicyActor:
             "agents": np.array([[agent.lane.index, agent.index] for agent in agents], np.int64),
             "open": self._open[seats],
             "count": self._count[seats],
+            "returns": self._returns[seats],
             "recent": self._recent[seats],
             "waiting": np.array([[a.lane.index, a.index] for a in self.waiting], np.int64),
             "waiting_rows": self._rows.copy(),
@@ -412,6 +429,7 @@ class PolicyActor:
             self.seat(agent, count)
         seats = [agent.seat for agent in agents]
         self._open[seats], self._recent[seats] = state["open"], state["recent"]
+        self._returns[seats] = state["returns"]
         self.waiting = [find(*place) for place in np.asarray(state["waiting"]).tolist()]
         self._rows, self._raw = np.asarray(state["waiting_rows"]), []
         self._seats = np.array([agent.seat for agent in self.waiting], np.int64)

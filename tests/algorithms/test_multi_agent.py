@@ -94,7 +94,10 @@ def assert_equal_weights(one, other):
         np.testing.assert_array_equal(value, second[key])
 
 
-FILTERED = {"env_runners": {"observation_filter": "MeanStdFilter"}}
+FILTERED = {
+    "env_runners": {"observation_filter": "MeanStdFilter"},
+    "connectors": {"normalize_rewards": True},
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,0 +1,84 @@
+"""Rewards are normalised policy by policy, each agent's return running for itself."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from scripted_agents import EXPECTED, LENGTH, TOTALS
+
+from rlrun.config.policies import PolicySettings
+from rlrun.config.schema import (
+    ConnectorsConfig,
+    EnvRunnersConfig,
+    EnvSpec,
+    ModelConfig,
+    TrainingConfig,
+)
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
+from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
+
+AGENTS = {"p": "ab", "q": "c"}
+GAMMAS = {"p": 0.9, "q": 0.5}
+
+
+@pytest.fixture
+def runner():
+    policies = {
+        name: PolicySettings(ModelConfig(), TrainingConfig(gamma=gamma), use="scripted_agents:Echo")
+        for name, gamma in GAMMAS.items()
+    }
+    spec = RunnerSpec(
+        EnvSpec(use="scripted_agents:Scripted"),
+        settings=EnvRunnersConfig(num_envs_per_env_runner=1),
+        connectors=ConnectorsConfig(normalize_rewards=True),
+        multi_agent=MultiAgentSpec(policies, {"[ab]": "p", "*": "q"}),
+    )
+    return MultiAgentEnvRunner(spec)
+
+
+def sampled(runner, fragments, length):
+    """Rewards by agent, episode and step."""
+    found = {}
+    for k in fragments:
+        batch = runner.sample_fragment(SampleRequest(k, length)).batch
+        for rows in batch.policy_batches.values():
+            for row in rows.rows():
+                agent = "abc"[row["agent_index"]]
+                found[agent, row["eps_id"] & 0xFFFF, int(row["t"])] = float(row["rewards"])
+    return found
+
+
+def expected(num_episodes):
+    """Detail 6 of the continuous ones, written out for the script: agent by agent, step by step."""
+    found = {}
+    for policy, agents in AGENTS.items():
+        seen, returns = [], defaultdict(float)
+        for episode in range(num_episodes):
+            for t in range(LENGTH):
+                done = {a: row for a in agents for row in EXPECTED[a] if row[3] == t}
+                for agent, row in done.items():
+                    returns[agent] = returns[agent] * GAMMAS[policy] + row[2]
+                    seen.append(returns[agent])
+                deviation = np.std(seen, ddof=1) if len(set(seen)) > 1 else 1.0
+                for agent, row in done.items():
+                    found[agent, episode, t] = float(np.clip(row[2] / deviation, -10, 10))
+                    if row[4] or row[5]:
+                        returns[agent] = 0.0
+    return found
+
+
+@pytest.mark.parametrize("length", [1, 3, LENGTH])
+def test_normalisation_by_policy_against_a_slow_transcription(runner, length):
+    found = sampled(runner, range(-(-3 * LENGTH // length)), length)
+    for place, reward in expected(3).items():
+        assert found[place] == pytest.approx(reward, rel=1e-5), place
+
+
+def test_evaluation_teaches_the_statistics_nothing(runner):
+    sampled(runner, range(4), 3)
+    before = {name: actor.connectors.get_state() for name, actor in runner.actors.items()}
+    episodes = play_episodes(runner, num_episodes=3, seed=7, explore=True)
+    assert [episode.episode_return for episode in episodes] == [sum(TOTALS.values())] * 3
+    for name, actor in runner.actors.items():
+        assert actor.connectors.get_state() == before[name]
