@@ -7,6 +7,8 @@ learner applies gradients one by one, in the order in which they come, and sends
 the runner that delivered, and to no other: the others go on with what they have. A gradient was
 therefore computed some updates ago; its *lag*, at most about the number of runners, is reported.
 
+With several policies a runner computes the gradient of each that learns, and all are applied.
+
 With no remote runners this is A2C with a batch of one fragment, and runs are exactly repeatable.
 With some, the order of the gradients depends on the machine: two runs of one seed differ, and a
 resumed run is not the one that was left alone.
@@ -14,6 +16,7 @@ resumed run is not the one that was left alone.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,12 +41,14 @@ from rlrun.config.schema import (
     TrainingConfig,
 )
 from rlrun.data import columns as col
+from rlrun.data.multi_agent_batch import MultiAgentBatch
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, value_at
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.asynchronous import AsynchronousSampler
 from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import PolicyFactory, SampleReply, SampleRequest
 
 STEPS_OF_A_FRAGMENT = 20  # at most, with rollout_fragment_length: auto; the paper's t_max
@@ -116,13 +121,21 @@ class A3CPolicy(TorchPolicy):
 
 
 @dataclass(frozen=True)
-class GradientReply:
-    """A fragment's gradient, and everything of the reply besides its batch."""
+class PolicyGradient:
+    """What came of one policy's rows of a fragment."""
 
-    sampled: SampleReply
+    num_rows: int
     gradients: NDArray[np.float32]
     """``[P]``."""
     statistics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class GradientReply:
+    """A fragment's gradients, and the reply without the rows that they are of."""
+
+    sampled: SampleReply
+    by_policy: dict[str, PolicyGradient]
 
     @property
     def state(self) -> dict[str, Any]:
@@ -130,12 +143,21 @@ class GradientReply:
         return self.sampled.state
 
 
-def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) -> GradientReply:
-    """What each runner does with a request: a fragment, and its gradient in place of it."""
+def sample_gradients(
+    runner: EnvRunner | MultiAgentEnvRunner, request: SampleRequest, weights: Any
+) -> GradientReply:
+    """What each runner does with a request: a fragment, and gradients in place of it."""
     reply = runner.sample_fragment(request, weights)
-    assert isinstance(runner.policy, A3CPolicy)
-    gradients, statistics = runner.policy.compute_gradients(reply.batch)
-    return GradientReply(replace(reply, batch=SampleBatch({})), gradients, statistics)
+    batches, found = reply.batch.as_multi_agent().policy_batches, {}
+    for policy_id, policy in runner.policies.items():
+        learns = request.policies is None or request.policies[policy_id].train
+        if not isinstance(policy, A3CPolicy):
+            continue  # written from scratch: it learns from the rows, in the training process
+        batch = batches.pop(policy_id, None)
+        if learns and batch is not None:
+            found[policy_id] = PolicyGradient(len(batch), *policy.compute_gradients(batch))
+    rest = MultiAgentBatch(batches, reply.env_steps)
+    return GradientReply(replace(reply, batch=rest), found)
 
 
 class A3C(Algorithm):
@@ -143,6 +165,7 @@ class A3C(Algorithm):
 
     Training = A3CTraining
     Config = A3CConfig
+    trains_several_policies = True
     trial_of_columns = None  # runners learn from their batches themselves
 
     @classmethod
@@ -153,17 +176,18 @@ class A3C(Algorithm):
             message = "A3C sends gradients and no observations; leave it out"
             yield "env_runners.compress_observations", message
 
-    def policy_factory(self) -> PolicyFactory:
+    def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that computes gradients."""
-        return partial(A3CPolicy, training=self._settings())
+        return partial(A3CPolicy, training=self._settings(policy_id))
 
-    def exploration(self) -> dict[str, float]:
+    def exploration(self, policy_id: str) -> dict[str, float]:
         """The weight of the entropy bonus, which runners need for their gradients."""
-        return {"entropy_coeff": value_at(self._settings().entropy_coeff, self.env_steps)}
+        schedule = self._settings(policy_id).entropy_coeff
+        return {"entropy_coeff": value_at(schedule, self.env_steps)}
 
     def setup(self) -> None:
         length = stream_length(
-            self._settings().train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
+            self.config.training.train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
         )
         self.sampler = AsynchronousSampler(
             self.env_runner_group,
@@ -173,33 +197,49 @@ class A3C(Algorithm):
         )
 
     def training_step(self) -> dict[str, Any]:
-        """One iteration: as many gradients as make up a train batch."""
-        training, steps_before = self._settings(), self.env_steps
-        gathered: list[dict[str, float]] = []
-        if self.sampler.weights_version < 0:
+        """One iteration: gradients of as many fragments as make up a train batch."""
+        steps_before = self.counted_steps
+        gathered: dict[str, list[dict[str, float]]] = defaultdict(list)
+        trained: dict[str, int] = defaultdict(int)
+        if self.sampler.weights_version != self.weights_version:
             self.sampler.set_weights(self.acting_weights, self.weights_version)
-        while self.env_steps - steps_before < training.train_batch_size:
+        while self.counted_steps - steps_before < self.config.training.train_batch_size:
             with self.timers.phase("sample"):
                 reply: GradientReply = self.sampler.take()
                 self.book([reply.sampled])
+            for _ in self.train_batches(reply.sampled.batch):
+                pass  # what is left of it belongs to policies that learn by themselves
             lag = self.weights_version - reply.sampled.weights_version
             with self.timers.phase("learn"):
-                lr = value_at(training.lr, self.env_steps)
-                norm = self._apply(reply.gradients, lr)
+                for policy_id, found in reply.by_policy.items():
+                    if policy_id in self.learners:  # not removed since it was asked for
+                        row = self._apply(policy_id, found)
+                        gathered[policy_id].append({**row, "policy_lag_mean": lag})
+                        trained[policy_id] += found.num_rows
             self.sync_weights()
             with self.timers.phase("sync"):
                 self.sampler.set_weights(self.acting_weights, self.weights_version)
                 self.sampler.ask(reply.sampled.runner_index)
-            gathered.append({**reply.statistics, "grad_norm": norm, "policy_lag_mean": lag})
-        statistics: dict[str, Any] = {name: _mean(gathered, name) for name in STATISTICS}
-        statistics["policy_lag_max"] = max(row["policy_lag_mean"] for row in gathered)
-        further = {"num_updates": len(gathered), "lr": lr, **self.exploration()}
-        return self.learner_result(self.env_steps - steps_before, {**statistics, **further})
+        result: dict[str, Any] = {}
+        for policy_id, rows in gathered.items():
+            result |= self._result(policy_id, rows, trained[policy_id])
+        return result
 
-    def _apply(self, gradients: NDArray[np.float32], lr: float) -> float:
-        grads = self.learner.parameters.grads
-        grads.copy_(torch.tensor(gradients, device=grads.device))
-        return float(self.learner.apply_gradients(lr))
+    def _apply(self, policy_id: str, found: PolicyGradient) -> dict[str, float]:
+        """One gradient step; returns its statistics."""
+        learner = self.learners[policy_id]
+        lr = value_at(self._settings(policy_id).lr, self.env_steps)
+        grads = learner.parameters.grads
+        grads.copy_(torch.tensor(found.gradients, device=grads.device))
+        return {**found.statistics, "grad_norm": float(learner.apply_gradients(lr)), "lr": lr}
+
+    def _result(
+        self, policy_id: str, rows: list[dict[str, float]], trained_steps: int
+    ) -> dict[str, Any]:
+        statistics: dict[str, Any] = {name: _mean(rows, name) for name in STATISTICS}
+        statistics["policy_lag_max"] = max(row["policy_lag_mean"] for row in rows)
+        further = {"num_updates": len(rows), "lr": rows[-1]["lr"], **self.exploration(policy_id)}
+        return self.learner_result(trained_steps, {**statistics, **further}, policy_id)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {}
@@ -209,9 +249,10 @@ class A3C(Algorithm):
         self.sampler.reset()
         self.sampler.weights_version = -1
 
-    def _settings(self) -> A3CTraining:
-        assert isinstance(self.config.training, A3CTraining)  # the loader made it from `Training`
-        return self.config.training
+    def _settings(self, policy_id: str) -> A3CTraining:
+        training = self.policies[policy_id].training
+        assert isinstance(training, A3CTraining)  # the loader made it from `Training`
+        return training
 
 
 STATISTICS = (

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlrun.algorithms.callbacks import make_callbacks
 from rlrun.algorithms.central_connectors import central_connectors
+from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.multi_agent import MultiAgentPolicies, several_policies
 from rlrun.algorithms.result import (
     SCHEMA_VERSION,
@@ -30,7 +31,6 @@ from rlrun.algorithms.result import (
 )
 from rlrun.algorithms.runners import (
     find_spaces,
-    make_evaluation_runner,
     runner_spec,
     start_env_runners,
 )
@@ -48,15 +48,13 @@ from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import ModuleFactory, RLModule, build_module
 from rlrun.policies.seeded_module import seeded_module
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import (
     Exploration,
     PolicyFactory,
     SampleReply,
     SampleRequest,
-    exploration_of,
 )
-from rlrun.sampling.seeding import evaluation_seed, learner_rng, weights_seed
+from rlrun.sampling.seeding import learner_rng, weights_seed
 
 
 class Algorithm(ABC):
@@ -105,14 +103,15 @@ class Algorithm(ABC):
         self._trained_steps = 0
         self._next_fragment = 0
         self._episodes = EpisodeStatistics(config.report.smoothing_episodes)
+        factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
         self._runner_spec = runner_spec(
-            config, self.seed, self.policy_factory(), self.policies, self._callbacks
+            config, self.seed, factories, self.policies, self._callbacks
         )
         self.env_runner_group = start_env_runners(config, self._runner_spec, address)
         self.spaces, agents = find_spaces(self._runner_spec, self.env_runner_group)
         self.connectors = central_connectors(self.spaces, self._runner_spec)
         self.action_space = self.connectors.action_space(next(iter(self.spaces)))
-        self._evaluation_runner: Any = None
+        self._evaluator = Evaluator(self, self._runner_spec)
         self._sampler_times = SamplerTimes(config.env_runners.sampler_perf_stats_ema_coef)
         self._running_episodes: dict[int, int] = {}  # of each runner, the longest
         self._faulty_episodes: dict[int, int] = {}
@@ -137,6 +136,11 @@ class Algorithm(ABC):
         """The learner of the default policy, where that is the only one."""
         return self.learners[DEFAULT_POLICY_ID]
 
+    @property
+    def trained_policies(self) -> list[str]:
+        """Ids of the policies whose networks learn."""
+        return [policy_id for policy_id in self.learners if self.policies[policy_id].train]
+
     def make_learner(self, policy_id: str) -> Learner:
         """The learner of one policy; overridden by algorithms that make it otherwise."""
         training = self.policies[policy_id].training
@@ -149,17 +153,20 @@ class Algorithm(ABC):
     def training_step(self) -> dict[str, Any]:
         """Sample, learn, sync; returns the `learners` part of the result."""
 
-    def module_factory(self) -> ModuleFactory:
-        """What makes the learner's network; overridden together with `policy_factory`."""
+    def module_factory(self, policy_id: str) -> ModuleFactory:
+        """What makes a learner's network; overridden together with `policy_factory`."""
         return build_module
 
-    def policy_factory(self) -> PolicyFactory:
+    def policy_factory(self, policy_id: str) -> PolicyFactory:
         """What makes the policy that env runners act with, before `setup`; must be picklable."""
         return build_policy
 
-    def exploration(self) -> Exploration | None:
-        """What the policies of env runners are told about exploring at this point of the run."""
+    def exploration(self, policy_id: str) -> Exploration | None:
+        """What a policy in env runners is told about exploring at this point of the run."""
         return None
+
+    def forget_policy(self, policy_id: str) -> None:  # noqa: B027 - an optional hook
+        """Drop what is kept of a policy besides its learner: it has been removed."""
 
     def _call_back(self, name: str, *arguments: Any) -> None:
         """Call this method of each of the user's callbacks."""
@@ -178,7 +185,7 @@ class Algorithm(ABC):
         spaces = self.connectors.output_space(policy_id), self.connectors.action_space(policy_id)
         seed = weights_seed(self.seed, *_key_of(policy_id))
         model = self.policies[policy_id].model
-        return seeded_module(factory or self.module_factory(), *spaces, model, seed)
+        return seeded_module(factory or self.module_factory(policy_id), *spaces, model, seed)
 
     # -- one iteration -------------------------------------------------------------------------
 
@@ -190,7 +197,7 @@ class Algorithm(ABC):
         while True:
             learners = self.training_step()
             if self.multi_agent is not None:
-                learners |= self.multi_agent.learned()
+                learners = self.multi_agent.learned(learners)
             sampled = self.env_steps - steps_before
             trained = self._trained_steps - trained_before
             if minimums_met(self.config.report, self.timers.elapsed(), sampled, trained):
@@ -232,6 +239,12 @@ class Algorithm(ABC):
 
     # -- sampling ------------------------------------------------------------------------------
 
+    @property
+    def counted_steps(self) -> int:
+        """Env steps so far, or agent steps where `multi_agent.count_steps_by` says so."""
+        by_agent = self.config.multi_agent.count_steps_by == "agent_steps"
+        return self.agent_steps if by_agent else self.env_steps
+
     def sample(self, rounds: Sequence[Sequence[int]] | None = None) -> Any:
         """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously.
 
@@ -269,7 +282,7 @@ class Algorithm(ABC):
             length=length,
             weights_version=self.weights_version,
             connector_state=self._connector_state(),
-            exploration=self.exploration(),
+            exploration=self.explorations(),
             unneeded=self._unneeded,
             policies=None if self.multi_agent is None else dict(self.policies),
         )
@@ -280,11 +293,9 @@ class Algorithm(ABC):
         """Take what replies say into the books: steps, episodes, timings, statistics."""
         for reply in replies:
             self.env_steps += reply.env_steps
+            self.agent_steps += reply.agent_steps
             self._episodes.add(reply.episodes)
-            if self.multi_agent is None:
-                self.agent_steps += reply.env_steps
-            else:
-                self.agent_steps += reply.batch.agent_steps()
+            if self.multi_agent is not None:
                 self.multi_agent.count(reply.episodes)
             if self._callbacks:
                 for episode in reply.episodes:
@@ -294,6 +305,11 @@ class Algorithm(ABC):
             self._running_episodes[reply.runner_index] = reply.longest_running_episode
         if self.config.env_runners.use_worker_filter_stats and not self.connectors.identity:
             self.connectors.apply_deltas([reply.connector_deltas for reply in replies])
+
+    def explorations(self) -> dict[str, Exploration]:
+        """What all policies in env runners are told about exploring."""
+        told = {policy_id: self.exploration(policy_id) for policy_id in self.policies}
+        return {policy_id: each for policy_id, each in told.items() if each is not None}
 
     def _connector_state(self) -> dict[str, Any] | None:
         if self.connectors.identity or not self.config.env_runners.update_worker_filter_stats:
@@ -360,14 +376,8 @@ class Algorithm(ABC):
 
     def evaluate(self) -> Result:
         """Play `evaluation.episodes` fresh episodes; changes nothing that training depends on."""
-        settings = self.config.evaluation
         self._call_back("on_evaluate_start")
-        episodes = play_episodes(
-            self.evaluation_runner(),
-            num_episodes=settings.episodes,
-            seed=self.evaluation_seed(),
-            explore=settings.explore,
-        )
+        episodes = self._evaluator.play()
         result = self._evaluation_result(episodes)
         self._call_back("on_evaluate_end", result)
         return result
@@ -380,26 +390,11 @@ class Algorithm(ABC):
 
     def evaluation_seed(self) -> int:
         """The seed of evaluation episodes: the experiment's own, or one derived from its seed."""
-        seed = self.config.evaluation.seed
-        return evaluation_seed(self.seed) if seed is None else seed
+        return self._evaluator.seed()
 
     def evaluation_runner(self, render_mode: str | None = None) -> Any:
         """A runner in this process that acts with the present weights and frozen connectors."""
-        if self._evaluation_runner is None or render_mode is not None:
-            self._evaluation_runner = make_evaluation_runner(
-                self._runner_spec, self.config.evaluation, render_mode
-            )
-        if self.multi_agent is not None:
-            self._evaluation_runner.set_policies(self.policies)
-        self._evaluation_runner.load(
-            self.acting_weights, self.weights_version, self.connectors.get_state()
-        )
-        exploration = self.exploration()
-        if exploration is not None:
-            # Where runners differ, the last one explores least.
-            least = exploration_of(exploration, self.config.env_runners.num_env_runners)
-            self._evaluation_runner.policy.set_exploration(least)
-        return self._evaluation_runner
+        return self._evaluator.runner(render_mode)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -446,8 +441,7 @@ class Algorithm(ABC):
         self._trained_steps = int(state["trained_steps"])
         self.time_s = float(state["time_s"])
         self.weights_version = int(state["weights_version"])
-        if self._evaluation_runner is not None:
-            self._evaluation_runner.weights_version = -1
+        self._evaluator.forget_weights()
         self._next_fragment = int(state["next_fragment"])
         self._episodes.set_state(state["episodes"])
         self.connectors.set_state(state["connectors"])
@@ -490,9 +484,7 @@ class Algorithm(ABC):
         self.env_runner_group.stop()
         for learner in self.learners.values():
             learner.stop()
-        if self._evaluation_runner is not None:
-            self._evaluation_runner.stop()
-            self._evaluation_runner = None
+        self._evaluator.stop()
 
 
 def _key_of(policy_id: str) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.asynchronous import AsynchronousBatches, AsynchronousTraining, average
+from rlrun.algorithms.by_policy import ByPolicy
 from rlrun.algorithms.ppo import adapted_kl_coeff
 from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
@@ -143,6 +144,7 @@ class APPO(Algorithm):
     Training = APPOTraining
     Config = APPOConfig
     several_learners = True
+    trains_several_policies = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
@@ -153,16 +155,15 @@ class APPO(Algorithm):
         training = self.config.training
         assert isinstance(training, AsynchronousTraining)
         self.batches = AsynchronousBatches(self, training)
-        self.updaters = {
-            policy_id: PolicyUpdater(
-                learner, self._target(policy_id, learner), self._settings(policy_id)
-            )
-            for policy_id, learner in self.learners.items()
-        }
+        self.updaters = ByPolicy(self._updater, self.trained_policies)
 
-    def _target(self, policy_id: str, learner: Learner) -> RLModule:
-        """A copy of the learner's network."""
-        return self.build_module(policy_id).to(learner.device).requires_grad_(False)
+    def _updater(self, policy_id: str) -> PolicyUpdater:
+        learner = self.learners[policy_id]
+        target = self.build_module(policy_id).to(learner.device).requires_grad_(False)
+        return PolicyUpdater(learner, target, self._settings(policy_id))
+
+    def forget_policy(self, policy_id: str) -> None:
+        self.updaters.pop(policy_id, None)
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: a train batch of what has come in, updates, a broadcast if it is due."""
@@ -183,13 +184,12 @@ class APPO(Algorithm):
     def get_extra_state(self) -> dict[str, Any]:
         return {
             "batches": self.batches.get_state(),
-            "updaters": {pid: updater.get_state() for pid, updater in self.updaters.items()},
+            "updaters": self.updaters.get_state(),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.batches.set_state(state["batches"])
-        for policy_id, updater in self.updaters.items():
-            updater.set_state(state["updaters"][policy_id])
+        self.updaters.set_state(state["updaters"])
 
     def _settings(self, policy_id: str) -> APPOTraining:
         training = self.policies[policy_id].training
@@ -203,6 +203,7 @@ class PolicyUpdater:
     def __init__(self, learner: Learner, target: RLModule, training: APPOTraining) -> None:
         self._learner, self._target, self._training = learner, target, training
         self._target_parameters = FlatParameters(target)
+        self._target_parameters.load(learner.parameters.vector)
         self._buffer: CircularBuffer[tuple[SampleBatch, LoadedBatch]] = CircularBuffer(
             training.circular_buffer_num_batches, training.circular_buffer_iterations_per_batch
         )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.schema import Count, TrainingConfig
-from rlrun.data.sample_batch import SampleBatch
 from rlrun.sampling.asynchronous import AsynchronousSampler
 
 if TYPE_CHECKING:
@@ -50,18 +49,26 @@ class AsynchronousBatches:
             queue_size=training.learner_queue_size,
         )
         self._weights: Any = None  # the last broadcast
+        self._policies: list[str] = []  # that there were then
 
-    def next(self) -> tuple[SampleBatch, dict[str, float]]:
-        """The next train batch, and how old the weights were that acted in it."""
-        algorithm, replies, env_steps = self._algorithm, [], 0
-        if self.sampler.weights_version < 0:
+    def next(self) -> tuple[Any, dict[str, float]]:
+        """The next train batch, and how old the weights were that acted in it.
+
+        Returns:
+            A SampleBatch, or a MultiAgentBatch of several policies; ``policy_lag_mean`` and
+            ``policy_lag_max``.
+        """
+        algorithm, training = self._algorithm, self._training
+        replies: list[SampleReply] = []
+        # A policy that has been added would act with weights of nobody until the next broadcast.
+        if self.sampler.weights_version < 0 or self._policies != list(algorithm.policies):
             self.broadcast()
+        steps_before = algorithm.counted_steps
         with algorithm.timers.phase("sample"):
-            while env_steps < self._training.train_batch_size:
+            while algorithm.counted_steps - steps_before < training.train_batch_size:
                 reply: SampleReply = self.sampler.take()
                 algorithm.book([reply])
                 replies.append(reply)
-                env_steps += reply.env_steps
             batch = algorithm.join(replies)
         lags = [algorithm.weights_version - reply.weights_version for reply in replies]
         return batch, {
@@ -82,7 +89,7 @@ class AsynchronousBatches:
             self._broadcast(algorithm.acting_weights, algorithm.weights_version)
 
     def _broadcast(self, weights: Any, version: int) -> None:
-        self._weights = weights
+        self._weights, self._policies = weights, list(self._algorithm.policies)
         self.sampler.set_weights(weights, version)
 
     def get_state(self) -> dict[str, Any]:

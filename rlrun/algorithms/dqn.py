@@ -302,15 +302,15 @@ class DQN(Algorithm):
             alpha=replay.alpha if replay.prioritized else 0.0,
         )
 
-    def module_factory(self) -> ModuleFactory:
+    def module_factory(self, policy_id: str) -> ModuleFactory:
         """The Q-network."""
         return partial(build_q_network, options=_options(self.config))
 
-    def policy_factory(self) -> PolicyFactory:
+    def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that acts by the Q-network."""
         return partial(build_q_policy, options=_options(self.config))
 
-    def exploration(self) -> Exploration:
+    def exploration(self, policy_id: str) -> Exploration:
         """Epsilon at this point of the run, or each runner's own; it stays for a fragment."""
         exponent = self.config.exploration.runner_exponent
         runners = self.config.env_runners.num_env_runners

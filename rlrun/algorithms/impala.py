@@ -61,6 +61,7 @@ class IMPALA(Algorithm):
     Training = IMPALATraining
     Config = IMPALAConfig
     several_learners = True
+    trains_several_policies = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:

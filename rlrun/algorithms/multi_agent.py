@@ -56,26 +56,34 @@ class MultiAgentPolicies:
     ) -> Iterator[tuple[str, SampleBatch]]:
         """What each network is to learn from; policies written from scratch learn here."""
         batches = batch.as_multi_agent().policy_batches
-        self._learned = {}
         for policy_id, settings in self._algorithm.policies.items():
             if not settings.train:
                 continue
             if policy_id not in batches:
-                self._learned[policy_id] = {"num_agent_steps_trained": 0, "learner_stats": {}}
+                nothing = {"num_agent_steps_trained": 0, "learner_stats": {}}
+                self._learned.setdefault(policy_id, nothing)
             elif policy_id in self.scratch:
-                self._learned |= self._learn(policy_id, batches[policy_id])
+                self._learn(policy_id, batches[policy_id])
             else:
                 yield policy_id, batches[policy_id]
 
-    def _learn(self, policy_id: str, batch: SampleBatch) -> dict[str, Any]:
+    def _learn(self, policy_id: str, batch: SampleBatch) -> None:
         algorithm, policy = self._algorithm, self.scratch[policy_id]
         with algorithm.timers.phase("learn"):
             statistics = policy.learn_on_batch(batch)
-        return algorithm.learner_result(len(batch), statistics or {}, policy_id)
+        row = algorithm.learner_result(len(batch), statistics or {}, policy_id)[policy_id]
+        if policy_id in self._learned:  # from an earlier batch of this iteration
+            row["num_agent_steps_trained"] += self._learned[policy_id]["num_agent_steps_trained"]
+        self._learned[policy_id] = row
 
-    def learned(self) -> dict[str, Any]:
-        """The `learners` part of the result for policies that no learner trains."""
-        return self._learned
+    def learned(self, learners: Mapping[str, Any]) -> dict[str, Any]:
+        """The `learners` part of an iteration's result: that of its networks, and all others."""
+        known, self._learned = {**self._learned, **learners}, {}
+        return {
+            policy_id: known[policy_id]
+            for policy_id in self._algorithm.policies
+            if policy_id in known
+        }
 
     def modules(self) -> MultiAgentRLModule:
         """The networks of all policies that have one, as they learn."""
@@ -160,6 +168,7 @@ class MultiAgentPolicies:
         tables: list[dict[str, Any]] = [algorithm.policies, algorithm.spaces, algorithm.learners]
         for table in (*tables, self.scratch):
             table.pop(policy_id, None)
+        algorithm.forget_policy(policy_id)
 
     def _connectors(self) -> ConnectorsByPolicy:
         connectors = self._algorithm.connectors

@@ -251,10 +251,12 @@ class PPO(Algorithm):
             "kl_coeff": arguments["kl_coeff"],
         }
 
+    def forget_policy(self, policy_id: str) -> None:
+        self.kl_coeffs.pop(policy_id, None)
+
     def get_extra_state(self) -> dict[str, Any]:
-        coeffs = {pid: coeff for pid, coeff in self.kl_coeffs.items() if pid in self.policies}
-        at_start = {pid: self._settings(pid).kl_coeff for pid in coeffs}
-        return {"kl_coeffs": coeffs, "kl_coeffs_at_start": at_start}
+        at_start = {policy_id: self._settings(policy_id).kl_coeff for policy_id in self.kl_coeffs}
+        return {"kl_coeffs": dict(self.kl_coeffs), "kl_coeffs_at_start": at_start}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         for policy_id, coeff in state["kl_coeffs"].items():

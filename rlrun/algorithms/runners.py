@@ -5,7 +5,7 @@ Owns what runners are built from, and the spaces that policies have because of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,15 +26,19 @@ from rlrun.sampling.seeding import Role
 def runner_spec(
     config: ExperimentConfig,
     seed: int,
-    policy_factory: PolicyFactory,
+    factories: Mapping[str, PolicyFactory],
     policies: dict[str, PolicySettings],
     callbacks: Sequence[Callbacks],
 ) -> RunnerSpec:
-    """What all runners of an experiment are built from."""
+    """What all runners of an experiment are built from.
+
+    Args:
+        factories: what makes each policy, by id.
+    """
     multi_agent = None
     if config.multi_agent.policies:
         by_agent = config.multi_agent.count_steps_by == "agent_steps"
-        multi_agent = MultiAgentSpec(policies, config.multi_agent.agents, by_agent)
+        multi_agent = MultiAgentSpec(policies, config.multi_agent.agents, by_agent, factories)
     return RunnerSpec(
         env=config.env,
         settings=config.env_runners,
@@ -44,7 +48,7 @@ def runner_spec(
         gamma=config.training.gamma,
         restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
         postprocessors=postprocessors(config.callbacks, callbacks),
-        policy_factory=policy_factory,
+        policy_factory=next(iter(factories.values())),
         multi_agent=multi_agent,
     )
 

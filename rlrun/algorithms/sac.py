@@ -305,11 +305,11 @@ class SAC(Algorithm):
             return 0.98 * float(np.log(self.action_space.n))
         return -float(gym.spaces.flatdim(self.action_space))
 
-    def module_factory(self) -> ModuleFactory:
+    def module_factory(self, policy_id: str) -> ModuleFactory:
         """The policy network; the critics are made by `setup`."""
         return SACPolicyNetwork
 
-    def policy_factory(self) -> PolicyFactory:
+    def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that acts by the policy network."""
         return build_sac_policy
 

@@ -38,7 +38,7 @@ def check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding(("multi_agent", "policies"), message)
         return
     if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
-        message = f"{experiment.algorithm} learns one policy; PPO, A2C and PG learn several"
+        message = f"{experiment.algorithm} learns one policy; PPO, for one, learns several"
         yield Finding(("multi_agent",), message)
     for name in _CONNECTORS:
         field = EnvRunnersConfig.model_fields[name]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rlrun.data import columns as col
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.policies.policy import Policy
 from rlrun.sampling.envs import EnvContext
 from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes, RewardError
 from rlrun.sampling.errors import EnvError
@@ -32,8 +33,8 @@ from rlrun.sampling.runner_messages import (
     SampleReply,
     SampleRequest,
     Unneeded,
-    exploration_of,
     sample_collector,
+    tell_exploration,
 )
 from rlrun.sampling.seeding import FragmentNoise, Role, fragment_noise
 from rlrun.sampling.vector_env import make_vector_env, take_lanes
@@ -142,9 +143,7 @@ class EnvRunner:
         """
         started = perf_counter()
         self.load(weights, request.weights_version, request.connector_state)
-        if request.exploration is not None:
-            exploration = exploration_of(request.exploration, self.runner_index)
-            self.policy.set_exploration(exploration)
+        tell_exploration(self.policies, request.exploration, self.runner_index)
         self._next_fragment = request.fragment + 1
         self._see_first_observations()
         self._look_at_views(request.unneeded)
@@ -167,13 +166,16 @@ class EnvRunner:
         batch = self._build(request.unneeded)
         if self.runner_index > 0 and self.spec.settings.compress_observations:
             batch.compress()
-        whole_episodes = self.collector.whole_episodes
+        env_steps = request.length * self.num_lanes
+        if self.collector.whole_episodes:
+            env_steps = batch.count
         timings["other"] = perf_counter() - started - timings["policy"] - timings["env"]
         return SampleReply(
             runner_index=self.runner_index,
             weights_version=self.weights_version,
             batch=batch,
-            env_steps=batch.count if whole_episodes else request.length * self.num_lanes,
+            env_steps=env_steps,
+            agent_steps=env_steps,
             vector_steps=num_steps,
             episodes=records,
             connector_deltas=self.connectors.flush_deltas() if self.connectors.stateful else {},
@@ -201,6 +203,11 @@ class EnvRunner:
         for name in leave_out & batch.keys():
             del batch[name]
         return batch
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """The policy, under its id ``default_policy``."""
+        return {DEFAULT_POLICY_ID: self.policy}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """The policy's weights, under its id ``default_policy``, whatever version they are."""

@@ -36,7 +36,7 @@ from rlrun.sampling.runner_messages import (
     RunnerSpec,
     SampleReply,
     SampleRequest,
-    exploration_of,
+    tell_exploration,
 )
 from rlrun.sampling.seeding import Role, episode_seed
 
@@ -138,7 +138,7 @@ class MultiAgentEnvRunner:
             raise EnvError(self.spec.env.use, "constructor", str(error), **where) from None
         for policy_id, settings in policies.items():
             if policy_id not in self.actors:
-                actor = self._make_actor(settings, spaces[policy_id])
+                actor = self._make_actor(policy_id, settings, spaces[policy_id])
                 self.actors[policy_id] = actor
                 callbacks = make_postprocessors(self.spec.postprocessors)
                 self._postprocess[policy_id] = Postprocessing(actor.policy, callbacks, self)
@@ -151,14 +151,16 @@ class MultiAgentEnvRunner:
         self.settings = dict(policies)
         self.loop.hear()
 
-    def _make_actor(self, settings: PolicySettings, spaces: Spaces) -> PolicyActor:
+    def _make_actor(self, policy_id: str, settings: PolicySettings, spaces: Spaces) -> PolicyActor:
         # Each policy's rewards are discounted, and normalised, as that policy learns from them.
         spec = replace(self.spec, gamma=settings.training.gamma)
         connectors = RunnerConnectors(spec, *spaces)
         space = connectors.observations.output_space
         policy: Policy
         if settings.use is None:
-            policy = spec.policy_factory(space, spaces[1], settings.model)
+            made_from = settings.like or policy_id
+            factory = self.multi_agent.factories.get(made_from, spec.policy_factory)
+            policy = factory(space, spaces[1], settings.model)
         else:
             policy = import_object(settings.use)(space, spaces[1], dict(settings.kwargs))
         actor = PolicyActor(policy, spaces, connectors)
@@ -171,12 +173,19 @@ class MultiAgentEnvRunner:
             self.set_weights(weights)
         self.weights_version = version
         for policy_id, state in (connector_state or {}).items():
-            self.actors[policy_id].connectors.set_state(state)
+            if policy_id in self.actors:
+                self.actors[policy_id].connectors.set_state(state)
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """All policies, by id."""
+        return {policy_id: actor.policy for policy_id, actor in self.actors.items()}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Weights of some policies, by id."""
+        """Weights of some policies, by id; a request may be older than a policy that came since."""
         for policy_id, values in weights.items():
-            self.actors[policy_id].policy.set_weights(values)
+            if policy_id in self.actors:
+                self.actors[policy_id].policy.set_weights(values)
 
     def get_weights(self) -> dict[str, Any]:
         """Weights of all policies, by id."""
@@ -226,9 +235,7 @@ class MultiAgentEnvRunner:
         self.load(weights, request.weights_version, request.connector_state)
         for actor in self.actors.values():
             actor.look_at_views()
-            if request.exploration is not None:
-                exploration = exploration_of(request.exploration, self.runner_index)
-                actor.policy.set_exploration(exploration)
+        tell_exploration(self.policies, request.exploration, self.runner_index)
         self._next_fragment = request.fragment + 1
         if not self._started:
             self._start()
@@ -245,6 +252,7 @@ class MultiAgentEnvRunner:
             weights_version=self.weights_version,
             batch=batch,
             env_steps=env_steps,
+            agent_steps=batch.agent_steps(),
             vector_steps=rounds,
             episodes=self._records,
             connector_deltas={

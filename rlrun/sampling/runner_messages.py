@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
 
 Exploration = dict[str, float] | tuple[dict[str, float], ...]
-"""How far exploring actions deviate, by name; several for runners that each have their own."""
+"""How far exploring actions of a policy deviate, by name; several for runners that each have their
+own."""
 
 PolicyFactory = Callable[["gym.Space[Any]", "gym.Space[Any]", ModelConfig], Policy]
 
@@ -36,6 +37,8 @@ class MultiAgentSpec:
     """See `AgentMapping`."""
     count_agent_steps: bool = False
     """Whether `SampleRequest.length` counts actions of agents, and not steps of environments."""
+    factories: Mapping[str, PolicyFactory] = field(default_factory=dict)
+    """What makes the policies, by id; `RunnerSpec.policy_factory` makes those that are not here."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class SampleRequest:
     weights_version: int = 0
     connector_state: dict[str, Any] | None = None
     """Merged connector statistics to take over first; None keeps the runner's own."""
-    exploration: Exploration | None = None
-    """What `Policy.set_exploration` is to be told; None for policies that sample by themselves."""
+    exploration: Mapping[str, Exploration] = field(default_factory=dict)
+    """What `Policy.set_exploration` is to be told, by policy id."""
     unneeded: Unneeded = Unneeded()
     """Columns that the batch need not have."""
     policies: Mapping[str, PolicySettings] | None = None
@@ -100,6 +103,8 @@ class SampleReply:
     batch: Any
     """A SampleBatch, or a MultiAgentBatch of several policies."""
     env_steps: int
+    agent_steps: int
+    """Transitions of all agents; with one agent the env steps."""
     vector_steps: int
     """Times that all lanes were stepped together."""
     episodes: list[EpisodeRecord]
@@ -115,11 +120,16 @@ class SampleReply:
     """Episodes dropped since the runner was built, because their environment raised."""
 
 
-def exploration_of(exploration: Exploration, runner_index: int) -> dict[str, float]:
-    """What is meant for one runner; 0, the local one, counts as the first."""
-    if not isinstance(exploration, tuple):
-        return exploration
-    return exploration[min(max(runner_index, 1), len(exploration)) - 1]
+def tell_exploration(
+    policies: Mapping[str, Policy], exploration: Mapping[str, Exploration], runner_index: int
+) -> None:
+    """Tell a runner's policies what is meant for them; 0, the local one, counts as the first."""
+    for policy_id, told in exploration.items():
+        if policy_id in policies:
+            own = told
+            if isinstance(told, tuple):
+                own = told[min(max(runner_index, 1), len(told)) - 1]
+            policies[policy_id].set_exploration(own)
 
 
 def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from rlrun.algorithms.a2c import A2CConfig
+from rlrun.algorithms.a3c import A3CConfig
+from rlrun.algorithms.appo import APPOConfig
+from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.result import is_wall_clock
@@ -18,6 +21,12 @@ CONFIGS = {
     "PPO, LSTM": lambda: PPOConfig().training(**TINY).model(**LSTM),
     "A2C": lambda: A2CConfig().training(train_batch_size=BATCH).model(hidden=[8]),
     "PG": lambda: PGConfig().training(train_batch_size=BATCH).model(hidden=[8]),
+    "A3C": lambda: A3CConfig().training(train_batch_size=BATCH).model(hidden=[8]),
+    "IMPALA": lambda: IMPALAConfig().training(**TINY, broadcast_interval=2).model(hidden=[8]),
+    "IMPALA, LSTM": lambda: IMPALAConfig().training(**TINY).model(**LSTM),
+    "APPO": lambda: (
+        APPOConfig().training(**TINY, kl_coeff=0.5, target_network_update_freq=3).model(hidden=[8])
+    ),
 }
 EACH = {"policies": ["agent_0", "agent_1"]}
 
@@ -116,6 +125,16 @@ def test_same_seed_same_results_and_a_restored_one_goes_on_to_the_bit(built, nam
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("name", ["A3C", "IMPALA", "APPO"])
+def test_runners_that_nobody_waits_for_bring_exact_batches_too(built, name):
+    algorithm = built(name, runners=2)
+    for iteration in (1, 2, 3):
+        row = algorithm.train()
+        assert row["env_steps"] == iteration * BATCH
+        assert set(row["learners"]) == {"agent_0", "agent_1"}
+
+
+@pytest.mark.faults
 def test_remote_runners_agree_with_each_other_and_after_a_restart(built):
     first, second = built(runners=2), built(runners=2)
     rows = train(first, 1)
@@ -128,19 +147,33 @@ def test_remote_runners_agree_with_each_other_and_after_a_restart(built):
     assert train(first, 2) == further
 
 
-def test_policies_learn_apart_and_frozen_ones_never_change_a_byte(built):
-    policies = {"agent_0": {}, "agent_1": {"train": False, "model": {"hidden": [4]}}}
-    algorithm = built(multi_agent={"policies": policies})
+@pytest.mark.parametrize("name", CONFIGS)
+def test_evaluation_changes_nothing_in_the_training_rows(built, name):
+    plain = train(built(name, **FILTERED), 2)
+    evaluated = train(built(name, evaluation={"interval": 1, "episodes": 2}, **FILTERED), 2)
+    for one, other in zip(plain, evaluated, strict=True):
+        assert one.keys() == other.keys()
+        differing = {key for key in one if one[key] != other[key]}
+        assert all(key.startswith("evaluation/") for key in differing)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_policies_learn_apart_and_frozen_ones_never_change_a_byte(built, name):
+    policies = {"agent_0": {}, "agent_1": {"train": False, "model": {"hidden": [5]}}}
+    algorithm = built(name, multi_agent={"policies": policies})
     before = algorithm.get_weights()
-    assert before["agent_0/pi.0.weight"].shape != before["agent_1/pi.0.weight"].shape
+    shapes = {key: value.shape for key, value in before.items()}
+    first = next(key for key in before if key.startswith("agent_0/") and key.endswith("0.weight"))
+    assert shapes[first] != shapes[first.replace("agent_0", "agent_1")]
     row = algorithm.train()
     after = algorithm.get_weights()
     assert set(row["learners"]) == {"agent_0"}
-    for name, value in before.items():
-        same = np.array_equal(value, after[name])
-        assert same == name.startswith("agent_1/"), name
+    assert row["learners"]["agent_0"]["num_agent_steps_trained"] > 0
+    for key, value in before.items():
+        same = np.array_equal(value, after[key])
+        assert same == key.startswith("agent_1/"), key
         if same:
-            assert value.tobytes() == after[name].tobytes()
+            assert value.tobytes() == after[key].tobytes()
     batch = algorithm.sample()
     assert set(batch.policy_batches) == {"agent_0", "agent_1"}
 
@@ -151,10 +184,11 @@ def test_a_shared_policy_learns_from_all_its_agents(built):
     assert row["learners"]["shared"]["num_agent_steps_trained"] == row["agent_steps"] > 32
 
 
-def test_batches_counted_in_agent_steps(built):
-    algorithm = built(multi_agent={**EACH, "count_steps_by": "agent_steps"})
+@pytest.mark.parametrize(("name", "fragments"), [("PPO", 1), ("IMPALA", 1), ("A3C", 2)])
+def test_batches_counted_in_agent_steps(built, name, fragments):
+    algorithm = built(name, multi_agent={**EACH, "count_steps_by": "agent_steps"})
     row = algorithm.train()
-    assert BATCH <= row["agent_steps"] <= BATCH + 3
+    assert BATCH <= row["agent_steps"] <= BATCH + 3 * fragments
     assert row["env_steps"] < BATCH
 
 
@@ -170,11 +204,12 @@ def test_pitfall_72_returns_are_named_by_policy_and_agent(built):
     assert evaluation["policy_return_mean"]["p"] == evaluation["episode_return_mean"] / 2
 
 
-def test_a_policy_from_scratch_acts_learns_and_is_restored(built, tmp_path):
+@pytest.mark.parametrize("name", ["PPO", "IMPALA", "A3C"])
+def test_a_policy_from_scratch_acts_learns_and_is_restored(built, name, tmp_path):
     policies = {"agent_0": {}, "agent_1": {"use": "test_multi_agent:Adder", "start": 2.0}}
 
     def make():
-        return built(multi_agent={"policies": policies})
+        return built(name, multi_agent={"policies": policies})
 
     algorithm = make()
     row = algorithm.train()
@@ -190,10 +225,11 @@ def test_a_policy_from_scratch_acts_learns_and_is_restored(built, tmp_path):
     assert train(algorithm, 1) == train(other, 1)
 
 
-def test_policies_come_and_go_and_are_there_after_a_resume(built, tmp_path):
+@pytest.mark.parametrize("name", ["PPO", "IMPALA", "APPO", "A3C"])
+def test_policies_come_and_go_and_are_there_after_a_resume(built, name, tmp_path):
     def make():
         mapping = {"policies": ["main"], "agents": "test_multi_agent:older_or_main"}
-        return built(multi_agent=mapping, **FILTERED)
+        return built(name, multi_agent=mapping, **FILTERED)
 
     algorithm = make()
     train(algorithm, 1)
@@ -201,8 +237,8 @@ def test_policies_come_and_go_and_are_there_after_a_resume(built, tmp_path):
     frozen = {k: v for k, v in algorithm.get_weights().items() if k.startswith("older/")}
     rows = train(algorithm, 3)
     assert rows[-1]["env_runners/policy_return_mean/older"] is not None
-    for name, value in frozen.items():
-        np.testing.assert_array_equal(value, algorithm.get_weights()[name])
+    for key, value in frozen.items():
+        np.testing.assert_array_equal(value, algorithm.get_weights()[key])
     algorithm.save(tmp_path / "checkpoint")
     resumed = make()
     resumed.restore(tmp_path / "checkpoint")
