@@ -17,7 +17,7 @@ learns on once its buffer holds `num_steps_sampled_before_learning_starts` trans
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,22 +28,33 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.replay import Replay, averages, replay_problems, to_device
+from rlrun.algorithms.by_policy import ByPolicy
+from rlrun.algorithms.replay import (
+    Replay,
+    ReplayTraining,
+    averages,
+    replay_problems,
+    take_turns,
+    to_device,
+    transition_buffer,
+)
 from rlrun.algorithms.sequence_replay import (
     kept_columns,
     load_sequences,
     report_sequence_errors,
     sequence_loss,
 )
+from rlrun.algorithms.target_network import TargetNetwork
 from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
+from rlrun.config.policies import PolicySettings, addressed_settings
+from rlrun.config.schema import Count, ExperimentConfig, ModelConfig, Schedule
 from rlrun.data import columns as col
+from rlrun.data.replay_buffer import ReplayBuffer
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.learning.learner import value_at
 from rlrun.learning.value_rescaling import bellman_goals
-from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
 from rlrun.policies.q_options import QOptions
 from rlrun.policies.q_policy import build_q_policy
@@ -56,23 +67,13 @@ STATISTICS = ("total_loss", "q_mean", "td_error_mean", "grad_norm")
 """Averaged over the updates of an iteration; None in one without any."""
 
 
-class DQNTraining(TrainingConfig):
+class DQNTraining(ReplayTraining):
     """DQN's own settings; `exploration` and `replay` are sections of their own."""
 
-    train_batch_size: Count = 1024
-    """Env steps collected for one iteration, exactly, in many short rounds with updates between."""
     lr: Schedule = 5e-4
     """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
-    minibatch_size: Count = 32
-    """Transitions replayed for one gradient step."""
-    training_intensity: float = Field(default=8.0, gt=0)
-    """Transitions replayed for each env step sampled; 8 is a minibatch of 32 every 4 steps."""
-    num_steps_sampled_before_learning_starts: Count = 1000
-    """Env steps put into an empty replay buffer before it is learned from."""
     target_network_update_freq: Count = 500
     """Env steps between copies of the network into the target network."""
-    n_step: Count = 1
-    """Rewards summed up before the target network's value; fewer where the episode ends."""
     double_q: bool = True
     """Let the network choose the next action that the target network values."""
     value_rescaling: bool = False
@@ -251,179 +252,175 @@ class DQN(Algorithm):
     Training = DQNTraining
     Config = DQNConfig
     optional_sections = frozenset({"exploration", "replay"})
+    trains_several_policies = True
     trial_of_columns = "first_batch"
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch and buffer sizes, as ``(key, message)``."""
-        training = _settings(config)
-        yield from fragment_problems(training.train_batch_size, config.env_runners)
-        needed = training.num_steps_sampled_before_learning_starts
-        yield from replay_problems(config, needed, memories=MEMORIES)
-        if _has_memory(config):
-            for name, off in (("num_atoms", 1), ("noisy", False)):
-                if getattr(training, name) != off:
-                    message = "does not go together with a memory (model.use_lstm, use_gru)"
-                    yield f"training.{name}", f"{message}; leave it out"
-        if training.num_atoms > 1 and training.value_rescaling:
-            message = "values with a distribution (num_atoms) are not rescaled; leave it out"
-            yield "training.value_rescaling", message
-        if training.num_atoms > 1 and training.v_min >= training.v_max:
-            message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
-            yield "training.v_min", message
-        if training.noisy and config.exploration.epsilon != 0:
-            message = "noisy weights explore by themselves; set it to 0 beside training.noisy"
-            yield "exploration.epsilon", message
+        yield from fragment_problems(config.training.train_batch_size, config.env_runners)
+        yield from replay_problems(config, memories=MEMORIES)
+        for prefix, settings in addressed_settings(config):
+            for key, message in _network_problems(settings):
+                yield f"{prefix}{key}", message
 
     def setup(self) -> None:
-        training = _settings(self.config)
-        self.target = self.build_module().to(self.learner.device).requires_grad_(False)
-        self._target_parameters = FlatParameters(self.target)
-        self.replay = Replay(
-            self.config.replay,
-            n_step=training.n_step,
-            gamma=training.gamma,
-            minibatch_size=training.minibatch_size,
-            training_intensity=training.training_intensity,
-            learning_starts=training.num_steps_sampled_before_learning_starts,
-            buffer=self._sequence_buffer() if _has_memory(self.config) else None,
-        )
+        training = self.config.training
+        assert isinstance(training, DQNTraining)  # the loader made it from `Training`
+        self.targets = ByPolicy(self._target, self.trained_policies)
+        self.replay = Replay(self.config.replay, training, self._settings, self._buffer)
         self._rounds = short_fragment_lengths(
             training.train_batch_size, self.config.env_runners, STEPS_OF_A_ROUND
         )
-        self._target_env_steps = 0  # env steps at the last copy into the target network
 
-    def _sequence_buffer(self) -> SequenceReplayBuffer:
-        replay = self.config.replay
+    def _target(self, policy_id: str) -> TargetNetwork:
+        return TargetNetwork(self.build_module(policy_id), self.learners[policy_id])
+
+    def _buffer(self, policy_id: str) -> ReplayBuffer:
+        """A policy's buffer: of sequences, if its network has a memory."""
+        replay, model = self.config.replay, self.policies[policy_id].model
+        if not _has_memory(model):
+            return transition_buffer(replay, self._settings(policy_id))
         return SequenceReplayBuffer(
             replay.capacity,
-            length=replay.burn_in + self.config.model.max_seq_len,
-            further_columns=kept_columns(self.learner.module),
+            length=replay.burn_in + model.max_seq_len,
+            further_columns=kept_columns(self.learners[policy_id].module),
             alpha=replay.alpha if replay.prioritized else 0.0,
         )
 
     def module_factory(self, policy_id: str) -> ModuleFactory:
         """The Q-network."""
-        return partial(build_q_network, options=_options(self.config))
+        return partial(build_q_network, options=_options(self._settings(policy_id)))
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that acts by the Q-network."""
-        return partial(build_q_policy, options=_options(self.config))
+        return partial(build_q_policy, options=_options(self._settings(policy_id)))
 
     def exploration(self, policy_id: str) -> Exploration:
         """Epsilon at this point of the run, or each runner's own; it stays for a fragment."""
-        exponent = self.config.exploration.runner_exponent
+        epsilon = self._epsilon(policy_id)
+        exponent = self.policies[policy_id].exploration.runner_exponent
         runners = self.config.env_runners.num_env_runners
         if exponent is None or runners < 2:
-            return {"epsilon": self._epsilon()}
+            return {"epsilon": epsilon}
         # Horgan et al. 2018, arXiv:1803.00933, appendix D.
         exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
-        return tuple({"epsilon": self._epsilon() ** each} for each in exponents)
+        return tuple({"epsilon": epsilon**each} for each in exponents)
 
-    def _epsilon(self) -> float:
-        return value_at(self.config.exploration.epsilon, self.env_steps)
+    def _epsilon(self, policy_id: str) -> float:
+        return value_at(self.policies[policy_id].exploration.epsilon, self.env_steps)
+
+    def forget_policy(self, policy_id: str) -> None:
+        self.targets.pop(policy_id, None)
+        self.replay.forget(policy_id)
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: rounds of sampling, each followed by the updates that are due."""
-        training = _settings(self.config)
-        lr = value_at(training.lr, self.env_steps)
-        epsilon = self._epsilon()
-        updates: list[dict[str, Tensor]] = []
-        for lengths in self._rounds:
-            batch = self.sample([lengths])
-            with self.timers.phase("transfer"):
-                num_updates = self.replay.add(batch)
-            if num_updates:
-                updates += self._learn(num_updates, lr)
-        statistics = averages(updates, STATISTICS)
-        further = {
-            "num_updates": len(updates),
-            "lr": lr,
-            "epsilon": epsilon,
-            "replay_size": len(self.replay.buffer),
+        in_force = {
+            policy_id: {
+                "lr": value_at(self._settings(policy_id).lr, self.env_steps),
+                "epsilon": self._epsilon(policy_id),
+            }
+            for policy_id in self.trained_policies
         }
-        return self.learner_result(
-            len(updates) * training.minibatch_size, {**statistics, **further}
+        lrs = {policy_id: values["lr"] for policy_id, values in in_force.items()}
+        made = take_turns(
+            self, self._rounds, self.replay, partial(self._update, lrs), self._copy_if_due
         )
+        result: dict[str, Any] = {}
+        for policy_id, updates in made.items():
+            statistics = {
+                **averages(updates.statistics, STATISTICS),
+                "num_updates": len(updates.statistics),
+                **in_force[policy_id],
+                "replay_size": self.replay.size(policy_id),
+            }
+            result |= self.learner_result(updates.num_rows, statistics, policy_id)
+        return result
 
-    def _learn(self, num_updates: int, lr: float) -> list[dict[str, Tensor]]:
-        """So many updates, and the weights' way out."""
-        training = _settings(self.config)
-        rng = self.learner_rng()
-        with self.timers.phase("learn"):
-            updates = [self._update(training, lr, rng) for _ in range(num_updates)]
-            if self.env_steps - self._target_env_steps >= training.target_network_update_freq:
-                self._target_parameters.load(self.learner.parameters.vector)
-                self._target_env_steps = self.env_steps
-        self.sync_weights()
-        return updates
+    def _copy_if_due(self, policy_id: str) -> None:
+        """Renew the target network."""
+        every = self._settings(policy_id).target_network_update_freq
+        self.targets[policy_id].copy_if_due(self.counted_steps, every)
 
     def _update(
-        self, training: DQNTraining, lr: float, rng: np.random.Generator
+        self,
+        lrs: Mapping[str, float],
+        policy_id: str,
+        batch: SampleBatch,
+        rng: np.random.Generator,
     ) -> dict[str, Tensor]:
         """One gradient step on replayed transitions; their errors become their priorities."""
-        batch = self.replay.sample(rng, self.env_steps)
-        if isinstance(self.replay.buffer, SequenceReplayBuffer):
-            return self._update_from_sequences(training, lr, batch, self.replay.buffer)
-        rows = to_device(batch, self.learner.device)
+        training, learner = self._settings(policy_id), self.learners[policy_id]
+        target, lr = self.targets[policy_id].module, lrs[policy_id]
+        arguments: dict[str, Any] = {"target": target, "double_q": training.double_q}
+        if training.num_atoms == 1:
+            arguments["value_rescaling"] = training.value_rescaling
+        buffer = self.replay.buffers[policy_id]
+        if isinstance(buffer, SequenceReplayBuffer):
+            rows = load_sequences(
+                batch,
+                learner.module,
+                learner.device,
+                burn_in=self.config.replay.burn_in,
+                n_step=training.n_step,
+                gamma=training.gamma,
+            )
+            statistics = learner.step(rows, sequence_loss, arguments, lr=lr)
+            errors = statistics.pop("td_errors")
+            if self.config.replay.prioritized:
+                report_sequence_errors(buffer, batch, rows, errors)
+            return statistics
         if training.noisy:
-            for network in (self.learner.module, self.target):
+            for network in (learner.module, target):
                 if isinstance(network, QNetwork):
                     network.draw_noise(rng)
-        arguments: dict[str, Any] = {"target": self.target, "double_q": training.double_q}
-        if training.num_atoms > 1:
-            statistics = self.learner.step(rows, c51_loss, arguments, lr=lr)
-        else:
-            arguments["value_rescaling"] = training.value_rescaling
-            gradient = dqn_gradient if self.learner.module.has_vjp else None
-            statistics = self.learner.step(rows, dqn_loss, arguments, lr=lr, gradient=gradient)
-        self.replay.report_errors(batch, statistics.pop("td_errors"))
-        return statistics
-
-    def _update_from_sequences(
-        self, training: DQNTraining, lr: float, batch: SampleBatch, buffer: SequenceReplayBuffer
-    ) -> dict[str, Tensor]:
-        """As `_update`, on replayed sequences."""
-        rows = load_sequences(
-            batch,
-            self.learner.module,
-            self.learner.device,
-            burn_in=self.config.replay.burn_in,
-            n_step=training.n_step,
-            gamma=training.gamma,
-        )
-        arguments: dict[str, Any] = {"target": self.target, "double_q": training.double_q}
-        arguments["value_rescaling"] = training.value_rescaling
-        statistics = self.learner.step(rows, sequence_loss, arguments, lr=lr)
-        errors = statistics.pop("td_errors")
-        if self.config.replay.prioritized:
-            report_sequence_errors(buffer, batch, rows, errors)
+        rows = to_device(batch, learner.device)
+        loss = dqn_loss if training.num_atoms == 1 else c51_loss
+        written_out = loss is dqn_loss and learner.module.has_vjp
+        gradient = dqn_gradient if written_out else None
+        statistics = learner.step(rows, loss, arguments, lr=lr, gradient=gradient)
+        self.replay.report_errors(policy_id, batch, statistics.pop("td_errors"))
         return statistics
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {
-            "target": self._target_parameters.to_numpy(),
-            "target_env_steps": self._target_env_steps,
-            **self.replay.get_state(),
-        }
+        return {"targets": self.targets.get_state(), **self.replay.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self._target_parameters.load(state["target"])
-        self._target_env_steps = int(state["target_env_steps"])
+        self.targets.set_state(state["targets"])
         self.replay.set_state(state)
 
-
-def _has_memory(config: ExperimentConfig) -> bool:
-    return any(getattr(config.model, name) for name in MEMORIES)
-
-
-def _settings(config: ExperimentConfig) -> DQNTraining:
-    assert isinstance(config.training, DQNTraining)  # the loader made it from `Training`
-    return config.training
+    def _settings(self, policy_id: str) -> DQNTraining:
+        training = self.policies[policy_id].training
+        assert isinstance(training, DQNTraining)  # the loader made it from `Training`
+        return training
 
 
-def _options(config: ExperimentConfig) -> QOptions:
-    training = _settings(config)
+def _has_memory(model: ModelConfig) -> bool:
+    return any(getattr(model, name) for name in MEMORIES)
+
+
+def _network_problems(settings: PolicySettings) -> Iterator[tuple[str, str]]:
+    """What does not go together in one policy's settings."""
+    training = settings.training
+    assert isinstance(training, DQNTraining)  # the loader made it from `Training`
+    if _has_memory(settings.model):
+        for name, off in (("num_atoms", 1), ("noisy", False)):
+            if getattr(training, name) != off:
+                message = "does not go together with a memory (model.use_lstm, use_gru)"
+                yield f"training.{name}", f"{message}; leave it out"
+    if training.num_atoms > 1 and training.value_rescaling:
+        message = "values with a distribution (num_atoms) are not rescaled; leave it out"
+        yield "training.value_rescaling", message
+    if training.num_atoms > 1 and training.v_min >= training.v_max:
+        message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
+        yield "training.v_min", message
+    if training.noisy and settings.exploration.epsilon != 0:
+        message = "noisy weights explore by themselves; set it to 0 beside training.noisy"
+        yield "exploration.epsilon", message
+
+
+def _options(training: DQNTraining) -> QOptions:
     return QOptions(
         dueling=training.dueling,
         num_atoms=training.num_atoms,

@@ -15,6 +15,8 @@ the continuous one takes a sample. The buffer is part of a checkpoint only with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -24,15 +26,26 @@ from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.replay import Replay, averages, replay_problems, to_device
+from rlrun.algorithms.by_policy import ByPolicy
+from rlrun.algorithms.replay import (
+    Replay,
+    ReplayTraining,
+    averages,
+    replay_problems,
+    take_turns,
+    to_device,
+    transition_buffer,
+)
+from rlrun.algorithms.target_network import TargetNetwork
+from rlrun.algorithms.temperature import Temperature
 from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.problems import ConfigError, Origin, Problem
-from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
+from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
-from rlrun.learning.adam import FlatAdam
+from rlrun.data.replay_buffer import ReplayBuffer
+from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, value_at
-from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import ModuleFactory, RLModule
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
@@ -48,11 +61,9 @@ STATISTICS = (
 NOISE, NEXT_NOISE = "noise", "new_noise"
 
 
-class SACTraining(TrainingConfig):
+class SACTraining(ReplayTraining):
     """SAC's own settings; `replay` is a section of its own."""
 
-    train_batch_size: Count = 1024
-    """Env steps collected for one iteration, exactly, in many short rounds with updates between."""
     lr: Schedule = 3e-4
     """Learning rate of the policy: a number, or a schedule [[env_steps, value], ...]."""
     critic_lr: Schedule | None = None
@@ -65,8 +76,6 @@ class SACTraining(TrainingConfig):
     """Transitions replayed for each env step sampled; 256 is a minibatch of 256 in every step."""
     num_steps_sampled_before_learning_starts: Count = 1500
     """Env steps put into an empty replay buffer before it is learned from."""
-    n_step: Count = 1
-    """Rewards summed up before the target critics' value; fewer where the episode ends."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """How far the target critics move towards the critics in each update."""
     initial_alpha: float = Field(default=1.0, gt=0)
@@ -219,41 +228,104 @@ def policy_gradient(
     return {"policy_loss": loss, "entropy": -logp.mean()}
 
 
-class Temperature:
-    """Alpha, and its way to the target entropy: minimises ``log alpha (entropy - target)``.
+@dataclass(frozen=True)
+class LearningRates:
+    """Of one policy, at this point of the run."""
 
-    Haarnoja et al. (eq. 18) have alpha where this has its logarithm, as their own code does: the
-    direction is the same, and the pace does not die with a small alpha.
+    policy: float
+    critic: float
+    alpha: float
 
-    Attributes:
-        alpha: ``[1]``.
+
+class PolicyUpdater:
+    """What one policy's updates need besides its learner: critics, their target, temperature.
+
+    Args:
+        learner: of the policy network.
+        critic: of both critics.
+        target: another network like the critics', for their slow copies.
     """
 
-    def __init__(self, initial: float, target_entropy: float, device: torch.device) -> None:
-        self.target_entropy = target_entropy
-        self._log_alpha = torch.tensor([initial], device=device).log()
-        self._gradient = torch.zeros_like(self._log_alpha)
-        self._optimizer = FlatAdam(self._log_alpha, self._gradient)
-        self.alpha = self._log_alpha.exp()
+    def __init__(
+        self,
+        learner: Learner,
+        critic: Learner,
+        target: RLModule,
+        training: SACTraining,
+        action_space: gym.Space[Any],
+    ) -> None:
+        self._learner, self.critic, self._training = learner, critic, training
+        self._continuous = isinstance(action_space, gym.spaces.Box)
+        self.target = TargetNetwork(target, critic)
+        entropy = training.target_entropy
+        if entropy is None:
+            entropy = default_target_entropy(action_space)
+        self.temperature = Temperature(training.initial_alpha, entropy, learner.device)
 
-    def step(self, entropy: Tensor, lr: float) -> None:
-        """Move once, seeing the policy's entropy."""
-        self._gradient.copy_(entropy - self.target_entropy)
-        self._optimizer.step(lr)
-        self.alpha = self._log_alpha.exp()
+    def rates(self, env_steps: int) -> LearningRates:
+        """Learning rates after so many env steps of the run."""
+        training = self._training
+        lr = value_at(training.lr, env_steps)
+        critic_lr, alpha_lr = (
+            lr if schedule is None else value_at(schedule, env_steps)
+            for schedule in (training.critic_lr, training.alpha_lr)
+        )
+        return LearningRates(lr, critic_lr, alpha_lr)
+
+    def update(
+        self, batch: SampleBatch, rng: np.random.Generator, rates: LearningRates
+    ) -> dict[str, Tensor]:
+        """One step of the critics, the policy, the temperature and the target."""
+        learner, critic = self._learner, self.critic
+        rows = to_device(batch, learner.device)
+        if self._continuous:
+            shape = (2, *rows[col.ACTIONS].shape)
+            noise = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+            rows[NOISE], rows[NEXT_NOISE] = noise.to(learner.device)
+        alpha = self.temperature.alpha
+        policy, critics = learner.module, critic.module
+        of_critics = critic.step(
+            rows,
+            critic_loss,
+            {"policy": policy, "target": self.target.module, "alpha": alpha},
+            lr=rates.critic,
+            gradient=critic_gradient if critics.has_vjp else None,
+        )
+        of_policy = learner.step(
+            rows,
+            policy_loss,
+            {"critics": critics, "alpha": alpha},
+            lr=rates.policy,
+            gradient=policy_gradient if critics.has_vjp and policy.has_vjp else None,
+        )
+        self.temperature.step(of_policy["entropy"], rates.alpha)
+        self.target.follow(self._training.tau)
+        grad_norms = {
+            "critic_grad_norm": of_critics.pop("grad_norm"),
+            "policy_grad_norm": of_policy.pop("grad_norm"),
+        }
+        return {**of_critics, **of_policy, **grad_norms, "alpha": alpha[0]}
 
     def get_state(self) -> dict[str, Any]:
-        """The logarithm of alpha, and its optimizer's state."""
+        """Everything besides the weights of policy and critics."""
         return {
-            "log_alpha": self._log_alpha.cpu().numpy().copy(),
-            "optimizer": self._optimizer.get_state(),
+            "critic": self.critic.get_state(),
+            "target": self.target.get_state(),
+            "temperature": self.temperature.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        self._log_alpha.copy_(torch.from_numpy(np.array(state["log_alpha"], dtype=np.float32)))
-        self._optimizer.set_state(state["optimizer"])
-        self.alpha = self._log_alpha.exp()
+        self.critic.set_state(state["critic"])
+        self.target.set_state(state["target"])
+        self.temperature.set_state(state["temperature"])
+
+
+def default_target_entropy(action_space: gym.Space[Any]) -> float:
+    """-A for a Box of A dimensions, 0.98 log n for n discrete actions."""
+    if isinstance(action_space, gym.spaces.Discrete):
+        return 0.98 * float(np.log(action_space.n))
+    return -float(gym.spaces.flatdim(action_space))
 
 
 class SAC(Algorithm):
@@ -262,48 +334,37 @@ class SAC(Algorithm):
     Training = SACTraining
     Config = SACConfig
     optional_sections = frozenset({"replay"})
+    trains_several_policies = True
     trial_of_columns = "first_batch"
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch and buffer sizes, as ``(key, message)``."""
-        training = _settings(config)
-        yield from fragment_problems(training.train_batch_size, config.env_runners)
-        yield from replay_problems(config, training.num_steps_sampled_before_learning_starts)
+        yield from fragment_problems(config.training.train_batch_size, config.env_runners)
+        yield from replay_problems(config)
 
     def setup(self) -> None:
-        training, learners = _settings(self.config), self.config.learners
-        self._continuous = isinstance(self.action_space, gym.spaces.Box)
-        if self._continuous and not self.config.connectors.normalize_actions:
-            message = "SAC acts in (-1, 1), which must be stretched to the bounds; leave it out"
-            origin = Origin("this experiment")
-            raise ConfigError([Problem(origin, "connectors.normalize_actions", message)])
-        self.critic = Learner(self.build_module(factory=TwinQNetwork), training, learners)
-        self.target = self.build_module(factory=TwinQNetwork).requires_grad_(False)
-        self.target.to(self.learner.device)
-        self._target_parameters = FlatParameters(self.target)
-        self.temperature = Temperature(
-            training.initial_alpha, self._target_entropy(), self.learner.device
-        )
-        self.replay = Replay(
-            self.config.replay,
-            n_step=training.n_step,
-            gamma=training.gamma,
-            minibatch_size=training.minibatch_size,
-            training_intensity=training.training_intensity,
-            learning_starts=training.num_steps_sampled_before_learning_starts,
-        )
+        training = self.config.training
+        assert isinstance(training, SACTraining)  # the loader made it from `Training`
+        self.updaters = ByPolicy(self._updater, self.trained_policies)
+        self.replay = Replay(self.config.replay, training, self._settings, self._buffer)
         self._rounds = short_fragment_lengths(
             training.train_batch_size, self.config.env_runners, STEPS_OF_A_ROUND
         )
 
-    def _target_entropy(self) -> float:
-        asked = _settings(self.config).target_entropy
-        if asked is not None:
-            return asked
-        if isinstance(self.action_space, gym.spaces.Discrete):
-            return 0.98 * float(np.log(self.action_space.n))
-        return -float(gym.spaces.flatdim(self.action_space))
+    def _updater(self, policy_id: str) -> PolicyUpdater:
+        training, learner = self._settings(policy_id), self.learners[policy_id]
+        space = self.connectors.action_space(policy_id)
+        if isinstance(space, gym.spaces.Box) and not self.config.connectors.normalize_actions:
+            message = "SAC acts in (-1, 1), which must be stretched to the bounds; leave it out"
+            origin = Origin("this experiment")
+            raise ConfigError([Problem(origin, "connectors.normalize_actions", message)])
+        critics, target = (self.build_module(policy_id, TwinQNetwork) for _ in range(2))
+        critic = Learner(critics, training, self.config.learners)
+        return PolicyUpdater(learner, critic, target, training, space)
+
+    def _buffer(self, policy_id: str) -> ReplayBuffer:
+        return transition_buffer(self.config.replay, self._settings(policy_id))
 
     def module_factory(self, policy_id: str) -> ModuleFactory:
         """The policy network; the critics are made by `setup`."""
@@ -313,110 +374,76 @@ class SAC(Algorithm):
         """The policy that acts by the policy network."""
         return build_sac_policy
 
+    def forget_policy(self, policy_id: str) -> None:
+        self.updaters.pop(policy_id, None)
+        self.replay.forget(policy_id)
+
     def training_step(self) -> dict[str, Any]:
         """One iteration: rounds of sampling, each followed by the updates that are due."""
-        training = _settings(self.config)
-        lr = value_at(training.lr, self.env_steps)
-        critic_lr, alpha_lr = (
-            lr if schedule is None else value_at(schedule, self.env_steps)
-            for schedule in (training.critic_lr, training.alpha_lr)
-        )
-        updates: list[dict[str, Tensor]] = []
-        for lengths in self._rounds:
-            batch = self.sample([lengths])
-            with self.timers.phase("transfer"):
-                num_updates = self.replay.add(batch)
-            if not num_updates:
-                continue
-            rng = self.learner_rng()
-            with self.timers.phase("learn"):
-                for _ in range(num_updates):
-                    updates.append(self._update(rng, lr, critic_lr, alpha_lr))
-            self.sync_weights()
-        further = {
-            "num_updates": len(updates),
-            "lr": lr,
-            "replay_size": len(self.replay.buffer),
+        rates = {
+            policy_id: self.updaters[policy_id].rates(self.env_steps)
+            for policy_id in self.trained_policies
         }
-        return self.learner_result(
-            len(updates) * training.minibatch_size, {**averages(updates, STATISTICS), **further}
-        )
+        made = take_turns(self, self._rounds, self.replay, partial(self._update, rates))
+        result: dict[str, Any] = {}
+        for policy_id, updates in made.items():
+            statistics = {
+                **averages(updates.statistics, STATISTICS),
+                "num_updates": len(updates.statistics),
+                "lr": rates[policy_id].policy,
+                "replay_size": self.replay.size(policy_id),
+            }
+            result |= self.learner_result(updates.num_rows, statistics, policy_id)
+        return result
 
     def _update(
-        self, rng: np.random.Generator, lr: float, critic_lr: float, alpha_lr: float
+        self,
+        rates: Mapping[str, LearningRates],
+        policy_id: str,
+        batch: SampleBatch,
+        rng: np.random.Generator,
     ) -> dict[str, Tensor]:
-        """One step of the critics, the policy, the temperature and the target."""
-        batch = self.replay.sample(rng, self.env_steps)
-        rows = to_device(batch, self.learner.device)
-        if self._continuous:
-            shape = (2, *rows[col.ACTIONS].shape)
-            noise = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-            rows[NOISE], rows[NEXT_NOISE] = noise.to(self.learner.device)
-        policy, critics, alpha = self.learner.module, self.critic.module, self.temperature.alpha
-        of_critics = self.critic.step(
-            rows,
-            critic_loss,
-            {"policy": policy, "target": self.target, "alpha": alpha},
-            lr=critic_lr,
-            gradient=critic_gradient if critics.has_vjp else None,
-        )
-        of_policy = self.learner.step(
-            rows,
-            policy_loss,
-            {"critics": critics, "alpha": alpha},
-            lr=lr,
-            gradient=policy_gradient if critics.has_vjp and policy.has_vjp else None,
-        )
-        self.temperature.step(of_policy["entropy"], alpha_lr)
-        self._target_parameters.vector.lerp_(
-            self.critic.parameters.vector, _settings(self.config).tau
-        )
-        self.replay.report_errors(batch, of_critics.pop("td_errors"))
-        grad_norms = {
-            "critic_grad_norm": of_critics.pop("grad_norm"),
-            "policy_grad_norm": of_policy.pop("grad_norm"),
-        }
-        return {**of_critics, **of_policy, **grad_norms, "alpha": alpha[0]}
+        """One update of a policy; the critics' errors become priorities."""
+        statistics = self.updaters[policy_id].update(batch, rng, rates[policy_id])
+        self.replay.report_errors(policy_id, batch, statistics.pop("td_errors"))
+        return statistics
 
-    # -- state: the weights of policy and critics together, as a checkpoint keeps them ----------
+    # -- state: the weights of policies and critics together, as a checkpoint keeps them ---------
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Copies of all weights by parameter name; those of the critics begin with `critics.`."""
-        critics = self.critic.named_weights()
-        return {
-            **super().get_weights(),
-            **{f"{_CRITICS}{name}": values for name, values in critics.items()},
-        }
+        """Copies of all weights by parameter name; those of critics have `critics.` before it."""
+        weights = super().get_weights()
+        for policy_id, updater in self.updaters.items():
+            prefix = self._critics_prefix(policy_id)
+            named = updater.critic.named_weights()
+            weights |= {f"{prefix}{name}": values for name, values in named.items()}
+        return weights
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Take over weights by name."""
-        own = {name: values for name, values in weights.items() if not name.startswith(_CRITICS)}
-        critics = {
-            name.removeprefix(_CRITICS): values
-            for name, values in weights.items()
-            if name.startswith(_CRITICS)
-        }
-        super().set_weights(own)
-        self.critic.load_named_weights(critics)
+        rest = dict(weights)
+        for policy_id in self.learners:
+            prefix = self._critics_prefix(policy_id)
+            named = {
+                name.removeprefix(prefix): rest.pop(name)
+                for name in weights
+                if name.startswith(prefix)
+            }
+            if self.policies[policy_id].train:  # it may have learned before and be frozen now
+                self.updaters[policy_id].critic.load_named_weights(named)
+        super().set_weights(rest)
+
+    def _critics_prefix(self, policy_id: str) -> str:
+        return "critics." if self.multi_agent is None else f"{policy_id}/critics."
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {
-            "critic": self.critic.get_state(),
-            "target": self._target_parameters.to_numpy(),
-            "temperature": self.temperature.get_state(),
-            **self.replay.get_state(),
-        }
+        return {"updaters": self.updaters.get_state(), **self.replay.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.critic.set_state(state["critic"])
-        self._target_parameters.load(state["target"])
-        self.temperature.set_state(state["temperature"])
+        self.updaters.set_state(state["updaters"])
         self.replay.set_state(state)
 
-
-_CRITICS = "critics."
-
-
-def _settings(config: ExperimentConfig) -> SACTraining:
-    assert isinstance(config.training, SACTraining)  # the loader made it from `Training`
-    return config.training
+    def _settings(self, policy_id: str) -> SACTraining:
+        training = self.policies[policy_id].training
+        assert isinstance(training, SACTraining)  # the loader made it from `Training`
+        return training

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlrun.config.checks import OPTIONAL_SECTIONS
 from rlrun.config.policies import laid_over
 from rlrun.config.problems import Path
 from rlrun.config.registry import algorithm_class, suggestion
@@ -86,12 +87,17 @@ def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Find
     sections: dict[str, tuple[Section, dict[str, Any]]] = {
         "model": (experiment.model, policy.model),
         "training": (experiment.training, policy.training),
+        "exploration": (experiment.exploration, policy.exploration),
     }
     for name, (common, own) in sections.items():
         if own and policy.use is not None:
             message = f"{policy.use} is no network of rlrun; its arguments stand beside `use`"
             yield Finding((*path, name), message)
             continue
+        used = getattr(algorithm_class(experiment.algorithm), "optional_sections", ())
+        if own and name in OPTIONAL_SECTIONS and name not in used:
+            message = f"{experiment.algorithm} does not use this section; leave it out"
+            yield Finding((*path, name), message)
         try:
             laid_over(common, own)
         except ValidationError as error:

@@ -18,6 +18,8 @@ class PolicyConfig(Section):
     """What is different from the section `model` for this policy."""
     training: dict[str, Any] = Field(default_factory=dict)
     """What is different from the section `training` for this policy."""
+    exploration: dict[str, Any] = Field(default_factory=dict)
+    """What is different from the section `exploration` for this policy; of DQN."""
     train: bool = True
     """Whether it learns; false acts with the weights that it starts with."""
     spaces_of: str | None = None

@@ -1,14 +1,24 @@
 """What each policy of an experiment is made from, with its own settings laid over the common ones.
 
-Owns the way from the sections `model`, `training` and `multi_agent` to the settings of a policy.
-Must not know: environments, and which agent plays which policy.
+Owns the way from the sections `model`, `training`, `exploration` and `multi_agent` to the settings
+of a policy. Must not know: environments, and which agent plays which policy.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rlrun.config.schema import ExperimentConfig, ModelConfig, PolicyConfig, Section, TrainingConfig
+from pydantic import ValidationError
+
+from rlrun.config.schema import (
+    ExperimentConfig,
+    ExplorationConfig,
+    ModelConfig,
+    PolicyConfig,
+    Section,
+    TrainingConfig,
+)
 
 S = TypeVar("S", bound=Section)
 
@@ -19,6 +29,7 @@ class PolicySettings:
 
     model: ModelConfig
     training: TrainingConfig
+    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     train: bool = True
     """Whether it learns."""
     use: str | None = None
@@ -35,7 +46,7 @@ def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, Policy
     """Policy id -> settings; ``only`` is the id of the one policy where none are named."""
     multi_agent = experiment.multi_agent
     if not multi_agent.policies:
-        return {only: PolicySettings(experiment.model, experiment.training)}
+        return {only: _common(experiment)}
     chosen = multi_agent.policies_to_train
     return {
         policy_id: settings_of(
@@ -52,11 +63,30 @@ def settings_of(
     return PolicySettings(
         model=laid_over(experiment.model, policy.model),
         training=laid_over(experiment.training, policy.training),
+        exploration=laid_over(experiment.exploration, policy.exploration),
         train=train,
         use=policy.use,
         kwargs=policy.kwargs,
         spaces_of=policy.spaces_of,
     )
+
+
+def _common(experiment: ExperimentConfig) -> PolicySettings:
+    return PolicySettings(experiment.model, experiment.training, experiment.exploration)
+
+
+def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, PolicySettings]]:
+    """All different settings that networks have, each with how addresses of its keys begin.
+
+    Those of the experiment come first, with ""; then those of policies that have some of their own
+    (``multi_agent.policies.<id>.``), unless these are wrong, which is reported elsewhere.
+    """
+    yield "", _common(experiment)
+    for policy_id, policy in experiment.multi_agent.policies.items():
+        if policy.use is None and (policy.model or policy.training or policy.exploration):
+            with contextlib.suppress(ValidationError):
+                settings = settings_of(policy, experiment, train=policy.train)
+                yield f"multi_agent.policies.{policy_id}.", settings
 
 
 def laid_over(common: S, own: Mapping[str, Any]) -> S:

@@ -262,7 +262,10 @@ class ReplayConfig(Section):
     """The buffer of past transitions that an off-policy algorithm learns from."""
 
     capacity: Count = 50_000
-    """Transitions that are kept; the oldest make room for new ones."""
+    """Transitions that are kept, of each policy; the oldest make room for new ones."""
+    mode: Literal["independent", "lockstep"] = "independent"
+    """Of several policies: sample each one's transitions by themselves; "lockstep" draws env steps,
+    and takes all policies' transitions of those."""
     prioritized: bool = False
     """Sample by temporal-difference error; false samples uniformly."""
     alpha: float = Field(default=0.6, ge=0, le=1)

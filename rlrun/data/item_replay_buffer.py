@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlrun.data import columns as col
-from rlrun.data.replay_buffer import Array, ReplayBuffer, follows_row_before, lane_of
+from rlrun.data.replay_buffer import Array, ReplayBuffer, agents_of, follows_row_before
 from rlrun.data.sample_batch import SampleBatch
 
 
@@ -38,7 +38,8 @@ class ItemReplayBuffer(ReplayBuffer):
         super().__init__(capacity, further_columns=(col.EPS_ID, col.T, *further_columns))
         self.unit = unit
         self._items: list[tuple[int, int]] = []  # number of the first transition, how many
-        self._open: dict[int, tuple[int, int, int]] = {}  # lane -> episode, first, next step
+        # Episode and agent -> first transition, how many, step of the last.
+        self._open: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     @property
     def num_items(self) -> int:
@@ -60,22 +61,18 @@ class ItemReplayBuffer(ReplayBuffer):
         """Find the episodes that ended in this batch; those that did not stay open."""
         begins = np.flatnonzero(~follows_row_before(batch))
         ends = np.append(begins[1:] - 1, len(batch) - 1)
-        lanes = lane_of(batch)
-        episodes, steps = batch.column(col.EPS_ID), batch.column(col.T)
+        episodes, agents, steps = batch.column(col.EPS_ID), agents_of(batch), batch.column(col.T)
         done = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            lane, episode, step = int(lanes[begin]), int(episodes[begin]), int(steps[begin])
-            before = self._open.pop(lane, None)
-            if step == 0:
-                first = first_id + begin
-            elif before is not None and (before[0], before[2]) == (episode, step):
-                first = before[1]
-            else:
+            who, step = (int(episodes[begin]), int(agents[begin])), int(steps[begin])
+            first, count, last = self._open.pop(who, (first_id + begin, 0, -1))
+            if step != last + 1:
                 continue  # its beginning never came here
+            count += end - begin + 1
             if done[end]:
-                self._items.append((first, int(steps[end]) + 1))
+                self._items.append((first, count))
             else:
-                self._open[lane] = episode, first, int(steps[end]) + 1
+                self._open[who] = first, count, int(steps[end])
 
     def sample(self, num_items: int, rng: np.random.Generator) -> SampleBatch:
         """So many items, with replacement, one after the other; ``seq_lens`` are their lengths.
@@ -97,14 +94,14 @@ class ItemReplayBuffer(ReplayBuffer):
         return self._runs(np.array([first]), count)[0]
 
     def get_state(self) -> dict[str, Any]:
-        open_episodes = [(lane, *values) for lane, values in self._open.items()]
+        open_episodes = [(*who, *at) for who, at in self._open.items()]
         return {
             **super().get_state(),
             "items": np.array(self._items, dtype=np.int64).reshape(-1, 2),
-            "open": np.array(open_episodes, dtype=np.int64).reshape(-1, 4),
+            "open": np.array(open_episodes, dtype=np.int64).reshape(-1, 5),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
         self._items = [(first, count) for first, count in state["items"].tolist()]
-        self._open = {lane: (eps, first, t) for lane, eps, first, t in state["open"].tolist()}
+        self._open = {(episode, agent): tuple(at) for episode, agent, *at in state["open"].tolist()}

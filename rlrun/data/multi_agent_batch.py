@@ -84,7 +84,7 @@ class MultiAgentBatch:
         batches = {pid: batch for pid, batch in self.policy_batches.items() if len(batch)}
         if not batches:
             return []
-        steps = _step_ranks(batches.values())
+        steps = step_ranks(batches.values())
         slices: list[MultiAgentBatch] = []
         splits = np.cumsum([len(batch) for batch in batches.values()])[:-1]
         by_policy = dict(zip(batches, np.split(steps, splits), strict=True))
@@ -151,7 +151,7 @@ class MultiAgentBatch:
             raise ValueError(f"env_steps is {self.count}")
 
 
-def _step_ranks(batches: Iterable[ColumnBatch]) -> Array:
+def step_ranks(batches: Iterable[ColumnBatch]) -> Array:
     """For the rows of all batches, one after the other, the rank of their (eps_id, t)."""
     present = list(batches)
     episodes = np.concatenate([batch.column(names.EPS_ID) for batch in present])

@@ -62,7 +62,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             ValueError: when nothing has been added yet.
         """
         ids, weights = self._draw(num_items, rng, beta)
-        batch = self._gather(ids)
+        batch = self.gather(ids)
         batch[col.WEIGHTS] = weights
         return batch
 

@@ -14,8 +14,8 @@ n-step returns go along an episode, however lanes and fragments were interleaved
 | discounts | () float32 | gamma^k, what the value of new_obs counts; apply terminateds besides |
 | item_ids | () int64 | the number of the first transition |
 
-A return is cut where the episode ends (terminated or truncated) and at the newest transition of a
-lane, which has no successor yet; it never runs on into what the ring holds in the next place.
+A return is cut where the episode ends (terminated or truncated) and at the newest transition of an
+agent, which has no successor yet; it never runs on into what the ring holds in the next place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from rlrun.data.sample_batch import SampleBatch
 Array = NDArray[Any]
 
 _STORED = (col.ACTIONS, col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS)
-_FRAGMENT_BITS = 0xFFFFFFFF << 16  # of an unroll_id; what is left names runner and lane
 _NONE = -1
 
 
@@ -65,8 +64,8 @@ class ReplayBuffer:
         self._obs_slot = np.full(capacity, _NONE, dtype=np.int64)
         self._next_obs_slot = np.full(capacity, _NONE, dtype=np.int64)
         self._successor = np.full(capacity, _NONE, dtype=np.int64)
-        # Lane -> episode, step within it and number of the newest transition.
-        self._newest: dict[int, tuple[int, int, int]] = {}
+        # Episode and agent -> step within it and number of the newest transition.
+        self._newest: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return min(self.num_added, self.capacity)
@@ -92,7 +91,7 @@ class ReplayBuffer:
             ValueError: when nothing has been added yet.
         """
         self._require_some()
-        return self._gather(self._oldest + rng.integers(len(self), size=num_items))
+        return self.gather(self._oldest + rng.integers(len(self), size=num_items))
 
     @property
     def _oldest(self) -> int:
@@ -114,7 +113,7 @@ class ReplayBuffer:
                 self._columns[name] = np.empty((self.capacity, *column.shape[1:]), column.dtype)
         places = (self.num_added + np.arange(count)) % self.capacity
         self._forget(places)
-        obs_index, earlier = self._link(batch, places, obs_index, next_index)
+        obs_index, earlier = self._link(batch, places, storage, obs_index, next_index)
         used, positions = np.unique(np.concatenate([obs_index, next_index]), return_inverse=True)
         obs_position, next_position = positions[:count], positions[count:]
         known = np.full(len(used), _NONE, dtype=np.int64)
@@ -138,7 +137,12 @@ class ReplayBuffer:
         self._observations.release(slots)
 
     def _link(
-        self, batch: SampleBatch, places: Array, obs_index: Array, next_index: Array
+        self,
+        batch: SampleBatch,
+        places: Array,
+        storage: Array,
+        obs_index: Array,
+        next_index: Array,
     ) -> tuple[Array, list[tuple[int, int]]]:
         """Tell each transition what follows it; first rows may follow one added earlier.
 
@@ -153,29 +157,42 @@ class ReplayBuffer:
         start = self.num_added
         self._successor[places] = _NONE
         self._successor[places[linked - 1]] = start + linked
-        lanes = lane_of(batch)
-        episodes, steps = batch.column(col.EPS_ID), batch.column(col.T)
+        episodes, agents, steps = batch.column(col.EPS_ID), agents_of(batch), batch.column(col.T)
         ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
         first_rows = np.flatnonzero(~follows)
         last_rows = np.append(first_rows[1:] - 1, len(places) - 1)
         oldest_kept = max(start + len(places) - self.capacity, 0)
         earlier: list[tuple[int, int]] = []
         for first, last in zip(first_rows.tolist(), last_rows.tolist(), strict=True):
-            lane = int(lanes[first])
-            episode, step, before = self._newest.pop(lane, (_NONE, _NONE, _NONE))
-            continues = episode == int(episodes[first]) and step + 1 == int(steps[first])
-            if continues and before >= oldest_kept:
-                self._successor[before % self.capacity] = start + first
-                if before < start:
-                    earlier.append((first, before))
-                else:
-                    obs_index[first] = next_index[before - start]
+            who = int(episodes[first]), int(agents[first])
+            step, before = self._newest.pop(who, (_NONE, _NONE))
+            gap = int(steps[first]) - step - 1
+            if before >= oldest_kept and gap >= 0:
+                known = None if before < start else next_index[before - start]
+                # An agent may have been silent in between; its next step starts where it was.
+                if not gap or np.array_equal(
+                    self._observation_after(before) if known is None else storage[known],
+                    storage[obs_index[first]],
+                ):
+                    self._successor[before % self.capacity] = start + first
+                    if known is None:
+                        earlier.append((first, before))
+                    else:
+                        obs_index[first] = known
             if not ended[last]:
-                self._newest[lane] = (int(episodes[last]), int(steps[last]), start + last)
+                self._newest[who] = int(steps[last]), start + last
+        # Of an episode that never ends, because its environment was lost, nothing is left one day.
+        self._newest = {who: at for who, at in self._newest.items() if at[1] >= oldest_kept}
         return obs_index, earlier
 
-    def _gather(self, ids: Array) -> SampleBatch:
-        """The transitions of these numbers, with their n-step returns."""
+    def _observation_after(self, number: int) -> Array:
+        """What the transition of this number, which is held, led to."""
+        assert self._observations is not None
+        place = number % self.capacity
+        return self._observations[self._next_obs_slot[place : place + 1]][0]
+
+    def gather(self, ids: Array) -> SampleBatch:
+        """The transitions of these numbers, which must be held, with their n-step returns."""
         assert self._observations is not None
         first = ids % self.capacity
         columns = self._columns
@@ -243,7 +260,7 @@ class ReplayBuffer:
         places = np.arange(self._oldest, self.num_added) % self.capacity
         slots = np.concatenate([self._obs_slot[places], self._next_obs_slot[places]])
         used, positions = np.unique(slots, return_inverse=True)
-        newest = [(lane, *values) for lane, values in self._newest.items()]
+        newest = [(*who, *at) for who, at in self._newest.items()]
         return {
             **state,
             "columns": {name: column[places] for name, column in self._columns.items()},
@@ -277,8 +294,8 @@ class ReplayBuffer:
         self._observations.refer(self._obs_slot[places])
         self._observations.refer(self._next_obs_slot[places])
         self._successor[places] = state["successor"]
-        for lane, episode, step, newest in state["newest"].tolist():
-            self._newest[lane] = (episode, step, newest)
+        for episode, agent, step, newest in state["newest"].tolist():
+            self._newest[episode, agent] = (step, newest)
 
     def check_valid(self) -> None:
         """Raise AssertionError where the books are wrong; tests call it after each operation."""
@@ -307,20 +324,26 @@ def _observations_of(batch: SampleBatch) -> tuple[Array, Array, Array]:
     return np.concatenate([batch[col.OBS], batch[col.NEXT_OBS]]), index, index + len(batch)
 
 
-def lane_of(batch: SampleBatch) -> Array:
-    """Which lane of which runner each row ``[n]`` came from."""
-    return batch.column(col.UNROLL_ID) & ~_FRAGMENT_BITS
+def agents_of(batch: SampleBatch) -> Array:
+    """Which agent of its episode each row ``[n]`` is of; 0 where there is one only."""
+    if col.AGENT_INDEX in batch:
+        return batch.column(col.AGENT_INDEX)
+    return np.zeros(len(batch), dtype=np.int64)
 
 
 def follows_row_before(batch: SampleBatch) -> Array:
-    """Whether each row ``[n]`` is the next step of the same episode as the row before it."""
+    """Whether each row ``[n]`` is what the same agent did next, in the same episode and fragment.
+
+    A fragment has all that an agent did in it, so steps of the environment in between are those in
+    which the agent was silent.
+    """
     unroll, episode, step = (batch.column(name) for name in (col.UNROLL_ID, col.EPS_ID, col.T))
     ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
     follows = np.zeros(len(batch), dtype=np.bool_)
     follows[1:] = (
         (unroll[1:] == unroll[:-1])
         & (episode[1:] == episode[:-1])
-        & (step[1:] == step[:-1] + 1)
+        & (step[1:] > step[:-1])
         & ~ended[:-1]
     )
     return follows

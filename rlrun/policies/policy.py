@@ -30,9 +30,11 @@ class Policy:
     Attributes:
         view_requirements: what the policy sees and learns from, by name. May be edited while the
             policy lives: a runner looks at it when a fragment begins.
+        draws_for_fragments: whether `begin_fragment` does something, as renewing noisy weights.
     """
 
     view_requirements: dict[str, ViewRequirement]
+    draws_for_fragments = False
 
     def __init__(
         self,
@@ -87,6 +89,9 @@ class Policy:
     def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array | None:
         """All random numbers of a fragment, ``[length, lanes, K]``; None if it uses none."""
         return None
+
+    def begin_fragment(self, rng: np.random.Generator) -> None:
+        """Draw what holds for a whole fragment with exploration."""
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
         """Take over how far exploring actions deviate from the best ones, by name."""

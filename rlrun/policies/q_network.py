@@ -22,7 +22,6 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.networks import IN_PLACE, MLP, ConvEncoder, dueling_values, is_image
 from rlrun.policies.noisy import NoisyMLP
-from rlrun.policies.policy import Array
 from rlrun.policies.q_options import QOptions
 from rlrun.policies.recurrent_q import RecurrentQNetwork
 from rlrun.policies.rl_module import RLModule, TensorBatch, as_features
@@ -173,11 +172,11 @@ class QNetwork(RLModule):
 class TorchQPolicy(TorchPolicy):
     """Acts by a network of which each fragment gets noise of its own."""
 
-    def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        """Noise for a fragment, ``[length, lanes, K]``; that of the weights is kept here."""
+    draws_for_fragments = True
+
+    def begin_fragment(self, rng: np.random.Generator) -> None:
         if isinstance(self.module, QNetwork):
             self.module.draw_noise(rng)
-        return super().draw_noise(rng, length, lanes)
 
 
 def build_q_network(

@@ -29,11 +29,13 @@ class MLPQPolicy(MLPPolicy):
     """Acts with `QNetwork` for flat observations.
 
     Noisy weights are drawn when a fragment begins and kept for its length, the same in all lanes;
-    without exploration the policy acts with their means.
+    without exploration, and in evaluations, the policy acts with their means.
 
     Args:
         options: as for the network.
     """
+
+    draws_for_fragments = True
 
     def __init__(
         self,
@@ -64,10 +66,9 @@ class MLPQPolicy(MLPPolicy):
     def _chain(self, names: list[str]) -> Chain:
         return [(self._view(f"{name}.weight").T, self._view(f"{name}.bias")) for name in names]
 
-    def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
+    def begin_fragment(self, rng: np.random.Generator) -> None:
         if self.options.noisy:
             self._noisy = self._with_noise(0, rng), self._with_noise(1, rng)
-        return super().draw_noise(rng, length, lanes)
 
     def _with_noise(self, branch: int, rng: np.random.Generator) -> Chain:
         """A chain's weights as this fragment has them."""

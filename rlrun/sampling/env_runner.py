@@ -143,7 +143,8 @@ class EnvRunner:
         """
         started = perf_counter()
         self.load(weights, request.weights_version, request.connector_state)
-        tell_exploration(self.policies, request.exploration, self.runner_index)
+        if request.exploration:
+            tell_exploration(self.policies, request.exploration, self.runner_index)
         self._next_fragment = request.fragment + 1
         self._see_first_observations()
         self._look_at_views(request.unneeded)
@@ -297,6 +298,8 @@ class EnvRunner:
 
     def _noise(self, request: SampleRequest) -> FragmentNoise:
         rng = fragment_noise(self.spec.seed, self.role, self.runner_index, request.fragment)
+        if self.policy.draws_for_fragments:
+            self.policy.begin_fragment(rng)
         return FragmentNoise(self.policy.draw_noise, rng, request.length, self.num_lanes)
 
     def _end_episodes(

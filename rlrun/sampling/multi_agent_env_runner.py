@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from rlrun.sampling.runner_messages import (
     SampleRequest,
     tell_exploration,
 )
-from rlrun.sampling.seeding import Role, episode_seed
+from rlrun.sampling.seeding import Role, episode_seed, fragment_noise
 
 _log = logging.getLogger(__name__)
 
@@ -236,6 +237,11 @@ class MultiAgentEnvRunner:
         for actor in self.actors.values():
             actor.look_at_views()
         tell_exploration(self.policies, request.exploration, self.runner_index)
+        if self.spec.settings.explore:
+            place = self.spec.seed, self.role, self.runner_index, request.fragment
+            for policy_id, policy in self.policies.items():
+                if policy.draws_for_fragments:
+                    policy.begin_fragment(fragment_noise(*place, crc32(policy_id.encode())))
         self._next_fragment = request.fragment + 1
         if not self._started:
             self._start()

@@ -126,9 +126,8 @@ def tell_exploration(
     """Tell a runner's policies what is meant for them; 0, the local one, counts as the first."""
     for policy_id, told in exploration.items():
         if policy_id in policies:
-            own = told
-            if isinstance(told, tuple):
-                own = told[min(max(runner_index, 1), len(told)) - 1]
+            runners = told if isinstance(told, tuple) else (told,)
+            own = runners[min(max(runner_index, 1), len(runners)) - 1]
             policies[policy_id].set_exploration(own)
 
 

@@ -49,11 +49,12 @@ def episode_seed(seed: int, role: Role, runner: int, lane: int, episode: int) ->
     return int.from_bytes(blake2b(key, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
-def fragment_noise(seed: int, role: Role, runner: int, fragment: int) -> np.random.Generator:
-    """The generator of one fragment's action noise."""
-    return np.random.Generator(
-        np.random.SFC64(_sequence(seed, _Purpose.ACTION_NOISE, role, runner, fragment))
-    )
+def fragment_noise(
+    seed: int, role: Role, runner: int, fragment: int, *policy: int
+) -> np.random.Generator:
+    """The generator of one fragment's noise, by policy if there are several."""
+    sequence = _sequence(seed, _Purpose.ACTION_NOISE, role, runner, fragment, *policy)
+    return np.random.Generator(np.random.SFC64(sequence))
 
 
 class FragmentNoise:

@@ -113,8 +113,8 @@ def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute():
     reply = sample_gradients(runner, request, weights)
     batch = twin.sample_fragment(request, weights).batch
     gradients, _ = twin.policy.compute_gradients(batch)
-    np.testing.assert_array_equal(reply.gradients, gradients)
-    assert len(reply.sampled.batch) == 0  # only the gradient travels
+    np.testing.assert_array_equal(reply.by_policy["default_policy"].gradients, gradients)
+    assert reply.sampled.batch.agent_steps() == 0  # only the gradient travels
     assert reply.sampled.env_steps == 40
     assert np.abs(gradients).max() > 0
     np.testing.assert_array_equal(twin.policy.get_weights(), weights)

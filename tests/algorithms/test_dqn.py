@@ -208,7 +208,7 @@ def test_pitfall_45_epsilon_follows_the_env_steps_of_the_run_and_survives_a_rest
     resumed.set_weights(algorithm.get_weights())
     resumed.set_state(algorithm.get_state())
     assert statistics_of(resumed)["epsilon"] == 0.25
-    assert resumed.exploration() == {"epsilon": 0.0}
+    assert resumed.exploration("default_policy") == {"epsilon": 0.0}
 
 
 def test_without_its_buffer_a_resumed_run_fills_it_first(built):
@@ -226,14 +226,14 @@ def test_without_its_buffer_a_resumed_run_fills_it_first(built):
 def test_the_target_network_is_a_copy_that_is_renewed_every_so_many_env_steps(built):
     settings = {"num_steps_sampled_before_learning_starts": 1, "lr": 1e-2}
     algorithm = built(build(**settings, target_network_update_freq=128))
-    initial = copy.deepcopy(algorithm.target.state_dict())
+    initial = copy.deepcopy(algorithm.targets["default_policy"].module.state_dict())
     algorithm.train()
     changed = algorithm.learner.module.state_dict()
     assert any(not torch.equal(changed[name], value) for name, value in initial.items())
-    for name, value in algorithm.target.state_dict().items():
+    for name, value in algorithm.targets["default_policy"].module.state_dict().items():
         assert torch.equal(value, initial[name])
     algorithm.train()
-    for name, value in algorithm.target.state_dict().items():
+    for name, value in algorithm.targets["default_policy"].module.state_dict().items():
         assert torch.equal(value, algorithm.learner.module.state_dict()[name])
 
 
@@ -346,11 +346,12 @@ def test_pitfall_58_each_runner_has_its_own_epsilon_and_evaluation_the_least(bui
         .exploration(epsilon=0.4, runner_exponent=7.0)
     )
     expected = [0.4 ** (1 + 7 * i / 2) for i in range(3)]
-    assert [each["epsilon"] for each in algorithm.exploration()] == pytest.approx(expected)
+    told = algorithm.exploration("default_policy")
+    assert [each["epsilon"] for each in told] == pytest.approx(expected)
     group = algorithm.env_runner_group
     algorithm.train()
     acting = group.foreach_env_runner(lambda runner: runner.policy.sampler.epsilon)
     assert acting == pytest.approx(expected)
     assert algorithm.evaluation_runner().policy.sampler.epsilon == pytest.approx(expected[-1])
     alone = built(build().exploration(epsilon=0.4, runner_exponent=7.0))
-    assert alone.exploration() == {"epsilon": 0.4}
+    assert alone.exploration("default_policy") == {"epsilon": 0.4}

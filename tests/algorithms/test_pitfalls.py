@@ -176,9 +176,9 @@ def test_pitfall_37_beta_follows_the_env_steps_of_the_run_and_survives_a_restore
     def betas_of(algorithm, iterations):
         seen, sample = [], algorithm.replay.buffer.sample
 
-        def spy(num_items, rng, *, beta):
+        def spy(num_items, rng, *, policies, beta):
             seen.append(beta)
-            return sample(num_items, rng, beta=beta)
+            return sample(num_items, rng, policies=policies, beta=beta)
 
         algorithm.replay.buffer.sample = spy
         for _ in range(iterations):

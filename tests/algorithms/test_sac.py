@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlrun import ConfigError, SACConfig
-from rlrun.algorithms.sac import Temperature, critic_loss, policy_loss
+from rlrun.algorithms.sac import critic_loss, policy_loss
+from rlrun.algorithms.temperature import Temperature
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.sac_policy import build_sac_policy
@@ -239,13 +240,18 @@ def test_an_update_a_step_once_the_buffer_holds_enough(built):
         assert not np.array_equal(value, before[name]), name
 
 
+def only(algorithm):
+    """What the one policy has beside its learner."""
+    return algorithm.updaters["default_policy"]
+
+
 def test_the_target_follows_by_tau(built):
     algorithm = built(num_steps_sampled_before_learning_starts=1, train_batch_size=1, tau=0.25)
-    start = algorithm._target_parameters.to_numpy()
+    updater = only(algorithm)
+    start = updater.target.get_state()["weights"]
     algorithm.train()
-    critics = algorithm.critic.parameters.to_numpy()
-    expected = start + 0.25 * (critics - start)
-    np.testing.assert_allclose(algorithm._target_parameters.to_numpy(), expected, rtol=1e-6)
+    expected = start + 0.25 * (updater.critic.parameters.to_numpy() - start)
+    np.testing.assert_allclose(updater.target.get_state()["weights"], expected, rtol=1e-6)
 
 
 def test_standard_deviations_start_where_the_model_section_says():
@@ -257,18 +263,22 @@ def test_standard_deviations_start_where_the_model_section_says():
 
 def test_a_policy_step_leaves_no_gradient_in_the_critics(built):
     algorithm = built(num_steps_sampled_before_learning_starts=1)
+    critic = only(algorithm).critic
     rows = {**make_rows(BOX), col.OBS: torch.randn(9, 3)}
     rows["noise"] = rows["noise"][:, :1]
-    algorithm.critic.parameters.zero_grad()
-    arguments = {"critics": algorithm.critic.module, "alpha": ALPHA}
+    critic.parameters.zero_grad()
+    arguments = {"critics": critic.module, "alpha": ALPHA}
     algorithm.learner.step(rows, policy_loss, arguments, lr=1e-3)
-    assert not algorithm.critic.parameters.grads.any()
+    assert not critic.parameters.grads.any()
 
 
 def test_pitfall_50_the_target_entropy_is_minus_the_dimensions_or_nearly_uniform(built):
-    assert built().temperature.target_entropy == -1.0
-    assert built("CartPole-v1").temperature.target_entropy == pytest.approx(0.98 * math.log(2))
-    assert built(target_entropy=-0.5).temperature.target_entropy == -0.5
+    def target_entropy(*args, **kwargs):
+        return only(built(*args, **kwargs)).temperature.target_entropy
+
+    assert target_entropy() == -1.0
+    assert target_entropy("CartPole-v1") == pytest.approx(0.98 * math.log(2))
+    assert target_entropy(target_entropy=-0.5) == -0.5
 
 
 def test_pitfall_48_actions_are_stored_squashed_and_reach_the_env_stretched(built):

@@ -54,7 +54,9 @@ def algorithm(request):
 
 
 def sampled(algorithm, burn_in=2, n_step=3, num_sequences=12):
-    batch = algorithm.replay.buffer.sample(num_sequences, np.random.default_rng(1))
+    batch = algorithm.replay.buffers["default_policy"].sample(
+        num_sequences, np.random.default_rng(1)
+    )
     rows = load_sequences(
         batch,
         algorithm.learner.module,
@@ -150,7 +152,7 @@ def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm, va
 
 def test_pitfall_67_no_gradient_flows_through_burn_in(algorithm):
     """Gradients are those of sequences that begin behind it, in states that are just numbers."""
-    module, target = algorithm.learner.module, algorithm.target
+    module, target = algorithm.learner.module, algorithm.targets["default_policy"].module
     batch, rows = sampled(algorithm)
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
     expected = (batch[col.T][starts] > 0) & (batch[col.SEQ_LENS] > 2)
@@ -178,7 +180,9 @@ def test_burn_in_leads_to_the_states_that_its_steps_led_to_when_they_were_acted(
     states = warmed_up(algorithm.learner.module, rows)
     warmed = rows["warmed"].numpy()
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
-    behind = algorithm.replay.buffer._rows(batch[col.ITEM_IDS][starts[warmed] + 2])
+    behind = algorithm.replay.buffers["default_policy"]._rows(
+        batch[col.ITEM_IDS][starts[warmed] + 2]
+    )
     for name in [name for name in rows if name.startswith("state_in_")]:
         np.testing.assert_allclose(states[name][warmed], behind[name], rtol=1e-4, atol=1e-5)
 

@@ -77,16 +77,63 @@ multi_agent: {{policies: [agent_0, agent_1]}}
         ("lr: 1e-4", "train_batch_size: 64", "training.train_batch_size", "one for all policies"),
         ("hand: 2", "model: {hidden: [8]}", "policies.rock.model", "no network"),
         ("AlwaysSame", "AlwaysSane", "policies.rock", "did you mean AlwaysSame?"),
-        ("algorithm: PPO", "algorithm: DQN", "multi_agent", "DQN learns one policy"),
+        ("lr: 1e-4", "lr: 1e-4}, exploration: {epsilon: 0", "two.exploration", "does not use"),
         ("train: false}", "trian: false}", "policies", "trian"),
     ],
 )
 def test_one_message_names_the_place(tmp_path, wrong, right, key, message):
     assert wrong in FILE
     text = FILE.replace(wrong, right, 1)
-    if "DQN" in right:
-        text = text.replace(", clip_param: 0.3", "")
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, text))
     lines = [line for line in caught.value.render().splitlines() if f"{key}" in line]
     assert any(message in line for line in lines), caught.value.render()
+
+
+DQN = f"""
+algorithm: DQN
+env: "{CARTPOLE}"
+stop: {{env_steps: 10_000}}
+exploration: {{epsilon: 0.5}}
+multi_agent:
+  policies:
+    agent_0:
+    agent_1: {{training: {{lr: 1e-4}}, exploration: {{epsilon: 0.1}}}}
+replay: {{capacity: 5000}}
+"""
+
+
+def test_policies_explore_as_they_say(tmp_path):
+    settings = policy_settings(load_experiment(write(tmp_path, DQN)), "only")
+    assert [policy.exploration.epsilon for policy in settings.values()] == [0.5, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "key", "message"),
+    [
+        ("lr: 1e-4", "noisy: true", "agent_1.exploration.epsilon", "noisy weights explore"),
+        ("lr: 1e-4", "num_atoms: 5, v_min: 20", "agent_1.training.v_min", "below v_max 10"),
+        ("epsilon: 0.1", "epsilom: 0.1", "agent_1.exploration.epsilom", "did you mean epsilon?"),
+        ("exploration: {epsilon: 0.1}", "model: {use_attention: true}", "use_attention", "memory"),
+        ("5000", "5000, mode: lockstep, prioritized: true", "replay.mode", "no priorities"),
+        ("5000", "5000, mode: lockstepp", "replay.mode", "lockstep"),
+        (
+            "lr: 1e-4}, exploration: {epsilon: 0.1}}\nreplay: {",
+            "minibatch_size: 8}}\nreplay: {mode: lockstep, ",
+            "agent_1.training.minibatch_size",
+            "one for all policies in lockstep",
+        ),
+    ],
+)
+def test_one_message_names_the_place_for_replay_too(tmp_path, wrong, right, key, message):
+    assert wrong in DQN
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, DQN.replace(wrong, right, 1)))
+    lines = [line for line in caught.value.render().splitlines() if key in line]
+    assert any(message in line for line in lines), caught.value.render()
+
+
+def test_nobody_keeps_step_alone(tmp_path):
+    text = DQN.partition("multi_agent:")[0].replace(CARTPOLE, "CartPole-v1")
+    with pytest.raises(ConfigError, match=r"replay\.mode: there is one policy only"):
+        load(write(tmp_path, text + "replay: {mode: lockstep}\n"))

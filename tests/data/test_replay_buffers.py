@@ -167,7 +167,7 @@ def test_pitfalls_30_31_34_the_last_steps_of_an_episode_have_shorter_returns():
     )
     buffer = ReplayBuffer(8, n_step=3, gamma=0.5)
     buffer.add(batch)
-    sample = buffer._gather(np.arange(3))
+    sample = buffer.gather(np.arange(3))
     assert sample[col.REWARDS].tolist() == [1 + 1 + 1, 2 + 2, 4]
     assert sample[col.DISCOUNTS].tolist() == [0.125, 0.25, 0.5]
     # Cut short by truncation, the final observation counts; it is no terminal.

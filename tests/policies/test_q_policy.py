@@ -110,11 +110,11 @@ def test_pitfall_43_noise_is_new_in_each_fragment_the_learners_own_and_not_there
     means = acted(explore=False)
     np.testing.assert_array_equal(acted(), means)  # before any noise was drawn
     np.testing.assert_allclose(learned(network.forward_train), means, rtol=1e-4, atol=1e-5)
-    policy.draw_noise(np.random.default_rng(3), 1, 4)
+    policy.begin_fragment(np.random.default_rng(3))
     first = acted()
     assert np.abs(first - means).max() > 0.01
     np.testing.assert_array_equal(acted(), first)
-    policy.draw_noise(np.random.default_rng(4), 1, 4)
+    policy.begin_fragment(np.random.default_rng(4))
     assert np.abs(acted() - first).max() > 0.01
     np.testing.assert_array_equal(acted(explore=False), means)
     # The same seed gives learner and runner the same noise, layer by layer.
@@ -151,7 +151,9 @@ def test_images_have_noise_in_each_fragment_too():
     obs = np.random.default_rng(1).integers(256, size=(4, 8, 8, 3), dtype=np.uint8)
     values = []
     for seed in (3, 3, 4):
-        noise = policy.draw_noise(np.random.default_rng(seed), 1, 4)[0]
+        rng = np.random.default_rng(seed)
+        policy.begin_fragment(rng)
+        noise = policy.draw_noise(rng, 1, 4)[0]
         values.append(policy.compute_actions(obs, noise=noise)[2]["action_dist_inputs"])
     np.testing.assert_array_equal(values[0], values[1])
     assert (values[0] != values[2]).all()
