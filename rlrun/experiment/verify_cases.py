@@ -148,6 +148,7 @@ CASES: tuple[Case, ...] = (
         "Pendulum-v1",
         "ppo_pendulum.yaml",
         Reference(-174.9, 300_000, "training", "SLM-Lab", "-174.9, 4 sessions"),
+        ("training.lr=[[0, 1e-3], [300_000, 0.0]]",),
     ),
     Case(
         "ppo-lunarlander",
