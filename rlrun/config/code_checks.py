@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlrun.config import registry
+from rlrun.config.envpool_checks import check_envpool
 from rlrun.config.problems import Path
 from rlrun.config.registry import ImportPathError, import_object, nearest, suggestion
 from rlrun.config.schema import (
@@ -40,7 +41,10 @@ _GIVEN_TO_CONNECTORS = {
 
 def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that is wrong with the code that an experiment names."""
-    yield from check_env(experiment.env)
+    if experiment.env_runners.gym_env_vectorize_mode == "envpool":
+        yield from _check_envpool(experiment)
+    else:
+        yield from check_env(experiment.env)
     yield from _check_policies(experiment.multi_agent)
     if experiment.env_runners.env_runner_cls is not None:
         runner = UseSpec(use=experiment.env_runners.env_runner_cls)
@@ -67,6 +71,14 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
                 names=registry.SINKS,
                 given=_GIVEN_TO_SINKS,
             )
+
+
+def _check_envpool(experiment: ExperimentConfig) -> Iterator[Finding]:
+    if experiment.multi_agent.policies:
+        message = "EnvPool's environments have one agent; leave it out"
+        yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
+    else:
+        yield from check_envpool(experiment.env)
 
 
 def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ class EnvSpec(UseSpec):
     """The environment: ``CartPole-v1``, or ``{use: CartPole-v1, key: value}`` with arguments."""
 
     use: str
-    """A gymnasium id, a name given to `register_env`, or "package.module:callable"."""
+    """A gymnasium or EnvPool id, a name given to `register_env`, or "package.module:callable"."""
 
 
 def check_schedule(value: Any) -> Any:
@@ -113,8 +113,10 @@ class EnvRunnersConfig(Section):
     """Merge the filter statistics of the env runners; false throws them away."""
     update_worker_filter_stats: bool = True
     """Send the merged filter statistics to the env runners; false lets each keep its own."""
-    gym_env_vectorize_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
-    """How environments are vectorised; "async" gives each a process, for slow environments."""
+    gym_env_vectorize_mode: Literal["auto", "sync", "async", "vector_entry_point", "envpool"] = (
+        "auto"
+    )
+    """"async" gives each environment a process; "envpool" steps EnvPool's, in threads of C++."""
     max_requests_in_flight_per_env_runner: Count = 1
     """Requests an env runner may have waiting; further ones are not sent."""
     sampler_perf_stats_ema_coef: float | None = Field(default=None, gt=0, le=1)

@@ -35,8 +35,13 @@ class LaneInfos(Mapping[str, list[Any]]):
     """
 
     def __init__(self, by_lane: dict[int, dict[str, Any]], num_envs: int) -> None:
-        self.by_lane = by_lane
+        self._by_lane = by_lane
         self._num_envs = num_envs
+
+    @property
+    def by_lane(self) -> dict[int, dict[str, Any]]:
+        """Each lane's own dict."""
+        return self._by_lane
 
     def __getitem__(self, key: str) -> list[Any]:
         if not any(key in info for info in self.by_lane.values()):
@@ -64,6 +69,7 @@ class EpisodeVectorEnv(Protocol):
         single_action_space: of one lane.
         episode_seeds: whether `reset_lanes` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
+        resets_lanes: whether `reset_lanes` can also break off an episode that has not ended.
         every_step_counts: whether `valid` is always None and `failed_lanes` always empty.
         failed_lanes: after each step, the lanes whose environment raised and was built again; the
             caller resets them. Always empty unless asked for.
@@ -75,6 +81,7 @@ class EpisodeVectorEnv(Protocol):
     single_observation_space: spaces.Space[Any]
     single_action_space: spaces.Space[Any]
     episode_seeds: bool
+    resets_lanes: bool
     every_step_counts: bool
     failed_lanes: Sequence[int]
     valid: BoolArray | None

@@ -64,7 +64,7 @@ def make_horizon(settings: EnvRunnersConfig, envs: EpisodeVectorEnv, env_id: str
     """
     if settings.horizon is None and not settings.no_done_at_end:
         return None
-    if settings.horizon is not None and not settings.soft_horizon and not envs.episode_seeds:
+    if settings.horizon is not None and not settings.soft_horizon and not envs.resets_lanes:
         raise EnvError(
             env_id,
             "constructor",
@@ -74,8 +74,8 @@ def make_horizon(settings: EnvRunnersConfig, envs: EpisodeVectorEnv, env_id: str
     return Horizon(settings)
 
 
-def raise_time_limit(time_limit: Any, settings: EnvRunnersConfig) -> None:
-    """Let gymnasium's `TimeLimit` not end an episode before the horizon; a soft one never ends."""
-    if settings.horizon is None or time_limit._max_episode_steps > settings.horizon:
-        return
-    time_limit._max_episode_steps = math.inf if settings.soft_horizon else settings.horizon
+def time_limit(limit: float, settings: EnvRunnersConfig) -> float:
+    """An environment's own limit, raised if it is below the horizon; at a soft one, none."""
+    if settings.horizon is None or limit > settings.horizon:
+        return limit
+    return math.inf if settings.soft_horizon else settings.horizon

@@ -140,6 +140,7 @@ class NativeVectorEnv:
         known = _honours_reset_mask(env)
         self._masks = mode is AutoresetMode.DISABLED or known
         self._seed_lists = known or self._accepts_seed_lists()
+        self.resets_lanes = self._masks
         self.episode_seeds = self._masks and self._seed_lists
         self.every_step_counts = self._masks or mode is AutoresetMode.SAME_STEP
         self._finished = np.zeros(self.num_envs, np.bool_)  # [B] NEXT_STEP without masks

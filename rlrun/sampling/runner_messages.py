@@ -135,13 +135,21 @@ def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
     """From rewards to what learning sees; null clips on Atari with deepmind preprocessing."""
     clip = spec.connectors.clip_rewards
     if clip is None:
-        clip = spec.settings.preprocessor_pref == "deepmind" and is_atari_id(spec.env.use)
+        clip = spec.settings.preprocessor_pref == "deepmind" and _is_atari(spec)
     return RewardPipeline(
         clip=clip,
         normalize=spec.connectors.normalize_rewards,
         gamma=spec.gamma,
         num_lanes=num_lanes,
     )
+
+
+def _is_atari(spec: RunnerSpec) -> bool:
+    if spec.settings.gym_env_vectorize_mode != "envpool":
+        return is_atari_id(spec.env.use)
+    from rlrun.sampling import envpool_env
+
+    return envpool_env.is_atari(spec.env.use)
 
 
 def sample_collector(

@@ -38,7 +38,7 @@ from rlrun.sampling.episode_vector_env import (
     check_rows,
 )
 from rlrun.sampling.errors import EnvError, EnvPhase
-from rlrun.sampling.horizon import raise_time_limit
+from rlrun.sampling.horizon import time_limit
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -61,7 +61,8 @@ def make_vector_env(
         num_envs: B.
         settings: for ``gym_env_vectorize_mode`` ("auto" and "sync" step the lanes one after the
             other in this process, "async" in a process each, "vector_entry_point" is the
-            environment's own vectorisation), ``preprocessor_pref`` and ``disable_env_checking``.
+            environment's own vectorisation, "envpool" is EnvPool's environment of that name),
+            ``preprocessor_pref`` and ``disable_env_checking``.
         context: what the lanes' constructors are told, apart from the lane.
         training: False in evaluation and rollout, see `EnvContext`.
         render_mode: passed to each lane.
@@ -76,6 +77,8 @@ def make_vector_env(
     mode, runner = settings.gym_env_vectorize_mode, place.worker_index
     if mode == "vector_entry_point":
         return native.from_entry_point(spec, num_envs, place, render_mode)
+    if mode == "envpool":
+        return _from_envpool(spec, num_envs, settings, place, render_mode)
 
     def make_lane(lane: int) -> Any:
         return make_env_or_vector(
@@ -88,9 +91,9 @@ def make_vector_env(
 
     def make_limited(lane: int) -> Any:
         env = make_lane(lane)
-        limit = _time_limit(env)
-        if limit is not None:
-            raise_time_limit(limit, settings)
+        wrapper = _time_limit(env)
+        if wrapper is not None:
+            wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
         return env
 
     first = make_limited(0)
@@ -105,6 +108,23 @@ def make_vector_env(
     envs = [first, *(make_limited(lane) for lane in range(1, num_envs))]
     rebuild = make_limited if restart_failed else None
     return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check, rebuild=rebuild)
+
+
+def _from_envpool(
+    spec: EnvSpec,
+    num_envs: int,
+    settings: EnvRunnersConfig,
+    place: EnvContext,
+    render_mode: str | None,
+) -> EpisodeVectorEnv:
+    """One pool of all lanes; in evaluation one for each, so that each episode has its own seed."""
+    from rlrun.sampling.envpool_env import PooledVectorEnv, PoolLane, pool_maker
+
+    make, check = pool_maker(spec, settings, place, render_mode), not settings.disable_env_checking
+    if place.training:
+        return PooledVectorEnv(make, num_envs, runner_index=place.worker_index, check=check)
+    lanes = [PoolLane(make) for _ in range(num_envs)]
+    return SerialVectorEnv(lanes, spec.use, runner_index=place.worker_index, check=check)
 
 
 def take_lanes(batch: Batched, lanes: np.ndarray[Any, Any]) -> Batched:
@@ -135,6 +155,7 @@ class SerialVectorEnv:
     """
 
     episode_seeds = True
+    resets_lanes = True
     valid: BoolArray | None = None
 
     def __init__(

@@ -1,0 +1,55 @@
+"""Steps of rlrun's vectorisations alone, without a policy: lane after lane, and EnvPool's threads.
+
+python -m benchmarks.vector_envs        # half a minute; needs the extra envpool
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.sampling.vector_env import make_vector_env
+
+LANES = (8, 32, 128)
+MODES = ("sync", "envpool")
+ROUNDS = 5
+SECONDS = 0.8
+
+
+def env_steps_per_s(envs: Any) -> float:
+    """Random actions; the resets of finished episodes are part of the time."""
+    seeds = list(range(envs.num_envs))
+    actions = np.random.default_rng(0).integers(0, 2, (512, envs.num_envs))
+    envs.reset(seeds)
+    steps, start = 0, perf_counter()
+    while perf_counter() - start < SECONDS:
+        _, _, terminateds, truncateds, _ = envs.step(actions[steps % len(actions)])
+        done = terminateds | truncateds
+        if done.any():
+            envs.reset_lanes(done, seeds)
+        steps += 1
+    return steps * envs.num_envs / (perf_counter() - start)
+
+
+def main() -> None:
+    found: dict[tuple[str, int], list[float]] = {}
+    for _ in range(ROUNDS):  # in turns, so that a slow moment of the machine meets all
+        for lanes in LANES:
+            for mode in MODES:
+                settings = EnvRunnersConfig(gym_env_vectorize_mode=mode)
+                envs = make_vector_env(EnvSpec(use="CartPole-v1"), lanes, settings)
+                found.setdefault((mode, lanes), []).append(env_steps_per_s(envs))
+                envs.close()
+    print(f"| CartPole-v1, env steps/s, median of {ROUNDS} | ", end="")
+    print(" | ".join(f"{lanes} lanes" for lanes in LANES), "|")
+    print("|---|" + "---:|" * len(LANES))
+    for mode in MODES:
+        print(f"| mode `{mode}` |", *(f"{median(found[mode, lanes]):,.0f} |" for lanes in LANES))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""PPO on environments of EnvPool: the same seed gives the same metrics, and a run goes on."""
+
+import pytest
+
+from rlrun.algorithms.ppo import PPOConfig
+from rlrun.algorithms.result import is_wall_clock
+
+pytest.importorskip("envpool", reason="the extra envpool is not installed")
+
+
+def build(env="CartPole-v1", runners=0):
+    return (
+        PPOConfig()
+        .environment(env)
+        .env_runners(
+            num_env_runners=runners,
+            num_envs_per_env_runner=4,
+            num_cpus_per_env_runner=0.1,
+            gym_env_vectorize_mode="envpool",
+        )
+        .training(train_batch_size=64, minibatch_size=16, num_epochs=2)
+        .evaluation(interval=2, episodes=3, num_envs=2)
+        .debugging(seed=5)
+        .build()
+    )
+
+
+def flat(result, prefix=""):
+    for key, value in result.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def seeded_part(result):
+    return {key: value for key, value in flat(result) if not is_wall_clock(key)}
+
+
+def train(algorithm, iterations):
+    try:
+        return [seeded_part(algorithm.train()) for _ in range(iterations)]
+    finally:
+        algorithm.stop()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
+def test_the_same_seed_gives_the_same_metrics(env, runners):
+    first = train(build(env, runners), 4)
+    assert train(build(env, runners), 4) == first
+    assert [result["env_steps"] for result in first] == [64, 128, 192, 256]
+    assert first[1]["evaluation/episode_return_mean"] is not None
+
+
+def test_resumed_runs_begin_fresh_episodes_and_are_equal_among_themselves(tmp_path, caplog):
+    algorithm = build()
+    algorithm.train()
+    algorithm.save(tmp_path / "checkpoint")
+    straight = train(algorithm, 2)
+
+    def resumed():
+        again = build()
+        again.restore(tmp_path / "checkpoint")
+        return train(again, 2)
+
+    first = resumed()
+    assert "all running episodes start afresh" in caplog.text
+    assert first == resumed()
+    assert [result["env_steps"] for result in first] == [128, 192]
+    assert first != straight

@@ -1,0 +1,296 @@
+"""EnvPool's environments give the transitions, episodes and flags of a hand-made account."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.data import columns as col
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.envs import EnvContext
+from rlrun.sampling.errors import EnvError
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
+from rlrun.sampling.seeding import Role
+from rlrun.sampling.vector_env import make_vector_env
+
+envpool = pytest.importorskip("envpool", reason="the extra envpool is not installed")
+
+from rlrun.sampling.envpool_env import pool_maker  # noqa: E402  imports nothing without the extra
+
+SEEDS = [11, 12, 13]
+LANES = len(SEEDS)
+
+
+def make(use: str = "CartPole-v1", num_envs: int = LANES, **settings: Any) -> Any:
+    kwargs = settings.pop("kwargs", {})
+    return make_vector_env(
+        EnvSpec(use=use, kwargs=kwargs),
+        num_envs,
+        EnvRunnersConfig(gym_env_vectorize_mode="envpool", **settings),
+    )
+
+
+def bare_pool(use: str, **kwargs: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of bounds that lose precision
+        pool = envpool.make_gymnasium(use, num_envs=LANES, **kwargs)
+        assert pool.observation_space is not None  # made, with its warnings, at the first look
+    return pool
+
+
+def scripted(lane: int, step: int) -> int:
+    """Falls over soon in the first lane; balances for a while in the others."""
+    return 1 if lane == 0 else (step // (1 + lane)) % 2
+
+
+def by_hand(steps: int, limit: int) -> list[list[tuple[Any, ...]]]:
+    """Each lane's transitions from a bare pool, which spends a step of its own on each reset."""
+    pool = bare_pool("CartPole-v1", seed=SEEDS, max_episode_steps=limit)
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(LANES)]
+    now, _ = pool.reset()
+    over = np.zeros(LANES, bool)
+    while min(map(len, rows)) < steps:
+        actions = np.array([scripted(lane, len(rows[lane])) for lane in range(LANES)])
+        obs, rewards, terminateds, truncateds, infos = pool.step(actions)
+        for lane in range(LANES):
+            if over[lane]:  # a reset: no reward, no flag, and the count begins again
+                assert (rewards[lane], infos["elapsed_step"][lane]) == (0, 0)
+                continue
+            flags = bool(terminateds[lane]), bool(truncateds[lane])
+            rows[lane].append(
+                (now[lane].tolist(), float(rewards[lane]), *flags, obs[lane].tolist())
+            )
+        over = terminateds | truncateds
+        now = obs
+    return [lane[:steps] for lane in rows]
+
+
+def transitions(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(LANES)]
+    now = env.reset(SEEDS).copy()
+    for step in range(steps):
+        actions = np.array([scripted(lane, step) for lane in range(LANES)])
+        obs, rewards, terminateds, truncateds, _ = env.step(actions)
+        for lane in range(LANES):
+            flags = bool(terminateds[lane]), bool(truncateds[lane])
+            rows[lane].append(
+                (now[lane].tolist(), float(rewards[lane]), *flags, obs[lane].tolist())
+            )
+        now, done = obs.copy(), terminateds | truncateds
+        if done.any():
+            now[done] = env.reset_lanes(done, [0] * LANES)[done]
+    env.close()
+    return rows
+
+
+@pytest.mark.parametrize("limit", [15, 500])
+def test_transitions_are_those_of_a_bare_pool_without_its_reset_steps(limit: int) -> None:
+    found = transitions(make(kwargs={"max_episode_steps": limit}), 200)
+    assert found == by_hand(200, limit)
+    ends = [(row[2], row[3]) for lane in found for row in lane]
+    assert (True, False) in ends
+    assert ((False, True) in ends) == (limit == 15)
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    first = transitions(make(kwargs={"num_threads": 1}), 100)
+    assert transitions(make(kwargs={"num_threads": 3}), 100) == first
+
+
+def test_a_pole_that_falls_at_the_time_limit_is_a_termination_too() -> None:
+    """As with gymnasium's own; a bare pool says truncated alone."""
+    lengths = [next(i for i, row in enumerate(lane, 1) if row[2]) for lane in by_hand(100, 500)]
+    env = make(kwargs={"max_episode_steps": lengths[0]})
+    env.reset(SEEDS)
+    for step in range(lengths[0]):
+        actions = np.array([scripted(lane, step) for lane in range(LANES)])
+        _, _, terminateds, truncateds, _ = env.step(actions)
+    assert (terminateds[0], truncateds[0]) == (True, True)
+    bare = by_hand(lengths[0], lengths[0])[0][-1]
+    assert (bare[2], bare[3]) == (False, True)
+
+
+def test_a_limit_that_is_part_of_the_game_is_left_alone() -> None:
+    """MiniGrid pays 1 - 0.9 * steps / limit."""
+    env = make("MiniGrid-Empty-5x5-v0", 1, kwargs={"max_episode_steps": 50})
+    env.reset([1])
+    for action in (2, 2, 1, 2, 2):
+        _, rewards, terminateds, _, _ = env.step(np.array([action]))
+    assert terminateds[0]
+    assert rewards[0] == pytest.approx(1 - 0.9 * 5 / 50)
+
+
+def test_nested_observations_and_infos_by_lane() -> None:
+    env = make("MiniGrid-Empty-Random-6x6-v0")
+    first = {key: part.copy() for key, part in env.reset(SEEDS).items()}
+    obs, _, _, _, infos = env.step(np.full(LANES, 2))
+    assert obs["image"].shape == (LANES, 7, 7, 3)
+    assert [info["agent_pos"].tolist() for info in infos.by_lane.values()] == [
+        position.tolist() for position in infos["agent_pos"]
+    ]
+    assert infos.get("episode_continues") is None
+    mask = np.array([False, True, False])
+    bare = bare_pool("MiniGrid-Empty-Random-6x6-v0", seed=SEEDS)
+    for key, part in bare.reset()[0].items():
+        np.testing.assert_array_equal(part, first[key])
+    bare.step(np.full(LANES, 2))
+    fresh, expected = env.reset_lanes(mask, SEEDS), bare.reset(np.array([1]))[0]
+    for key in expected:
+        np.testing.assert_array_equal(fresh[key][mask], expected[key])
+
+
+def test_bounds_that_no_observation_could_keep_are_mended() -> None:
+    env = make("LunarLander-v3")
+    assert np.isneginf(env.single_observation_space.low).all()
+    assert env.reset(SEEDS).shape == (LANES, 8)
+
+
+def runner_spec(lanes: int = LANES, seed: int = 3, **settings: Any) -> RunnerSpec:
+    kwargs = settings.pop("kwargs", {})
+    return RunnerSpec(
+        EnvSpec(use="CartPole-v1", kwargs=kwargs),
+        EnvRunnersConfig(
+            num_envs_per_env_runner=lanes, gym_env_vectorize_mode="envpool", **settings
+        ),
+        seed=seed,
+    )
+
+
+def fragments(runner: EnvRunner, lengths: list[int]) -> tuple[list[Any], dict[int, list[Any]]]:
+    """Finished episodes, and all rows by episode."""
+    weights = np.zeros(runner.policy.num_parameters, np.float32)
+    finished: list[Any] = []
+    pieces: dict[int, list[Any]] = {}
+    for fragment, length in enumerate(lengths):
+        reply = runner.sample_fragment(SampleRequest(fragment, length, 1), weights)
+        assert len(reply.batch) == runner.num_lanes * length
+        finished += reply.episodes
+        for row in reply.batch.rows():
+            pieces.setdefault(int(row[col.EPS_ID]), []).append(row)
+    return finished, pieces
+
+
+def test_a_runners_episodes_are_those_of_a_bare_pool_that_is_given_its_actions() -> None:
+    runner = EnvRunner(runner_spec(kwargs={"max_episode_steps": 20}))
+    seeds = list(runner._episodes.seeds)
+    finished, pieces = fragments(runner, [37, 50, 13])
+    for lane in range(LANES):
+        rows = [rows for i, rows in sorted(pieces.items()) if (i >> 32) & 0xFFFF == lane]
+        played = [row for episode in rows for row in episode]
+        bare = bare_pool("CartPole-v1", seed=seeds, max_episode_steps=20)
+        before = bare.reset()[0][lane]
+        for row in played:
+            step = bare.step(np.full(LANES, row[col.ACTIONS]))
+            np.testing.assert_array_equal(row[col.OBS], before)
+            np.testing.assert_array_equal(row[col.NEXT_OBS], step[0][lane])
+            assert row[col.REWARDS] == step[1][lane] == 1
+            assert row[col.TERMINATEDS] | row[col.TRUNCATEDS] == step[2][lane] | step[3][lane]
+            before = step[0][lane]
+            if step[2][lane] or step[3][lane]:
+                before = bare.step(np.zeros(LANES, int))[0][lane]  # the step of the reset
+    ended = {
+        i: rows
+        for i, rows in pieces.items()
+        if rows[-1][col.TERMINATEDS] or rows[-1][col.TRUNCATEDS]
+    }
+    assert {record.episode_id for record in finished} == ended.keys()
+    for record in finished:
+        assert record.length == record.episode_return == len(ended[record.episode_id])
+    for rows in pieces.values():
+        assert [row[col.T] for row in rows] == list(range(len(rows)))
+        for earlier, _ in pairwise(rows):
+            assert not earlier[col.TERMINATEDS]
+            assert not earlier[col.TRUNCATEDS]
+    assert len(ended) > 10
+
+
+def test_runners_and_seeds_have_episodes_of_their_own() -> None:
+    first = fragments(EnvRunner(runner_spec()), [40])[1]
+    again = fragments(EnvRunner(runner_spec()), [40])[1]
+    assert [[r[col.OBS].tolist() for r in rows] for rows in first.values()] == [
+        [r[col.OBS].tolist() for r in rows] for rows in again.values()
+    ]
+    others = [EnvRunner(runner_spec(seed=4)), EnvRunner(runner_spec(), runner_index=1)]
+    starts = {tuple(rows[0][col.OBS]) for rows in first.values()}
+    for other in others:
+        assert not starts & {tuple(rows[0][col.OBS]) for rows in fragments(other, [40])[1].values()}
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_horizon_ends_episodes_and_raises_the_time_limit(soft: bool) -> None:
+    settings = {"horizon": 8, "soft_horizon": soft}
+    runner = EnvRunner(runner_spec(kwargs={"max_episode_steps": 5}, **settings))
+    records, pieces = fragments(runner, [60])
+    lengths = {record.length for record in records}
+    assert max(lengths) == 8
+    assert 5 not in lengths
+    after = [
+        (earlier[-1][col.NEXT_OBS].tolist(), later[0][col.OBS].tolist())
+        for (i, earlier), (j, later) in pairwise(sorted(pieces.items()))
+        if i + 1 == j and len(earlier) == 8 and not earlier[-1][col.TERMINATEDS]
+    ]
+    assert after
+    assert all((end == begin) == soft for end, begin in after)
+
+
+def test_evaluation_episodes_depend_on_their_seeds_alone() -> None:
+    def records(lanes: int) -> list[tuple[int, int, float]]:
+        runner = EnvRunner(runner_spec(lanes), role=Role.EVALUATION)
+        played = play_episodes(runner, num_episodes=5, seed=9, explore=True)
+        runner.stop()
+        return [(r.episode_id, r.length, r.episode_return) for r in played]
+
+    assert records(1) == records(3)
+    assert len({length for _, length, _ in records(5)}) > 1
+
+
+def test_a_runner_that_is_restored_goes_on_with_fresh_episodes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = EnvRunner(runner_spec())
+    _, before = fragments(first, [15])
+    second = EnvRunner(runner_spec())
+    second.set_state(first.get_state())
+    assert "all running episodes start afresh" in caplog.text
+    _, after = fragments(second, [15])
+    assert not before.keys() & after.keys()
+    starts = {tuple(rows[0][col.OBS]) for rows in before.values()}
+    assert not starts & {tuple(rows[0][col.OBS]) for rows in after.values()}
+
+
+def test_a_remote_pool_has_as_many_threads_as_its_runner_has_cpus() -> None:
+    spec, settings = EnvSpec(use="CartPole-v1"), EnvRunnersConfig(num_cpus_per_env_runner=3)
+    assert pool_maker(spec, settings, EnvContext(worker_index=1)).kwargs["num_threads"] == 3
+    chosen = EnvContext({"num_threads": 2}, worker_index=1)
+    assert pool_maker(spec, settings, chosen).kwargs["num_threads"] == 2
+    assert "num_threads" not in pool_maker(spec, settings, EnvContext()).kwargs
+
+
+def test_a_render_mode_gives_a_frame_for_each_lane() -> None:
+    settings = EnvRunnersConfig(gym_env_vectorize_mode="envpool")
+    spec = EnvSpec(use="CartPole-v1")
+    for training in (True, False):
+        env = make_vector_env(spec, 2, settings, training=training, render_mode="rgb_array")
+        env.reset([1, 2])
+        left, right = env.render()
+        assert left.shape == right.shape == (400, 600, 3)
+        assert (left != right).any()
+
+
+def test_what_a_pool_cannot_be_made_of_is_said_by_name() -> None:
+    with pytest.raises(EnvError, match="did you mean CartPole-v1") as caught:
+        make("CartPol-v1")
+    assert caught.value.phase == "constructor"
+
+
+def test_rewards_of_atari_are_clipped_for_learning_alone() -> None:
+    settings = EnvRunnersConfig(gym_env_vectorize_mode="envpool")
+    games = RunnerSpec(EnvSpec(use="Pong-v5"), settings)
+    assert not reward_pipeline(games, num_lanes=1).identity
+    assert reward_pipeline(runner_spec(), num_lanes=1).identity
