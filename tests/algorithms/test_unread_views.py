@@ -64,7 +64,7 @@ def build(algorithm=PPO, callbacks=(), policy=None, use="Declares", **kwargs):
         .debugging(seed=3)
     )
     if policy is not None:
-        algorithm = type("WithPolicy", (algorithm,), {"policy_factory": lambda self: policy})
+        algorithm = type("WithPolicy", (algorithm,), {"policy_factory": lambda self, policy_id: policy})
     return algorithm(config)
 
 
