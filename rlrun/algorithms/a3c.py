@@ -211,8 +211,12 @@ class A3C(Algorithm):
                 pass  # what is left of it belongs to policies that learn by themselves
             lag = self.weights_version - reply.sampled.weights_version
             with self.timers.phase("learn"):
+                several = self.multi_agent
                 for policy_id, found in reply.by_policy.items():
-                    if policy_id in self.learners:  # not removed since it was asked for
+                    if policy_id not in self.learners:
+                        continue  # removed since it was asked for
+                    # The rows have stayed with the runner, so whoever decides is shown none.
+                    if several is None or several.is_policy_to_train(policy_id):
                         row = self._apply(policy_id, found)
                         gathered[policy_id].append({**row, "policy_lag_mean": lag})
                         trained[policy_id] += found.num_rows

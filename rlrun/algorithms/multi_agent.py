@@ -37,6 +37,8 @@ class MultiAgentPolicies:
         self._returns = AgentReturns(algorithm.config.report.smoothing_episodes, agents)
         self.scratch: dict[str, Policy] = {}
         self._learned: dict[str, Any] = {}
+        to_train = algorithm.config.multi_agent.policies_to_train
+        self._to_train: Any = import_object(to_train) if isinstance(to_train, str) else None
         for policy_id, settings in algorithm.policies.items():
             if settings.use is not None:
                 self.scratch[policy_id] = self._make_scratch(policy_id)
@@ -55,17 +57,24 @@ class MultiAgentPolicies:
         self, batch: SampleBatch | MultiAgentBatch
     ) -> Iterator[tuple[str, SampleBatch]]:
         """What each network is to learn from; policies written from scratch learn here."""
-        batches = batch.as_multi_agent().policy_batches
+        several = batch.as_multi_agent()
+        batches = several.policy_batches
         for policy_id, settings in self._algorithm.policies.items():
             if not settings.train:
                 continue
-            if policy_id not in batches:
+            if policy_id not in batches or not self.is_policy_to_train(policy_id, several):
                 nothing = {"num_agent_steps_trained": 0, "learner_stats": {}}
                 self._learned.setdefault(policy_id, nothing)
             elif policy_id in self.scratch:
                 self._learn(policy_id, batches[policy_id])
             else:
                 yield policy_id, batches[policy_id]
+
+    def is_policy_to_train(self, policy_id: str, batch: MultiAgentBatch | None = None) -> bool:
+        """Whether a policy learns: from this train batch, or at present if none is given."""
+        if not self._algorithm.policies[policy_id].train:
+            return False
+        return self._to_train is None or bool(self._to_train(policy_id, batch))
 
     def _learn(self, policy_id: str, batch: SampleBatch) -> None:
         algorithm, policy = self._algorithm, self.scratch[policy_id]

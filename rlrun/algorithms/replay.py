@@ -260,17 +260,19 @@ def take_turns(
     Returns:
         The updates of each policy that learns.
     """
-    learning = algorithm.trained_policies
+    learning, several = algorithm.trained_policies, algorithm.multi_agent
     made = {policy_id: Updates() for policy_id in learning}
     for lengths in rounds:
         before = algorithm.counted_steps
         batches = dict(algorithm.train_batches(algorithm.sample([lengths])))
+        # What is learned from comes out of buffers: whoever decides is shown no batch.
+        now = learning if several is None else [*filter(several.is_policy_to_train, learning)]
         with algorithm.timers.phase("transfer"):
-            replay.add(batches, algorithm.counted_steps - before, learning)
+            replay.add(batches, algorithm.counted_steps - before, now)
         have_learned: dict[str, None] = {}
         with algorithm.timers.phase("learn"):
             for policy_id, batch, rng in replay.minibatches(
-                algorithm.learner_rng, algorithm.env_steps, learning
+                algorithm.learner_rng, algorithm.env_steps, now
             ):
                 made[policy_id].statistics.append(update(policy_id, batch, rng))
                 made[policy_id].num_rows += len(batch)

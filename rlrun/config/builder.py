@@ -110,8 +110,9 @@ class AlgorithmConfig:
 
     def multi_agent(self, **settings: Any) -> Self:
         """Section `multi_agent`: several policies, for environments with several agents."""
-        if callable(settings.get("agents")):
-            settings["agents"] = _as_name("multi_agent.agents", settings["agents"])
+        for key in ("agents", "policies_to_train"):
+            if callable(settings.get(key)):
+                settings[key] = _as_name(f"multi_agent.{key}", settings[key])
         return self._set("multi_agent", settings)
 
     def evaluation(self, **settings: Any) -> Self:

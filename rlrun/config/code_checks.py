@@ -90,6 +90,28 @@ def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
     if isinstance(agents, str) or (isinstance(agents, dict) and "use" in agents):
         choose = UseSpec.model_validate(agents)
         yield from _check_use(("multi_agent", "agents"), choose, lambda _: 2)
+    if isinstance(multi_agent.policies_to_train, str):
+        yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
+
+
+def _check_to_train(use: str, policy_ids: tuple[str, ...]) -> Iterator[Finding]:
+    """Text in place of the list of ids is code that takes a policy's id and a batch."""
+    path = ("multi_agent", "policies_to_train")
+    if not registry.is_import_path(use):
+        near = nearest(use, policy_ids)
+        hint = "" if near is None else f" - did you mean [{near}]?"
+        expected = 'expected a list of policy ids or "package.module:function"'
+        yield Finding(path, f"{expected}, got {use!r}{hint}")
+        return
+    findings = list(_check_use(path, UseSpec(use=use), lambda _: 2))
+    yield from findings
+    if findings:
+        return
+    signature = inspect.signature(import_object(use))
+    try:
+        signature.bind("policy_id", None)
+    except TypeError:
+        yield Finding(path, f"{use} is called with (policy_id, batch), but takes {signature}")
 
 
 def _check_use(

@@ -60,7 +60,8 @@ def _check_names(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
         if not policy_id or "/" in policy_id:
             message = f"a policy id is not empty and has no slash, got {policy_id!r}"
             yield Finding(("multi_agent", "policies", policy_id), message)
-    for i, policy_id in enumerate(multi_agent.policies_to_train or ()):
+    named = multi_agent.policies_to_train
+    for i, policy_id in enumerate(() if isinstance(named, str) else named or ()):
         if policy_id not in policies:
             yield Finding(("multi_agent", "policies_to_train", i), _no_such(policy_id, policies))
     table = multi_agent.agents

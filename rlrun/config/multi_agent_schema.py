@@ -47,8 +47,9 @@ class MultiAgentConfig(Section):
     agents: dict[str, Any] | str | None = None
     """Agent or pattern -> policy id, the first that fits; or code: choose(agent, episode). null:
     agents play the policy of their name, or the only one."""
-    policies_to_train: tuple[str, ...] | None = None
-    """Ids of the policies that learn; null: all whose `train` is true."""
+    policies_to_train: tuple[str, ...] | str | None = None
+    """Ids of the policies that learn, or code: to_train(policy_id, batch), asked for every train
+    batch; null: all whose `train` is true."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """What fragments and train batches are measured in; "agent_steps" may bring a few more."""
 

@@ -48,9 +48,10 @@ def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, Policy
     if not multi_agent.policies:
         return {only: _common(experiment)}
     chosen = multi_agent.policies_to_train
+    named = None if isinstance(chosen, str) else chosen  # code is asked about each train batch
     return {
         policy_id: settings_of(
-            policy, experiment, train=policy.train and (chosen is None or policy_id in chosen)
+            policy, experiment, train=policy.train and (named is None or policy_id in named)
         )
         for policy_id, policy in multi_agent.policies.items()
     }

@@ -85,6 +85,13 @@ def older_or_main(agent, episode):
     return episode.policies[int(episode.rng.integers(len(episode.policies)))]
 
 
+def whoever_has_more_rows(policy_id, batch):
+    """Only the policy with the most rows of the train batch learns from it."""
+    if batch is None:
+        return True
+    return policy_id == max(batch, key=lambda name: len(batch[name]))
+
+
 @pytest.fixture
 def built():
     made = []
@@ -202,6 +209,23 @@ def test_policies_learn_apart_and_frozen_ones_never_change_a_byte(built, name):
             assert value.tobytes() == after[key].tobytes(), key
     batch = algorithm.sample()
     assert set(batch.policy_batches) == {"agent_0", "agent_1"}
+
+
+def test_code_may_decide_who_learns_and_nobody_else_changes_a_byte(built):
+    code = {"policies_to_train": "test_multi_agent:whoever_has_more_rows"}
+    algorithm = built(multi_agent={**EACH, **code}, seed=3)
+    learned = []
+    for _ in range(6):
+        before, row = algorithm.get_weights(), algorithm.train()
+        steps = {name: of["num_agent_steps_trained"] for name, of in row["learners"].items()}
+        assert set(steps) == {"agent_0", "agent_1"}
+        learned.append([name for name in steps if steps[name]])
+        for name, value in algorithm.get_weights().items():
+            same = before[name].tobytes() == value.tobytes()
+            assert same == (name.partition("/")[0] not in learned[-1]), name
+    assert {len(names) for names in learned} == {1}
+    assert {name for names in learned for name in names} == {"agent_0", "agent_1"}
+    assert algorithm.multi_agent.is_policy_to_train("agent_0")
 
 
 def test_a_shared_policy_learns_from_all_its_agents(built):

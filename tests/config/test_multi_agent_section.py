@@ -48,8 +48,54 @@ def test_only_those_to_train_learn(tmp_path):
     assert [name for name, policy in settings.items() if policy.train] == ["one"]
 
 
-def test_what_is_written_loads_again(tmp_path):
-    experiment = load_experiment(write(tmp_path, FILE))
+def to_train(policy_id, batch=None):
+    """Code for policies_to_train."""
+    return True
+
+
+def to_train_in_the_old_way(policy_id):
+    """It lacks the batch."""
+    return True
+
+
+TO_TRAIN = "test_multi_agent_section:to_train"
+
+
+def test_code_may_say_who_learns(tmp_path):
+    said = load_experiment(write(tmp_path, FILE + f'  policies_to_train: "{TO_TRAIN}"\n'))
+    assert [policy.train for policy in policy_settings(said, "only").values()] == [
+        True,
+        False,
+        False,
+    ]
+    builder = PPOConfig().environment(CARTPOLE)
+    built = builder.multi_agent(policies=["agent_0", "agent_1"], policies_to_train=to_train)
+    assert built.experiment().multi_agent.policies_to_train == TO_TRAIN
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("two", "expected a list of policy ids or \"package.module:function\", got 'two' - did"),
+        ("tow", "did you mean [two]?"),
+        (f"{TO_TRAIN}s", "has no 'to_trains' - did you mean to_train?"),
+        (f"{TO_TRAIN}_in_the_old_way", "is called with (policy_id, batch), but takes (policy_id)"),
+        ("test_multi_agent_section:TO_TRAIN", "cannot be called, it is of type str"),
+        ("[one, tow]", "there is no policy 'tow'"),
+    ],
+)
+def test_whoever_is_to_say_who_learns_must_be_able_to(tmp_path, value, message):
+    text = FILE + f"  policies_to_train: {value}\n"
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    rendered = caught.value.render()
+    assert "multi_agent.policies_to_train" in rendered
+    assert message in rendered, rendered
+
+
+@pytest.mark.parametrize("code", ["", f'  policies_to_train: "{TO_TRAIN}"\n'])
+def test_what_is_written_loads_again(tmp_path, code):
+    experiment = load_experiment(write(tmp_path, FILE + code))
     path = tmp_path / "again.yaml"
     path.write_text(dump_yaml(experiment), encoding="utf-8")
     assert load_experiment(path) == experiment
