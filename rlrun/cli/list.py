@@ -56,6 +56,8 @@ def _envs() -> Iterable[tuple[str, str]]:
             f"solved at {threshold:g}" if threshold else "",
         ]
         yield name, ", ".join(fact for fact in facts if fact)
+    for name, path in sorted(registry.SHIPPED_ENVS.items()):
+        yield name, _first_line(registry.import_object(path).__doc__)
     for name in sorted(registry.ENVS):
         yield name, "register_env()"
 

@@ -203,9 +203,9 @@ def check_env(env: EnvSpec) -> Iterator[Finding]:
         yield from _check_creator(env, registry.ENVS[env.use], any_name=True)
     elif env.use.startswith("pettingzoo/"):
         yield from _check_pettingzoo_id(env)
-    elif registry.is_import_path(env.use):
+    elif env.use in registry.SHIPPED_ENVS or registry.is_import_path(env.use):
         try:
-            creator = import_object(env.use)
+            creator = import_object(registry.SHIPPED_ENVS.get(env.use, env.use))
         except ImportPathError as error:
             yield Finding(("env", "use"), str(error))
             return
@@ -292,7 +292,7 @@ def _unknown_id(gymnasium: Any, use: str, error: Exception) -> str:
     if isinstance(error, ImportPathError):
         return str(error)
     name = use.rpartition(":")[2]
-    known = [*gymnasium.registry, *registry.ENVS]
+    known = [*gymnasium.registry, *registry.SHIPPED_ENVS, *registry.ENVS]
     base = name.rpartition("-v")[0] or name
     versions = [known_id for known_id in known if known_id.rpartition("-v")[0] == base]
     near = versions[-1] if versions else nearest(name, known)

@@ -28,6 +28,24 @@ ALGORITHMS: dict[str, str] = {
 ENVS: dict[str, Callable[..., Any]] = {}
 """Name -> callable that makes the environment; filled by `rlrun.register_env`."""
 
+SHIPPED_ENVS: dict[str, str] = {
+    **{
+        name: f"rlrun.sampling.example_envs:{name}"
+        for name in ("RepeatAfterMe", "StatelessCartPole", "StretchedPendulum")
+    },
+    **{
+        name: f"rlrun.sampling.multi_agent_examples:{name}"
+        for name in (
+            "CrashingCartPole",
+            "MultiAgentCartPole",
+            "RockPaperScissors",
+            "SlowCartPole",
+            "TakeTurns",
+        )
+    },
+}
+"""Environments that come with rlrun, by name; a name of the user's own goes first."""
+
 MODELS: dict[str, str] = {"ActorCritic": "rlrun.policies.rl_module:ActorCritic"}
 """Networks that come with rlrun, by name; the first is the default, `model.use: null`."""
 

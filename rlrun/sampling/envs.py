@@ -144,12 +144,13 @@ def register_env(name: str, creator: EnvCreator) -> None:
 
 
 def find_creator(use: str) -> EnvCreator | None:
-    """The registered or imported callable behind ``use``; None if it is a gymnasium id."""
+    """The registered, shipped or imported callable behind ``use``; None for a gymnasium id."""
     from rlrun.config import registry
 
     registered = registry.ENVS.get(use)
     if registered is not None:
         return registered
+    use = registry.SHIPPED_ENVS.get(use, use)
     # gymnasium has a colon form too, "module:Name-v0"; a Python name has no dash.
     if ":" in use and use.rpartition(":")[2].replace(".", "_").isidentifier():
         creator: EnvCreator = registry.import_object(use)
@@ -209,6 +210,15 @@ def _make_registered_id(
         env_spec.order_enforce = False
         env = gymnasium.make(env_spec, disable_env_checker=True, **kwargs)
     return atari.deepmind(env, training=context.training) if deepmind else env
+
+
+def time_limit_of(env: gymnasium.Env[Any, Any]) -> Any:
+    """The `TimeLimit` around ``env``: its count is the one thing gymnasium's wrappers remember."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            return env
+        env = env.env
+    return None
 
 
 def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Small environments to learn with and to test against: a memory is needed, or actions are odd.
 
-In an experiment file: ``env: "rlrun.sampling.example_envs:StatelessCartPole"``.
+In an experiment file: ``env: StatelessCartPole``.
 """
 
 from __future__ import annotations

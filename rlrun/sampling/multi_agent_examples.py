@@ -1,6 +1,6 @@
 """Small environments with several agents, to learn with and to test against.
 
-In an experiment file: ``env: "rlrun.sampling.multi_agent_examples:RockPaperScissors"``.
+In an experiment file: ``env: RockPaperScissors``.
 """
 
 from __future__ import annotations

@@ -115,7 +115,12 @@ def test_init_of_unknown_names(run: RUN) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("algorithms", "PPO "), ("envs", "CartPole-v1 "), ("models", "ActorCritic ")],
+    [
+        ("algorithms", "PPO "),
+        ("envs", "CartPole-v1 "),
+        ("envs", "RockPaperScissors "),
+        ("models", "ActorCritic "),
+    ],
 )
 def test_list(run: RUN, kind: str, name: str) -> None:
     code, out, _ = run("list", kind)

@@ -35,6 +35,9 @@ def registered() -> Iterator[None]:
         ("fake_algorithm:Maze", {"size": 3}),
         ("fake_algorithm:Maze", {"size": 3, "walls": 1.0}),
         ("fake_algorithm:classical", {"anything": 3}),
+        ("StatelessCartPole", {"max_episode_steps": 50}),
+        ("rlrun.sampling.example_envs:StatelessCartPole", {}),
+        ("MultiAgentCartPole", {"num_agents": 3}),
     ],
 )
 def test_right_environments(use: str, kwargs: dict[str, Any]) -> None:
@@ -48,6 +51,9 @@ def test_right_environments(use: str, kwargs: dict[str, Any]) -> None:
         ("cartpole-v1", {}, "env.use", "did you mean CartPole-v1?"),
         ("CartPole-v9", {}, "env.use", "did you mean CartPole-v"),
         ("Labyrint", {}, "env.use", "did you mean Labyrinth?"),
+        ("statelesscartpole", {}, "env.use", "did you mean StatelessCartPole?"),
+        ("RockPaperScisors", {}, "env.use", "did you mean RockPaperScissors?"),
+        ("TakeTurns", {"gaol": 3}, "env.kwargs.gaol", "did you mean goal?"),
         ("no.such.package:Cart-v0", {}, "env.use", "there is no module 'no'"),
         ("no_such:make", {}, "env.use", "there is no module 'no_such'"),
         ("fake_algorithm:Maz", {}, "env.use", "fake_algorithm has no 'Maz' - did you mean Maze?"),

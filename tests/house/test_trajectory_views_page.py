@@ -56,7 +56,7 @@ def test_the_network_with_a_view_learns_from_it(page) -> None:
 def test_the_module_with_states_of_its_own_remembers_and_trains(page) -> None:
     config = (
         page.PPOConfig()
-        .environment("rlrun.sampling.example_envs:RepeatAfterMe", length=9)
+        .environment("RepeatAfterMe", length=9)
         .model(use="views_page:LeakyTrace", width=8, max_seq_len=4)
         .training(train_batch_size=128, minibatch_size=64)
         .debugging(seed=1)

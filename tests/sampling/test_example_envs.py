@@ -5,7 +5,27 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from rlrun.config import registry
+from rlrun.sampling.envs import find_creator
 from rlrun.sampling.example_envs import RepeatAfterMe, StatelessCartPole, StretchedPendulum
+
+
+@pytest.mark.parametrize("name", registry.SHIPPED_ENVS)
+def test_what_ships_has_a_short_name_and_a_line_about_it(name):
+    creator = find_creator(name)
+    assert creator is registry.import_object(registry.SHIPPED_ENVS[name])
+    assert creator.__doc__
+    env = creator()
+    assert env.reset(seed=1)
+    env.close()
+
+
+def test_a_name_of_the_users_own_goes_first():
+    registry.ENVS["RepeatAfterMe"] = StatelessCartPole
+    try:
+        assert find_creator("RepeatAfterMe") is StatelessCartPole
+    finally:
+        del registry.ENVS["RepeatAfterMe"]
 
 
 def test_stateless_cartpole_is_cartpole_without_velocities():
