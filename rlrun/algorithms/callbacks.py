@@ -46,13 +46,13 @@ class Callbacks:
         """A fragment's piece of one episode is about to become part of a train batch.
 
         Runs in the env runner, with an instance of its own there that no checkpoint keeps. Change
-        `postprocessed_batch` in place; every piece must end up with the same columns. Not called
-        with several agents.
+        `postprocessed_batch` in place; every piece of a policy must end up with the same columns.
 
         Args:
-            worker: the `EnvRunner`; None in the trial that finds out which columns are needed.
+            worker: the env runner; None in the trial that finds out which columns are needed.
             episode: its id, the `eps_id` of the rows.
-            original_batches: the piece before the policy's `postprocess_trajectory`, by agent.
+            original_batches: agent -> policy id, policy and piece before `postprocess_trajectory`,
+                of all agents that have one of the same episode in the fragment.
         """
 
     def on_train_result(self, algorithm: Algorithm, result: Result) -> None:

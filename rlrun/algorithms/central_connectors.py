@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
+from rlrun.config.policies import PolicySettings
 from rlrun.sampling.policy_mapping import Spaces
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import RunnerSpec
@@ -45,8 +46,10 @@ class CentralConnectors(Protocol):
 
 def central_connectors(spaces: Mapping[str, Spaces], spec: RunnerSpec) -> CentralConnectors:
     """Those of all policies of an experiment, whose spaces these are."""
+    policies = {} if spec.multi_agent is None else spec.multi_agent.policies
     by_policy = {
-        policy_id: PolicyConnectors(env_spaces, spec) for policy_id, env_spaces in spaces.items()
+        policy_id: PolicyConnectors(env_spaces, spec, policies.get(policy_id))
+        for policy_id, env_spaces in spaces.items()
     }
     if spec.multi_agent is None:
         return next(iter(by_policy.values()))
@@ -58,11 +61,14 @@ class PolicyConnectors(CentralConnectors):
 
     Args:
         spaces: the environment's.
+        policy: what it is made from, if it is one of several.
     """
 
-    def __init__(self, spaces: Spaces, spec: RunnerSpec) -> None:
-        self._spaces, self._spec = spaces, spec
-        self._connectors = RunnerConnectors(spec, *spaces)
+    def __init__(
+        self, spaces: Spaces, spec: RunnerSpec, policy: PolicySettings | None = None
+    ) -> None:
+        self._spaces, self._spec, self._policy = spaces, spec, policy
+        self._connectors = RunnerConnectors(spec, *spaces, policy=policy)
         self.identity = not self._connectors.stateful
 
     def output_space(self, policy_id: str) -> gym.Space[Any]:
@@ -82,7 +88,7 @@ class PolicyConnectors(CentralConnectors):
 
     def copy(self) -> PolicyConnectors:
         """Connectors that know the same."""
-        duplicate = PolicyConnectors(self._spaces, self._spec)
+        duplicate = PolicyConnectors(self._spaces, self._spec, self._policy)
         duplicate.set_state(self.get_state())
         return duplicate
 

@@ -28,12 +28,13 @@ class MultiAgentPolicies:
     """`Algorithm.multi_agent`; None in algorithms of one agent.
 
     Attributes:
+        agents: names of all who may take part.
         scratch: policies written from scratch, by id; they learn by `Policy.learn_on_batch`.
     """
 
     def __init__(self, algorithm: Algorithm, agents: Sequence[str]) -> None:
         self._algorithm = algorithm
-        self._agents = list(agents)
+        self.agents = list(agents)
         self._returns = AgentReturns(algorithm.config.report.smoothing_episodes, agents)
         self.scratch: dict[str, Policy] = {}
         self._learned: dict[str, Any] = {}
@@ -142,7 +143,7 @@ class MultiAgentPolicies:
     def evaluation_result(self, episodes: Sequence[EpisodeRecord] | None) -> dict[str, Any]:
         """The same of these episodes."""
         played = [episode.agents for episode in episodes or ()]
-        return return_means(played, self._algorithm.policies, self._agents)
+        return return_means(played, self._algorithm.policies, self.agents)
 
     # -- policies that come and go -------------------------------------------------------------
 

@@ -13,20 +13,12 @@ from rlrun.config.checks import OPTIONAL_SECTIONS
 from rlrun.config.policies import laid_over
 from rlrun.config.problems import Path
 from rlrun.config.registry import algorithm_class, suggestion
-from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig, MultiAgentConfig, Section
+from rlrun.config.schema import ExperimentConfig, MultiAgentConfig, Section
 from rlrun.config.validate import Finding, unknown_key
 
 _OF_ALL = ("train_batch_size",)  # settings of `training` that no policy has for itself
 
-_CONNECTORS = (
-    "env_to_module_connector",
-    "module_to_env_connector",
-    "add_default_connectors_to_env_to_module_pipeline",
-    "add_default_connectors_to_module_to_env_pipeline",
-)
-
-
-_OF_ONE_AGENT = ("sample_collector", "horizon", "soft_horizon", "no_done_at_end")
+_STEPPED_IN_TURN = ("auto", "sync")  # of `env_runners.gym_env_vectorize_mode`
 
 
 def check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -41,14 +33,12 @@ def check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
         message = f"{experiment.algorithm} learns one policy; PPO, for one, learns several"
         yield Finding(("multi_agent",), message)
-    for name in _CONNECTORS:
-        field = EnvRunnersConfig.model_fields[name]
-        if getattr(experiment.env_runners, name) != field.get_default(call_default_factory=True):
-            message = "connectors of one's own are not there with several agents; leave it out"
-            yield Finding(("env_runners", name), message)
-    for name in _OF_ONE_AGENT:
-        if getattr(experiment.env_runners, name) != EnvRunnersConfig.model_fields[name].default:
-            yield Finding(("env_runners", name), "not there with several agents; leave it out")
+    if experiment.env_runners.gym_env_vectorize_mode not in _STEPPED_IN_TURN:
+        message = (
+            "with several agents a runner steps its environments one after the other; leave this "
+            "out, and take more env_runners.num_env_runners for slow environments"
+        )
+        yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
     yield from _check_names(multi_agent)
     for policy_id in multi_agent.policies:
         yield from _check_policy(experiment, policy_id)

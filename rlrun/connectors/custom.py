@@ -40,7 +40,8 @@ class ConnectedEnv:
     single_action_space: gym.Space[Any]
     """Of one environment, behind all connectors."""
     num_envs: int
-    """B; 0 for the centre's copy, which only merges what was learned."""
+    """B; 0 for the centre's copy, which only merges what was learned. With several agents all who
+    may ever play the policy count, in each environment: a lane is one of them."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,11 @@ class EnvToModule(Connector):
             )
         self._states = _Pieces(pieces, has_lanes=env.num_envs > 0)
 
-    def __call__(self, observations: Any, *, update: bool = True) -> Any:
-        """Raw observations of all lanes -> one row of ``output_space`` each."""
-        return self._run(observations, self._all, update)
+    def __call__(
+        self, observations: Any, *, update: bool = True, lanes: Array | None = None
+    ) -> Any:
+        """Raw observations of these lanes, or of all -> one row of ``output_space`` each."""
+        return self._run(observations, self._all if lanes is None else lanes, update)
 
     def first(self, observations: Any, lanes: Array, *, update: bool = True) -> Any:
         """The same for the first observations of episodes that begin in ``lanes``."""
@@ -288,12 +291,17 @@ class ModuleToEnv(Connector):
 
     def __call__(self, actions: Array) -> Any:
         """Actions of the policy [B, ...] -> what the environments take."""
-        self._history.lanes = self._all
+        self.sent = self.behind_pieces(actions, self._all)
+        return self.send(self.sent)
+
+    def behind_pieces(self, actions: Array, lanes: Array) -> Array:
+        """What the pieces make of actions of these lanes [n, ...]; read-only."""
+        self._history.lanes = lanes
         for piece in self._pieces:
             actions = piece.run(actions, self._history, None)
-        self.sent = np.array(actions)
-        self.sent.flags.writeable = False
-        return self.send(self.sent)
+        sent = np.array(actions)
+        sent.flags.writeable = False
+        return sent
 
     def send(self, actions: Array) -> Any:
         """What is done to actions behind the pieces."""

@@ -1,6 +1,7 @@
 """LaneHistory: what a custom connector may look back on.
 
-Owns the last steps of each lane's running episode. Reaching back is bounded by
+Owns the last steps of each lane's running episode. With several agents a lane is an agent in an
+environment, and lanes do not step together. Reaching back is bounded by
 `env_runners.episode_lookback_horizon`, wherever a fragment was cut, so that no result depends on
 fragments. Must not know of environments, policies or connectors.
 
@@ -38,8 +39,8 @@ class LaneHistory:
         self._space = space
         self.lanes: Array = np.arange(num_lanes)
         self.update = True
-        # Rings of H + 1 slots, [H + 1, B, ...]; all lanes are in the same slot.
-        self._now = 0
+        # Rings of H + 1 slots, [H + 1, B, ...].
+        self._now = np.zeros(num_lanes, np.int64)  # slot of the present step
         self._steps = np.zeros(num_lanes, np.int64)
         self._rings: dict[str, Array] = {}
 
@@ -75,7 +76,7 @@ class LaneHistory:
         """
         self._check(k)
         back = np.minimum(np.arange(k, -1, -1), self.steps[:, None])
-        slots = (self._now - back) % (self.horizon + 1)
+        slots = (self._now[self.lanes, None] - back) % (self.horizon + 1)
         rings = (self._rings[f"obs_{i}"] for i in count())
         return _nest(self._space, (ring[slots, self.lanes[:, None]] for ring in rings))
 
@@ -86,7 +87,8 @@ class LaneHistory:
             assert row is not None
             return np.zeros((len(self.lanes), k, *row.shape[1:]), row.dtype)
         back = np.arange(k, 0, -1)
-        rows = ring[(self._now - back) % (self.horizon + 1), self.lanes[:, None]]
+        slots = (self._now[self.lanes, None] - back) % (self.horizon + 1)
+        rows = ring[slots, self.lanes[:, None]]
         rows[back > self.steps[:, None]] = 0
         return rows
 
@@ -107,20 +109,26 @@ class LaneHistory:
         """The present raw observations of these lanes; they are the rows of the next call."""
         self.lanes, self.update = lanes, update
         for i, leaf in enumerate(leaves(self._space, observations)):
-            self._ring(f"obs_{i}", leaf)[self._now, lanes] = leaf
+            self._ring(f"obs_{i}", leaf)[self._now[lanes], lanes] = leaf
 
-    def advance(self, actions: Array, rewards: Array, valid: Array | None) -> None:
-        """All lanes took a step.
+    def advance(
+        self, actions: Array, rewards: Array, valid: Array | None, lanes: Array | None = None
+    ) -> None:
+        """Lanes took a step.
 
         Args:
-            actions: the policy's, [B, ...].
-            rewards: as the environments gave them, [B].
+            actions: the policy's, [n, ...].
+            rewards: as the environments gave them, [n].
             valid: bool [B], False where the step was an environment's own reset; None: nowhere.
+            lanes: which did, int [n]; None: all.
         """
-        self._ring("actions", actions)[self._now] = actions
-        self._ring("rewards", rewards.astype(np.float32))[self._now] = rewards
-        self._now = (self._now + 1) % (self.horizon + 1)
-        self._steps += 1
+        if lanes is None:
+            lanes = np.arange(self.num_lanes)
+        slots = self._now[lanes]
+        self._ring("actions", actions)[slots, lanes] = actions
+        self._ring("rewards", rewards.astype(np.float32))[slots, lanes] = rewards
+        self._now[lanes] = (slots + 1) % (self.horizon + 1)
+        self._steps[lanes] += 1
         if valid is not None:
             self._steps[~valid] = 0
 
@@ -133,11 +141,11 @@ class LaneHistory:
     def get_state(self) -> dict[str, Any]:
         """All that the next call may look back on."""
         rings = {name: ring.copy() for name, ring in self._rings.items()}
-        return {"now": self._now, "steps": self._steps.copy(), "rings": rings}
+        return {"now": self._now.copy(), "steps": self._steps.copy(), "rings": rings}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        self._now = int(state["now"])
+        self._now = np.array(state["now"])
         self._steps = np.array(state["steps"])
         self._rings = {name: np.array(ring) for name, ring in state["rings"].items()}
 

@@ -136,8 +136,12 @@ class SampleCollector(ABC):
         """
 
     @abstractmethod
-    def begin_fragment(self, length: int, unroll_ids: Array) -> None:
-        """A fragment of ``length * B`` transitions begins; `unroll_ids` int ``[B]`` name it."""
+    def begin_fragment(self, length: int | None, unroll_ids: Array) -> None:
+        """A fragment of ``length * B`` transitions begins; `unroll_ids` int ``[B]`` name it.
+
+        None: of as many as come, of which there may be none. So it is with several agents, each of
+        which is the one lane of a collector.
+        """
 
     @abstractmethod
     def add_init_obs(self, lanes: Array, episode_ids: Array, obs: Array) -> None:

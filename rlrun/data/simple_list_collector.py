@@ -104,8 +104,9 @@ class SimpleListCollector(SampleCollector):
                 piece.past = {}
         self._views, self._like = views, {names.OBS: self.obs[0], **like}
 
-    def begin_fragment(self, length: int, unroll_ids: Array) -> None:
-        self._unroll_ids, self._wanted = unroll_ids, length * self.num_lanes
+    def begin_fragment(self, length: int | None, unroll_ids: Array) -> None:
+        self._unroll_ids = unroll_ids
+        self._wanted = None if length is None else length * self.num_lanes
         self._rewards: list[Array] = []
         self._actions: list[Array] = []
         waiting = [piece for pieces in self._ended for piece in pieces] + self._running
@@ -190,7 +191,9 @@ class SimpleListCollector(SampleCollector):
         leave_out: frozenset[str] = frozenset(),
         further_columns: FurtherColumns | None = None,
     ) -> SampleBatch:
-        surplus = 0 if self.whole_episodes else self.num_collected - self._wanted
+        surplus = 0
+        if not self.whole_episodes and self._wanted is not None:
+            surplus = self.num_collected - self._wanted
         held = set(self._stepped[len(self._stepped) - surplus :].tolist())
         delivered: list[tuple[int, _Piece]] = []
         for lane in range(self.num_lanes):
@@ -220,6 +223,8 @@ class SimpleListCollector(SampleCollector):
         self, delivered: Sequence[tuple[int, _Piece]], further_columns: FurtherColumns | None
     ) -> SampleBatch:
         pieces = [piece for _, piece in delivered]
+        if not pieces:
+            return SampleBatch()
         columns = {
             name: _stacked([row for piece in pieces for row in piece.columns[name]])
             for name in pieces[0].columns

@@ -7,13 +7,14 @@ not know what policy plays.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlrun.experiment.errors import MissingExtraError
-from rlrun.sampling.played_step import PlayedStep
+from rlrun.sampling.played_step import AgentTransition, PlayedStep
 
 _DEFAULT_FRAMES_PER_S = 30
 
@@ -35,13 +36,20 @@ class TransitionRecorder:
 
     Observations and actions are the environment's own, before preprocessing; of nested spaces each
     leaf is a column of its own, ``obs/camera``. Rows are ordered by episode.
+
+    With several agents each has columns of its own, ``agent_0/obs``, with a row for each of its
+    actions; ``agent_0/t`` is the env step of the episode at which it acted.
     """
 
     def __init__(self) -> None:
-        self._episodes: dict[int, dict[str, list[Any]]] = {}
+        self._rows: dict[str, _Rows] = {}  # by prefix of their columns
 
     def __call__(self, step: PlayedStep) -> None:
         """Copy the rows of lanes that play an episode that was asked for."""
+        if step.obs is None:
+            for transition in step.agents:
+                self._add_of_agent(transition)
+            return
         columns = {
             **_leaves("obs", step.obs),
             **_leaves("action", step.actions),
@@ -51,28 +59,59 @@ class TransitionRecorder:
             "truncated": step.truncateds,
         }
         for lane, episode in enumerate(step.episodes):
-            if episode is None:
-                continue
-            rows = self._episodes.setdefault(episode, defaultdict(list))
-            for name, column in columns.items():
-                rows[name].append(np.array(column[lane]))
+            if episode is not None:
+                row = {name: column[lane] for name, column in columns.items()}
+                self._rows.setdefault("", _Rows()).add(episode, row)
+
+    def _add_of_agent(self, transition: AgentTransition) -> None:
+        row = {
+            **_leaves("obs", transition.obs, batched=False),
+            **_leaves("action", transition.action, batched=False),
+            **_leaves("next_obs", transition.next_obs, batched=False),
+            "reward": transition.reward,
+            "terminated": transition.terminated,
+            "truncated": transition.truncated,
+            "t": transition.step,
+        }
+        rows = self._rows.setdefault(f"{transition.agent}/", _Rows())
+        rows.add(transition.episode, row)
 
     def columns(self) -> dict[str, np.ndarray]:
         """All rows, ``[N, ...]`` a column."""
-        episodes = [self._episodes[k] for k in sorted(self._episodes)]
-        if not episodes:
-            return {}
-        columns = {
-            name: np.stack([row for rows in episodes for row in rows[name]]) for name in episodes[0]
+        return {
+            f"{prefix}{name}": column
+            for prefix, rows in self._rows.items()
+            for name, column in rows.columns().items()
         }
-        numbers = [k for k in sorted(self._episodes) for _ in self._episodes[k]["reward"]]
-        return {**columns, "episode": np.array(numbers, dtype=np.int64)}
 
     def save(self, path: Path) -> None:
         """Write an npz file that ``np.load`` reads without pickle."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             np.savez_compressed(file, **self.columns())  # type: ignore[arg-type]
+
+
+class _Rows:
+    """Transitions by episode, each with the same columns."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[int, dict[str, list[Any]]] = {}
+
+    def add(self, episode: int, row: Mapping[str, Any]) -> None:
+        """Copy one row."""
+        rows = self._episodes.setdefault(episode, defaultdict(list))
+        for name, value in row.items():
+            rows[name].append(np.array(value))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All rows, ``[N, ...]`` a column, and ``episode``."""
+        numbers = sorted(self._episodes)
+        episodes = [self._episodes[k] for k in numbers]
+        columns = {
+            name: np.stack([row for rows in episodes for row in rows[name]]) for name in episodes[0]
+        }
+        lengths = [len(rows["reward"]) for rows in episodes]
+        return {**columns, "episode": np.repeat(np.array(numbers, dtype=np.int64), lengths)}
 
 
 class RenderScreen:
@@ -132,16 +171,16 @@ def _frames_per_s(envs: Any) -> float:
     return float(metadata.get("render_fps") or _DEFAULT_FRAMES_PER_S)
 
 
-def _leaves(name: str, value: Any) -> dict[str, Any]:
-    """Name the arrays ``[B, ...]`` of a batched value of any space."""
+def _leaves(name: str, value: Any, *, batched: bool = True) -> dict[str, Any]:
+    """Name the arrays of a value of any space, each ``[B, ...]`` if it is batched."""
     if isinstance(value, dict):
         items: Any = value.items()
-    elif isinstance(value, tuple) and not all(np.isscalar(item) for item in value):
+    elif isinstance(value, tuple) and not (batched and all(np.isscalar(item) for item in value)):
         items = enumerate(value)
     else:
         return {name: np.asarray(value)}
     return {
         address: leaf
         for key, item in items
-        for address, leaf in _leaves(f"{name}/{key}", item).items()
+        for address, leaf in _leaves(f"{name}/{key}", item, batched=batched).items()
     }

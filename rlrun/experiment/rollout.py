@@ -91,8 +91,6 @@ def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequ
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     algorithm = _restored(checkpoint, request)
     try:
-        if request.save is not None and algorithm.config.multi_agent.policies:
-            raise CheckpointError("--save: transitions of several agents cannot be saved yet")
         mode: RenderMode | None = None
         if request.render or request.video is not None:
             mode = "human" if request.render else "rgb_array"

@@ -107,7 +107,13 @@ class Policy:
     def postprocess_trajectory(
         self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
     ) -> Any:
-        """Edit one agent's piece of one episode before it enters the train batch."""
+        """Edit one agent's piece of one episode before it enters the train batch.
+
+        Args:
+            other_agent_batches: agent -> policy id, policy and piece of the same episode, of the
+                other agents; rows go together by ``t``.
+            episode: its id, the `eps_id` of the rows.
+        """
         return batch
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:

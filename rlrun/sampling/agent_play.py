@@ -48,6 +48,8 @@ class News:
     """Raw, of those who stay, in their order."""
     steps: list[int] = field(default_factory=list)
     """Env steps of the episode up to here, of those who stay."""
+    infos: list[Any] = field(default_factory=list)
+    """Of those who stay; empty where the policy has no view of infos, as `last_infos` is."""
     leaving: list[AgentPlay] = field(default_factory=list)
     last_observations: list[Any] = field(default_factory=list)
     """Raw, of those who leave; None for those who get none."""
@@ -55,3 +57,5 @@ class News:
     """Whether they are terminated, and truncated."""
     last_steps: list[int] = field(default_factory=list)
     """Env steps of the episode up to here, of those who leave."""
+    last_infos: list[Any] = field(default_factory=list)
+    """Of those who leave."""

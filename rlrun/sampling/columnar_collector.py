@@ -30,6 +30,7 @@ from rlrun.sampling.carried import Carry, from_storable, storable
 Array = NDArray[Any]
 
 
+_ROWS_OF_ANY_LENGTH = 64  # of a fragment whose length nobody knows; it grows
 _ROW_COLUMNS = ("rewards", "terminateds", "truncateds", "episode_id", "episode_step")
 
 
@@ -100,8 +101,9 @@ class FragmentBuffer:
     def recall(self, past: Mapping[str, Array]) -> None:
         """Put what `remember` returned of the fragment before in front of this one."""
         for name, rows in past.items():
-            self.history[name][self.past - len(rows) : self.past] = rows
             self.num_past = len(rows)
+            if len(rows):
+                self.history[name][self.past - len(rows) : self.past] = rows
 
     def remember(self, columns: Iterable[str], end: int) -> dict[str, Array]:
         """The last P rows before row ``end`` of these columns, as many as there are."""
@@ -275,9 +277,11 @@ class ColumnarCollector(SampleCollector):
         if not self._past.keys() >= {col.OBS, *rows}:
             self._past = {}
 
-    def begin_fragment(self, length: int, unroll_ids: Array) -> None:
-        # An env that resets itself in a step of its own needs a few vector steps more than T.
-        rows = length if self.every_step_counts else length + length // 8 + 1
+    def begin_fragment(self, length: int | None, unroll_ids: Array) -> None:
+        rows = _ROWS_OF_ANY_LENGTH if length is None else length
+        if not self.every_step_counts:
+            # An env that resets itself in a step of its own needs a few vector steps more than T.
+            rows += rows // 8 + 1
         carry, past = self._carry, 0 if self._views is None else self._views.lookback
         if carry is not None:
             rows += carry.num_rows
@@ -288,7 +292,8 @@ class ColumnarCollector(SampleCollector):
         self._begin, self.num_collected = (0, 0) if carry is None else carry.begin(buffer)
         self._t = self._begin
         self._newest = max(int(self._first.max()), -buffer.num_past)
-        self._wanted, self._unroll_ids = length * self.num_lanes, unroll_ids
+        self._wanted = None if length is None else length * self.num_lanes
+        self._unroll_ids = unroll_ids
         buffer.obs[self._t] = self.obs
         self._buffer, self.obs = buffer, buffer.obs[self._t]
 
@@ -425,7 +430,9 @@ class ColumnarCollector(SampleCollector):
         for lane in range(self.num_lanes):
             self._number_rows(buffer, lane)
         if self._carry is not None:
-            surplus = 0 if self.whole_episodes else self.num_collected - self._wanted
+            surplus = 0
+            if not self.whole_episodes and self._wanted is not None:
+                surplus = self.num_collected - self._wanted
             kept = self._carry.end(buffer, t, surplus, self._first)
             self.warn_if_large(kept)
         if self._views is not None and self._views.lookback:

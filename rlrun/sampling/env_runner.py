@@ -93,8 +93,7 @@ class EnvRunner:
             self.envs.single_observation_space,
             self.envs.single_action_space,
             num_lanes=self.num_lanes,
-            role=role,
-            runner_index=runner_index,
+            key=(role, runner_index),
         )
         self.observations, self.actions = self.connectors.observations, self.connectors.actions
         self.rewards = self.connectors.rewards
@@ -107,7 +106,8 @@ class EnvRunner:
         self.collector = sample_collector(spec, self.envs, self.observations.output_space)
         self.inputs = PolicyInputs(self.policy, self.num_lanes)
         self.collector.set_views(self.inputs.views, self.inputs.rows)
-        postprocessing = Postprocessing(self.policy, make_postprocessors(spec.postprocessors), self)
+        callbacks = make_postprocessors(spec.postprocessors)
+        postprocessing = Postprocessing({DEFAULT_POLICY_ID: self.policy}, callbacks, self)
         self._postprocess = None if postprocessing.does_nothing else postprocessing
         self.horizon = make_horizon(settings, self.envs, spec.env.use)
         self.weights_version = -1
@@ -147,7 +147,8 @@ class EnvRunner:
             tell_exploration(self.policies, request.exploration, self.runner_index)
         self._next_fragment = request.fragment + 1
         self._see_first_observations()
-        self._look_at_views(request.unneeded)
+        unneeded = request.unneeded.get(DEFAULT_POLICY_ID, Unneeded())
+        self._look_at_views(unneeded)
         lanes = self._all_lanes
         unroll_ids = lanes + ((self.runner_index << 48) | (request.fragment << 16))
         self.collector.begin_fragment(request.length, unroll_ids)
@@ -164,7 +165,7 @@ class EnvRunner:
                 lane=error.lane,
                 env_step=error.env_step,
             ) from None
-        batch = self._build(request.unneeded)
+        batch = self._build(unneeded)
         if self.runner_index > 0 and self.spec.settings.compress_observations:
             batch.compress()
         env_steps = request.length * self.num_lanes
@@ -200,7 +201,8 @@ class EnvRunner:
         leave_out = self.inputs.leave_out
         if self._postprocess is None:
             return self.collector.build(leave_out, further)
-        batch = self._postprocess(self.collector.build(further_columns=further))
+        batches = {DEFAULT_POLICY_ID: self.collector.build(further_columns=further)}
+        batch = self._postprocess(batches)[DEFAULT_POLICY_ID]
         for name in leave_out & batch.keys():
             del batch[name]
         return batch

@@ -67,23 +67,27 @@ class MultiAgentEnv:
 
 
 class _Copies(MultiAgentEnv):
-    """N agents, each in a copy of a single-agent environment of its own; see `make_multi_agent`."""
+    """N agents, each in a copy of a single-agent environment of its own; see `make_multi_agent`.
+
+    Attributes:
+        copies: by agent.
+    """
 
     def __init__(self, make: Callable[[], gym.Env[Any, Any]], num_agents: int) -> None:
-        self._envs = {f"agent_{i}": make() for i in range(num_agents)}
-        self.possible_agents = list(self._envs)
-        self.observation_spaces = {name: env.observation_space for name, env in self._envs.items()}
-        self.action_spaces = {name: env.action_space for name, env in self._envs.items()}
-        self.metadata = next(iter(self._envs.values())).metadata
+        self.copies = {f"agent_{i}": make() for i in range(num_agents)}
+        self.possible_agents = list(self.copies)
+        self.observation_spaces = {name: env.observation_space for name, env in self.copies.items()}
+        self.action_spaces = {name: env.action_space for name, env in self.copies.items()}
+        self.metadata = next(iter(self.copies.values())).metadata
         self._playing: set[Agent] = set()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
-        self._playing = set(self._envs)
+        self._playing = set(self.copies)
         first = {
             name: env.reset(seed=None if seed is None else seed + i, options=options)
-            for i, (name, env) in enumerate(self._envs.items())
+            for i, (name, env) in enumerate(self.copies.items())
         }
         return {name: part[0] for name, part in first.items()}, {}
 
@@ -93,7 +97,7 @@ class _Copies(MultiAgentEnv):
         terminateds: dict[Agent, bool] = {}
         truncateds: dict[Agent, bool] = {}
         for name, action in actions.items():
-            observations[name], reward, terminateds[name], truncateds[name], _ = self._envs[
+            observations[name], reward, terminateds[name], truncateds[name], _ = self.copies[
                 str(name)
             ].step(action)
             rewards[name] = float(reward)
@@ -110,10 +114,10 @@ class _Copies(MultiAgentEnv):
         )
 
     def render(self) -> Any:
-        return next(iter(self._envs.values())).render()
+        return next(iter(self.copies.values())).render()
 
     def close(self) -> None:
-        for env in self._envs.values():
+        for env in self.copies.values():
             env.close()
 
 
@@ -129,6 +133,7 @@ def make_multi_agent(env: str | Callable[..., gym.Env[Any, Any]]) -> Callable[..
     """
 
     def make(num_agents: int = 2, **kwargs: Any) -> MultiAgentEnv:
+        """Copies of an environment for one agent, one for each of ``num_agents`` agents."""
         if isinstance(env, str):
             return _Copies(lambda: gym.make(env, disable_env_checker=True, **kwargs), num_agents)
         return _Copies(lambda: env(**kwargs), num_agents)
@@ -177,3 +182,19 @@ def _missing(env: Any) -> str | None:
         if lacking:
             return f"{name} has no space for agent {lacking[0]!r}"
     return None if env.possible_agents else f"possible_agents of {kind} is empty"
+
+
+class SubEnvs:
+    """The runner's environments, as recorders of a rollout see them."""
+
+    def __init__(self, envs: Sequence[Any]) -> None:
+        self.envs = list(envs)
+
+    def render(self) -> list[Any]:
+        """The frames of all lanes."""
+        return [env.render() for env in self.envs]
+
+    def close(self) -> None:
+        """Close them."""
+        for env in self.envs:
+            env.close()

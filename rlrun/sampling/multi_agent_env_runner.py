@@ -9,8 +9,7 @@ state, and the policies that there are; the steps themselves are `MultiAgentLoop
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 from zlib import crc32
@@ -18,15 +17,18 @@ from zlib import crc32
 import numpy as np
 
 from rlrun.config.policies import PolicySettings
-from rlrun.config.registry import import_object
 from rlrun.data.multi_agent_batch import MultiAgentBatch
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.policies.policy import Policy
+from rlrun.sampling.agent_pieces import AgentPieces
 from rlrun.sampling.agent_play import AgentPlay
+from rlrun.sampling.agent_store import Delivery
+from rlrun.sampling.agents_horizon import make_agents_horizon, raise_time_limits
 from rlrun.sampling.envs import EnvContext
-from rlrun.sampling.episodes import LONGEST_REPLAY, EpisodeRecord
+from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.errors import EnvError
-from rlrun.sampling.multi_agent_env import make_multi_agent_env
+from rlrun.sampling.lane_games import LaneGames, fill_up
+from rlrun.sampling.multi_agent_env import SubEnvs, make_multi_agent_env
 from rlrun.sampling.multi_agent_loop import Lane, MultiAgentLoop
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
@@ -37,9 +39,12 @@ from rlrun.sampling.runner_messages import (
     RunnerSpec,
     SampleReply,
     SampleRequest,
+    Unneeded,
+    agent_collector,
+    for_policy,
     tell_exploration,
 )
-from rlrun.sampling.seeding import Role, episode_seed, fragment_noise
+from rlrun.sampling.seeding import Role, fragment_noise
 
 _log = logging.getLogger(__name__)
 
@@ -86,13 +91,13 @@ class MultiAgentEnvRunner:
         self.mapping = AgentMapping(self.multi_agent.agents)
         self.settings: dict[str, PolicySettings] = {}
         self.actors: dict[str, PolicyActor] = {}
-        self._postprocess: dict[str, Postprocessing] = {}
+        self._postprocess = Postprocessing({}, make_postprocessors(spec.postprocessors), self)
+        self._agents: dict[int, list[Any]] = {}  # episode that has ended -> names, by index
         self.weights_version = -1
+        self.games = LaneGames((spec.seed, role, runner_index), self.num_lanes)
         self.loop = self.make_loop(on_end=self._end, begin=self._begin)
         self.set_policies(self.multi_agent.policies)
-        self._number = [-1] * self.num_lanes  # of the episode that each lane plays
         self._carried = [0] * self.num_lanes  # env steps of it that earlier fragments counted
-        self._recorded: list[dict[int, list[tuple[Any, Any]]]] = [{}] * self.num_lanes
         self._started = False
         self._records: list[EpisodeRecord] = []
         self._completed = 0  # env steps of the episodes that ended in this fragment
@@ -102,7 +107,10 @@ class MultiAgentEnvRunner:
 
     def make_env(self, lane: int) -> Any:
         """Build the environment of a lane."""
-        return make_multi_agent_env(self.spec.env, self._context.for_lane(lane), self._render_mode)
+        place = self._context.for_lane(lane)
+        env = make_multi_agent_env(self.spec.env, place, self._render_mode)
+        raise_time_limits(env, self.spec.settings)
+        return env
 
     def make_loop(
         self,
@@ -110,9 +118,14 @@ class MultiAgentEnvRunner:
         on_end: Callable[[Lane], None],
         begin: Callable[[Lane], bool],
         actors: dict[str, PolicyActor] | None = None,
+        soft_horizon: bool = True,
     ) -> MultiAgentLoop:
-        """A loop over this runner's environments."""
-        return MultiAgentLoop(
+        """A loop over this runner's environments.
+
+        Args:
+            soft_horizon: whether a horizon may be soft; if not, each is an end.
+        """
+        loop = MultiAgentLoop(
             self.envs.envs,
             self.actors if actors is None else actors,
             self.mapping,
@@ -122,6 +135,8 @@ class MultiAgentEnvRunner:
             rebuild=self.make_env if self.spec.restart_failed_sub_environments else None,
             runner_index=self.runner_index,
         )
+        loop.horizon = make_agents_horizon(self.spec.settings, soft=soft_horizon)
+        return loop
 
     # -- policies ------------------------------------------------------------------------------
 
@@ -139,32 +154,30 @@ class MultiAgentEnvRunner:
             raise EnvError(self.spec.env.use, "constructor", str(error), **where) from None
         for policy_id, settings in policies.items():
             if policy_id not in self.actors:
-                actor = self._make_actor(policy_id, settings, spaces[policy_id])
-                self.actors[policy_id] = actor
-                callbacks = make_postprocessors(self.spec.postprocessors)
-                self._postprocess[policy_id] = Postprocessing(actor.policy, callbacks, self)
+                self.actors[policy_id] = self._make_actor(policy_id, settings, spaces[policy_id])
         gone = {policy_id for policy_id in self.actors if policy_id not in policies}
         for lane in self.loop.lanes:
             if any(agent.policy_id in gone for agent in lane.agents.values()):
                 self.loop.give_up(lane)
         for policy_id in gone:
             del self.actors[policy_id]
+        self._postprocess.policies = {name: actor.policy for name, actor in self.actors.items()}
         self.settings = dict(policies)
         self.loop.hear()
 
     def _make_actor(self, policy_id: str, settings: PolicySettings, spaces: Spaces) -> PolicyActor:
-        # Each policy's rewards are discounted, and normalised, as that policy learns from them.
-        spec = replace(self.spec, gamma=settings.training.gamma)
-        connectors = RunnerConnectors(spec, *spaces)
-        space = connectors.observations.output_space
-        policy: Policy
-        if settings.use is None:
-            made_from = settings.like or policy_id
-            factory = self.multi_agent.factories.get(made_from, spec.policy_factory)
-            policy = factory(space, spaces[1], settings.model)
-        else:
-            policy = import_object(settings.use)(space, spaces[1], dict(settings.kwargs))
-        actor = PolicyActor(policy, spaces, connectors)
+        spec = for_policy(self.spec, policy_id, settings)
+        agents = self.envs.envs[0].possible_agents
+        connectors = RunnerConnectors(
+            spec,
+            *spaces,
+            num_lanes=self.num_lanes * len(agents),
+            key=(self.role, self.runner_index, crc32(policy_id.encode())),
+            policy=settings,
+        )
+        pieces = None if connectors.custom is None else AgentPieces(connectors, agents)
+        make_collector = agent_collector(spec.settings)
+        actor = PolicyActor(connectors.policy, spaces, connectors, make_collector, pieces)
         actor.explore = spec.settings.explore
         return actor
 
@@ -173,6 +186,9 @@ class MultiAgentEnvRunner:
         if weights is not None and version != self.weights_version:
             self.set_weights(weights)
         self.weights_version = version
+        if self.role is Role.EVALUATION:
+            for actor in self.actors.values():
+                actor.forget_pieces()
         for policy_id, state in (connector_state or {}).items():
             if policy_id in self.actors:
                 self.actors[policy_id].connectors.set_state(state)
@@ -195,22 +211,18 @@ class MultiAgentEnvRunner:
     # -- episodes ------------------------------------------------------------------------------
 
     def _begin(self, lane: Lane) -> bool:
-        self._number[lane.index] += 1
-        self._name_episode(lane)
-        self._recorded[lane.index], self._carried[lane.index] = {}, 0
+        self.games.begin(lane)
+        self._carried[lane.index] = 0
         return True
 
-    def _name_episode(self, lane: Lane) -> None:
-        number = self._number[lane.index]
-        lane.seed = episode_seed(self.spec.seed, self.role, self.runner_index, lane.index, number)
-        lane.episode_id = (self.runner_index << 48) | (lane.index << 32) | number
-
     def _end(self, lane: Lane) -> None:
+        self.games.end(lane)
         self._completed += lane.step
         self._completed_agent_steps += sum(
             agent.actor.actions_taken(agent) for agent in lane.agents.values()
         )
         self._records.append(episode_record(lane))
+        self._agents[lane.episode_id] = list(lane.agents)
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
         """One fragment with the present weights; ``rollout_fragment_length`` steps of each lane.
@@ -234,8 +246,8 @@ class MultiAgentEnvRunner:
         if request.policies is not None:
             self.set_policies(request.policies)
         self.load(weights, request.weights_version, request.connector_state)
-        for actor in self.actors.values():
-            actor.look_at_views()
+        for policy_id, actor in self.actors.items():
+            actor.begin_fragment(self._unneeded(request, policy_id))
         tell_exploration(self.policies, request.exploration, self.runner_index)
         if self.spec.settings.explore:
             place = self.spec.seed, self.role, self.runner_index, request.fragment
@@ -250,7 +262,7 @@ class MultiAgentEnvRunner:
         env_steps, rounds = self._collect(request.length * self.num_lanes)
         if self._whole_episodes:
             env_steps = self._completed
-        batch = MultiAgentBatch.wrap_as_needed(self._deliver(request.fragment), env_steps)
+        batch = MultiAgentBatch.wrap_as_needed(self._deliver(request), env_steps)
         policy_s, env_s = self.loop.lap()
         timings = {"policy": policy_s, "env": env_s, "other": 0.0}
         reply = SampleReply(
@@ -316,26 +328,44 @@ class MultiAgentEnvRunner:
         self.loop.hear()
         return counted
 
-    def _deliver(self, fragment: int) -> dict[str, SampleBatch]:
-        running = {lane.episode_id: lane.index for lane in self.loop.lanes}
-        batches = {}
+    def _unneeded(self, request: SampleRequest, policy_id: str) -> Unneeded:
+        return request.unneeded.get(policy_id, Unneeded())
+
+    def _deliver(self, request: SampleRequest) -> dict[str, SampleBatch]:
+        """The policies' batches, postprocessed, without what learning does not need."""
+        running = {lane.episode_id: lane for lane in self.loop.lanes}
+        plain = self._postprocess.does_nothing
+        batches, leave_out = {}, {}
         for policy_id, actor in self.actors.items():
-            for lane, agent, steps, actions in actor.newly_taken(running):
-                self._recorded[lane].setdefault(agent, []).append((steps, actions))
-            batch = actor.deliver(
-                running,
-                runner_index=self.runner_index,
-                fragment=fragment,
+            self.games.record(actor.newly_taken())
+            unneeded = self._unneeded(request, policy_id)
+            leave_out[policy_id] = actor.inputs.leave_out
+            delivery = Delivery(
+                running=running,
                 whole_episodes=self._whole_episodes,
+                runner_index=self.runner_index,
+                fragment=request.fragment,
+                leave_out=leave_out[policy_id] if plain else frozenset(),
+                further_columns=None if unneeded.not_stored else actor.policy.fragment_columns,
             )
-            actor.carry_over()
+            batch = actor.store.deliver(delivery)
             if batch is not None:
-                if not self._postprocess[policy_id].does_nothing:
-                    batch = self._postprocess[policy_id](batch)
-                if self.runner_index > 0 and self.spec.settings.compress_observations:
-                    batch.compress()
                 batches[policy_id] = batch
+        if not plain:
+            batches = self._postprocess(batches, self._agent_name)
+        self._agents = {}
+        for policy_id, batch in batches.items():
+            for name in leave_out[policy_id] & batch.keys():
+                del batch[name]
+            if self.runner_index > 0 and self.spec.settings.compress_observations:
+                batch.compress()
         return batches
+
+    def _agent_name(self, episode_id: int, index: int) -> Any:
+        if episode_id in self._agents:
+            return self._agents[episode_id][index]
+        lane = next(lane for lane in self.loop.lanes if lane.episode_id == episode_id)
+        return list(lane.agents)[index]
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -344,7 +374,7 @@ class MultiAgentEnvRunner:
         return {
             "next_fragment": self._next_fragment,
             "started": self._started,
-            "number": np.array(self._number, np.int64),
+            "numbers": self.games.numbers,
             "lanes": [self._lane_state(lane) for lane in self.loop.lanes if self._started],
             "policies": {
                 policy_id: actor.get_state(self._seated(actor))
@@ -362,24 +392,14 @@ class MultiAgentEnvRunner:
 
     def _lane_state(self, lane: Lane) -> dict[str, Any]:
         agents = list(lane.agents.values())
-        recorded = self._recorded[lane.index]
-        if lane.step > LONGEST_REPLAY:
-            recorded.clear()
-        for agent, parts in recorded.items():
-            steps, actions = (np.concatenate(part) for part in zip(*parts, strict=True))
-            recorded[agent] = [(steps, actions)]
         return {
             "step": lane.step,
             "total": lane.total,
             "silent": lane.silent,
-            "known": [] if lane.start is None else list(lane.start.policies),
-            "policies": [agent.policy_id for agent in agents],
+            "goes_on": lane.goes_on,
+            "game": self.games.get_state(lane),
             "credits": np.array([agent.credit for agent in agents], np.float64),
             "totals": np.array([agent.total for agent in agents], np.float64),
-            "recorded": {
-                str(agent): {"steps": parts[0][0], "actions": parts[0][1]}
-                for agent, parts in recorded.items()
-            },
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -390,7 +410,7 @@ class MultiAgentEnvRunner:
         """
         self._next_fragment = int(state["next_fragment"])
         self._started = bool(state["started"])
-        self._number = [int(number) for number in state["number"]]
+        self.games.numbers = state["numbers"]
         if not self._started:
             return
         seen: dict[tuple[int, int], Any] = {}
@@ -423,36 +443,21 @@ class MultiAgentEnvRunner:
         self, lane: Lane, state: Mapping[str, Any], strayed: set[int]
     ) -> dict[tuple[int, int], Any]:
         """Bring the lane back; what those who wait see, by lane and agent."""
-        self._name_episode(lane)
+        parts = self.games.set_state(lane, state["game"])
         lane.step, lane.silent = int(state["step"]), int(state["silent"])
-        lane.total = float(state["total"])
-        policies = [str(policy_id) for policy_id in state["policies"]]
-        if any(policy_id not in self.actors for policy_id in policies):
-            strayed.add(lane.index)  # one of them is gone, and the episode with it
-            lane.agents = {}
-            self._fill_up(lane, policies, state)
-            return {}
-        recorded = {
-            int(agent): (np.asarray(part["steps"]), np.asarray(part["actions"]))
-            for agent, part in state["recorded"].items()
-        }
-        self._recorded[lane.index] = {agent: [part] for agent, part in recorded.items()}
-        seen = self.loop.replay(lane, recorded, policies, [str(name) for name in state["known"]])
-        if len(lane.agents) < len(policies):  # they did not come again
+        lane.total, lane.goes_on = float(state["total"]), bool(state["goes_on"])
+        policies = [str(policy_id) for policy_id in state["game"][-1]["policies"]]
+        lane.agents, seen = {}, {}
+        # Not if it would take too long, or one of the policies is gone, and the episode with it.
+        if parts and all(policy in self.actors for part in parts for policy in part.policies):
+            seeds = [self.games.seed_of(lane, part.number) for part in parts]
+            seen = self.loop.replay(lane, parts, seeds)
+            if len(lane.agents) < len(policies):  # they did not come again
+                strayed.add(lane.index)
+        else:
             strayed.add(lane.index)
-        self._fill_up(lane, policies, state)
+        fill_up(lane, policies, self.actors, state)
         return {(lane.index, index): observation for index, observation in seen.items()}
-
-    def _fill_up(self, lane: Lane, policies: list[str], state: Mapping[str, Any]) -> None:
-        """Let the lane have all agents that it had; the missing ones are of no use, but counted."""
-        for index in range(len(lane.agents), len(policies)):
-            actor: Any = self.actors.get(policies[index])
-            nobody = AgentPlay(("gone", index), index, lane, actor, policies[index])
-            lane.agents[nobody.id] = nobody
-        for agent, credit, total in zip(
-            lane.agents.values(), state["credits"], state["totals"], strict=True
-        ):
-            agent.credit, agent.total = float(credit), float(total)
 
     def ping(self) -> int:
         """Answer a health probe."""
@@ -463,28 +468,12 @@ class MultiAgentEnvRunner:
         self.envs.close()
 
 
-class SubEnvs:
-    """The runner's environments, as recorders of a rollout see them."""
-
-    def __init__(self, envs: Sequence[Any]) -> None:
-        self.envs = list(envs)
-
-    def render(self) -> list[Any]:
-        """The frames of all lanes."""
-        return [env.render() for env in self.envs]
-
-    def close(self) -> None:
-        """Close them."""
-        for env in self.envs:
-            env.close()
-
-
 def episode_record(lane: Lane) -> EpisodeRecord:
     """The episode that has just ended in the lane."""
     return EpisodeRecord(
         episode_id=lane.episode_id,
         lane=lane.index,
-        seed=lane.seed,
+        seed=lane.reset_seed,
         episode_return=lane.total,
         length=lane.step,
         agents=tuple((str(a.id), a.policy_id, a.total) for a in lane.agents.values()),

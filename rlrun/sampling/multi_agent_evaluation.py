@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlrun.sampling.agent_watch import AgentWatch
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.errors import EnvError
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner, episode_record
@@ -33,7 +34,13 @@ class MultiAgentPlay:
         self._runner, self._num_episodes = runner, num_episodes
         self._seed, self._recorder = seed, recorder
         self._actors = {name: actor.for_play(explore) for name, actor in runner.actors.items()}
-        self._loop = runner.make_loop(on_end=self._end, begin=self._begin, actors=self._actors)
+        self._loop = runner.make_loop(
+            on_end=self._end, begin=self._begin, actors=self._actors, soft_horizon=False
+        )
+        self._watch = AgentWatch()
+        if recorder is not None:
+            for actor in self._actors.values():
+                actor.watch = self._watch
         self._next = list(range(runner.num_lanes))  # the episode that each lane plays next
         self._playing: list[Lane] = []
         self._ended: dict[int, bool] = {}  # lanes whose episode has just ended -> by itself
@@ -67,7 +74,8 @@ class MultiAgentPlay:
         if k >= self._num_episodes:
             return False
         self._next[lane.index] += self._runner.num_lanes
-        lane.seed, lane.episode_id = episode_seed(self._seed, Role.EVALUATION, 0, 0, k), k
+        lane.seed = lane.reset_seed = episode_seed(self._seed, Role.EVALUATION, 0, 0, k)
+        lane.episode_id = k
         self._playing.append(lane)
         self._playing.sort(key=lambda one: one.index)
         return True
@@ -101,5 +109,6 @@ class MultiAgentPlay:
             rewards[lane.index] = after - before
             if ended:
                 flags[0 if self._ended[lane.index] else 1, lane.index] = True
-        step = PlayedStep(None, None, None, rewards, flags[0], flags[1], playing)
+        agents = self._watch.take()
+        step = PlayedStep(None, None, None, rewards, flags[0], flags[1], playing, agents)
         return bool(self._recorder(step))

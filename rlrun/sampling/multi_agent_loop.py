@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rlrun.sampling.agent_play import AgentFault, AgentPlay
+from rlrun.sampling.agents_horizon import AgentsHorizon
 from rlrun.sampling.errors import EnvError, EnvPhase
 from rlrun.sampling.multi_agent_env import ALL, Dicts
 from rlrun.sampling.policy_actor import PolicyActor
@@ -32,9 +31,22 @@ from rlrun.sampling.policy_mapping import (
 )
 from rlrun.sampling.seeding import mapping_rng
 
+if TYPE_CHECKING:
+    from rlrun.sampling.lane_games import GamePart
+
+FlaggedDicts = tuple[
+    Mapping[Any, Any],
+    Mapping[Any, float],
+    Mapping[Any, bool],
+    Mapping[Any, bool],
+    Mapping[Any, Any],
+]
+"""What a step returned, with the flags that a horizon makes of it."""
+
 _MOST_SILENT_STEPS = 1000  # env steps in a row in which nobody acts
 _MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
 
+_FOUR_DICTS = (dict,) * 4
 _BACK = "it has an observation after it has left"
 
 _log = logging.getLogger(__name__)
@@ -47,6 +59,9 @@ class Lane:
     index: int
     env: Any
     seed: int = 0
+    """Of the episode's random numbers."""
+    reset_seed: int = 0
+    """What the environment is reset with: the same, unless a soft horizon began the episode."""
     episode_id: int = 0
     step: int = 0
     """Env steps of the episode."""
@@ -60,6 +75,8 @@ class Lane:
     """Env steps since somebody acted."""
     terminated: bool = False
     """Whether the episode that has just ended did so by itself."""
+    goes_on: bool = False
+    """Whether the episode begins, or has just ended, at a soft horizon: without a reset."""
     start: EpisodeStart | None = None
 
 
@@ -70,9 +87,12 @@ class MultiAgentLoop:
         envs: one for each lane.
         actors: by policy id; may change while no step is being made.
         on_end: called with a lane whose episode is over; the next one has not begun.
-        begin: called with a lane to choose its next episode: sets `seed` and `episode_id`; False
-            leaves the lane idle, and it must not be stepped any more.
+        begin: called with a lane to choose its next episode: sets `seed`, `reset_seed` and
+            `episode_id`; False leaves the lane idle, and it must not be stepped any more.
         rebuild: makes a lane's environment again after it raised; None lets it raise.
+
+    Attributes:
+        horizon: what becomes of the flags of each step; None leaves them alone.
     """
 
     def __init__(
@@ -94,15 +114,18 @@ class MultiAgentLoop:
         self._policy_s = self._env_s = 0.0
         self._env_id, self._runner_index = env_id, runner_index
         self._on_end, self._begin, self._rebuild = on_end, begin, rebuild
+        self.horizon: AgentsHorizon | None = None
 
-    def start(self, lane: Lane) -> None:
-        """Begin the lane's next episode."""
+    def start(self, lane: Lane, observations: Mapping[Any, Any] | None = None) -> None:
+        """Begin the lane's next episode, with a reset or with the observations of one before."""
         lane.agents, lane.actions = {}, {}
+        lane.goes_on = observations is not None
         if not self._begin(lane):
             return
         lane.start = EpisodeStart(lane.seed, tuple(self.actors), mapping_rng(lane.seed))
         lane.step, lane.total, lane.silent = 0, 0.0, 0
-        for agent_id, observation in self._first_observations(lane).items():
+        first = self._first_observations(lane) if observations is None else observations
+        for agent_id, observation in first.items():
             self._join(lane, agent_id, observation)
 
     def _first_observations(self, lane: Lane) -> Mapping[Any, Any]:
@@ -110,7 +133,7 @@ class MultiAgentLoop:
         while True:
             tries -= 1
             try:
-                observations, _ = lane.env.reset(seed=lane.seed)
+                observations, _ = lane.env.reset(seed=lane.reset_seed)
             except Exception as error:
                 if not tries:
                     raise self._raised(error, lane, "reset") from None
@@ -175,7 +198,7 @@ class MultiAgentLoop:
         """Forget the lane's episode and begin another one."""
         for actor in self.actors.values():
             mine = [agent for agent in lane.agents.values() if agent.actor is actor]
-            actor.drop(mine, lane.episode_id)
+            actor.drop(mine, lane.index, lane.episode_id)
         self.start(lane)
 
     # -- what the dicts say --------------------------------------------------------------------
@@ -183,7 +206,12 @@ class MultiAgentLoop:
     def _credit(self, came: list[tuple[Lane, Dicts]]) -> None:
         """Rewards go to whoever has acted."""
         for lane, news in came:
-            if not _are_dicts(news):
+            # Every step of a lane comes here, so nothing of one's own is called.
+            if not (
+                isinstance(news, tuple | list)
+                and len(news) == 5
+                and all(map(isinstance, news[:4], _FOUR_DICTS))
+            ):
                 dicts = "observations, rewards, terminateds, truncateds and infos"
                 reason = f"step() must return five dicts by agent: {dicts}"
                 raise self._error(lane, "step", reason)
@@ -200,11 +228,14 @@ class MultiAgentLoop:
 
     def _tell(self, came: list[tuple[Lane, Dicts]]) -> None:
         """Observations go to whoever stays; who leaves, and episodes that end, come after."""
-        for lane, (observations, _, terminateds, truncateds, _) in came:
+        for lane, dicts in came:
             lane.step += 1
-            agents, staying = lane.agents, observations
-            if True in terminateds.values() or True in truncateds.values():
-                staying = self._let_go(lane, observations, terminateds, truncateds)
+            agents, terminateds, truncateds = lane.agents, dicts[2], dicts[3]
+            staying: Mapping[Any, Any] = dicts[0]
+            if self.horizon is not None:
+                staying = self._limited(lane, dicts)
+            elif True in terminateds.values() or True in truncateds.values():
+                staying = self._let_go(lane, dicts)
             for agent_id, observation in staying.items():
                 agent = agents.get(agent_id)
                 if agent is None:
@@ -217,9 +248,20 @@ class MultiAgentLoop:
                 news.seats.append(agent.seat)
                 news.observations.append(observation)
                 news.steps.append(lane.step)
+                if agent.actor.wants_infos:
+                    news.infos.append(dicts[4].get(agent_id, {}))
             if lane.silent > _MOST_SILENT_STEPS:
                 reason = f"no agent has acted for {lane.silent} steps; such an episode must end"
                 raise self._error(lane, "step", reason)
+
+    def _limited(self, lane: Lane, news: Dicts) -> Mapping[Any, Any]:
+        """Observations of those who stay, after the others have been let go at the horizon, too."""
+        assert self.horizon is not None
+        terminateds, truncateds, passed = self.horizon.flags(lane.step, news[2], news[3])
+        if passed or True in terminateds.values() or True in truncateds.values():
+            limited = news[0], news[1], terminateds, truncateds, news[4]
+            return self._let_go(lane, limited, passed=passed)
+        return news[0]
 
     def _join(self, lane: Lane, agent_id: Any, observation: Any) -> None:
         assert lane.start is not None
@@ -228,7 +270,7 @@ class MultiAgentLoop:
             policy_id = self.mapping.policy_of(agent_id, lane.start)
             actor = self.actors[policy_id]
             env = lane.env
-            if agent_id not in env.observation_spaces or agent_id not in env.action_spaces:
+            if agent_id not in env.possible_agents:
                 raise MappingError(f"agent {agent_id!r} is none of the env's possible agents")
             spaces = env.observation_spaces[agent_id], env.action_spaces[agent_id]
             require_spaces(agent_id, policy_id, spaces, actor.spaces)
@@ -242,15 +284,16 @@ class MultiAgentLoop:
         news.seats.append(agent.seat)
         news.observations.append(observation)
         news.steps.append(lane.step)
+        if actor.wants_infos:
+            news.infos.append({})  # of a transition, and who joins has none
 
-    def _let_go(
-        self,
-        lane: Lane,
-        observations: Mapping[Any, Any],
-        terminateds: Mapping[Any, bool],
-        truncateds: Mapping[Any, bool],
-    ) -> dict[Any, Any]:
-        """Agents leave; returns the observations of the others, who stay."""
+    def _let_go(self, lane: Lane, news: FlaggedDicts, *, passed: bool = False) -> Mapping[Any, Any]:
+        """Agents leave; returns the observations of the others, who stay.
+
+        Args:
+            passed: a soft horizon; everybody leaves, and who has an observation joins once more.
+        """
+        observations, _, terminateds, truncateds, infos = news
         everybody = bool(terminateds.get(ALL, False)), bool(truncateds.get(ALL, False))
         named = {name for flags in (terminateds, truncateds) for name in flags if flags[name]}
         over = any(everybody)
@@ -259,61 +302,71 @@ class MultiAgentLoop:
                 if agent_id in observations:
                     raise self._fault(agent, _BACK, lane.step - 1)
                 continue
-            if not over and agent_id not in named:
+            if not (over or passed or agent_id in named):
                 continue
             own = bool(terminateds.get(agent_id, False)), bool(truncateds.get(agent_id, False))
             # What is said of everybody holds for those of whom nothing else is said.
             terminated, truncated = own if any(own) else everybody
-            news = agent.actor.news
-            news.leaving.append(agent)
-            news.last_observations.append(observations.get(agent_id))
-            news.flags.append((terminated, truncated))
-            news.last_steps.append(lane.step)
+            heard = agent.actor.news
+            heard.leaving.append(agent)
+            heard.last_observations.append(observations.get(agent_id))
+            heard.flags.append((terminated, truncated))
+            heard.last_steps.append(lane.step)
+            if agent.actor.wants_infos:
+                heard.last_infos.append(infos.get(agent_id, {}))
         if over:
             self._end(lane, terminated=everybody[0])
             return {}
-        return {name: seen for name, seen in observations.items() if name not in named}
+        staying = {name: seen for name, seen in observations.items() if name not in named}
+        if passed:
+            self._end(lane, terminated=False, go_on_with=staying)
+            return {}
+        return staying
 
-    def _end(self, lane: Lane, *, terminated: bool) -> None:
-        if not lane.agents:
+    def _end(
+        self, lane: Lane, *, terminated: bool, go_on_with: Mapping[Any, Any] | None = None
+    ) -> None:
+        if not lane.agents and not lane.goes_on:
             reason = "the episode ended before any agent had an observation"
             raise self._error(lane, "step", reason, lane.step - 1)
-        lane.terminated = terminated
+        lane.terminated, lane.goes_on = terminated, go_on_with is not None
         self._on_end(lane)
         # Whoever leaves is heard of first: the agents of the next episode take other seats.
-        self.start(lane)
+        self.start(lane, go_on_with)
 
     # -- replay --------------------------------------------------------------------------------
 
-    def replay(
-        self,
-        lane: Lane,
-        recorded: Mapping[int, tuple[np.ndarray, np.ndarray]],
-        policies: list[str],
-        known: Sequence[str],
-    ) -> dict[int, Any]:
+    def replay(self, lane: Lane, parts: Sequence[GamePart], seeds: Sequence[int]) -> dict[int, Any]:
         """Bring the lane's environment to where it was, without anybody hearing of it.
 
         Args:
-            lane: with the seed and the number of steps of its episode.
-            recorded: agent index -> env steps of its actions, and the actions.
-            policies: of each agent, by index.
-            known: ids of the policies that there were when the episode began.
+            lane: with the seed that its environment was reset with.
+            parts: the episodes since then, the last of which is running; `seeds` are theirs.
 
         Returns:
             The last observations of those who wait, by index.
         """
-        steps = lane.step
-        lane.agents = {}
-        lane.start = EpisodeStart(lane.seed, tuple(known), mapping_rng(lane.seed))
         observations = self._first_observations(lane)
-        self._recall(lane, observations, policies)
+        for part, seed in zip(parts, seeds, strict=True):
+            lane.agents = {}
+            lane.start = EpisodeStart(seed, tuple(part.known), mapping_rng(seed))
+            observations = self._repeat(lane, part, observations)
+        agents = lane.agents
+        return {agents[name].index: seen for name, seen in observations.items() if name in agents}
+
+    def _repeat(
+        self, lane: Lane, part: GamePart, observations: Mapping[Any, Any]
+    ) -> Mapping[Any, Any]:
+        """Replay one episode that begins with these observations; returns the last ones."""
+        self._recall(lane, observations, part.policies)
         converted = {
-            index: dict(zip(at.tolist(), self.actors[policies[index]].to_env(actions), strict=True))
-            for index, (at, actions) in recorded.items()
+            index: dict(
+                zip(at.tolist(), self.actors[part.policies[index]].to_env(actions), strict=True)
+            )
+            for index, (at, actions) in part.recorded().items()
         }
         ids = list(lane.agents)
-        for step in range(steps):
+        for step in range(part.steps):
             actions = {
                 ids[index]: taken[step]
                 for index, taken in converted.items()
@@ -325,10 +378,9 @@ class MultiAgentLoop:
                 raise self._raised(error, lane, "step") from None
             gone = {name for flags in (terminateds, truncateds) for name in flags if flags[name]}
             observations = {name: seen for name, seen in observations.items() if name not in gone}
-            self._recall(lane, observations, policies)
+            self._recall(lane, observations, part.policies)
             ids = list(lane.agents)
-        agents = lane.agents
-        return {agents[name].index: seen for name, seen in observations.items() if name in agents}
+        return observations
 
     def _recall(self, lane: Lane, observations: Mapping[Any, Any], policies: list[str]) -> None:
         """Agents join in the order in which they did."""
@@ -363,16 +415,3 @@ class MultiAgentLoop:
         step = -1 if phase == "reset" else lane.step
         where = {"runner_index": self._runner_index, "lane": lane.index, "env_step": step}
         return EnvError.from_exception(error, self._env_id, phase, **where)
-
-
-def _are_dicts(news: Any) -> bool:
-    """Whether ``step`` returned what it must; written out, as every step of a lane comes here."""
-    if not (isinstance(news, tuple | list) and len(news) == 5):
-        return False
-    observations, rewards, terminateds, truncateds, _ = news
-    return (
-        isinstance(observations, dict)
-        and isinstance(rewards, dict)
-        and isinstance(terminateds, dict)
-        and isinstance(truncateds, dict)
-    )

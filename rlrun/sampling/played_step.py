@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,30 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
+class AgentTransition:
+    """What one of several agents saw, did and was led to; values are the environment's own."""
+
+    episode: int
+    agent: Any
+    policy_id: str
+    step: int
+    """Env step of the episode at which it acted."""
+    obs: Any
+    action: Any
+    next_obs: Any
+    """The last one that it saw, if it left without another."""
+    reward: float
+    """All that it got until then."""
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True)
 class PlayedStep:
-    """One vector step, for whoever records it. Arrays may be overwritten by the next step."""
+    """One vector step, for whoever records it. Arrays may be overwritten by the next step.
+
+    With several agents, observations and actions are those of `agents`.
+    """
 
     obs: Any
     """Raw observations acted on, batched ``[B, ...]``."""
@@ -26,6 +48,8 @@ class PlayedStep:
     truncateds: Array
     episodes: list[int | None]
     """Which episode each lane played; None in lanes that have played all of theirs."""
+    agents: Sequence[AgentTransition] = ()
+    """Transitions of agents that this step has completed."""
 
 
 Recorder = Callable[[PlayedStep], bool | None]

@@ -1,16 +1,19 @@
 """PolicyActor: one policy acts for all its agents, in all sub-environments, with one forward pass.
 
-Owns what belongs to the policy in a multi-agent runner: its connectors, its agents' seats, and the
-log of their rows. Knows nothing of environments: it is told who sees what, and who has left.
+Owns what belongs to the policy in a multi-agent runner: its connectors, and who sits where. What
+its agents live through is its store's. Knows nothing of environments: it is told who sees what, and
+who has left.
 
 An agent has a seat: its index into this policy's arrays, for as long as it takes part.
 
-    S  seats    k  agents that act, or are heard of, in a step    P  rows that views look back at
+    S  seats    k  agents that act, or are heard of, in a step
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -19,17 +22,19 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
-from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.trajectory_views import TrajectoryViews
-from rlrun.policies.action_sampling import action_sampler
 from rlrun.policies.policy import Policy
-from rlrun.sampling import agent_log as names
-from rlrun.sampling.agent_log import AgentLog, to_batch
+from rlrun.sampling.agent_pieces import AgentPieces
 from rlrun.sampling.agent_play import AgentFault, AgentPlay, News
+from rlrun.sampling.agent_store import AgentStore, Heard
+from rlrun.sampling.agent_watch import AgentWatch
+from rlrun.sampling.collected_agents import CollectedAgents
 from rlrun.sampling.envs import observation_problem
 from rlrun.sampling.episode_vector_env import bad_value_test
+from rlrun.sampling.logged_agents import LoggedAgents
+from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.policy_mapping import Spaces
 from rlrun.sampling.runner_connectors import RunnerConnectors
+from rlrun.sampling.runner_messages import CollectorFactory, Unneeded
 from rlrun.sampling.seat_noise import SeatNoise
 
 Array = NDArray[Any]
@@ -43,17 +48,37 @@ _PLAIN_SPACES = (
 )
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Actions that one agent has taken in one episode since somebody asked last."""
+
+    lane: int
+    agent: int
+    """By order of appearance in the episode."""
+    episode_id: int
+    steps: Array
+    """Env steps of the episode at which it acted, int ``[n]``."""
+    actions: Array
+    """As `PolicyActor.to_env` takes them: the policy's, behind the user's own connectors."""
+
+
 class PolicyActor:
     """Acts for the agents of one policy and logs what became of it.
 
     Args:
         spaces: of the environment, for agents of this policy.
         connectors: between those and the policy.
+        make_collector: a collector of the trajectory of one agent, for observations of a space;
+            None keeps all of them in one log.
+        pieces: the user's own connectors among these; None if there are none.
 
     Attributes:
+        store: what its agents live through.
         explore: sample actions, or take the best ones.
+        wants_infos: whether it has a view of infos, and so is to be told of them.
         filter_learns: whether statistics of observations and rewards learn from what comes.
         waiting: agents whose action is due.
+        watch: whoever records what they do, or None.
     """
 
     def __init__(
@@ -61,38 +86,47 @@ class PolicyActor:
         policy: Policy,
         spaces: Spaces,
         connectors: RunnerConnectors,
+        make_collector: CollectorFactory | None = None,
+        pieces: AgentPieces | None = None,
     ) -> None:
         self.policy, self.spaces, self.connectors = policy, spaces, connectors
         self.observations, self.actions = connectors.observations, connectors.actions
-        self.rewards = connectors.rewards
-        self.log = AgentLog(self.observations.output_space)
+        self.rewards, self._pieces = connectors.rewards, pieces
         self.explore = self.filter_learns = True
+        self.inputs = PolicyInputs(policy, 1)
+        self.wants_infos = col.INFOS in self.inputs.rows
+        self._make_collector = make_collector
+        self.store = self._make_store()
         self._stack = _stacker(spaces[0])
         self._is_bad = bad_value_test(spaces[0])
         self._plain_actions = isinstance(spaces[1], _PLAIN_SPACES)
         self._free: list[int] = []
-        self._place = np.empty((0, 3), np.int64)  # [S] lane, agent index and episode id
-        self._open = np.empty(0, np.int64)  # [S] row of the action that was not answered, or -1
         self._count = np.empty(0, np.int64)  # [S] actions taken in the episode
         self._returns = np.empty(0)  # [S] discounted rewards so far, for their normalisation
-        self._recent = np.empty((0, 0), np.int64)  # [S, P] rows of the last actions, oldest first
         self._noise = SeatNoise(policy)
+        self._taken: list[tuple[Array, Array, Array]] = []  # [k, 3] places, [k] steps, actions
         self.waiting: list[AgentPlay] = []
-        self._rows = np.empty(0, np.int64)  # [k] log rows of those who wait
-        self._seats = np.empty(0, np.int64)  # [k] their seats
+        self._seats = np.empty(0, np.int64)  # [k] seats of those who wait
         self._steps = np.empty(0, np.int64)  # [k] env steps of their episodes
         self._raw: list[Any] = []  # their observations, unprocessed
         self.news = News()
-        self.views: TrajectoryViews | None = None
-        self.look_at_views()
+        self.watch: AgentWatch | None = None
 
-    def look_at_views(self) -> None:
-        """Find out what the policy sees besides the present observation."""
-        views = TrajectoryViews(self.policy.view_requirements, self.policy.get_initial_state())
-        self.views = None if views.trivial else views
-        lookback = 0 if self.views is None else self.views.lookback
-        if self._recent.shape[1] != lookback:
-            self._recent = np.full((len(self._open), lookback), -1)
+    def _make_store(self) -> AgentStore:
+        space, make = self.observations.output_space, self._make_collector
+        if make is None:
+            return LoggedAgents(self.inputs, space)
+        return CollectedAgents(self.inputs, lambda: make(space))
+
+    def begin_fragment(self, unneeded: Unneeded) -> None:
+        """A fragment begins: make what the policy asks for now, without what nobody needs."""
+        inputs = self.inputs
+        if self.policy.view_requirements != inputs.requirements or unneeded != inputs.unneeded:
+            inputs.resolve(unneeded)
+            self.wants_infos = col.INFOS in inputs.rows
+            self.store.set_views()
+        self.store.ignored = unneeded.not_stored - inputs.rows.keys()
+        self.store.begin_fragment()
 
     # -- seats ---------------------------------------------------------------------------------
 
@@ -105,20 +139,17 @@ class PolicyActor:
         if not self._free:
             self._add_seats()
         seat = agent.seat = self._free.pop()
-        self._open[seat], self._count[seat], self._returns[seat] = -1, taken, 0.0
-        self._recent[seat] = -1
-        self._place[seat] = agent.lane.index, agent.index, agent.lane.episode_id
+        self._count[seat], self._returns[seat] = taken, 0.0
+        self.store.begin(seat, agent.lane.index, agent.index, agent.lane.episode_id)
         self._noise.begin(seat, agent.lane.seed, agent.index, taken)
 
     def _add_seats(self) -> None:
-        old = len(self._open)
+        old = len(self._count)
         new = max(_FIRST_SEATS, old)
         self._free = list(range(old + new - 1, old - 1, -1))
-        self._place = np.append(self._place, np.zeros((new, 3), np.int64), axis=0)
-        self._open = np.append(self._open, np.full(new, -1))
         self._count = np.append(self._count, np.zeros(new, np.int64))
         self._returns = np.append(self._returns, np.zeros(new))
-        self._recent = np.append(self._recent, np.full((new, self._recent.shape[1]), -1), axis=0)
+        self.store.resize(old + new)
 
     def actions_taken(self, agent: AgentPlay) -> int:
         """In this episode, by an agent that has a seat or had one until this step."""
@@ -127,7 +158,7 @@ class PolicyActor:
     def _leave(self, agent: AgentPlay) -> None:
         agent.taken = int(self._count[agent.seat])
         self._free.append(agent.seat)
-        self._open[agent.seat], agent.seat = -1, -1
+        agent.seat = -1
 
     # -- acting --------------------------------------------------------------------------------
 
@@ -137,78 +168,59 @@ class PolicyActor:
         Args:
             lanes: only for agents in these; None: for all.
         """
-        agents, rows, seats, steps = self._due(lanes)
+        agents, raw, seats, steps = self._due(lanes)
         if not agents:
             return
         noise = self._noise.next(seats, self._count[seats]) if self.explore else None
-        columns = self.log.columns
-        if self.views is None:
+        seen = self.store.seen(seats)
+        if self.inputs.views is None:
             actions, _, extras = self.policy.compute_actions(
-                columns[col.OBS][rows], explore=self.explore, noise=noise
+                seen, explore=self.explore, noise=noise
             )
         else:
-            actions, states, extras = self.policy.compute_actions_from_input_dict(
-                self._seen(self.views, rows, seats), explore=self.explore, noise=noise
-            )
-            outs = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
-            extras = {**extras, **outs}
-        self.log.write(rows, {col.ACTIONS: actions, **extras})
-        columns[names.TAKEN_AT][rows] = steps
-        self._open[seats] = rows
+            actions, extras = self.inputs.act(seen, explore=self.explore, noise=noise)
+        actions = np.asarray(actions)
+        self.store.act(seats, actions, extras)
         self._count[seats] += 1
-        if self.views is not None and self.views.lookback:
-            self._recent[seats, :-1] = self._recent[seats, 1:]
-            self._recent[seats, -1] = rows
-        for agent, action in zip(agents, self.to_env(actions), strict=True):
+        if self._pieces is not None:
+            actions = self._pieces.act(agents, actions)
+        taken = self.to_env(actions)
+        self._taken.append((self.store.places[seats], steps, actions))
+        if self.watch is not None:
+            taken = list(taken)
+            self.watch.acted(agents, raw, taken)
+        for agent, action in zip(agents, taken, strict=True):
             agent.lane.actions[agent.id] = action
 
-    def _due(self, lanes: Collection[Any] | None) -> tuple[list[AgentPlay], Array, Array, Array]:
-        """Those who are to act now, their rows, seats and env steps; the others wait on."""
-        due = self.waiting, self._rows, self._seats, self._steps
+    def _due(
+        self, lanes: Collection[Any] | None
+    ) -> tuple[list[AgentPlay], list[Any], Array, Array]:
+        """Those who are to act now, what they see, their seats and env steps; others wait on."""
+        due = self.waiting, self._raw, self._seats, self._steps
         if lanes is None:
-            none = self._rows[:0]
-            self.waiting, self._rows, self._seats, self._steps = [], none, none, none
-            self._raw = []
+            none = self._seats[:0]
+            self.waiting, self._raw, self._seats, self._steps = [], [], none, none
             return due
         now = [i for i, agent in enumerate(self.waiting) if agent.lane in lanes]
         self._keep_waiting([i for i in range(len(self.waiting)) if i not in now])
-        agents, rows, seats, steps = due
-        return [agents[i] for i in now], rows[now], seats[now], steps[now]
+        agents, raw, seats, steps = due
+        return [agents[i] for i in now], [raw[i] for i in now], seats[now], steps[now]
 
     def _keep_waiting(self, which: list[int]) -> None:
         self.waiting = [self.waiting[i] for i in which]
         self._raw = [self._raw[i] for i in which]
-        self._rows, self._seats = self._rows[which], self._seats[which]
-        self._steps = self._steps[which]
+        self._seats, self._steps = self._seats[which], self._steps[which]
 
     def to_env(self, actions: Any) -> Any:
-        """From actions of the policy ``[k, ...]`` to k actions of the environment."""
-        converted = actions if self.actions.identity else self.actions(np.asarray(actions))
+        """From what was recorded of actions ``[k, ...]`` to k actions of the environment."""
+        actions = np.asarray(actions)
+        if self.connectors.custom is not None:
+            converted = self.connectors.custom.send(actions)
+        else:
+            converted = actions if self.actions.identity else self.actions(actions)
         if self._plain_actions:
             return converted
         return iterate(batch_space(self.spaces[1], len(actions)), converted)
-
-    def _seen(self, views: TrajectoryViews, rows: Array, seats: Array) -> dict[str, Array]:
-        """What the policy sees, each ``[k, ...]`` or ``[k, n, ...]``."""
-        past = views.lookback
-        reachable = np.concatenate([self._recent[seats], rows[:, None]], axis=1)  # [k, P + 1]
-        first = past - np.minimum(self._count[seats], past)[:, None]  # where the episode begins
-        seen = {}
-        for view in views.acting_views:
-            wanted = past + view.steps[None, :]  # [1, n]
-            inside = np.maximum(wanted, first)
-            column = self._source(view.source)
-            values = column[np.take_along_axis(reachable, inside, axis=1)]  # [k, n, ...]
-            if view.fill is not None:
-                values[wanted < first] = view.fill
-            seen[view.name] = values if view.time_axis else values[:, 0]
-        return seen
-
-    def _source(self, name: str) -> Array:
-        """A column that a view looks at; before the first step it has no values, only a shape."""
-        if name not in self.log.columns:
-            self.log.write(np.empty(0, np.int64), {name: source_rows(self.policy, name)})
-        return self.log.columns[name]
 
     # -- hearing -------------------------------------------------------------------------------
 
@@ -223,42 +235,66 @@ class PolicyActor:
             return
         raw, seats, steps = news.observations, news.seats, news.steps
         # What those who leave without an observation were led to is the last that they saw.
-        left = [i for i, last in enumerate(news.last_observations) if last is not None]
+        staying, left = len(news.staying), []
         if news.leaving:
+            left = [i for i, last in enumerate(news.last_observations) if last is not None]
             seats = seats + [agent.seat for agent in news.leaving]
             raw = raw + [news.last_observations[i] for i in left]
             steps = steps + news.last_steps
-        staying = len(news.staying)
-        all_seats = np.array(seats)
-        opened = self._open[all_seats]
-        seen = np.r_[:staying, staying + np.array(left, np.int64)] if left else np.s_[:staying]
-        following = opened.copy()
-        if raw:
-            following[seen] = rows = self._append(news, raw, all_seats[seen])
-            self._rows = np.concatenate([self._rows, rows[:staying]])
+        observed = (
+            np.r_[:staying, staying + np.array(left, np.int64)] if left else np.arange(staying)
+        )
         self.waiting += news.staying
         self._raw += news.observations
+        all_seats, all_steps = np.array(seats), np.array(steps)
         self._seats = np.concatenate([self._seats, all_seats[:staying]])
-        self._steps = np.concatenate([self._steps, np.array(steps[:staying], np.int64)])
-        self._complete(news, all_seats, opened, following, np.array(steps))
-        self._open[all_seats] = -1
+        self._steps = np.concatenate([self._steps, all_steps[:staying]])
+        rewards, flags = self._rewards_and_flags(news, all_steps)
+        if self.watch is not None:
+            self.watch.heard(news, rewards, flags)
+        learned = rewards
+        if not self.rewards.identity:
+            learned = self._learned(rewards, flags, all_seats)
+        heard = Heard(
+            seats=all_seats,
+            staying=staying,
+            observed=observed,
+            observations=self._processed(news, raw, all_seats, observed, rewards),
+            rewards=rewards,
+            learned=learned,
+            flags=flags,
+            steps=all_steps,
+            infos=news.infos + news.last_infos if self.wants_infos else None,
+        )
+        self.store.hear(heard)
         for agent in news.leaving:
+            self.store.leave(agent.seat)
             self._leave(agent)
 
-    def _append(self, news: News, raw: list[Any], seats: Array) -> Array:
-        """Log what agents on these seats see; returns their rows."""
-        try:
-            stacked = self._stack(raw)
-        except (ValueError, TypeError, KeyError):
-            stacked = None
-        if stacked is None or self._is_bad(stacked):
-            self._blame(news)
-        processed = self.observations(stacked, update=self.filter_learns)
-        place = self._place[seats]
-        rows = self.log.append(processed, place[:, 0], place[:, 1])
-        self.log.columns[names.EPISODE][rows] = place[:, 2]
-        self.log.columns[names.OWN_STEP][rows] = self._count[seats]
-        return rows
+    def _processed(
+        self, news: News, raw: list[Any], seats: Array, observed: Array, rewards: Array
+    ) -> Any:
+        """Observations as the policy sees them, ``[m, ...]``; raises AgentFault for bad ones."""
+        stacked: Any = []
+        if raw:
+            with suppress(ValueError, TypeError, KeyError):
+                stacked = self._stack(raw)
+            if not len(stacked) or self._is_bad(stacked):
+                self._blame(news)
+        if self._pieces is not None:
+            return self._behind_pieces(news, stacked, seats, observed, rewards)
+        return self.observations(stacked, update=self.filter_learns) if raw else stacked
+
+    def _behind_pieces(
+        self, news: News, stacked: Any, seats: Array, observed: Array, rewards: Array
+    ) -> Any:
+        assert self._pieces is not None
+        agents, acted = news.staying + news.leaving, self._count[seats] > 0
+        self._pieces.advance([agents[i] for i in np.flatnonzero(acted)], rewards[acted])
+        if not len(observed):
+            return stacked
+        seeing, first = [agents[i] for i in observed], ~acted[observed]
+        return self._pieces.see(seeing, stacked, first, update=self.filter_learns)
 
     def _blame(self, news: News) -> None:
         """Raise AgentFault for the first observation that is not in the space."""
@@ -270,10 +306,8 @@ class PolicyActor:
             if observation is not None and problem is not None:
                 raise AgentFault(agent, problem, step - 1)
 
-    def _complete(
-        self, news: News, seats: Array, opened: Array, following: Array, steps: Array
-    ) -> None:
-        """The transitions of rows ``opened`` are complete; -1 for agents that have not acted."""
+    def _rewards_and_flags(self, news: News, steps: Array) -> tuple[Array, Array]:
+        """Of all who are heard of: rewards since their last actions, and ends, bool ``[k, 2]``."""
         agents = news.staying + news.leaving
         rewards = np.array([agent.credit for agent in agents], np.float64)
         if not np.isfinite(rewards).all():
@@ -284,25 +318,16 @@ class PolicyActor:
             flags[len(news.staying) :] = news.flags
         for agent in agents:
             agent.credit = 0.0
-        known = opened >= 0
-        if not self.rewards.identity:
-            rewards = self._learned(rewards, flags, seats, known)
-        rows = opened[known]
-        columns = self.log.columns
-        columns[names.NEXT][rows] = following[known]
-        columns[names.DONE_AT][rows] = steps[known] - 1
-        columns[col.REWARDS][rows] = rewards[known]
-        columns[col.TERMINATEDS][rows] = flags[known, 0]
-        columns[col.TRUNCATEDS][rows] = flags[known, 1]
+        return rewards, flags
 
-    def _learned(self, rewards: Array, flags: Array, seats: Array, known: Array) -> Array:
+    def _learned(self, rewards: Array, flags: Array, seats: Array) -> Array:
         """What learning sees of the rewards ``[k]`` of these seats."""
         returns = self._returns[seats]
         learned = self.rewards(
             rewards,
             flags[:, 0],
             flags[:, 1],
-            valid=known,
+            valid=self._count[seats] > 0,  # who has not acted is not rewarded
             update=self.filter_learns,
             returns=returns,
         )
@@ -311,88 +336,44 @@ class PolicyActor:
 
     # -- fragments -----------------------------------------------------------------------------
 
-    def deliver(
-        self, running: Collection[int], *, runner_index: int, fragment: int, whole_episodes: bool
-    ) -> SampleBatch | None:
-        """The transitions of this fragment; None if there are none.
-
-        Args:
-            running: ids of the episodes that have not ended.
-            whole_episodes: hold back transitions of those.
-        """
-        log = self.log
-        held = np.zeros(log.size, np.bool_)
-        if whole_episodes:
-            held = np.isin(log.columns[names.EPISODE][: log.size], list(running))
-        rows = log.transitions(held)
-        if not len(rows):
-            return None
-        batch = to_batch(
-            log,
-            rows,
-            runner_index=runner_index,
-            fragment=fragment,
-            further_columns=self.policy.fragment_columns,
-            views=self.views,
-        )
-        log.columns[names.DELIVERED][rows] = True
-        return batch
-
-    def carry_over(self) -> None:
-        """Drop what has been delivered, but for the past that views look back at."""
-        log = self.log
-        held = (log.columns[names.NEXT][: log.size] >= 0) & ~log.columns[names.DELIVERED][
-            : log.size
-        ]
-        seated = np.setdiff1d(np.arange(len(self._open)), self._free)
-        opened, recent = self._open[seated], self._recent[seated]
-        rows = [np.flatnonzero(held), self._rows, opened[opened >= 0], recent[recent >= 0]]
-        moved = log.keep(np.unique(np.concatenate(rows)))
-        moved = np.append(moved, -1)  # what was -1 stays -1
-        self._rows, self._open, self._recent = (
-            moved[self._rows],
-            moved[self._open],
-            moved[self._recent],
-        )
-
-    def newly_taken(self, running: Collection[int]) -> list[tuple[int, int, Array, Array]]:
-        """Actions of running episodes since the last call: lane, agent, env steps, actions."""
-        columns, size = self.log.columns, self.log.size
-        due = (columns[names.TAKEN_AT][:size] >= 0) & ~columns[names.RECORDED][:size]
-        columns[names.RECORDED][:size] |= due
-        due &= np.isin(columns[names.EPISODE][:size], list(running))
-        rows = self.log.ordered(np.flatnonzero(due))
-        if not len(rows):
+    def newly_taken(self) -> list[Taken]:
+        """The actions since the last call, agent after agent and each in its order."""
+        if not self._taken:
             return []
-        lanes, agents = columns[names.LANE][rows], columns[names.AGENT][rows]
-        cuts = np.flatnonzero((np.diff(lanes) != 0) | (np.diff(agents) != 0)) + 1
+        places, steps, actions = (np.concatenate(parts) for parts in zip(*self._taken, strict=True))
+        self._taken = []
+        order = np.lexsort(places.T)  # stable: each agent's stay in their order
+        places, steps, actions = places[order], steps[order], actions[order]
+        cuts = np.flatnonzero(np.any(np.diff(places, axis=0), axis=1)) + 1
+        parts = (np.split(part, cuts) for part in (places, steps, actions))
         return [
-            (
-                int(columns[names.LANE][part[0]]),
-                int(columns[names.AGENT][part[0]]),
-                columns[names.TAKEN_AT][part],
-                columns[col.ACTIONS][part],
-            )
-            for part in np.split(rows, cuts)
+            Taken(int(at[0, 0]), int(at[0, 1]), int(at[0, 2]), of_steps, of_actions)
+            for at, of_steps, of_actions in zip(*parts, strict=True)
         ]
 
-    def drop(self, agents: Collection[AgentPlay], episode_id: int) -> None:
+    def drop(self, agents: Collection[AgentPlay], lane: int, episode_id: int) -> None:
         """Forget an episode that is given up, with these agents of this policy."""
-        columns, size = self.log.columns, self.log.size
-        columns[names.DELIVERED][:size] |= columns[names.EPISODE][:size] == episode_id
         self._keep_waiting([i for i, agent in enumerate(self.waiting) if agent not in agents])
-        for agent in agents:
-            if agent.seat >= 0:
-                self._leave(agent)
+        if self.watch is not None:
+            self.watch.drop(agents)
+        seated = [agent for agent in agents if agent.seat >= 0]
+        self.store.drop([agent.seat for agent in seated], lane, episode_id)
+        for agent in seated:
+            self._leave(agent)
 
     def forget(self) -> None:
-        """Drop all transitions, but for the past that views look back at."""
-        self.log.columns[names.DELIVERED][: self.log.size] = True
-        self.carry_over()
+        """Drop all transitions of a play that nobody collects."""
+        self.store.forget()
+        self._taken = []
+
+    def forget_pieces(self) -> None:
+        """Let the user's own connectors be as made, so that no play depends on another."""
+        if self.connectors.custom is not None:
+            self.connectors.custom.forget()
 
     def for_play(self, explore: bool) -> PolicyActor:
         """An actor for play beside: the same policy and connectors, which learn nothing there."""
-        twin = PolicyActor(self.policy, self.spaces, self.connectors)
+        twin = PolicyActor(self.policy, self.spaces, self.connectors, pieces=self._pieces)
         twin.explore, twin.filter_learns = explore, False
         return twin
 
@@ -403,16 +384,14 @@ class PolicyActor:
         seats = [agent.seat for agent in agents]
         raw = self.observations.preprocess(self._stack(self._raw)) if self._raw else None
         return {
-            "log": self.log.get_state(),
+            "store": self.store.get_state(seats),
             "agents": np.array([[agent.lane.index, agent.index] for agent in agents], np.int64),
-            "open": self._open[seats],
             "count": self._count[seats],
             "returns": self._returns[seats],
-            "recent": self._recent[seats],
             "waiting": np.array([[a.lane.index, a.index] for a in self.waiting], np.int64),
-            "waiting_rows": self._rows.copy(),
             "unfiltered": raw,
             "connectors": self.connectors.get_state(),
+            "unanswered": {} if self._pieces is None else self._pieces.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any], find: Callable[[int, int], AgentPlay]) -> None:
@@ -421,17 +400,18 @@ class PolicyActor:
         Args:
             find: the agent of a lane and an index; it has no seat yet.
         """
-        self.log.set_state(state["log"])
         self.connectors.set_state(state["connectors"])
+        if self._pieces is not None:
+            self._pieces.set_state(state["unanswered"])
         counts = np.asarray(state["count"]).tolist()
         agents = [find(*place) for place in np.asarray(state["agents"]).tolist()]
         for agent, count in zip(agents, counts, strict=True):
             self.seat(agent, count)
         seats = [agent.seat for agent in agents]
-        self._open[seats], self._recent[seats] = state["open"], state["recent"]
+        self.store.set_state(state["store"], seats)
         self._returns[seats] = state["returns"]
         self.waiting = [find(*place) for place in np.asarray(state["waiting"]).tolist()]
-        self._rows, self._raw = np.asarray(state["waiting_rows"]), []
+        self._raw = []
         self._seats = np.array([agent.seat for agent in self.waiting], np.int64)
         self._steps = np.array([agent.lane.step for agent in self.waiting], np.int64)
 
@@ -452,21 +432,6 @@ class PolicyActor:
             if not np.array_equal(found, unfiltered[i]):
                 strayed.add(agent.lane.index)
         return strayed
-
-
-def source_rows(policy: Policy, name: str) -> Array:
-    """No rows of a column that views look at, in its shape and type."""
-    if name == col.ACTIONS:
-        sampler = action_sampler(policy.action_space)
-        return np.zeros((0, *sampler.shape), sampler.dtype)
-    if name.startswith(col.STATE_OUT_PREFIX):
-        state = policy.get_initial_state()[int(name.removeprefix(col.STATE_OUT_PREFIX))]
-        return state[None][:0]
-    views = policy.view_requirements.items()
-    space = next((v.space for key, v in views if (v.data_col or key) == name), None)
-    if isinstance(space, gym.spaces.Box):
-        return np.zeros((0, *space.shape), space.dtype)
-    return np.zeros(0, np.float32)
 
 
 def _stacker(space: gym.Space[Any]) -> Callable[[list[Any]], Any]:

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
-from rlrun.sampling.runner_messages import RunnerSpec, reward_pipeline
+from rlrun.sampling.runner_messages import RunnerSpec, acting_policy, reward_pipeline
 from rlrun.sampling.seeding import Role, connector_seed
 
 if TYPE_CHECKING:
+    from rlrun.config.policies import PolicySettings
     from rlrun.connectors.custom import EnvToModule, ModuleToEnv, Piece
     from rlrun.connectors.lane_history import LaneHistory
     from rlrun.policies.policy import Policy
@@ -38,7 +39,9 @@ class RunnerConnectors:
     Args:
         observation_space, action_space: of one environment.
         num_lanes: B.
-        role, runner_index: of the runner; pieces that draw random numbers are seeded by them.
+        key: what pieces that draw random numbers are seeded by: the runner's role and index, and
+            with several agents a number of the policy's.
+        policy: what one of several policies is made from.
 
     Attributes:
         observations, actions, rewards: the pipelines.
@@ -56,12 +59,13 @@ class RunnerConnectors:
         action_space: gym.Space[Any],
         *,
         num_lanes: int = 0,
-        role: Role = Role.TRAIN,
-        runner_index: int = 0,
+        key: tuple[int, ...] = (Role.TRAIN, 0),
+        policy: PolicySettings | None = None,
     ) -> None:
-        self._spec = spec
+        self._spec, self._settings = spec, policy
         self._env_spaces = observation_space, action_space
-        self.rewards = reward_pipeline(spec, num_lanes=num_lanes)
+        # With several agents, who come and go, running returns are not kept by lane.
+        self.rewards = reward_pipeline(spec, num_lanes=num_lanes if policy is None else 0)
         self.observations: ObservationPipeline | EnvToModule
         self.actions: ActionPipeline | ModuleToEnv
         self.custom: CustomPieces | None = None
@@ -72,7 +76,7 @@ class RunnerConnectors:
             or not settings.add_default_connectors_to_env_to_module_pipeline
             or not settings.add_default_connectors_to_module_to_env_pipeline
         ):
-            self._build_custom(num_lanes, connector_seed(spec.seed, role, runner_index))
+            self._build_custom(num_lanes, connector_seed(spec.seed, *key))
         else:
             self.observations = self._default_observations(observation_space)
             self.actions = self._default_actions()
@@ -91,8 +95,8 @@ class RunnerConnectors:
         return self._make_policy(self.action_space)
 
     def _make_policy(self, action_space: gym.Space[Any]) -> Policy:
-        spec = self._spec
-        return spec.policy_factory(self.observations.output_space, action_space, spec.model)
+        space = self.observations.output_space
+        return acting_policy(self._spec, self._settings, space, action_space)
 
     def _default_observations(self, space: gym.Space[Any]) -> ObservationPipeline:
         return ObservationPipeline(space, self._spec.settings)
@@ -209,6 +213,10 @@ class CustomPieces:
         self._observations, self._history = observations, history
         self._sent: list[Array] = []
         self._at_first = deepcopy((observations.get_state()["pieces"], actions.get_state()))
+
+    def advance(self, actions: Array, rewards: Array, lanes: Array) -> None:
+        """These lanes took a step, whose observations come next; see `LaneHistory.advance`."""
+        self._history.advance(actions, rewards, None, lanes)
 
     def stepped(self, actions: Array, rewards: Array, valid: Array | None, *, record: bool) -> None:
         """All lanes took a step, whose observations come next; see `LaneHistory.advance`.

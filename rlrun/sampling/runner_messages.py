@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlrun.config.policies import PolicySettings
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Exploration = dict[str, float] | tuple[dict[str, float], ...]
 """How far exploring actions of a policy deviate, by name; several for runners that each have their
 own."""
+
+CollectorFactory = Callable[["gym.Space[Any]"], SampleCollector]
 
 PolicyFactory = Callable[["gym.Space[Any]", "gym.Space[Any]", ModelConfig], Policy]
 
@@ -63,7 +65,7 @@ class RunnerSpec:
 
 @dataclass(frozen=True)
 class Unneeded:
-    """Columns and views that are there for nobody."""
+    """Columns and views of a policy that are there for nobody."""
 
     leave_out: frozenset[str] = frozenset()
     """Not sent."""
@@ -88,8 +90,8 @@ class SampleRequest:
     """Merged connector statistics to take over first; None keeps the runner's own."""
     exploration: Mapping[str, Exploration] = field(default_factory=dict)
     """What `Policy.set_exploration` is to be told, by policy id."""
-    unneeded: Unneeded = Unneeded()
-    """Columns that the batch need not have."""
+    unneeded: Mapping[str, Unneeded] = field(default_factory=dict)
+    """Columns that the batch of a policy need not have, by its id."""
     policies: Mapping[str, PolicySettings] | None = None
     """All policies there are now, where agents play several; they may come and go."""
 
@@ -131,6 +133,35 @@ def tell_exploration(
             policies[policy_id].set_exploration(own)
 
 
+def for_policy(spec: RunnerSpec, policy_id: str, settings: PolicySettings) -> RunnerSpec:
+    """The spec as it is for one of several policies: what makes it, and its own discount."""
+    assert spec.multi_agent is not None
+    made_from = settings.like or policy_id
+    factory = spec.multi_agent.factories.get(made_from, spec.policy_factory)
+    return replace(spec, gamma=settings.training.gamma, policy_factory=factory)
+
+
+def acting_policy(
+    spec: RunnerSpec,
+    settings: PolicySettings | None,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+) -> Policy:
+    """A policy to act with, between connectors.
+
+    Args:
+        settings: of one of several policies; None: of the only one.
+    """
+    if settings is None:
+        return spec.policy_factory(observation_space, action_space, spec.model)
+    if settings.use is None:
+        return spec.policy_factory(observation_space, action_space, settings.model)
+    made: Policy = import_object(settings.use)(
+        observation_space, action_space, dict(settings.kwargs)
+    )
+    return made
+
+
 def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
     """From rewards to what learning sees; null clips on Atari with deepmind preprocessing."""
     clip = spec.connectors.clip_rewards
@@ -156,14 +187,42 @@ def sample_collector(
     spec: RunnerSpec, envs: EpisodeVectorEnv, observation_space: gym.Space[Any]
 ) -> SampleCollector:
     """The collector that `env_runners.sample_collector` names, for preprocessed observations."""
-    settings, shape = spec.settings, observation_space.shape
-    assert shape is not None  # the observation pipeline puts out arrays
-    name = settings.sample_collector or DEFAULT_COLLECTOR
-    made: SampleCollector = import_object(COLLECTORS.get(name, name))(
+    return _made(
+        _collector_class(spec.settings),
+        spec.settings,
+        observation_space,
         envs.num_envs,
-        shape,
+        every_step_counts=envs.every_step_counts,
+    )
+
+
+def agent_collector(settings: EnvRunnersConfig) -> CollectorFactory | None:
+    """Makes the collector of one agent's trajectory; None where one log for all agents does."""
+    kind = _collector_class(settings)
+    if kind is import_object(COLLECTORS[DEFAULT_COLLECTOR]):
+        return None
+    return lambda observation_space: _made(kind, settings, observation_space, 1)
+
+
+def _collector_class(settings: EnvRunnersConfig) -> Any:
+    name = settings.sample_collector or DEFAULT_COLLECTOR
+    return import_object(COLLECTORS.get(name, name))
+
+
+def _made(
+    kind: Any,
+    settings: EnvRunnersConfig,
+    observation_space: gym.Space[Any],
+    num_lanes: int,
+    *,
+    every_step_counts: bool = True,
+) -> SampleCollector:
+    assert observation_space.shape is not None  # the observation pipeline puts out arrays
+    made: SampleCollector = kind(
+        num_lanes,
+        observation_space.shape,
         observation_space.dtype,
         whole_episodes=settings.batch_mode == "complete_episodes",
-        every_step_counts=envs.every_step_counts,
+        every_step_counts=every_step_counts,
     )
     return made

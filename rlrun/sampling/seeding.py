@@ -113,6 +113,6 @@ def evaluation_seed(seed: int) -> int:
     return int(_sequence(seed, _Purpose.EVALUATION_NOISE).generate_state(1)[0])
 
 
-def connector_seed(seed: int, role: Role, runner: int) -> int:
-    """What a runner's connectors are seeded with, where they ask for it."""
-    return int(_sequence(seed, _Purpose.CONNECTOR, role, runner).generate_state(1)[0])
+def connector_seed(seed: int, role: int, runner: int, *policy: int) -> int:
+    """What a runner's connectors, or those of one of its policies, are seeded with."""
+    return int(_sequence(seed, _Purpose.CONNECTOR, role, runner, *policy).generate_state(1)[0])

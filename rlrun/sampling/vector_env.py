@@ -27,6 +27,7 @@ from rlrun.sampling.envs import (
     check_env,
     make_env_or_vector,
     observation_problem,
+    time_limit_of,
 )
 from rlrun.sampling.episode_vector_env import (
     Batched,
@@ -91,7 +92,7 @@ def make_vector_env(
 
     def make_limited(lane: int) -> Any:
         env = make_lane(lane)
-        wrapper = _time_limit(env)
+        wrapper = time_limit_of(env)
         if wrapper is not None:
             wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
         return env
@@ -365,20 +366,11 @@ class SerialVectorEnv:
 
 
 def _elapsed_steps(env: gymnasium.Env[Any, Any]) -> int | None:
-    wrapper = _time_limit(env)
+    wrapper = time_limit_of(env)
     return None if wrapper is None else wrapper._elapsed_steps
 
 
 def _set_elapsed_steps(env: gymnasium.Env[Any, Any], elapsed: int | None) -> None:
-    wrapper = _time_limit(env)
+    wrapper = time_limit_of(env)
     if wrapper is not None:
         wrapper._elapsed_steps = elapsed
-
-
-def _time_limit(env: gymnasium.Env[Any, Any]) -> Any:
-    """The `TimeLimit` around ``env``: its count is the one thing gymnasium's wrappers remember."""
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, gymnasium.wrappers.TimeLimit):
-            return env
-        env = env.env
-    return None

@@ -18,7 +18,6 @@ from rlrun.algorithms.result import is_wall_clock
 from rlrun.algorithms.sac import SACConfig
 from rlrun.data import columns as col
 from rlrun.learning.returns import add_advantages
-from rlrun.sampling.runner_messages import Unneeded
 
 BATCH = 64
 TINY = {"train_batch_size": BATCH, "minibatch_size": 16, "num_epochs": 2}
@@ -291,7 +290,7 @@ def test_a_learning_rate_of_zero_is_exactly_zero(built, name):
 def test_pitfalls_11_60_the_ratio_is_exactly_1_on_the_first_minibatch(built, env):
     algorithm = built("PPO", env, **FILTERED)
     algorithm.train()
-    algorithm._unneeded = Unneeded()  # PPO itself does not ask for the runner's numbers
+    algorithm._unneeded = {}  # PPO itself does not ask for the runner's numbers
     batch = algorithm.sample()
     sampled_logp = batch[col.ACTION_LOGP].copy()
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
@@ -348,7 +347,7 @@ def test_the_ratio_is_1_over_sequences_too(built, name, env):
     else:
         algorithm = built(name, env, **FILTERED)
     algorithm.train()
-    algorithm._unneeded = Unneeded()
+    algorithm._unneeded = {}
     batch = algorithm.sample()
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
     module = algorithm.learner.module

@@ -18,7 +18,7 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.rl_module import ActorCritic
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, Unneeded
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 OBS_SPACE = gym.spaces.Box(-100, 100, (1,), np.float32)
 
@@ -122,7 +122,7 @@ def test_pitfall_13_the_standard_deviation_is_1_at_first_whatever_is_observed():
 
 def test_pitfall_14_the_environment_gets_bounded_actions_and_the_batch_the_policys_own(built):
     algorithm = built(PPOConfig().training(train_batch_size=512), "Pendulum-v1")
-    algorithm._unneeded = Unneeded()
+    algorithm._unneeded = {}
     batch = algorithm.sample()
     actions = batch[col.ACTIONS][:, 0]
     assert np.abs(actions).max() > 1.5

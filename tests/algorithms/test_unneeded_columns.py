@@ -13,7 +13,6 @@ from rlrun.algorithms.unneeded_columns import ALWAYS_KEPT
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.tracked_batch import tracked
-from rlrun.sampling.runner_messages import Unneeded
 
 FOUND_BY = {name: ENVS.get(name, ("CartPole-v1",))[0] for name in ALGORITHMS}
 
@@ -66,15 +65,15 @@ def test_every_algorithm_leaves_out_what_it_does_not_read(name):
     """Without a list written by hand."""
     algorithm = build(name, FOUND_BY[name])
     algorithm.stop()
-    assert {"env_id", "action_dist_inputs"} <= algorithm._unneeded.leave_out
-    assert not algorithm._unneeded.leave_out & ALWAYS_KEPT
+    assert {"env_id", "action_dist_inputs"} <= algorithm._unneeded["default_policy"].leave_out
+    assert not algorithm._unneeded["default_policy"].leave_out & ALWAYS_KEPT
 
 
 @pytest.mark.parametrize("name", ["PPO, LSTM", "DQN"])
 def test_results_are_those_of_a_run_that_leaves_out_nothing(name):
     lean, full = (build(name) for _ in range(2))
     try:
-        full._unneeded = Unneeded()
+        full._unneeded = {}
         assert train(lean, 2) == train(full, 2)
     finally:
         lean.stop()
@@ -87,7 +86,7 @@ def test_bytes_on_the_wire():
     for kept in ("lean", "full"):
         algorithm = build("PPO", lanes=2, training={"train_batch_size": 1024})
         if kept == "full":
-            algorithm._unneeded = Unneeded()
+            algorithm._unneeded = {}
         reply = reply_of(algorithm)
         sizes[kept] = len(pickle.dumps(reply.batch, protocol=5))
         algorithm.stop()
@@ -101,6 +100,85 @@ def test_bytes_on_the_wire():
     assert sizes["full"] - sizes["lean"] == pytest.approx(1024 * 20, abs=500)
 
 
+def several(policies, callbacks=(), to_train=None):
+    config = (
+        PPOConfig()
+        .environment("MultiAgentCartPole")
+        .env_runners(num_envs_per_env_runner=2)
+        .training(train_batch_size=256, minibatch_size=64, num_epochs=1)
+        .model(hidden=[8])
+        .multi_agent(policies=policies, policies_to_train=to_train)
+        .debugging(seed=1)
+    )
+    return config.callbacks(*callbacks).build()
+
+
+FROZEN = {"agent_0": {}, "agent_1": {"train": False}}
+
+
+def test_bytes_on_the_wire_of_several_policies():
+    """What PPO does not read is not sent of one; of the other, which is frozen, nothing is read."""
+    batches = {}
+    for kept in ("lean", "full"):
+        algorithm = several(FROZEN)
+        if kept == "full":
+            algorithm._unneeded = {}
+        batches[kept] = reply_of(algorithm).batch
+        algorithm.stop()
+    lean, full = batches["lean"], batches["full"]
+    assert set(lean["agent_0"].keys()) == ALWAYS_KEPT - {"seq_lens"} | {"obs", "new_obs", "actions"}
+    assert set(lean["agent_1"].keys()) == ALWAYS_KEPT - {"seq_lens"}
+    for policy_id in FROZEN:
+        assert len(lean[policy_id]) == len(full[policy_id])
+        for name, column in lean[policy_id].items():
+            np.testing.assert_array_equal(column, full[policy_id][name])
+
+    def sent(batch):
+        return len(pickle.dumps(batch, protocol=5))
+
+    rows = len(lean["agent_0"])
+    # As with one policy: action_dist_inputs 2 x 4 bytes, action_logp 4, env_id 8.
+    assert sent(full["agent_0"]) - sent(lean["agent_0"]) == pytest.approx(20 * rows, abs=500)
+    # Besides, obs with what it led to: 4 x 4 bytes and two indices of 8; actions 8.
+    saved = sent(full["agent_1"]) - sent(lean["agent_1"])
+    assert saved == pytest.approx((20 + 32 + 8) * len(lean["agent_1"]), abs=1500)
+
+
+def test_results_of_several_policies_are_those_of_a_run_that_leaves_out_nothing():
+    lean, full = several(["agent_0", "agent_1"]), several(["agent_0", "agent_1"])
+    try:
+        assert set(lean._unneeded) == {"agent_0", "agent_1"}
+        full._unneeded = {}
+        assert train(lean, 2) == train(full, 2)
+    finally:
+        lean.stop()
+        full.stop()
+
+
+def whoever(policy_id, batch):
+    """Looks at what it likes, to say who learns."""
+    return batch is None or "action_logp" in batch[policy_id]
+
+
+@pytest.mark.parametrize(
+    "more", [{"to_train": f"{__name__}:whoever"}, {"callbacks": (f"{__name__}:LooksAtAll",)}]
+)
+def test_code_that_may_look_at_any_policys_batch_finds_everything(more):
+    algorithm = several(["default_policy"], **more)
+    assert algorithm._unneeded == {}
+    row = algorithm.train()
+    assert row["learners"]["default_policy"]["num_agent_steps_trained"] > 0
+    algorithm.stop()
+
+
+def test_a_policy_that_was_added_keeps_everything():
+    algorithm = several({"agent_0": {}, "agent_1": {}})
+    algorithm.add_policy("copy", like="agent_0")
+    algorithm.train()
+    assert set(algorithm._unneeded) == {"agent_0", "agent_1"}
+    algorithm.stop()
+
+
 def test_what_a_users_own_code_reads_is_kept():
     config = (
         PPOConfig()
@@ -111,7 +189,7 @@ def test_what_a_users_own_code_reads_is_kept():
     )
     algorithm = Curious(config)
     try:
-        left_out = algorithm._unneeded.leave_out
+        left_out = algorithm._unneeded["default_policy"].leave_out
         assert {"idle", "next_rewards"} <= left_out
         assert not {"bonus", "next_actions", col.ACTION_LOGP} & left_out
         algorithm.train()
@@ -138,7 +216,7 @@ def test_a_view_added_to_a_living_policy_reaches_the_train_batch():
 def test_a_callback_that_may_read_anything_finds_everything():
     config = PPOConfig().environment("CartPole-v1").training(**TINY)
     algorithm = config.callbacks(f"{__name__}:LooksAtAll").build()
-    assert algorithm._unneeded == Unneeded()
+    assert algorithm._unneeded == {}
     algorithm.train()
     algorithm.stop()
 

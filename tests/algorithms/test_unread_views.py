@@ -15,7 +15,6 @@ from rlrun.data import columns as col
 from rlrun.data.tracked_batch import TrackedRows
 from rlrun.data.trajectory_views import TrajectoryViews
 from rlrun.policies.torch_policy import TorchPolicy
-from rlrun.sampling.runner_messages import Unneeded
 
 HERE = __name__
 VIEWS = ("frames", "old_actions", "prev_rewards")
@@ -70,7 +69,7 @@ def build(algorithm=PPO, callbacks=(), policy=None, use="Declares", **kwargs):
 
 def keep_all(algorithm):
     """As if there had been no trial."""
-    algorithm._unneeded = Unneeded()
+    algorithm._unneeded = {}
     algorithm.learner.views = ["obs", *VIEWS]
 
 

@@ -125,6 +125,12 @@ multi_agent: {{policies: [agent_0, agent_1]}}
         ("AlwaysSame", "AlwaysSane", "policies.rock", "did you mean AlwaysSame?"),
         ("lr: 1e-4", "lr: 1e-4}, exploration: {epsilon: 0", "two.exploration", "does not use"),
         ("train: false}", "trian: false}", "policies", "trian"),
+        (
+            "algorithm: PPO",
+            "algorithm: PPO\nenv_runners: {gym_env_vectorize_mode: async}",
+            "env_runners.gym_env_vectorize_mode",
+            "steps its environments one after the other; leave this out",
+        ),
     ],
 )
 def test_one_message_names_the_place(tmp_path, wrong, right, key, message):

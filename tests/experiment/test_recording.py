@@ -7,7 +7,7 @@ import pytest
 
 from rlrun.experiment.errors import MissingExtraError
 from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder
-from rlrun.sampling.evaluation import PlayedStep
+from rlrun.sampling.played_step import AgentTransition, PlayedStep
 
 
 def step(t, episodes, nested=False):
@@ -36,6 +36,29 @@ def test_transitions_are_ordered_by_episode_and_surplus_lanes_left_out(tmp_path)
         assert columns["reward"].tolist() == [1, 1, 1, 2, 2, 1]
         assert columns["terminated"].tolist() == [False] * 4 + [True, False]
         assert columns["truncated"].dtype == np.bool_
+
+
+def transition(episode, agent, t, obs, action=0):
+    ends = {"terminated": t == 1, "truncated": False}
+    return AgentTransition(episode, agent, "p", t, obs, action, obs, 1.5, **ends)
+
+
+def test_several_agents_have_columns_of_their_own():
+    recorder = TransitionRecorder()
+    nobody = {"rewards": np.zeros(2), "terminateds": None, "truncateds": None}
+    for agents in (
+        [transition(1, "a", 0, np.zeros(3)), transition(0, "b", 0, {"x": 1, "y": (2, 3)}, (4, 5))],
+        [transition(0, "b", 2, {"x": 6, "y": (7, 8)}, (9, 9)), transition(0, "a", 1, np.ones(3))],
+    ):
+        recorder(PlayedStep(None, None, None, episodes=[0, 1], agents=agents, **nobody))
+    columns = recorder.columns()
+    assert columns["a/episode"].tolist() == [0, 1]
+    assert columns["a/obs"].tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert columns["a/terminated"].tolist() == [True, False]
+    assert columns["b/t"].tolist() == [0, 2]
+    assert columns["b/obs/y/1"].tolist() == [3, 8]
+    assert columns["b/action/0"].tolist() == [4, 9]
+    assert columns["b/reward"].tolist() == [1.5, 1.5]
 
 
 def test_reused_buffers_are_copied():

@@ -103,6 +103,27 @@ def test_saved_transitions_add_up_to_the_episodes(whole, tmp_path):
             np.testing.assert_array_equal(columns["obs"][rows][1:], columns["next_obs"][rows][:-1])
 
 
+def test_saved_transitions_of_several_agents_add_up_to_their_returns(tmp_path):
+    (tmp_path / "two.yaml").write_text(
+        FILE.replace("CartPole-v1", "MultiAgentCartPole").replace(
+            "training_iteration: 4", "env_steps: 1"
+        )
+        + "multi_agent: {policies: [agent_0, agent_1]}\n"
+    )
+    run_experiment(tmp_path / "two.yaml", run_dir=tmp_path / "run", console="quiet")
+    played = rollout(tmp_path / "run", RolloutRequest(episodes=3, save=tmp_path / "t.npz"))
+    with np.load(tmp_path / "t.npz", allow_pickle=False) as columns:
+        for number, episode in enumerate(played.episodes):
+            for agent, _, agent_return in episode.agents:
+                rows = columns[f"{agent}/episode"] == number
+                assert columns[f"{agent}/reward"][rows].sum() == agent_return
+                assert columns[f"{agent}/t"][rows].tolist() == list(range(rows.sum()))
+                ended = columns[f"{agent}/terminated"][rows] | columns[f"{agent}/truncated"][rows]
+                assert ended.tolist() == [False] * (rows.sum() - 1) + [True]
+                obs, led_to = columns[f"{agent}/obs"][rows], columns[f"{agent}/next_obs"][rows]
+                np.testing.assert_array_equal(obs[1:], led_to[:-1])
+
+
 def test_a_step_limit_ends_the_play(whole):
     assert rollout(whole / "whole", RolloutRequest(episodes=5, steps=3)).episodes == ()
 

@@ -258,6 +258,27 @@ def test_evaluation_plays_exactly_n_episodes_whatever_the_lanes():
     assert len(results[0]) == 5
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_recorders_see_each_agents_transitions(lanes):
+    seen = defaultdict(list)
+
+    def record(step):
+        for made in step.agents:
+            assert made.action == made.obs[0]
+            numbers = float(made.obs[0]), float(made.next_obs[0]), made.reward
+            seen[made.episode, made.agent].append(
+                (*numbers, made.step, made.terminated, made.truncated)
+            )
+
+    runner = make("scripted_agents:Scripted", {"p": ECHO}, lanes=lanes)
+    play_episodes(runner, num_episodes=3, seed=1, recorder=record)
+    for episode in range(3):
+        for agent, expected in EXPECTED.items():
+            begins = [0] + [row[3] + 1 for row in expected[:-1]] if agent != "c" else [3, 4, 5]
+            wanted = [(*row[:3], t, *row[4:]) for row, t in zip(expected, begins, strict=True)]
+            assert seen[episode, agent] == wanted
+
+
 def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
     env = {"use": f"{EXAMPLES}:CrashingCartPole", "crash_probability": 0.03}
     runner = make(env, {"p": MLP}, lanes=3, spec={"restart_failed_sub_environments": True})
