@@ -63,7 +63,8 @@ def build(algorithm=PPO, callbacks=(), policy=None, use="Declares", **kwargs):
         .debugging(seed=3)
     )
     if policy is not None:
-        algorithm = type("WithPolicy", (algorithm,), {"policy_factory": lambda self, policy_id: policy})
+        made = {"policy_factory": lambda self, policy_id: policy}
+        algorithm = type("WithPolicy", (algorithm,), made)
     return algorithm(config)
 
 
