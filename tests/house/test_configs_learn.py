@@ -22,9 +22,9 @@ SEEDS = {
     "ppo_repeat_after_me_attention": (1, 2, 3),
     "ppo_stateless_cartpole_lstm": (1, 2, 3),
 }
-# The same experiment without a memory does not get there.
+# The same experiment without a memory does not get there; without attention it is the first one.
 NEED_MEMORY = {
-    "ppo_repeat_after_me_lstm": (["model.use_lstm=false", "stop.env_steps=50_000"], 20),
+    "ppo_repeat_after_me_lstm": (["model.use_lstm=false", "stop.env_steps=100_000"], 20),
     "ppo_stateless_cartpole_lstm": (["model.use_lstm=false", "stop.env_steps=200_000"], 150),
 }
 
@@ -61,33 +61,35 @@ def test_without_memory_it_fails(name: str, tmp_path: Path) -> None:
     assert outcome.result["episode_return_mean"] < most
 
 
-def test_a_time_limit_is_no_death() -> None:
-    """Trained in episodes of at most 50 steps, the policy holds the pole for hundreds.
+# Large batches, hence few steps of the optimizer: within 50 steps nothing teaches the cart not to
+# drift off the track, and the longer small batches are learned from, the further it drifts.
+SHORT_EPISODES = [
+    "training.train_batch_size=4096",
+    "training.minibatch_size=1024",
+    "training.lr=[[0, 3e-3], [131_072, 1e-5]]",
+    "training.num_epochs=10",
+    "training.gamma=0.99",
+    "training.lambda_=0.95",
+    "env_runners.num_env_runners=0",
+]
 
-    Not with every seed: within 50 steps no cart drifts off the track, so that nothing says how bad
-    that would be.
-    """
-    returns = []
-    for seed in (1, 2, 3):
-        trained, longer = _cartpole(50, seed), _cartpole(500, seed)
-        for _ in range(96):
-            trained.train()
-        longer.set_weights(trained.get_weights())
-        returns.append(longer.evaluate()["episode_return_mean"])
-        trained.stop()
-        longer.stop()
-    assert sorted(returns)[1] >= 200, returns
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
+def test_a_time_limit_is_no_death(seed: int) -> None:
+    """Trained in episodes of at most 50 steps, the policy holds the pole for hundreds."""
+    trained, longer = _cartpole(50, seed), _cartpole(500, seed)
+    while trained.env_steps < 131_072:
+        trained.train()
+    longer.set_weights(trained.get_weights())
+    mean = longer.evaluate()["episode_return_mean"]
+    trained.stop()
+    longer.stop()
+    assert mean >= 200
 
 
 def _cartpole(max_episode_steps: int, seed: int) -> Algorithm:
+    env = f"env={{use: CartPole-v1, max_episode_steps: {max_episode_steps}}}"
     config = load_experiment(
-        ROOT / "configs" / "ppo_cartpole.yaml",
-        [
-            f"env={{use: CartPole-v1, max_episode_steps: {max_episode_steps}}}",
-            "env_runners.num_env_runners=0",
-            "training.lr=[[0, 2e-3], [100_000, 1e-5]]",
-            "training.num_epochs=10",
-            f"seed={seed}",
-        ],
+        ROOT / "configs" / "ppo_cartpole.yaml", [*SHORT_EPISODES, env, f"seed={seed}"]
     )
     return algorithm_class(config.algorithm)(config)
