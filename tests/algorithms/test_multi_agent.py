@@ -92,6 +92,11 @@ def whoever_has_more_rows(policy_id, batch):
     return policy_id == max(batch, key=lambda name: len(batch[name]))
 
 
+def only_agent_1(policy_id, batch):
+    """Whatever there is to learn from."""
+    return policy_id == "agent_1"
+
+
 @pytest.fixture
 def built():
     made = []
@@ -226,6 +231,19 @@ def test_code_may_decide_who_learns_and_nobody_else_changes_a_byte(built):
     assert {len(names) for names in learned} == {1}
     assert {name for names in learned for name in names} == {"agent_0", "agent_1"}
     assert algorithm.multi_agent.is_policy_to_train("agent_0")
+
+
+@pytest.mark.parametrize("name", ["A3C", "APPO", "DQN", "DQN, lockstep", "SAC"])
+def test_code_decides_where_no_train_batch_is_at_hand_too(built, name):
+    code = {"policies_to_train": "test_multi_agent:only_agent_1"}
+    algorithm = built(name, multi_agent={**EACH, **code})
+    before = algorithm.get_weights()
+    for _ in range(2):
+        algorithm.train()
+    after = algorithm.get_weights()
+    for policy_id, frozen in (("agent_0", True), ("agent_1", False)):
+        names = [key for key in before if key.startswith(policy_id)]
+        assert all(before[key].tobytes() == after[key].tobytes() for key in names) == frozen
 
 
 def test_a_shared_policy_learns_from_all_its_agents(built):
