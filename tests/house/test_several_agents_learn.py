@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from source_tree import ROOT
 
-from rlrun import PPOConfig, make_multi_agent, run_experiment
+from rlrun import DQNConfig, PPOConfig, make_multi_agent, run_experiment
 from rlrun.sampling.example_envs import RepeatAfterMe
 
 pytestmark = pytest.mark.learning
@@ -64,3 +64,25 @@ def test_two_agents_with_a_memory_each(use_lstm: bool, least: float, most: float
     algorithm.stop()
     for reached in result["env_runners"]["policy_return_mean"].values():
         assert least <= reached <= most
+
+
+@pytest.mark.parametrize("mode", ["independent", "lockstep"])
+def test_two_agents_replay(mode: str) -> None:
+    """Twenty steps is what a random policy holds the pole for."""
+    algorithm = (
+        DQNConfig()
+        .environment("rlrun.sampling.multi_agent_examples:MultiAgentCartPole")
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+        .multi_agent(policies=["agent_0", "agent_1"])
+        .model(hidden=[64, 64], activation="relu")
+        .training(train_batch_size=2048, lr=1e-3, minibatch_size=64, training_intensity=16)
+        .training(target_network_update_freq=500, n_step=3)
+        .exploration(epsilon=[[0, 1.0], [10_000, 0.02]])
+        .replay(mode=mode)
+        .debugging(seed=2)
+        .build()
+    )
+    for _ in range(8):
+        result = algorithm.train()
+    algorithm.stop()
+    assert min(result["env_runners"]["policy_return_mean"].values()) >= 80
