@@ -93,6 +93,8 @@ CASES: tuple[Case, ...] = (
         "CartPole-v1",
         "a2c_cartpole.yaml",
         Reference(500.0, 500_000, "evaluation", "rl-baselines3-zoo", "500 ± 0, one agent"),
+        note="ends at a mean of 475 in training; the greedy policy drifts off the track from a few "
+        "starts (seed 1 after all 500,000 env steps: 468)",
     ),
     Case(
         "pg-cartpole",
@@ -155,8 +157,8 @@ CASES: tuple[Case, ...] = (
         "LunarLander-v3",
         "ppo_lunarlander.yaml",
         Reference(242.1, 1_000_000, "evaluation", "rl-baselines3-zoo", "242.1 ± 31.8, one agent"),
-        (*_IN_PROCESS, "stop.episode_return_mean=245"),
-        note="published for LunarLander-v2, the version before",
+        (*_IN_PROCESS, "stop.episode_return_mean=230"),
+        note="published for LunarLander-v2, the version before; ends at a mean of 230 in training",
     ),
     Case(
         "ppo-pendulum-stretched",
@@ -236,7 +238,7 @@ CASES: tuple[Case, ...] = (
         "sac_pendulum.yaml",
         Reference(-500.0, 400_000, "goal", "RLlib", "≥ -500, pendulum-transformed-actions-ppo"),
         ("env=rlrun.sampling.example_envs:StretchedPendulum",),
-        env_steps=10_000,
+        env_steps=20_000,
         note="Pendulum-v1 whose actions are in [300, 500]; published for PPO",
     ),
     Case(
