@@ -107,7 +107,8 @@ def draw_curves(results: Sequence[CaseResult], path: Path) -> bool:
 def _draw_panel(panel: Any, result: CaseResult) -> None:
     for seed in result.seeds:
         steps = [env_steps / 1000 for env_steps, _ in seed.curve]
-        panel.plot(steps, [mean for _, mean in seed.curve], linewidth=1.2)
+        dot = "o" if len(steps) == 1 else None  # no line leads from one point to itself
+        panel.plot(steps, [mean for _, mean in seed.curve], linewidth=1.2, marker=dot)
     panel.axhline(result.case.reference.number, color="0.4", linestyle="--", linewidth=0.8)
     panel.set_title(result.case.name, fontsize=9)
     panel.set_xlabel("1,000 env steps", fontsize=7)
