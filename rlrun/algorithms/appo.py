@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.asynchronous import AsynchronousBatches, AsynchronousTraining, average
+from rlrun.algorithms.asynchronous import AsynchronousBatches, VTraceTraining, average
 from rlrun.algorithms.by_policy import ByPolicy
 from rlrun.algorithms.ppo import adapted_kl_coeff
 from rlrun.config.batch_arithmetic import stream_problems
@@ -37,7 +37,7 @@ from rlrun.data.circular_buffer import CircularBuffer
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, LoadedBatch, value_at
 from rlrun.learning.returns import standardized_advantages
-from rlrun.learning.vtrace import VTraceSettings, add_vtrace
+from rlrun.learning.vtrace import add_vtrace
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
 
@@ -45,15 +45,11 @@ BEHAVIOUR_LOGP = "behaviour_logp"
 """Log-probability under mu; `action_logp` is that under the target policy, as PPO's loss wants."""
 
 
-class APPOTraining(AsynchronousTraining):
+class APPOTraining(VTraceTraining):
     """APPO's own settings."""
 
-    lr: Schedule = 5e-4
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     num_epochs: Count = 1
     """Passes over a batch out of the circular buffer; V-trace is computed anew before each."""
-    minibatch_size: Count | None = None
-    """Rows of one gradient step; null takes the whole train batch."""
     circular_buffer_num_batches: Count = 4
     """Train batches that are kept for further use."""
     circular_buffer_iterations_per_batch: Count = 1
@@ -68,18 +64,6 @@ class APPOTraining(AsynchronousTraining):
     """Weight of KL(target || pi), adapted after each iteration; 0 leaves the term out."""
     kl_target: float = Field(default=0.01, gt=0)
     """KL that the adaptive coefficient aims at."""
-    lambda_: float = Field(default=1.0, ge=0, le=1)
-    """Shortens the traces of V-trace; 1 is the paper's."""
-    vtrace_clip_rho_threshold: float | None = Field(default=1.0, gt=0)
-    """Bound on the importance weights of the value targets; null has none."""
-    vtrace_clip_pg_rho_threshold: float | None = Field(default=1.0, gt=0)
-    """Bound on the importance weights of the policy gradient; null has none."""
-    vf_loss_coeff: float = Field(default=0.5, ge=0)
-    """Weight of the value loss, which is half the mean squared error."""
-    entropy_coeff: Schedule = 0.01
-    """Weight of the entropy bonus; may be a schedule."""
-    grad_clip: float | None = Field(default=40.0, gt=0)
-    """Bound on the gradients; null leaves them alone."""
 
 
 class APPOConfig(AlgorithmConfig):
@@ -153,7 +137,7 @@ class APPO(Algorithm):
 
     def setup(self) -> None:
         training = self.config.training
-        assert isinstance(training, AsynchronousTraining)
+        assert isinstance(training, VTraceTraining)
         self.batches = AsynchronousBatches(self, training)
         self.updaters = ByPolicy(self._updater, self.trained_policies)
 
@@ -253,13 +237,7 @@ class PolicyUpdater:
     def _trace(self, batch: SampleBatch, rows: LoadedBatch) -> dict[str, float | None]:
         """V-trace from mu to the target policy, with the learner's values."""
         training = self._training
-        settings = VTraceSettings(
-            training.gamma,
-            training.lambda_,
-            training.vtrace_clip_rho_threshold,
-            training.vtrace_clip_pg_rho_threshold,
-        )
-        traced = add_vtrace(rows, batch, self._learner.module, settings, target=self._target)
+        traced = add_vtrace(rows, batch, self._learner.module, training.vtrace, target=self._target)
         if training.normalize_advantages:
             rows.columns = standardized_advantages(rows.columns)
         return traced

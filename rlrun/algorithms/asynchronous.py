@@ -16,8 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from rlrun.config.batch_arithmetic import stream_length
-from rlrun.config.schema import Count, TrainingConfig
+from rlrun.config.schema import Count, Schedule, TrainingConfig
+from rlrun.learning.vtrace import VTraceSettings
 from rlrun.sampling.asynchronous import AsynchronousSampler
 
 if TYPE_CHECKING:
@@ -34,6 +37,37 @@ class AsynchronousTraining(TrainingConfig):
     """Train batches between two broadcasts of the weights to the env runners."""
     learner_queue_size: Count = 16
     """Fragments that may wait for the learner; while so many do, env runners wait too."""
+
+
+class VTraceTraining(AsynchronousTraining):
+    """Settings of those that correct with V-trace for the age of their samples."""
+
+    lr: Schedule = 5e-4
+    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
+    minibatch_size: Count | None = None
+    """Rows of one gradient step; null takes the whole train batch."""
+    lambda_: float = Field(default=1.0, ge=0, le=1)
+    """Shortens the traces of V-trace; 1 is the paper's."""
+    vtrace_clip_rho_threshold: float | None = Field(default=1.0, gt=0)
+    """Bound on the importance weights of the value targets; null has none."""
+    vtrace_clip_pg_rho_threshold: float | None = Field(default=1.0, gt=0)
+    """Bound on the importance weights of the policy gradient; null has none."""
+    vf_loss_coeff: float = Field(default=0.5, ge=0)
+    """Weight of the value loss, which is half the mean squared error."""
+    entropy_coeff: Schedule = 0.01
+    """Weight of the entropy bonus; may be a schedule."""
+    grad_clip: float | None = Field(default=40.0, gt=0)
+    """Bound on the gradients; null leaves them alone."""
+
+    @property
+    def vtrace(self) -> VTraceSettings:
+        """How V-trace is computed."""
+        return VTraceSettings(
+            self.gamma,
+            self.lambda_,
+            self.vtrace_clip_rho_threshold,
+            self.vtrace_clip_pg_rho_threshold,
+        )
 
 
 class AsynchronousBatches:

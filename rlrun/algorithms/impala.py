@@ -12,41 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import Field
-
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.asynchronous import AsynchronousBatches, AsynchronousTraining, average
+from rlrun.algorithms.asynchronous import AsynchronousBatches, VTraceTraining, average
 from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule
+from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import LoadedBatch, value_at
-from rlrun.learning.vtrace import VTraceSettings, add_vtrace
+from rlrun.learning.vtrace import add_vtrace
 
 
-class IMPALATraining(AsynchronousTraining):
+class IMPALATraining(VTraceTraining):
     """IMPALA's own settings."""
 
-    lr: Schedule = 5e-4
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     num_epochs: Count = 1
     """Passes over a train batch; V-trace is computed anew before each."""
-    minibatch_size: Count | None = None
-    """Rows of one gradient step; null takes the whole train batch."""
-    lambda_: float = Field(default=1.0, ge=0, le=1)
-    """Shortens the traces of V-trace; 1 is the paper's."""
-    vtrace_clip_rho_threshold: float | None = Field(default=1.0, gt=0)
-    """Bound on the importance weights of the value targets; null has none."""
-    vtrace_clip_pg_rho_threshold: float | None = Field(default=1.0, gt=0)
-    """Bound on the importance weights of the policy gradient; null has none."""
-    vf_loss_coeff: float = Field(default=0.5, ge=0)
-    """Weight of the value loss, which is half the mean squared error."""
-    entropy_coeff: Schedule = 0.01
-    """Weight of the entropy bonus; may be a schedule."""
-    grad_clip: float | None = Field(default=40.0, gt=0)
-    """Bound on the gradients; null leaves them alone."""
 
 
 class IMPALAConfig(AlgorithmConfig):
@@ -70,7 +52,7 @@ class IMPALA(Algorithm):
 
     def setup(self) -> None:
         training = self.config.training
-        assert isinstance(training, AsynchronousTraining)
+        assert isinstance(training, VTraceTraining)
         self.batches = AsynchronousBatches(self, training)
 
     def training_step(self) -> dict[str, Any]:
@@ -94,17 +76,11 @@ class IMPALA(Algorithm):
         training, learner = self._settings(policy_id), self.learners[policy_id]
         lr = value_at(training.lr, env_steps)
         entropy_coeff = value_at(training.entropy_coeff, env_steps)
-        trace = VTraceSettings(
-            training.gamma,
-            training.lambda_,
-            training.vtrace_clip_rho_threshold,
-            training.vtrace_clip_pg_rho_threshold,
-        )
         rng = self.learner_rng(policy_id)
         traced: dict[str, float | None] = {}
         epochs = []
         for _ in range(training.num_epochs):
-            now = add_vtrace(rows, batch, learner.module, trace)
+            now = add_vtrace(rows, batch, learner.module, training.vtrace)
             traced = traced or now  # of the first pass: what the batch was worth when it came
             statistics = learner.update(
                 rows.minibatches(1, training.minibatch_size or rows.size, rng),

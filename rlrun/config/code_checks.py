@@ -45,7 +45,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield from _check_envpool(experiment)
     else:
         yield from check_env(experiment.env)
-    yield from _check_policies(experiment.multi_agent)
+    yield from _check_policies(experiment.multi_agent, experiment.env)
     if experiment.env_runners.env_runner_cls is not None:
         runner = UseSpec(use=experiment.env_runners.env_runner_cls)
         yield from _check_use(("env_runners", "env_runner_cls"), runner, None)
@@ -81,7 +81,10 @@ def _check_envpool(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield from check_envpool(experiment.env)
 
 
-def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
+def _check_policies(multi_agent: MultiAgentConfig, env: EnvSpec) -> Iterator[Finding]:
+    if env.use.startswith("pettingzoo/") and not multi_agent.policies:
+        message = "has several agents: say who plays them, as in {policies: [shared]}"
+        yield Finding(("multi_agent",), f"{env.use} {message}")
     for policy_id, policy in multi_agent.policies.items():
         if policy.use is not None:
             path = ("multi_agent", "policies", policy_id)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.experiment.files import replace_text
-from rlrun.experiment.rows import Row, addresses, plain_row, with_keys_of
+from rlrun.experiment.rows import TABLES_BY_NAME, Row, addresses, plain_row, with_keys_of
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,10 @@ class JsonlSink:
         self._waiting.clear()
 
     def _note_late_keys(self, row: Row) -> None:
-        late = set(addresses(row)) - self._known
+        new = set(addresses(row)) - self._known
+        self._known |= new
+        late = [name for name in new if TABLES_BY_NAME.isdisjoint(name.split("/"))]
         if late:
-            self._known |= late
             log.warning(
                 "metrics.jsonl: new from this line on: %s; a result should have all its keys "
                 "from the first iteration, None where there is no number yet",

@@ -57,6 +57,10 @@ def number_at(row: Mapping[str, Any], address: str) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+TABLES_BY_NAME = frozenset({"learners", "policy_return_mean", "agent_return_mean"})
+"""Parts of a row with an entry for each policy or agent; policies come and go with their keys."""
+
+
 def addresses(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Addresses of all values that are no dict, in the row's order."""
     for key, value in row.items():

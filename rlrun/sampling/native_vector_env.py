@@ -74,6 +74,10 @@ def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> Nat
     def refuse(reason: str) -> EnvError:
         return EnvError(env_id, "constructor", reason, runner_index=runner_index)
 
+    if hasattr(env, "possible_agents"):
+        raise refuse(
+            "it has several agents: say who plays them, as in multi_agent: {policies: [shared]}"
+        )
     if not isinstance(env, VectorEnv):
         kind = f"{type(env).__module__}.{type(env).__qualname__}"
         raise refuse(f"expected a gymnasium.Env or gymnasium.vector.VectorEnv, got a {kind}")

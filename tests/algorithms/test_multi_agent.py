@@ -13,6 +13,7 @@ from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.result import is_wall_clock
 from rlrun.algorithms.sac import SACConfig
 from rlrun.policies.policy import Policy
+from rlrun.sampling.errors import EnvError
 
 EXAMPLES = "rlrun.sampling.multi_agent_examples"
 BATCH = 64
@@ -365,3 +366,9 @@ def test_one_agent_has_one_policy():
     with pytest.raises(ValueError, match=r"multi_agent\.policies"):
         algorithm.add_policy("other", like="default_policy")
     algorithm.stop()
+
+
+def test_without_policies_the_message_says_what_to_write():
+    config = PPOConfig().environment("MultiAgentCartPole").env_runners(num_env_runners=0)
+    with pytest.raises(EnvError, match=r"several agents.*policies: \[shared\]"):
+        config.build()

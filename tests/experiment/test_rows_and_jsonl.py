@@ -64,6 +64,17 @@ def test_every_line_has_the_keys_of_the_first(tmp_path, caplog):
     assert "late" in caplog.text
 
 
+def test_keys_of_a_policy_that_joins_are_not_late(tmp_path, caplog):
+    sink = JsonlSink(tmp_path / "m.jsonl")
+    returns = {"policy_return_mean": {"main": 1.0}}
+    sink.write({"env_runners": returns, "learners": {"main": {"lr": 0.1}}})
+    joined = {"policy_return_mean": {"main": 1.0, "main_1": 2.0}}
+    sink.write({"env_runners": joined, "learners": {"main": {"lr": 0.1}, "main_1": {"lr": 0.1}}})
+    sink.close()
+    assert list(read_rows(tmp_path / "m.jsonl"))[1]["env_runners"] == joined
+    assert not caplog.text
+
+
 def test_a_full_disk_leaves_whole_lines_and_loses_none(tmp_path, monkeypatch):
     path = tmp_path / "m.jsonl"
     sink = JsonlSink(path)

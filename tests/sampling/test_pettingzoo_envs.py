@@ -56,3 +56,9 @@ def test_ppo_trains_on_one():
     assert row["env_steps"] == 32
     assert row["agent_steps"] > 32
     assert row["episodes"] > 0
+
+
+def test_without_policies_it_is_refused_at_load():
+    config = PPOConfig().environment("pettingzoo/classic/rps-v2")
+    with pytest.raises(ConfigError, match=r"multi_agent: pettingzoo/classic/rps-v2 has several"):
+        config.experiment()
