@@ -369,7 +369,8 @@ class DQN(Algorithm):
             statistics = learner.step(rows, sequence_loss, arguments, lr=lr)
             errors = statistics.pop("td_errors")
             if self.config.replay.prioritized:
-                report_sequence_errors(buffer, batch, rows, errors)
+                epsilon = self.config.replay.epsilon
+                report_sequence_errors(buffer, batch, rows, errors, epsilon=epsilon)
             return statistics
         if training.noisy:
             for network in (learner.module, target):

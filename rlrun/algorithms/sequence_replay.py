@@ -202,9 +202,18 @@ def sequence_loss(
 
 
 def report_sequence_errors(
-    buffer: SequenceReplayBuffer, batch: SampleBatch, rows: dict[str, Tensor], errors: Tensor
+    buffer: SequenceReplayBuffer,
+    batch: SampleBatch,
+    rows: dict[str, Tensor],
+    errors: Tensor,
+    *,
+    epsilon: float,
 ) -> None:
-    """Let errors ``[M]`` become priorities; a sequence without a learned step keeps its own."""
+    """Let errors ``[M]`` become priorities; a sequence without a learned step keeps its own.
+
+    Args:
+        epsilon: added to each priority.
+    """
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
     sizes = errors.abs().cpu().numpy()
     counts = np.add.reduceat(rows[LEARNED].cpu().numpy().astype(np.float64), starts)
@@ -213,4 +222,4 @@ def report_sequence_errors(
     priorities = eta * np.maximum.reduceat(sizes, starts) + (1.0 - eta) * means
     known = counts > 0
     first = batch.column(col.ITEM_IDS)[starts]
-    buffer.update_priorities(first[known], priorities[known] + np.finfo(np.float32).eps)
+    buffer.update_priorities(first[known], priorities[known] + epsilon)

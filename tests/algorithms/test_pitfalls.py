@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun import A2CConfig, DQNConfig, EnvRunner, PPOConfig, SACConfig
+from rlrun import A2CConfig, A3CConfig, DQNConfig, EnvRunner, PPOConfig, SACConfig
+from rlrun.algorithms import dqn, ppo
 from rlrun.algorithms.ppo import PPOTraining, ppo_loss
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
@@ -18,7 +19,7 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.rl_module import ActorCritic
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
 
 OBS_SPACE = gym.spaces.Box(-100, 100, (1,), np.float32)
 
@@ -40,10 +41,51 @@ def statistics_of(algorithm):
     return algorithm.train()["learners"]["default_policy"]["learner_stats"]
 
 
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, A3CConfig])
 def test_pitfall_2_adams_epsilon_is_1e_5(built, config):
     algorithm = built(config(), "CartPole-v1")
     assert algorithm.learner.optimizer._eps == 1e-5
+
+
+@pytest.fixture
+def ppo_minibatches(monkeypatch):
+    """Each minibatch that PPO learns from, and the statistics of it."""
+    seen, real = [], ppo.ppo_gradient
+
+    def spy(module, rows, **arguments):
+        statistics = real(module, rows, **arguments)
+        seen.append((rows, {name: float(value) for name, value in statistics.items()}))
+        return statistics
+
+    monkeypatch.setattr(ppo, "ppo_gradient", spy)
+    return seen
+
+
+@pytest.mark.parametrize("how", ["minibatch", "batch", None])
+def test_pitfall_4_advantages_are_standardized_in_each_minibatch_and_targets_never(
+    built, ppo_minibatches, how
+):
+    settings = {"train_batch_size": 256, "minibatch_size": 64, "num_epochs": 1}
+    assert PPOTraining().normalize_advantages == "minibatch"
+    algorithm = built(PPOConfig().training(**settings, normalize_advantages=how), "CartPole-v1")
+    ppo_minibatches.clear()  # of the trial that finds out which columns are needed
+    algorithm.train()
+    assert len(ppo_minibatches) == 4
+    parts = [rows[col.ADVANTAGES] for rows, _ in ppo_minibatches]
+    targets = torch.cat([rows[col.VALUE_TARGETS] for rows, _ in ppo_minibatches])
+    assert targets.min() > 0.5  # a reward of 1 for each step, and values near 0
+    assert targets.mean() > 5
+    for each in parts if how == "minibatch" else [torch.cat(parts)]:
+        centred = abs(each.mean().item()) < 1e-5
+        assert centred == (how is not None)
+        assert (abs(each.std(correction=0).item() - 1.0) < 1e-4) == (how is not None)
+    if how != "minibatch":
+        assert max(abs(part.mean().item()) for part in parts) > 1e-3
+
+
+def test_pitfall_8_the_global_norm_is_bounded_by_one_half_unless_told_otherwise():
+    assert PPOTraining().grad_clip == 0.5
+    assert PPOTraining().grad_clip_by == "global_norm"
 
 
 class ValueIsTheObservation(ActorCritic):
@@ -112,6 +154,19 @@ def test_pitfall_10_approx_kl_is_never_negative_and_ends_the_update(built):
     assert statistics_of(strict)["num_updates"] == 1  # the first minibatch moves nothing yet
 
 
+def test_pitfall_10_the_update_ends_at_one_and_a_half_times_the_target(built, ppo_minibatches):
+    settings = {"train_batch_size": 64, "minibatch_size": 16, "num_epochs": 5, "lr": 0.01}
+    patient = built(PPOConfig().training(**settings), "CartPole-v1")
+    ppo_minibatches.clear()
+    patient.train()
+    kls = [statistics["approx_kl"] for _, statistics in ppo_minibatches]
+    limit = 0.9 * max(kls)
+    made = next(i for i, kl in enumerate(kls) if kl > limit)
+    assert any(kl > limit / 1.5 for kl in kls[:made]), "the example tells 1.5 from nothing"
+    strict = built(PPOConfig().training(**settings, target_kl=limit / 1.5), "CartPole-v1")
+    assert statistics_of(strict)["num_updates"] == made
+
+
 def test_pitfall_13_the_standard_deviation_is_1_at_first_whatever_is_observed():
     actions = gym.spaces.Box(-1, 1, (2,), np.float32)
     module = ActorCritic(OBS_SPACE, actions, ModelConfig(hidden=(4,)))
@@ -133,6 +188,22 @@ def test_pitfall_14_the_environment_gets_bounded_actions_and_the_batch_the_polic
     mean, log_std = batch[col.ACTION_DIST_INPUTS].T
     logp = -0.5 * ((actions - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(batch[col.ACTION_LOGP], logp, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("env", "preprocessor", "expected"),
+    [
+        ("ALE/Pong-v5", "deepmind", [1.0, -1.0, 0.0]),
+        ("ALE/Pong-v5", None, [4.0, -0.5, 0.0]),
+        ("CartPole-v1", "deepmind", [4.0, -0.5, 0.0]),
+    ],
+)
+def test_pitfall_16_of_atari_alone_learning_sees_the_rewards_sign(env, preprocessor, expected):
+    pytest.importorskip("ale_py")
+    settings = EnvRunnersConfig(preprocessor_pref=preprocessor)
+    rewards = reward_pipeline(RunnerSpec(EnvSpec(use=env), settings), num_lanes=3)
+    nobody = np.zeros(3, np.bool_)
+    assert rewards(np.array([4.0, -0.5, 0.0]), nobody, nobody).tolist() == expected
 
 
 class ReusesItsBuffer(gym.Env[Any, Any]):
@@ -163,6 +234,60 @@ def test_pitfall_27_observations_that_an_environment_overwrites_are_copied():
     batch = runner.sample_fragment(SampleRequest(0, 10, 1), weights).batch
     assert batch[col.OBS][:, 0].tolist() == 2 * [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
     assert batch[col.NEXT_OBS][:, 0].tolist() == 2 * [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_pitfall_36_priorities_are_unweighted_errors_and_a_little_more(built, memory):
+    config = DQNConfig().training(
+        train_batch_size=64, minibatch_size=16, num_steps_sampled_before_learning_starts=1
+    )
+    config = config.replay(prioritized=True, beta=1.0, epsilon=0.25)
+    algorithm = built(config.model(use_lstm=memory, lstm_cell_size=8, max_seq_len=4), "CartPole-v1")
+    algorithm.train()
+    buffer, step, found = algorithm.replay.buffers["default_policy"], algorithm.learner.step, []
+    expected, report = [], buffer.update_priorities
+
+    def spy_on_step(rows, *arguments, **settings):
+        assert rows[col.WEIGHTS].unique().numel() > 1
+        statistics = step(rows, *arguments, **settings)
+        errors = statistics["td_errors"].abs().double()
+        if memory:  # eta max + (1 - eta) mean of each sequence
+            sequences = errors.split((rows[col.SEQ_LENS] - 1).tolist())
+            errors = torch.stack([0.9 * each.max() + 0.1 * each.mean() for each in sequences])
+        expected.append(errors.numpy() + 0.25)
+        return statistics
+
+    algorithm.learner.step = spy_on_step
+    buffer.update_priorities = lambda ids, values: found.append(values) or report(ids, values)
+    algorithm.train()
+    assert len(found) == len(expected) > 4
+    for mine, slow in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, slow, rtol=1e-5)
+
+
+def test_pitfall_43_networks_and_updates_have_noise_of_their_own(built, monkeypatch):
+    config = (
+        DQNConfig()
+        .exploration(epsilon=0)
+        .training(
+            noisy=True,
+            train_batch_size=64,
+            minibatch_size=16,
+            num_steps_sampled_before_learning_starts=1,
+        )
+    )
+    seen, real = [], dqn.dqn_loss
+
+    def spy(module, rows, *, target, **arguments):
+        seen.extend(network.value._noise[0][0].clone() for network in (module, target))
+        return real(module, rows, target=target, **arguments)
+
+    monkeypatch.setattr(dqn, "dqn_loss", spy)
+    algorithm = built(config, "CartPole-v1")
+    seen.clear()  # of the trial that finds out which columns are needed
+    updates = int(statistics_of(algorithm)["num_updates"])
+    assert len(seen) == 2 * updates > 20
+    assert len({tuple(noise.flatten().tolist()) for noise in seen}) == len(seen)
 
 
 def test_pitfall_37_beta_follows_the_env_steps_of_the_run_and_survives_a_restore(built):
