@@ -154,10 +154,11 @@ def test_pitfall_4_standardized_advantages_have_mean_0_and_deviation_1():
 
 
 def test_pitfall_7_value_clipping_takes_the_worse_of_both_squares():
+    # Clipped, within the clip, and clipped to what is nearer by.
     values, old, targets = (
-        torch.tensor([3.0, 1.1]),
-        torch.tensor([1.0, 1.0]),
-        torch.tensor([2.9, 5.0]),
+        torch.tensor([3.0, 1.1, 3.0]),
+        torch.tensor([1.0, 1.0, 1.0]),
+        torch.tensor([2.9, 5.0, 1.2]),
     )
     clipped = old + (values - old).clamp(-0.5, 0.5)
     expected = 0.5 * np.mean(

@@ -94,6 +94,16 @@ def test_pitfall_8_gradients_are_bounded_as_asked(how):
         assert max(norms) <= 1e-3 * 1.001
 
 
+@pytest.mark.parametrize("how", ["global_norm", "norm", "value"])
+def test_pitfall_8_gradients_within_the_bound_are_left_alone(how):
+    learner = make_learner(grad_clip=1e3, grad_clip_by=how)
+    squared_values(learner.module, {col.OBS: torch.ones(4, 3)})[0].backward()
+    before = learner.parameters.grads.clone()
+    learner._clip_gradients()
+    assert before.any()
+    assert torch.equal(learner.parameters.grads, before)
+
+
 def test_stopping_early_takes_no_further_step():
     learner = make_learner()
     before = learner.get_weights()

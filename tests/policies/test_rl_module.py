@@ -140,6 +140,38 @@ def test_pitfall_1_initialisation_is_the_papers() -> None:
     assert parameters["log_std"].tolist() == [-0.5, -0.5]
 
 
+SHARED = {"hidden": (64, 64), "share_layers": True}
+ROOT = 2**0.5
+
+
+@pytest.mark.parametrize(
+    ("observations", "model", "gains"),
+    [
+        ("vector", SHARED, {"encoder.0": ROOT, "encoder.1": ROOT, "pi_head": 0.01, "vf_head": 1.0}),
+        ("image", {"conv_head": 32}, {
+            "encoder.conv.0": ROOT, "encoder.conv.2": ROOT, "encoder.fc": ROOT,
+            "pi_head": 0.01, "vf_head": 1.0,
+        }),
+        ("vector", {"use_lstm": True, "lstm_cell_size": 8}, {
+            "encoder.1": ROOT, "memory.weight_ih_l0": 1.0, "memory.weight_hh_l0": 1.0,
+            "heads.pi": 0.01, "heads.vf": 1.0,
+        }),
+    ],
+)  # fmt: skip
+def test_pitfall_1_shared_encoders_images_and_memories_start_alike(
+    observations: str, model: dict[str, Any], gains: dict[str, float]
+) -> None:
+    module = build(OBSERVATION_SPACES[observations], gym.spaces.Discrete(3), **model)
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        if "bias" in name:
+            assert not parameter.any(), name
+    for name, gain in gains.items():
+        weight = parameters[name if name in parameters else f"{name}.weight"]
+        singular = torch.linalg.svdvals(weight.flatten(1))
+        torch.testing.assert_close(singular, torch.full_like(singular, gain), msg=name)
+
+
 @pytest.mark.parametrize("actions", ["box", "dict"])
 def test_log_std_of_the_head_starts_at_its_setting_too(actions: str) -> None:
     space = ACTION_SPACES[actions]

@@ -108,16 +108,25 @@ def test_observations_are_stored_once():
 
 
 def test_pitfall_28_first_observations_differ_between_runners_lanes_roles_and_seeds():
-    first = set()
+    """Those of the first episodes and of all later ones; the same runner has the same again."""
+    settings = EnvRunnersConfig(num_envs_per_env_runner=3)
+
+    def first_observations(seed, runner_index, role):
+        spec = RunnerSpec(EnvSpec(use="CartPole-v1"), settings, seed=seed)
+        runner = EnvRunner(spec, runner_index=runner_index, role=role)
+        batch = runner.sample_fragment(SampleRequest(0, 60)).batch
+        return [tuple(row.tolist()) for row in batch[col.OBS][batch[col.T] == 0]]
+
+    seen, count = set(), 0
     for seed in (0, 1):
         for runner_index in (0, 1, 2):
             for role in Role:
-                spec = counting_spec(lanes=3)
-                runner = EnvRunner(
-                    RunnerSpec(**{**vars(spec), "seed": seed}), runner_index=runner_index, role=role
-                )
-                first.update(runner._episodes.seeds)
-    assert len(first) == 2 * 3 * 2 * 3
+                found = first_observations(seed, runner_index, role)
+                assert len(found) > 6
+                seen.update(found)
+                count += len(found)
+    assert len(seen) == count
+    assert first_observations(1, 2, Role.TRAIN) == first_observations(1, 2, Role.TRAIN)
 
 
 def test_equal_seeds_give_equal_batches_and_noise_is_keyed_by_fragment():
@@ -187,6 +196,15 @@ def test_pitfall_69_metrics_see_raw_rewards_and_learning_the_clipped_ones():
     reply = collect(EnvRunner(spec), [3])[0]
     assert reply.batch[col.REWARDS].tolist() == [1, 2, 2]
     assert reply.episodes[0].episode_return == 6
+
+
+def test_pitfall_69_returns_add_up_over_fragments_and_count_once():
+    spec = counting_spec(lanes=2, length=5)
+    spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
+    replies = collect(EnvRunner(spec), [2, 2, 2, 2, 2])
+    ended = [[(e.lane, e.episode_return, e.length) for e in reply.episodes] for reply in replies]
+    both = [(0, 15, 5), (1, 15, 5)]
+    assert ended == [[], [], both, [], both]
 
 
 class ExplodingEnv(CountingEnv):
