@@ -26,6 +26,7 @@ def verify(
     ] = None,
     *,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    first_seed: Annotated[int, typer.Option(min=1, help="The first run's; the others follow.")] = 1,
     results: Annotated[
         Path | None,
         typer.Option(help="Folder of the runs; finished ones are kept. Default: runs/verify."),
@@ -60,6 +61,7 @@ def verify(
         done = room.verify(
             cases or [],
             seeds=seeds,
+            first_seed=first_seed,
             results=results or room.RESULTS,
             jobs=jobs,
             train=train,

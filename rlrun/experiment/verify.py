@@ -151,6 +151,7 @@ def verify(
     names: Sequence[str] = (),
     *,
     seeds: int = 3,
+    first_seed: int = 1,
     results: Path | str = RESULTS,
     jobs: int | None = None,
     train: bool = True,
@@ -161,7 +162,8 @@ def verify(
 
     Args:
         names: of the cases; all of them if there is none.
-        seeds: runs of each case, with the seeds 1, 2, ...
+        seeds: runs of each case, with the seeds ``first_seed``, ``first_seed + 1``, ...
+        first_seed: 1, or where seeds begin on which no settings were chosen.
         results: folder of the runs; what is finished there is not trained again.
         jobs: CPU cores to use at a time; default all.
         train: False takes the folder as it is.
@@ -174,7 +176,7 @@ def verify(
 
     """
     chosen = choose_cases(names, cases)
-    runs = plan_runs(chosen, seeds, Path(results))
+    runs = plan_runs(chosen, range(first_seed, first_seed + seeds), Path(results))
     errors: dict[str, str] = {}
     interrupted = False
     if train:

@@ -90,8 +90,8 @@ class SeedRun:
         return ["train", config, *overrides, f"seed={self.seed}", "--run-dir", path, "--quiet"]
 
 
-def plan_runs(cases: Sequence[Case], seeds: int, results: Path) -> list[SeedRun]:
-    """The runs of the cases with the seeds 1, 2, ...
+def plan_runs(cases: Sequence[Case], seeds: Sequence[int], results: Path) -> list[SeedRun]:
+    """The runs of the cases with these seeds.
 
     Raises:
         ConfigError: everything that is wrong in the cases' files, a missing extra for instance.
@@ -106,7 +106,7 @@ def plan_runs(cases: Sequence[Case], seeds: int, results: Path) -> list[SeedRun]
         except ConfigError as error:
             problems += error.problems
             continue
-        for seed in range(1, seeds + 1):
+        for seed in seeds:
             folder = RunFolder(results / case.name / f"seed-{seed}")
             seeded = experiment.model_copy(update={"seed": seed})
             runs.append(SeedRun(case, seed, seeded, folder))
