@@ -34,7 +34,7 @@ def case(name="ppo-cartpole", number=10.0, kind="evaluation", overrides=()):
 
 @pytest.mark.parametrize("real", CASES, ids=lambda c: c.name)
 def test_a_case_is_what_the_table_says(real, tmp_path):
-    (run,) = plan_runs([real], 1, tmp_path)
+    (run,) = plan_runs([real], [1], tmp_path)
     experiment, reference = run.experiment, real.reference
     assert real.algorithm in ALGORITHMS
     assert (experiment.algorithm, experiment.env.use.rpartition(":")[2]) == (
@@ -119,7 +119,7 @@ def check(monkeypatch, tmp_path):
     monkeypatch.setattr(verify_runs, "_POLL_S", 0.01)
 
     def run(*cases, **options):
-        for planned in plan_runs(cases, 1, tmp_path / "anew"):
+        for planned in plan_runs(cases, [1], tmp_path / "anew"):
             resolved = tmp_path / planned.case.name / "resolved.yaml"
             resolved.parent.mkdir(exist_ok=True)
             resolved.write_text(dump_yaml(planned.experiment))
