@@ -25,8 +25,9 @@ def verify(
         typer.Argument(metavar="[CASE ...]", help="Cases; default: all.", show_default=False),
     ] = None,
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
-    first_seed: Annotated[int, typer.Option(min=1, help="The first run's; the others follow.")] = 1,
+    seeds: Annotated[
+        str, typer.Option(metavar="N | FIRST-LAST", help="Seeds of each case: 1 to N, or a range.")
+    ] = "3",
     results: Annotated[
         Path | None,
         typer.Option(help="Folder of the runs; finished ones are kept. Default: runs/verify."),
@@ -60,8 +61,7 @@ def verify(
             return
         done = room.verify(
             cases or [],
-            seeds=seeds,
-            first_seed=first_seed,
+            seeds=seeds_of(seeds),
             results=results or room.RESULTS,
             jobs=jobs,
             train=train,
@@ -76,6 +76,20 @@ def verify(
     else:
         _print_table(result_table(done.results))
     _exit(done)
+
+
+def seeds_of(text: str) -> range:
+    """The seeds that ``3`` (1, 2, 3) or ``11-13`` (11, 12, 13) stand for.
+
+    Raises:
+        typer.BadParameter: for anything else.
+    """
+    first, dash, last = text.partition("-")
+    ends = (first, last) if dash else ("1", first)
+    if not all(end.isdecimal() for end in ends) or not 1 <= int(ends[0]) <= int(ends[1]):
+        message = f"{text!r} is neither a number of seeds, as 3, nor a range of them, as 11-13"
+        raise typer.BadParameter(message, param_hint="--seeds")
+    return range(int(ends[0]), int(ends[1]) + 1)
 
 
 def _print_table(table: "Table") -> None:

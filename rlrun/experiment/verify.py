@@ -150,8 +150,7 @@ class Verification:
 def verify(
     names: Sequence[str] = (),
     *,
-    seeds: int = 3,
-    first_seed: int = 1,
+    seeds: Sequence[int] = (1, 2, 3),
     results: Path | str = RESULTS,
     jobs: int | None = None,
     train: bool = True,
@@ -162,8 +161,7 @@ def verify(
 
     Args:
         names: of the cases; all of them if there is none.
-        seeds: runs of each case, with the seeds ``first_seed``, ``first_seed + 1``, ...
-        first_seed: 1, or where seeds begin on which no settings were chosen.
+        seeds: of the runs of each case.
         results: folder of the runs; what is finished there is not trained again.
         jobs: CPU cores to use at a time; default all.
         train: False takes the folder as it is.
@@ -176,7 +174,7 @@ def verify(
 
     """
     chosen = choose_cases(names, cases)
-    runs = plan_runs(chosen, range(first_seed, first_seed + seeds), Path(results))
+    runs = plan_runs(chosen, seeds, Path(results))
     errors: dict[str, str] = {}
     interrupted = False
     if train:
@@ -185,7 +183,7 @@ def verify(
     for case in chosen:
         mine = [run for run in runs if run.case is case]
         begun = [seed_result(run, errors.get(run.name)) for run in mine if _has_begun(run, errors)]
-        found.append(CaseResult(case, tuple(begun), seeds))
+        found.append(CaseResult(case, tuple(begun), len(seeds)))
     return Verification(tuple(found), interrupted)
 
 

@@ -175,6 +175,7 @@ class TwinBackward:
         """From the gradient of the output, ``[2, N]``, overwrite each parameter's ``.grad``."""
         weight, bias = self._layers[-1]
         of_layer = gradient.unsqueeze(2)
+        assert weight.grad is not None
         # As a row times a matrix: the transposed product takes ten times as long.
         torch.bmm(of_layer.mT, self._kept[-1], out=weight.grad.mT)
         torch.sum(of_layer, 1, keepdim=True, out=bias.grad)

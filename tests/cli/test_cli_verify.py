@@ -60,7 +60,7 @@ def done(monkeypatch):
 def test_arguments_and_the_table(verify, done):
     code, out, err = verify("ppo-cartpole", "--seeds", "5", "--results", "d", "--jobs", "2")
     assert (code, err) == (0, "")
-    options = {"seeds": 5, "results": Path("d"), "jobs": 2, "train": True}
+    options = {"seeds": range(1, 6), "results": Path("d"), "jobs": 2, "train": True}
     assert done["calls"] == [(["ppo-cartpole"], options)]
     news, heads, row = out.splitlines()
     assert news == "news"
@@ -71,8 +71,26 @@ def test_arguments_and_the_table(verify, done):
 
 def test_defaults(verify, done):
     verify("--no-train")
-    options = {"seeds": 3, "results": Path("runs/verify"), "jobs": None, "train": False}
+    options = {
+        "seeds": range(1, 4),
+        "results": Path("runs/verify"),
+        "jobs": None,
+        "train": False,
+    }
     assert done["calls"] == [([], options)]
+
+
+def test_a_range_of_seeds(verify, done):
+    verify("--seeds", "11-13")
+    assert list(done["calls"][0][1]["seeds"]) == [11, 12, 13]
+
+
+@pytest.mark.parametrize("text", ["0", "3-2", "a", "1-", "-1", "1-2-3"])
+def test_what_is_no_range_of_seeds(verify, done, text):
+    code, _, err = verify("--seeds", text)
+    assert code == 2
+    assert f"'{text}' is neither a number of seeds, as 3, nor a range of them, as 11-13" in err
+    assert not done["calls"]
 
 
 @pytest.mark.parametrize(("number", "interrupted", "code"), [(499, False, 1), (500, True, 130)])
