@@ -37,7 +37,12 @@ def verify(
         bool, typer.Option("--train/--no-train", help="Or report what the folder has.")
     ] = True,
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the results page, with curves.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the results page, with curves; the .json beside it keeps what each case "
+            "reached, for pages to come that are written without its runs.",
+        ),
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the cases, and nothing else.")
@@ -69,7 +74,11 @@ def verify(
         )
         if markdown is not None:
             from rlrun.experiment.verify_page import write_page
+            from rlrun.experiment.verify_record import with_recorded, write_record
 
+            record = markdown.with_suffix(".json")
+            done = with_recorded(done, record)
+            write_record(done, record)
             write_page(done, markdown)
     if json:
         typer.echo(json_module.dumps(done.to_json(), allow_nan=False))

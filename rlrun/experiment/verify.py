@@ -29,7 +29,8 @@ class SeedResult:
     """What one seed of a case has come to."""
 
     seed: int
-    folder: Path
+    folder: Path | None
+    """Of the run; None for a result that was recorded elsewhere."""
     env_steps: int
     """Env steps trained so far."""
     trained: bool
@@ -113,7 +114,7 @@ class CaseResult:
             "seeds": [
                 {
                     "seed": seed.seed,
-                    "folder": str(seed.folder),
+                    "folder": None if seed.folder is None else str(seed.folder),
                     "env_steps": seed.env_steps,
                     "training": seed.training,
                     "goal": seed.goal,

@@ -15,9 +15,16 @@ import pytest
 from rlrun.config.dump import dump_yaml
 from rlrun.config.registry import ALGORITHMS
 from rlrun.experiment import verify_runs
-from rlrun.experiment.verify import CaseResult, SeedResult, choose_cases, verify
+from rlrun.experiment.verify import (
+    CaseResult,
+    SeedResult,
+    Verification,
+    choose_cases,
+    verify,
+)
 from rlrun.experiment.verify_cases import CASES, KINDS, SOURCES, Case, Reference
 from rlrun.experiment.verify_page import write_page
+from rlrun.experiment.verify_record import POINTS_OF_A_CURVE, with_recorded, write_record
 from rlrun.experiment.verify_report import plain_lines, result_table
 from rlrun.experiment.verify_runs import VerifyError, plan_runs
 
@@ -248,6 +255,46 @@ def test_the_page_says_what_was_and_was_not_run(check, tmp_path):
     assert "commit `abcdef0123`: a, b" in page
     assert "](results.png)" in page
     assert (tmp_path / "results.png").stat().st_size > 1000
+
+
+def test_a_page_keeps_what_was_recorded_elsewhere(check, tmp_path):
+    """Numbers, curves and commits, as long as the case is what it was."""
+    record = tmp_path / "results.json"
+    there = check(case("a"), case("b"), seeds=range(1, 3))
+    write_record(there, record)
+    gone = Verification((CaseResult(case("a"), (), 2), CaseResult(case("b"), (), 2)), False)
+    back = with_recorded(gone, record)
+    assert [result.verdict for result in back.results] == ["reached", "reached"]
+    for before, after in zip(there.results, back.results, strict=True):
+        for old, new in zip(before.seeds, after.seeds, strict=True):
+            assert (new.curve, new.commit) == (old.curve, old.commit)
+            assert replace(new, session={}) == replace(old, session={}, folder=None)
+    write_page(back, tmp_path / "results.md")
+    assert "commit `abcdef0123`: a, b" in (tmp_path / "results.md").read_text()
+    # What the folder has counts; entries of other cases stay.
+    new = CaseResult(case("a"), (seed_result(1, evaluation=1.0),), 1)
+    assert with_recorded(Verification((new,), False), record).results == (new,)
+    write_record(Verification((new,), False), record)
+    assert json.loads(record.read_text()).keys() == {"a", "b"}
+    assert with_recorded(gone, record).results[0].numbers == [1.0]
+
+
+def test_a_record_of_other_settings_does_not_count(check, tmp_path):
+    record = tmp_path / "results.json"
+    write_record(check(case("a"), seeds=range(1, 2)), record)
+    for other in (case("a", overrides=("training.gamma=0.5",)), case("a", number=11.0)):
+        (result,) = with_recorded(Verification((CaseResult(other, (), 1),), False), record).results
+        assert result.verdict == "not run"
+
+
+def test_a_recorded_curve_is_thinned_to_its_end(tmp_path):
+    curve = tuple((step, float(step)) for step in range(1, 1002))
+    seed = seed_result(1, evaluation=1.0, curve=curve)
+    record = tmp_path / "results.json"
+    write_record(Verification((CaseResult(case(), (seed,), 1),), False), record)
+    (entry,) = json.loads(record.read_text())["ppo-cartpole"]["seeds"]
+    assert len(entry["curve"]) <= POINTS_OF_A_CURVE
+    assert entry["curve"][-1] == [1001, 1001.0]
 
 
 def test_columns_are_aligned():
