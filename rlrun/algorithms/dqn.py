@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.by_policy import ByPolicy
+from rlrun.algorithms.c51 import c51_loss
 from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
@@ -55,7 +56,7 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.learning.learner import value_at
 from rlrun.learning.value_rescaling import bellman_goals
-from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
+from rlrun.policies.q_network import QNetwork, build_q_network
 from rlrun.policies.q_options import QOptions
 from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.rl_module import ModuleFactory, RLModule
@@ -186,64 +187,6 @@ def _statistics(loss: Tensor, chosen: Tensor, goals: Tensor) -> dict[str, Tensor
         "td_error_mean": errors.abs().mean(),
         "td_errors": errors,
     }
-
-
-def c51_loss(
-    module: RLModule, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean cross-entropy of the value's distribution to the projected one, weighted row by row.
-
-    The target is the distribution of ``R + discount Z(s', a*)``, brought back to the K atoms
-    (Bellemare et al. 2017, algorithm 1); a* is chosen by means, by ``module`` with ``double_q``.
-
-    Args and returns: as for `dqn_loss`; ``td_errors`` are the Kullback-Leibler divergences of the
-    targets, by which Rainbow sets priorities.
-    """
-    assert isinstance(module, QNetwork)  # no other has atoms
-    outputs = module.forward_train(rows)
-    index = torch.arange(len(rows[col.ACTIONS]), device=rows[col.ACTIONS].device)
-    chosen = outputs[ATOM_LOGITS][index, rows[col.ACTIONS]].log_softmax(-1)
-    with torch.no_grad():
-        support = module.support
-        following = {col.OBS: rows[col.NEXT_OBS]}
-        next_outputs = target.forward_train(following)
-        choosing = module.forward_train(following) if double_q else next_outputs
-        best = choosing[col.ACTION_DIST_INPUTS].argmax(dim=1)
-        probabilities = next_outputs[ATOM_LOGITS][index, best].softmax(-1)
-        discounts = torch.where(rows[col.TERMINATEDS], 0.0, rows[col.DISCOUNTS])
-        goals = project_distribution(probabilities, rows[col.REWARDS], discounts, support)
-    cross_entropies = -(goals * chosen).sum(-1)
-    loss = (rows[col.WEIGHTS] * cross_entropies).mean()
-    means = chosen.detach().exp() @ support
-    statistics = {
-        "total_loss": loss.detach(),
-        "q_mean": means.mean(),
-        "td_error_mean": (means - goals @ support).abs().mean(),
-        "td_errors": cross_entropies.detach() + torch.xlogy(goals, goals).sum(-1),
-    }
-    return loss, statistics
-
-
-def project_distribution(
-    probabilities: Tensor, rewards: Tensor, discounts: Tensor, support: Tensor
-) -> Tensor:
-    """The distribution of ``reward + discount Z`` on the atoms of Z, ``[M, K]``.
-
-    A point between two atoms is shared among them by its distance from each, so that the mean
-    stays; one beyond the ends goes to the end (Bellemare et al. 2017, eq. 7).
-
-    Args:
-        probabilities: of Z, ``[M, K]``.
-        rewards, discounts: ``[M]``; a discount of 0 leaves all mass at the reward.
-        support: the K atoms, ascending at equal distances.
-    """
-    low, high = support[0], support[-1]
-    points = torch.addcmul(rewards[:, None], discounts[:, None], support).clamp(low, high)
-    positions = (points - low) / (support[1] - low)
-    # share[m, i, j] is how much of point j goes to atom i.
-    atoms = torch.arange(len(support), device=support.device, dtype=support.dtype)[:, None]
-    share = (1.0 - (positions[:, None, :] - atoms).abs()).clamp(min=0.0)
-    return (share @ probabilities[:, :, None]).squeeze(-1)
 
 
 class DQN(Algorithm):

@@ -36,6 +36,8 @@ from rlrun.algorithms.replay import (
     to_device,
     transition_buffer,
 )
+from rlrun.algorithms.sac_gradients import critic_gradient, policy_gradient
+from rlrun.algorithms.soft_values import NEXT_NOISE, NOISE, critic_statistics, soft_goals
 from rlrun.algorithms.target_network import TargetNetwork
 from rlrun.algorithms.temperature import Temperature
 from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
@@ -49,7 +51,7 @@ from rlrun.learning.learner import Learner, value_at
 from rlrun.policies.rl_module import ModuleFactory, RLModule
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
-from rlrun.policies.squashed_gaussian import squashed_sample, squashed_sample_vjp
+from rlrun.policies.squashed_gaussian import squashed_sample
 from rlrun.sampling.runner_messages import PolicyFactory
 
 STEPS_OF_A_ROUND = 1  # env steps between updates with rollout_fragment_length: auto
@@ -58,7 +60,6 @@ STATISTICS = (
     *("entropy", "alpha", "critic_grad_norm", "policy_grad_norm"),
 )
 """Averaged over the updates of an iteration; None in one without any."""
-NOISE, NEXT_NOISE = "noise", "new_noise"
 
 
 class SACTraining(ReplayTraining):
@@ -115,64 +116,7 @@ def critic_loss(
         values = values.gather(2, actions).squeeze(2)
     errors = values - goals
     loss = 0.5 * (rows[col.WEIGHTS] * errors.square()).mean(1).sum()
-    return loss, _critic_statistics(loss.detach(), values.detach(), errors.detach())
-
-
-@torch.no_grad()
-def critic_gradient(
-    module: TwinQNetwork,
-    rows: dict[str, Tensor],
-    *,
-    policy: RLModule,
-    target: RLModule,
-    alpha: Tensor,
-) -> dict[str, Tensor]:
-    """The gradient of `critic_loss` in closed form, for critics that have a `vjp`.
-
-    Returns:
-        The statistics of `critic_loss`. The gradients are left in the module's parameters.
-    """
-    goals = soft_goals(rows, policy=policy, target=target, alpha=alpha)
-    values, backward = module.vjp(rows)
-    errors = values - goals
-    weighted = rows[col.WEIGHTS] * errors
-    backward.to_parameters(weighted / len(goals))
-    return _critic_statistics(0.5 * (weighted * errors).mean(1).sum(), values, errors)
-
-
-def _critic_statistics(loss: Tensor, values: Tensor, errors: Tensor) -> dict[str, Tensor]:
-    distances = errors.abs().mean(0)
-    return {
-        "critic_loss": loss,
-        "q_mean": values.mean(),
-        "td_error_mean": distances.mean(),
-        "td_errors": distances,
-    }
-
-
-@torch.no_grad()
-def soft_goals(
-    rows: dict[str, Tensor], *, policy: RLModule, target: RLModule, alpha: Tensor
-) -> Tensor:
-    """y of `critic_loss`, ``[M]``."""
-    following = soft_value(policy, target, rows[col.NEXT_OBS], rows.get(NEXT_NOISE), alpha)
-    # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
-    following = torch.where(rows[col.TERMINATEDS], 0.0, following)
-    return torch.addcmul(rows[col.REWARDS], rows[col.DISCOUNTS], following)
-
-
-def soft_value(
-    policy: RLModule, critics: RLModule, obs: Tensor, noise: Tensor | None, alpha: Tensor
-) -> Tensor:
-    """``min_i Q_i(s, a) - alpha log pi(a|s)`` ``[M]``: of a sampled a, or the mean over all."""
-    inputs = policy.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
-    if noise is None:
-        logp = inputs.log_softmax(-1)
-        first, second = critics.forward_train({col.OBS: obs})[Q_VALUES]
-        return (logp.exp() * (torch.minimum(first, second) - alpha * logp)).sum(-1)
-    actions, logp = squashed_sample(inputs, noise)
-    first, second = critics.forward_train({col.OBS: obs, col.ACTIONS: actions})[Q_VALUES]
-    return torch.minimum(first, second) - alpha * logp
+    return loss, critic_statistics(loss.detach(), values.detach(), errors.detach())
 
 
 def policy_loss(
@@ -205,27 +149,6 @@ def policy_loss(
         loss = (probabilities * (alpha * logp - torch.minimum(first, second))).sum(-1).mean()
         entropy = -(probabilities * logp).detach().sum(-1).mean()
     return loss, {"policy_loss": loss.detach(), "entropy": entropy}
-
-
-@torch.no_grad()
-def policy_gradient(
-    module: SACPolicyNetwork, rows: dict[str, Tensor], *, critics: TwinQNetwork, alpha: Tensor
-) -> dict[str, Tensor]:
-    """The gradient of `policy_loss` in closed form, for a Box and networks that have a `vjp`.
-
-    Returns:
-        The statistics of `policy_loss`. The gradients are left in the module's parameters.
-    """
-    inputs, backward = module.vjp(rows)
-    actions, logp, sample_backward = squashed_sample_vjp(inputs, rows[NOISE])
-    values, critics_backward = critics.vjp({col.OBS: rows[col.OBS], col.ACTIONS: actions})
-    num_rows = len(logp)
-    first_is_smaller = values[0] <= values[1]
-    d_values = torch.stack((first_is_smaller, ~first_is_smaller)) * (-1.0 / num_rows)
-    d_actions = critics_backward.to_input(d_values)[:, -actions.shape[1] :]
-    backward(sample_backward(d_actions, alpha / num_rows))
-    loss = (alpha * logp - values.amin(0)).mean()
-    return {"policy_loss": loss, "entropy": -logp.mean()}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlrun import ConfigError, DQNConfig, PPOConfig
-from rlrun.algorithms.dqn import c51_loss, dqn_loss, project_distribution
+from rlrun.algorithms.c51 import c51_loss, project_distribution
+from rlrun.algorithms.dqn import dqn_loss
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.learning.value_rescaling import rescale, unrescale
