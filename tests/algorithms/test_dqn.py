@@ -321,6 +321,31 @@ def test_pitfall_42_the_c51_loss_is_the_cross_entropy_to_the_projected_target(do
     assert all(p.grad is None for p in target.parameters())
 
 
+@pytest.mark.parametrize("double_q", [True, False])
+def test_the_c51_gradient_is_that_of_finite_differences(double_q, monkeypatch):
+    """Of the loss as a whole: what it is drawn to does not move with the network."""
+    # Observations stay float64, as differences need it.
+    monkeypatch.setattr("rlrun.policies.q_network.as_features", lambda obs, flatten: obs)
+    networks = make_networks(num_atoms=7, v_min=-3.0, v_max=3.0)
+    module, target = (network.double() for network in networks)
+    rows = make_rows(dtype=torch.float64)
+
+    def loss_at():
+        return c51_loss(module, rows, target=target, double_q=double_q)[0]
+
+    loss_at().backward()
+    for parameter in module.parameters():
+        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 3)):
+            saved, ends = flat[i].item(), []
+            for change in (1e-6, -1e-6):
+                flat[i] = saved + change
+                ends.append(loss_at().item())
+            flat[i] = saved
+            difference = (ends[0] - ends[1]) / 2e-6
+            assert grad[i].item() == pytest.approx(difference, rel=1e-4, abs=1e-7)
+
+
 def test_pitfall_43_noisy_networks_take_epsilon_0_and_learn_their_noise(built):
     with pytest.raises(ConfigError, match=r"exploration\.epsilon.*noisy"):
         build(noisy=True).experiment()

@@ -175,19 +175,42 @@ def test_pitfall_13_the_standard_deviation_is_1_at_first_whatever_is_observed():
     assert inputs[:, :2].std() > 0
 
 
-def test_pitfall_14_the_environment_gets_bounded_actions_and_the_batch_the_policys_own(built):
-    algorithm = built(PPOConfig().training(train_batch_size=512), "Pendulum-v1")
+class ShowsItsAction(gym.Env[Any, Any]):
+    """Observes the action that it was given; never ends."""
+
+    observation_space = gym.spaces.Box(-100, 100, (1,), np.float32)
+    action_space = gym.spaces.Box(-1, 3, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return action.copy(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("how", [{}, {"normalize_actions": False, "clip_actions": True}])
+def test_pitfall_14_the_environment_gets_bounded_actions_and_the_batch_the_policys_own(built, how):
+    config = PPOConfig().training(train_batch_size=512).connectors(**how)
+    algorithm = built(config, f"{__name__}:ShowsItsAction")
     algorithm._unneeded = {}
     batch = algorithm.sample()
     actions = batch[col.ACTIONS][:, 0]
-    assert np.abs(actions).max() > 1.5
-    cosine, sine, velocity = batch[col.OBS].T
-    torque = np.clip(2.0 * actions, -2.0, 2.0)
-    cost = np.arctan2(sine, cosine) ** 2 + 0.1 * velocity**2 + 0.001 * torque**2
-    np.testing.assert_allclose(batch[col.REWARDS], -cost, rtol=1e-4, atol=1e-5)
+    assert actions.min() < -1.5
+    given = np.clip(actions if how else 2.0 * actions + 1.0, -1.0, 3.0)
+    np.testing.assert_allclose(batch[col.NEXT_OBS][:, 0], given, rtol=1e-6)
     mean, log_std = batch[col.ACTION_DIST_INPUTS].T
     logp = -0.5 * ((actions - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(batch[col.ACTION_LOGP], logp, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("gamma", "low", "high"), [(0.5, 1.0, 2.0), (1.0, 4.0, 100.0)])
+def test_pitfall_15_the_return_is_discounted_as_it_is_learned(built, gamma, low, high):
+    config = PPOConfig().training(train_batch_size=256, gamma=gamma, minibatch_size=256)
+    algorithm = built(config.connectors(normalize_rewards=True), "CartPole-v1")
+    algorithm.train()
+    # Of rewards of 1, discounted by a half, no return comes to 2.
+    assert low < algorithm.connectors.get_state()["rewards"]["stat"]["mean"] < high
 
 
 @pytest.mark.parametrize(
@@ -330,10 +353,13 @@ def test_pitfall_47_entropy_is_in_units_of_the_squashed_action_whatever_the_boun
         "training_intensity": 16,
         "num_steps_sampled_before_learning_starts": 10,
     }
-    rows = [
-        statistics_of(built(SACConfig().training(**settings), env))
+    algorithms = [
+        built(SACConfig().training(**settings), env)
         for env in ("Pendulum-v1", "rlrun.sampling.example_envs:StretchedPendulum")
     ]
+    for algorithm in algorithms:
+        assert algorithm.updaters["default_policy"].temperature.target_entropy == -1.0
+    rows = [statistics_of(algorithm) for algorithm in algorithms]
     assert rows[0]["num_updates"] == 51
     assert rows[0] == pytest.approx(rows[1], rel=1e-3)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlrun import ConfigError, SACConfig
+from rlrun.algorithms import sac
 from rlrun.algorithms.sac import critic_loss, policy_loss
 from rlrun.algorithms.temperature import Temperature
 from rlrun.config.schema import ModelConfig
@@ -113,6 +114,37 @@ def test_pitfalls_49_52_the_critics_learn_the_soft_bellman_target(space):
     assert total.item() == pytest.approx(expected, rel=1e-5)
     total.backward()
     assert all(p.grad is None for p in [*policy.parameters(), *target.parameters()])
+    # The smaller one is believed, whichever it is.
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.copy_(parameter.flip(0))
+    swapped, _ = critic_loss(critics, rows, policy=policy, target=target, alpha=ALPHA)
+    assert swapped.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
+def test_the_critics_gradient_is_that_of_finite_differences(space, monkeypatch):
+    """Of the loss as a whole: what it is drawn to does not move with the critics."""
+    # Observations stay float64, as differences need it.
+    place = "rlrun.policies.soft_actor_critic.as_features"
+    monkeypatch.setattr(place, lambda obs, flatten: obs)
+    policy, critics, target = (network.double() for network in make_networks(space))
+    rows = {k: v.double() if v.is_floating_point() else v for k, v in make_rows(space).items()}
+
+    def loss_at():
+        return critic_loss(critics, rows, policy=policy, target=target, alpha=ALPHA.double())[0]
+
+    loss_at().backward()
+    for parameter in critics.parameters():
+        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 4)):
+            saved, ends = flat[i].item(), []
+            for change in (1e-6, -1e-6):
+                flat[i] = saved + change
+                ends.append(loss_at().item())
+            flat[i] = saved
+            difference = (ends[0] - ends[1]) / 2e-6
+            assert grad[i].item() == pytest.approx(difference, rel=1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
@@ -202,6 +234,26 @@ def test_pitfall_50_alpha_moves_against_the_entropy_and_stays_positive():
 
 
 @pytest.fixture
+def updates(monkeypatch):
+    """What each update gives its critics, and the entropy that it finds."""
+    seen, of_critic, of_policy = [], sac.critic_gradient, sac.policy_gradient
+
+    def critic_spy(module, rows, **arguments):
+        noise = rows["noise"].clone(), rows["new_noise"].clone()
+        seen.append({**arguments, "alpha": arguments["alpha"].item(), "noise": noise})
+        return of_critic(module, rows, **arguments)
+
+    def policy_spy(module, rows, **arguments):
+        statistics = of_policy(module, rows, **arguments)
+        seen[-1] |= {"entropy": statistics["entropy"].clone(), "critics": arguments["critics"]}
+        return statistics
+
+    monkeypatch.setattr(sac, "critic_gradient", critic_spy)
+    monkeypatch.setattr(sac, "policy_gradient", policy_spy)
+    return seen
+
+
+@pytest.fixture
 def built():
     made = []
 
@@ -252,6 +304,47 @@ def test_the_target_follows_by_tau(built):
     algorithm.train()
     expected = start + 0.25 * (updater.critic.parameters.to_numpy() - start)
     np.testing.assert_allclose(updater.target.get_state()["weights"], expected, rtol=1e-6)
+
+
+def test_pitfall_49_goals_come_from_the_target_network_and_actions_from_fresh_noise(built, updates):
+    algorithm = built(num_steps_sampled_before_learning_starts=1)
+    updates.clear()  # of the trial that finds out which columns are needed
+    algorithm.train()
+    assert len(updates) == 40
+    networks = only(algorithm)
+    for each in updates:
+        assert each["target"] is networks.target.module
+        assert each["policy"] is algorithm.learner.module
+        assert each["critics"] is networks.critic.module
+    noises = {tuple(noise.flatten().tolist()) for each in updates for noise in each["noise"]}
+    assert len(noises) == 2 * len(updates)
+
+
+def test_pitfall_50_each_update_moves_alpha_by_the_entropy_it_finds(built, updates):
+    algorithm = built(num_steps_sampled_before_learning_starts=1, alpha_lr=0.01)
+    updates.clear()
+    algorithm.train()
+    temperature = Temperature(1.0, -1.0, torch.device("cpu"))
+    for each in updates:
+        assert each["alpha"] == pytest.approx(temperature.alpha.item(), rel=1e-6)
+        temperature.step(each["entropy"], 0.01)
+    assert updates[-1]["alpha"] < 0.8
+
+
+@pytest.mark.parametrize(("name", "moves"), [("lr", 0), ("critic_lr", 1), ("alpha_lr", 2)])
+def test_each_part_has_its_learning_rate(built, name, moves):
+    rates = {"lr": 0.0, "critic_lr": 0.0, "alpha_lr": 0.0, name: 0.01}
+    algorithm = built(num_steps_sampled_before_learning_starts=1, **rates)
+    updater = only(algorithm)
+
+    def parts():
+        critics = updater.critic.parameters.to_numpy()
+        return algorithm.learner.get_weights(), critics, updater.temperature.alpha.numpy().copy()
+
+    before = parts()
+    algorithm.train()
+    changed = [not np.array_equal(*pair) for pair in zip(before, parts(), strict=True)]
+    assert changed == [part == moves for part in range(3)]
 
 
 def test_standard_deviations_start_where_the_model_section_says():

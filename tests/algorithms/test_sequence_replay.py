@@ -174,6 +174,39 @@ def test_pitfall_67_no_gradient_flows_through_burn_in(algorithm):
     assert (gradient(through) - found).abs().max() > 1e-4
 
 
+def test_the_gradient_is_that_of_finite_differences(algorithm, monkeypatch):
+    """Without burn-in, through which no gradient flows, though it moves the loss."""
+    # Observations stay float64, as differences need it.
+    monkeypatch.setattr("rlrun.policies.recurrent.as_features", lambda obs, flatten: obs)
+    module, target = (algorithm.build_module().double() for _ in range(2))
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.mul_(0.7)
+    _, rows = sampled(algorithm, burn_in=0)
+    rows = {k: v.double() if v.is_floating_point() else v for k, v in rows.items()}
+    real = torch.Tensor.to  # one-hot actions and rewards are made float32 on the way
+    monkeypatch.setattr(
+        torch.Tensor,
+        "to",
+        lambda x, dtype, *a, **k: real(x, torch.float64 if dtype is torch.float32 else dtype),
+    )
+
+    def loss_at():
+        return sequence_loss(module, rows, target=target, double_q=True)[0]
+
+    loss_at().backward()
+    for parameter in module.parameters():
+        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 3)):
+            saved, ends = flat[i].item(), []
+            for change in (1e-6, -1e-6):
+                flat[i] = saved + change
+                ends.append(loss_at().item())
+            flat[i] = saved
+            difference = (ends[0] - ends[1]) / 2e-6
+            assert grad[i].item() == pytest.approx(difference, rel=1e-4, abs=1e-7)
+
+
 def test_burn_in_leads_to_the_states_that_its_steps_led_to_when_they_were_acted(algorithm):
     """The weights are those of then, so the state behind the burn-in is the one that was stored."""
     batch, rows = sampled(algorithm)

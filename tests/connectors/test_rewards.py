@@ -61,7 +61,7 @@ def test_the_first_rewards_are_not_blown_up() -> None:
     assert pipeline(normalize=True)(np.zeros(3), NO, NO).tolist() == [0, 0, 0]
 
 
-def test_result_is_clipped() -> None:
+def test_pitfall_15_the_result_is_clipped() -> None:
     connector = pipeline(normalize=True)
     for _ in range(100):
         connector(np.array([0.1, 0.0, -0.1]), NO, NO)

@@ -12,9 +12,13 @@ from gymnasium import spaces
 
 from rlrun.config import registry
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.data import columns as col
+from rlrun.policies.policy import Policy
 from rlrun.sampling.atari import EpisodicLife, FireReset
+from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.envs import EnvContext, check_env, make_env, observation_problem
 from rlrun.sampling.errors import EnvError
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.vector_env import make_vector_env
 
 
@@ -155,6 +159,27 @@ def test_a_lost_life_ends_the_learners_episode_and_not_the_game() -> None:
     assert game.games == 3
 
 
+def three_lives() -> gymnasium.Env[Any, Any]:
+    return EpisodicLife(ThreeLives())
+
+
+class AlwaysZero(Policy):
+    """Takes action 0."""
+
+    def compute_actions(self, obs_batch: Any, state_batches: Any = None, **_: Any) -> Any:
+        return np.zeros(len(obs_batch), np.int64), [], {}
+
+
+def test_pitfall_16_metrics_see_whole_games_and_learning_each_life() -> None:
+    spec = RunnerSpec(
+        EnvSpec(use=f"{__name__}:three_lives"),
+        policy_factory=lambda observations, actions, model: AlwaysZero(observations, actions),
+    )
+    reply = EnvRunner(spec).sample_fragment(SampleRequest(0, 20))
+    assert np.flatnonzero(reply.batch[col.TERMINATEDS]).tolist() == [2, 5, 8, 11, 14, 17]
+    assert [(game.episode_return, game.length) for game in reply.episodes] == [(9.0, 9), (9.0, 9)]
+
+
 def test_fire_is_pressed_after_each_reset() -> None:
     game = ThreeLives()
     env = FireReset(game)
@@ -181,6 +206,8 @@ def test_pitfall_16_atari_is_preprocessed_in_training_and_plays_whole_games_in_e
 
     common = {"AtariPreprocessing", "FireReset", "FrameStackObservation"}
     assert wrappers(train.envs[0]) >= common | {"EpisodicLife"}
+    assert train.envs[0].get_wrapper_attr("noop_max") == 30
+    assert train.envs[0].get_wrapper_attr("frame_skip") == 4
     assert wrappers(play.envs[0]) >= common
     assert "EpisodicLife" not in wrappers(play.envs[0])
     lost = False
