@@ -33,7 +33,7 @@ def case(env_steps):
 
 def test_a_run_is_an_ordinary_one(tmp_path, monkeypatch):
     monkeypatch.setattr(verify_runs, "EVALUATION_EPISODES", 3)
-    done = verify(cases=[case(256)], seeds=1, results=tmp_path, notice=lambda text: None)
+    done = verify(cases=[case(256)], seeds=[1], results=tmp_path, notice=lambda text: None)
     (seed,) = done.results[0].seeds
     assert seed.error is None
     assert done.all_reached
