@@ -46,7 +46,7 @@ def test_a_run_is_an_ordinary_one(tmp_path, monkeypatch):
 SCRIPT = """
 from test_verify_processes import case
 from rlrun.experiment.verify import verify
-verify(cases=[case(60_000)], seeds=1, results="results")
+verify(cases=[case(60_000)], seeds=[1], results="results")
 """
 
 
@@ -70,7 +70,7 @@ def test_a_killed_verification_goes_on(tmp_path, monkeypatch, with_children):
         meta = json.loads((folder / "meta.json").read_text())
         os.kill(meta["sessions"][-1]["pid"], signal.SIGKILL)
     said = []
-    done = verify(cases=[case(60_000)], seeds=1, results="results", notice=said.append)
+    done = verify(cases=[case(60_000)], seeds=[1], results="results", notice=said.append)
     assert done.all_reached, said
     if not with_children:
         assert any("another process is working on it" in line for line in said)
