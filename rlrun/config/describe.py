@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlrun.config.registry import suggestion
-from rlrun.config.schema import UseSpec, check_schedule
+from rlrun.config.schedule import check_schedule
+from rlrun.config.section import UseSpec
 from rlrun.config.yaml_tree import parse_scalar
 
 _WORDS: dict[Any, str] = {

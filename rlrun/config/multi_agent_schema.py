@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlrun.config.section import Section, gather_kwargs
+from rlrun.config.section import CodeSection, Section
 
 
-class PolicyConfig(Section):
+class PolicyConfig(CodeSection):
     """One policy. With `use`, keys that are not named here are its arguments."""
 
     use: str | None = None
@@ -27,16 +27,8 @@ class PolicyConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_kwargs(cls, data: Any) -> Any:
-        if data is None:
-            return {}
-        if isinstance(data, str):
-            return {"use": data}
-        if not isinstance(data, dict) or data.get("use") is None:
-            return data
-        return gather_kwargs(
-            data, known=tuple(name for name in cls.model_fields if name != "kwargs")
-        )
+    def _from_nothing(cls, data: Any) -> Any:
+        return {} if data is None else data
 
 
 class MultiAgentConfig(Section):

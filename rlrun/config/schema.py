@@ -11,14 +11,14 @@ Values are strict: a boolean is no number and a number in quotes is text. A whol
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, SerializeAsAny
 
 from rlrun.config.multi_agent_schema import MultiAgentConfig, PolicyConfig
-from rlrun.config.section import Count, Section, UseSpec, UseSpecs, gather_kwargs
+from rlrun.config.schedule import Schedule
+from rlrun.config.section import CodeSection, Count, Section, UseSpec, UseSpecs
 
 # Parts of the schema that have files of their own, and are found here all the same.
-__all__ = ["Count", "MultiAgentConfig", "PolicyConfig", "Section", "UseSpec"]
+__all__ = ["Count", "MultiAgentConfig", "PolicyConfig", "Schedule", "Section", "UseSpec"]
 
 
 class EnvSpec(UseSpec):
@@ -26,38 +26,6 @@ class EnvSpec(UseSpec):
 
     use: str
     """A gymnasium or EnvPool id, a name given to `register_env`, or "package.module:callable"."""
-
-
-def check_schedule(value: Any) -> Any:
-    """Turn ``[[env_steps, value], ...]`` into tuples; errors name the item that is wrong."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    points: list[tuple[int, float]] = []
-    if not value:
-        raise _schedule_error("a schedule needs at least one [env_steps, value] pair", [])
-    for i, point in enumerate(value):
-        if not isinstance(point, (list, tuple)) or len(point) != 2:
-            raise _schedule_error(f"expected a pair [env_steps, value], got {point!r}", [i])
-        for j, number in enumerate(point):
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise _schedule_error(f"expected a number, got {number!r}", [i, j])
-        if point[0] != int(point[0]) or point[0] < 0:
-            raise _schedule_error(f"env_steps is a whole number, got {point[0]!r}", [i, 0])
-        if i == 0 and point[0] != 0:
-            raise _schedule_error(f"a schedule starts at env step 0, not at {point[0]}", [0, 0])
-        if i and point[0] <= points[-1][0]:
-            message = f"env steps must rise: {point[0]} follows {points[-1][0]}"
-            raise _schedule_error(message, [i, 0])
-        points.append((int(point[0]), float(point[1])))
-    return tuple(points)
-
-
-def _schedule_error(message: str, at: list[int]) -> PydanticCustomError:
-    return PydanticCustomError("schedule", "{message}", {"message": message, "at": at})
-
-
-Schedule = Annotated[float | tuple[tuple[int, float], ...], BeforeValidator(check_schedule)]
-"""A number, or ``[[env_steps, value], ...]``: linear between points, constant after the last."""
 
 
 class EnvRunnersConfig(Section):
@@ -144,7 +112,7 @@ MEMORY_SWITCHES = ("use_lstm", "use_gru", "use_attention")
 """Settings of `model` that put a memory behind the encoder; one of them at most."""
 
 
-class ModelConfig(Section):
+class ModelConfig(CodeSection):
     """The networks. With `use`, keys that are not named here are arguments of that class."""
 
     use: str | None = None
@@ -197,17 +165,6 @@ class ModelConfig(Section):
     """Let attention also see the rewards of so many steps before, as learning sees them."""
     max_seq_len: Count = 20
     """Steps that gradients flow back through time; longer pieces of episodes are cut up."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_kwargs(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            return {"use": data}
-        if not isinstance(data, dict) or data.get("use") is None:
-            return data
-        return gather_kwargs(
-            data, known=tuple(name for name in cls.model_fields if name != "kwargs")
-        )
 
 
 class TrainingConfig(Section):

@@ -1,9 +1,10 @@
 """What all sections of an experiment file have in common.
 
-Owns: `Section`, the base of every section, and `UseSpec`, the one way to name code. Must not know:
-any section (schema.py).
+Owns: `Section`, the base of every section, and the ways to name code: `UseSpec`, and `CodeSection`
+for sections with further keys. Must not know: any section (schema.py).
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -61,7 +62,7 @@ class UseSpec(Section):
     def _gather_kwargs(cls, data: Any) -> Any:
         if isinstance(data, str):
             return {"use": data}
-        return gather_kwargs(data, known=("use",))
+        return _gathered(data, known=("use",))
 
     def to_plain(self) -> Any:
         """The shortest form that a file may hold for this object."""
@@ -72,7 +73,23 @@ class UseSpec(Section):
         return {"use": self.use, **self.kwargs}
 
 
-def gather_kwargs(data: Any, known: tuple[str, ...]) -> Any:
+class CodeSection(Section):
+    """A section that may name code of the user's; keys that it does not know are its arguments.
+
+    Subclasses have the fields `use`, an import path or None, and `kwargs`.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_kwargs(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"use": data}
+        if not isinstance(data, dict) or data.get("use") is None:
+            return data
+        return _gathered(data, known=cls.model_fields.keys() - {"kwargs"})
+
+
+def _gathered(data: Any, known: Collection[str]) -> Any:
     """Move the keys of a ``{use: ..., key: value}`` mapping that are not `known` into `kwargs`."""
     if not isinstance(data, dict) or not isinstance(data.get("kwargs", {}), dict):
         return data
