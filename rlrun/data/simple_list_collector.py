@@ -300,7 +300,7 @@ def _piece_state(piece: _Piece) -> dict[str, Any]:
 
 
 def _storable(rows: list[Any]) -> Any:
-    return rows if not rows or isinstance(rows[0], dict) else np.stack(rows)
+    return list(rows) if not rows or isinstance(rows[0], dict) else np.stack(rows)
 
 
 def _restored(state: Mapping[str, Any]) -> _Piece:

@@ -1,5 +1,7 @@
 """The two collectors make the same batches; a collector of one's own is used where it is named."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -130,6 +132,18 @@ def test_observations_share_one_storage(collector):
     storage, _ = batch.shared("obs")
     assert batch.shared("new_obs")[0] is storage
     assert len(storage) <= 2 * (10 + 1) + 4
+
+
+@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode):
+    views = {"prev_infos": ViewRequirement("infos", shift=-1)}
+    runner = runner_with(collector, 2, views, batch_mode=mode, env={"length": 7})
+    collect(runner, [5])
+    state = runner.get_state()["collector"]
+    as_taken = deepcopy(state)
+    collect(runner, [6])
+    np.testing.assert_equal(state, as_taken)
 
 
 class Counting(SimpleListCollector):
