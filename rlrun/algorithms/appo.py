@@ -35,7 +35,8 @@ from rlrun.data import columns as col
 from rlrun.data.batch_state import batch_from_state, batch_state
 from rlrun.data.circular_buffer import CircularBuffer
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner, LoadedBatch, value_at
+from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import standardized_advantages
 from rlrun.learning.vtrace import add_vtrace
 from rlrun.policies.flat_parameters import FlatParameters

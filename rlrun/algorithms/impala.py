@@ -20,7 +20,8 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import LoadedBatch, value_at
+from rlrun.learning.learner import value_at
+from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.vtrace import add_vtrace
 
 

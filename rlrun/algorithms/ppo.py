@@ -17,7 +17,8 @@ from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.learning.learner import LoadedBatch, value_at
+from rlrun.learning.learner import value_at
+from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import add_advantages, standardized_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
 

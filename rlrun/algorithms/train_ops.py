@@ -16,7 +16,7 @@ from rlrun.learning.learner import Loss, value_at
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
-    from rlrun.learning.learner import LoadedBatch
+    from rlrun.learning.loaded_batch import LoadedBatch
 
 
 def train_one_step(

@@ -32,7 +32,9 @@ from rlrun.data import columns as col
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
 from rlrun.data.sample_batch import SampleBatch, concat_samples
 from rlrun.data.tracked_batch import TrackedRows, tracked, untracked
-from rlrun.learning.learner import Learner, LoadedBatch, Rows, ViewedBatch
+from rlrun.learning.learner import Learner
+from rlrun.learning.loaded_batch import LoadedBatch, Rows
+from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.policy import Policy
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.dummy_batch import DummyBatch, dummy_batch

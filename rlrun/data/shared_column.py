@@ -11,6 +11,7 @@ Owns `SharedColumn` and what concerns several of them; knows nothing of batches 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from rlrun.data.column_data import Array, LazyColumn, Selection, deep_copy, read
 
 
+@dataclass(slots=True, eq=False)
 class SharedColumn(LazyColumn):
     """Rows `index` of `storage` [M, ...]; the gathered rows are cached and read-only.
 
@@ -27,12 +29,9 @@ class SharedColumn(LazyColumn):
     when they refer to the same storage *object*.
     """
 
-    __slots__ = ("_rows", "index", "storage")
-
-    def __init__(self, storage: Any, index: Any, rows: Any = None):
-        self.storage = storage
-        self.index = index
-        self._rows = rows
+    storage: Any
+    index: Any
+    _rows: Any = None
 
     def __len__(self) -> int:
         return len(self.index)

@@ -1,18 +1,18 @@
 """Learner: a module, its optimizer and the loop over minibatches. Knows nothing of Ray or YAML.
 
-What is optimised is a function the algorithm passes in; this class owns what all of them share.
+What is optimised is a function the algorithm passes in; this class owns what all of them share. The
+rows it works on are those of a `LoadedBatch`.
+
 All parameters are views into one vector, so that a step of Adam is a handful of operations, the
 gradient norm is one and the weights leave as one buffer.
 
-    N  rows of a train batch      M  rows of a minibatch      P  parameters
+    M  rows of a minibatch      P  parameters
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,16 +22,15 @@ from torch import Tensor
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.sequences import sequence_lengths
 from rlrun.learning.adam import FlatAdam
 from rlrun.learning.devices import resolve_device
+from rlrun.learning.loaded_batch import LoadedBatch, Rows
 from rlrun.learning.peers import Peers
 from rlrun.learning.rmsprop import FlatRMSProp
-from rlrun.learning.runs import Runs
+from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
 
-Rows = dict[str, Tensor]
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 Gradient = Callable[..., dict[str, Tensor]]
 """Called as a loss is; leaves its gradient in the parameters and returns its statistics."""
@@ -256,209 +255,6 @@ class Learner:
         self.parameters.load_named(weights)
 
 
-class LoadedBatch:
-    """Columns of a train batch on the learner's device.
-
-    Observations stay where the runner put them: one storage ``[M, ...]`` with the rows of every
-    step and every final observation once, and two index vectors ``[N]`` into it.
-
-    Attributes:
-        prepare: what is done with each whole minibatch before learners take their parts of it, as
-            bringing advantages to mean 0 is; a function of its rows that can be pickled.
-    """
-
-    prepare: Callable[[Rows], Rows] | None = None
-
-    def __init__(self, batch: SampleBatch, names: tuple[str, ...], device: torch.device) -> None:
-        shared, shared_next = batch.shared(col.OBS), batch.shared(col.NEXT_OBS)
-        if shared is None or shared_next is None or shared[0] is not shared_next[0]:
-            storage = np.concatenate([batch[col.OBS], batch[col.NEXT_OBS]])
-            index = np.arange(len(batch))
-            shared, shared_next = (storage, index), (storage, index + len(batch))
-        self._device = device
-        self.size = len(shared[1])
-        self.storage = self._move(shared[0])
-        self.obs_index = self._move(shared[1])
-        self.next_obs_index = self._move(shared_next[1])
-        self.columns: Rows = {name: self._move(batch.column(name)) for name in names}
-
-    def add(self, name: str, column: NDArray[Any] | Tensor) -> None:
-        """Add a column ``[N, ...]`` that was computed from the others."""
-        moved = self._move(column) if isinstance(column, np.ndarray) else column
-        self.columns[name] = moved
-
-    def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The module on all observations, without their gradients: each observation once.
-
-        Returns:
-            Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
-            of what the step led to.
-        """
-        chunks = [
-            module.forward_train({col.OBS: chunk}) for chunk in self.storage.split(chunk_size)
-        ]
-        inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
-        values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
-        return inputs[self.obs_index], values[self.obs_index], values[self.next_obs_index]
-
-    def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Minibatches:
-        """Shuffled minibatches; the last of an epoch may be smaller, no row is left out."""
-        return Minibatches(self, num_epochs, size, rng)
-
-    def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
-        """What `minibatches` goes through, before it is prepared."""
-        for _ in range(num_epochs):
-            permutation = torch.from_numpy(rng.permutation(self.size)).to(self._device)
-            # Small columns are shuffled once an epoch; observations, which may be large, are not.
-            shuffled = [column[permutation].split(size) for column in self.columns.values()]
-            index = self.obs_index[permutation].split(size)
-            for rows, *parts in zip(index, *shuffled, strict=True):
-                minibatch = dict(zip(self.columns, parts, strict=True))
-                minibatch[col.OBS] = self.storage[rows]
-                yield minibatch
-
-    def pieces(self, size: int | None) -> Iterator[Rows]:
-        """The rows in their order, at most ``size`` at a time; all at once if that is None."""
-        for begin in range(0, self.size, size or self.size):
-            rows = slice(begin, begin + (size or self.size))
-            piece = {name: column[rows] for name, column in self.columns.items()}
-            piece[col.OBS] = self.storage[self.obs_index[rows]]
-            yield piece
-
-    def to(self, device: torch.device) -> Self:
-        """The same batch on another device."""
-        moved = copy.copy(self)
-        known: dict[int, Tensor] = {}  # what is shared stays shared
-        for name, value in vars(self).items():
-            setattr(moved, name, _moved(value, device, known))
-        moved._device = device
-        return moved
-
-    def _move(self, array: NDArray[Any]) -> Tensor:
-        # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.
-        if not array.flags.writeable:
-            array = array.copy()
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
-
-
-class ViewedBatch(LoadedBatch):
-    """A train batch for modules that see more than the present observation.
-
-    Behind the last step of each of its `Runs` follows the one that it led to, of which only the
-    input is known: values of it bootstrap the returns, in the state that the run has led to.
-
-        N  rows    S  runs    M  rows of a minibatch, without padding
-
-    Args:
-        views: names of what the module sees; states (``state_in_k``) have one row for each run.
-    """
-
-    def __init__(
-        self,
-        batch: SampleBatch,
-        names: tuple[str, ...],
-        device: torch.device,
-        views: Sequence[str],
-    ) -> None:
-        self._device = device
-        self.size = len(batch)
-        self.columns = {name: self._move(batch.column(name)) for name in names}
-        self._states = {
-            name: self._move(batch.column(name))
-            for name in views
-            if name.startswith(col.STATE_IN_PREFIX)
-        }
-        recurrent = bool(self._states)
-        lengths = batch.column(col.SEQ_LENS) if recurrent else sequence_lengths(batch)
-        self._runs = Runs(np.asarray(lengths, dtype=np.int64), whole=recurrent)
-        self._storages: dict[int, Tensor] = {}
-        self._inputs = {
-            name: self._present_and_next(batch, name) for name in views if name not in self._states
-        }
-
-    def _present_and_next(self, batch: SampleBatch, name: str) -> tuple[Tensor, Tensor | None]:
-        """A view's rows ``[2 N, ...]``, those of one step later behind; as index if shared."""
-        shared = batch.shared(name)
-        shared_next = batch.shared(f"{col.NEXT_PREFIX}{name}")
-        if shared is None or shared_next is None or shared[0] is not shared_next[0]:
-            rows = batch.column(name), batch.column(f"{col.NEXT_PREFIX}{name}")
-            return self._move(np.concatenate(rows)), None
-        storage = self._storages.get(id(shared[0]))
-        if storage is None:
-            storage = self._storages[id(shared[0])] = self._move(shared[0])
-        return storage, self._move(np.concatenate([shared[1], shared_next[1]]))
-
-    def _rows(
-        self, columns: Rows, positions: Tensor, runs: NDArray[np.int64], extra: int = 0
-    ) -> Rows:
-        """These columns, and what the module sees at rows of the batch, or at N + row a step later.
-
-        Args:
-            runs: which the rows are.
-            extra: steps that each of them has more than in the batch.
-        """
-        seen = {
-            name: storage[positions if index is None else index[positions]]
-            for name, (storage, index) in self._inputs.items()
-        }
-        return {**columns, **seen, **self._sequences(runs, extra)}
-
-    def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `LoadedBatch.outputs`; runs one after the other, each with the step it led to."""
-        positions, present = self._runs.with_next_steps()
-        chunks = []
-        for steps, runs in self._runs.chunks(chunk_size):
-            rows = self._rows({}, self._move(positions[steps]), runs, extra=1)
-            chunks.append(module.forward_train(rows))
-        inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
-        values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
-        here = self._move(present)
-        return inputs[here], values[here], values[here + 1]
-
-    def _sequences(self, runs: NDArray[np.int64], extra: int) -> Rows:
-        """States and lengths of these runs; nothing for a module without states."""
-        if not self._states:
-            return {}
-        index = self._move(runs)
-        states = {name: state[index] for name, state in self._states.items()}
-        return {**states, col.SEQ_LENS: self._move(self._runs.lengths[runs] + extra)}
-
-    def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
-        """Minibatches of ``size`` rows, or of whole sequences that begin within them."""
-        for _ in range(num_epochs):
-            yield from self._gathered(size, rng)
-
-    def pieces(self, size: int | None) -> Iterator[Rows]:
-        """See `LoadedBatch.pieces`; of recurrent modules whole sequences that begin in a piece."""
-        yield from self._gathered(size or self.size, None)
-
-    def _gathered(self, size: int, rng: np.random.Generator | None) -> Iterator[Rows]:
-        for rows, runs in self._runs.groups(size, rng):
-            index = self._move(rows)
-            columns = {name: column[index] for name, column in self.columns.items()}
-            yield self._rows(columns, index, runs)
-
-
-@dataclass(frozen=True)
-class Minibatches:
-    """Minibatches of some epochs over a batch. Can be pickled: which rows follow from ``rng``."""
-
-    batch: LoadedBatch
-    num_epochs: int
-    size: int
-    """Rows of a minibatch."""
-    rng: np.random.Generator
-
-    def __iter__(self) -> Iterator[Rows]:
-        prepare = self.batch.prepare
-        for rows in self.batch.shuffled(self.num_epochs, self.size, self.rng):
-            yield rows if prepare is None else prepare(rows)
-
-    def to(self, device: torch.device) -> Minibatches:
-        """The same minibatches on another device."""
-        return replace(self, batch=self.batch.to(device))
-
-
 def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam | FlatRMSProp:
     vector, grads = parameters.vector, parameters.grads
     if training.optimizer == "rmsprop":
@@ -466,17 +262,6 @@ def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam
             vector, grads, decay=training.rmsprop_decay, eps=training.rmsprop_epsilon
         )
     return FlatAdam(vector, grads, eps=training.adam_epsilon)
-
-
-def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:
-    """The value with all tensors in it on the device."""
-    if isinstance(value, Tensor):
-        return known.setdefault(id(value), value.to(device))
-    if isinstance(value, dict):
-        return {name: _moved(item, device, known) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_moved(item, device, known) for item in value)
-    return value
 
 
 def value_at(schedule: float | tuple[tuple[int, float], ...], env_steps: int) -> float:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlrun.config.schema import LearnersConfig, TrainingConfig
-from rlrun.learning.learner import Gradient, Learner, Loss, Minibatches, Rows
+from rlrun.learning.learner import Gradient, Learner, Loss
+from rlrun.learning.loaded_batch import Minibatches, Rows
 from rlrun.learning.peers import Peers, host_store, join_store
 from rlrun.policies.rl_module import RLModule
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import LoadedBatch, Rows
+from rlrun.learning.loaded_batch import LoadedBatch, Rows
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import LoadedBatch
+from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import (
     VALUE_CHUNK,
     explained_variance,

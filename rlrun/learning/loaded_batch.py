@@ -1,0 +1,142 @@
+"""LoadedBatch: a train batch on the learner's device, and the minibatches that are drawn of it.
+
+Owns what is moved there, once a batch, and which rows make a minibatch. Must not know losses,
+optimizers, or what the columns mean.
+
+    N  rows of a train batch      M  rows of the storage, or of a minibatch
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.policies.rl_module import RLModule
+
+Rows = dict[str, Tensor]
+"""Columns of a minibatch by name, each ``[M, ...]``."""
+
+
+class LoadedBatch:
+    """Columns of a train batch on the learner's device.
+
+    Observations stay where the runner put them: one storage ``[M, ...]`` with the rows of every
+    step and every final observation once, and two index vectors ``[N]`` into it.
+
+    Attributes:
+        prepare: what is done with each whole minibatch before learners take their parts of it, as
+            bringing advantages to mean 0 is; a function of its rows that can be pickled.
+    """
+
+    prepare: Callable[[Rows], Rows] | None = None
+
+    def __init__(self, batch: SampleBatch, names: tuple[str, ...], device: torch.device) -> None:
+        shared, shared_next = batch.shared(col.OBS), batch.shared(col.NEXT_OBS)
+        if shared is None or shared_next is None or shared[0] is not shared_next[0]:
+            storage = np.concatenate([batch[col.OBS], batch[col.NEXT_OBS]])
+            index = np.arange(len(batch))
+            shared, shared_next = (storage, index), (storage, index + len(batch))
+        self._device = device
+        self.size = len(shared[1])
+        self.storage = self._move(shared[0])
+        self.obs_index = self._move(shared[1])
+        self.next_obs_index = self._move(shared_next[1])
+        self.columns: Rows = {name: self._move(batch.column(name)) for name in names}
+
+    def add(self, name: str, column: NDArray[Any] | Tensor) -> None:
+        """Add a column ``[N, ...]`` that was computed from the others."""
+        moved = self._move(column) if isinstance(column, np.ndarray) else column
+        self.columns[name] = moved
+
+    def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The module on all observations, without their gradients: each observation once.
+
+        Returns:
+            Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
+            of what the step led to.
+        """
+        chunks = [
+            module.forward_train({col.OBS: chunk}) for chunk in self.storage.split(chunk_size)
+        ]
+        inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
+        values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
+        return inputs[self.obs_index], values[self.obs_index], values[self.next_obs_index]
+
+    def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Minibatches:
+        """Shuffled minibatches; the last of an epoch may be smaller, no row is left out."""
+        return Minibatches(self, num_epochs, size, rng)
+
+    def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
+        """What `minibatches` goes through, before it is prepared."""
+        for _ in range(num_epochs):
+            permutation = torch.from_numpy(rng.permutation(self.size)).to(self._device)
+            # Small columns are shuffled once an epoch; observations, which may be large, are not.
+            shuffled = [column[permutation].split(size) for column in self.columns.values()]
+            index = self.obs_index[permutation].split(size)
+            for rows, *parts in zip(index, *shuffled, strict=True):
+                minibatch = dict(zip(self.columns, parts, strict=True))
+                minibatch[col.OBS] = self.storage[rows]
+                yield minibatch
+
+    def pieces(self, size: int | None) -> Iterator[Rows]:
+        """The rows in their order, at most ``size`` at a time; all at once if that is None."""
+        for begin in range(0, self.size, size or self.size):
+            rows = slice(begin, begin + (size or self.size))
+            piece = {name: column[rows] for name, column in self.columns.items()}
+            piece[col.OBS] = self.storage[self.obs_index[rows]]
+            yield piece
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on another device."""
+        moved = copy.copy(self)
+        known: dict[int, Tensor] = {}  # what is shared stays shared
+        for name, value in vars(self).items():
+            setattr(moved, name, _moved(value, device, known))
+        moved._device = device
+        return moved
+
+    def _move(self, array: NDArray[Any]) -> Tensor:
+        # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.
+        if not array.flags.writeable:
+            array = array.copy()
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Minibatches:
+    """Minibatches of some epochs over a batch. Can be pickled: which rows follow from ``rng``."""
+
+    batch: LoadedBatch
+    num_epochs: int
+    size: int
+    """Rows of a minibatch."""
+    rng: np.random.Generator
+
+    def __iter__(self) -> Iterator[Rows]:
+        prepare = self.batch.prepare
+        for rows in self.batch.shuffled(self.num_epochs, self.size, self.rng):
+            yield rows if prepare is None else prepare(rows)
+
+    def to(self, device: torch.device) -> Minibatches:
+        """The same minibatches on another device."""
+        return replace(self, batch=self.batch.to(device))
+
+
+def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:
+    """The value with all tensors in it on the device."""
+    if isinstance(value, Tensor):
+        return known.setdefault(id(value), value.to(device))
+    if isinstance(value, dict):
+        return {name: _moved(item, device, known) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_moved(item, device, known) for item in value)
+    return value
