@@ -107,7 +107,7 @@ class CarriedRow:
         """Move the last ``surplus`` transitions of row t out of the buffer."""
         assert buffer.valid is not None  # rows without gaps come out even
         lanes = np.flatnonzero(buffer.valid[t])[-surplus:]
-        buffer.mark_invalid(t, lanes)
+        buffer.valid[t, lanes] = False
         return cls(
             lanes=lanes,
             obs=buffer.obs[t].copy(),
@@ -124,7 +124,7 @@ class CarriedRow:
         """Make these the buffer's row 0; returns how many there are."""
         lanes = self.lanes
         others = np.setdiff1d(np.arange(buffer.lanes), lanes)
-        buffer.mark_invalid(0, others)
+        buffer.mask()[0, others] = False
         buffer.rewards[0], buffer.terminateds[0], buffer.truncateds[0] = 0.0, False, False
         buffer.obs[0] = self.obs
         buffer.rewards[0, lanes] = self.rewards
@@ -174,7 +174,7 @@ class UnfinishedRows:
         valid = np.arange(first, end)[:, None] >= starts
         if buffer.valid is not None:
             valid &= buffer.valid[rows]
-        buffer.leave_out(rows, valid)
+        buffer.mask()[rows] &= ~valid
         return cls(
             valid=valid,
             obs=buffer.obs[rows].copy(),
@@ -187,7 +187,7 @@ class UnfinishedRows:
     def put(self, buffer: FragmentBuffer) -> int:
         """Make these the buffer's first rows; they count when their episodes end, so returns 0."""
         rows = slice(0, self.num_rows)
-        buffer.leave_out(rows, ~self.valid)
+        buffer.mask()[rows] &= self.valid
         buffer.obs[rows] = self.obs
         buffer.rewards[rows] = self.rewards
         buffer.terminateds[rows] = buffer.truncateds[rows] = False

@@ -10,25 +10,19 @@ and ``new_obs`` are two index arrays into it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.sample_collector import (
-    STEP_COLUMNS,
-    FurtherColumns,
-    SampleCollector,
-    step_columns,
-)
-from rlrun.data.trajectory_views import TrainingRows, TrajectoryViews, add_views
-from rlrun.sampling.carried import Carry, from_storable, storable
-
-Array = NDArray[Any]
-
+from rlrun.data.sample_collector import FurtherColumns, SampleCollector, step_columns
+from rlrun.data.trajectory_views import TrajectoryViews
+from rlrun.sampling.carried import Carry
+from rlrun.sampling.fragment_views import FragmentViews
 
 _ROWS_OF_ANY_LENGTH = 64  # of a fragment whose length nobody knows; it grows
 _ROW_COLUMNS = ("rewards", "terminateds", "truncateds", "episode_id", "episode_step")
@@ -60,11 +54,10 @@ class FragmentBuffer:
         self._num_rows = (past + length + 1) * lanes
         self._num_finals = 0
         spare = lanes + self._num_rows // 16
-        self._storage = np.empty((self._num_rows + spare, *obs_shape), dtype=obs_dtype)
-        self._shape_rows()
+        self.history: dict[str, Array] = {}
+        self._move_storage(np.empty((self._num_rows + spare, *obs_shape), dtype=obs_dtype))
         # Lane-major position of row (t, b) is [b, t]; entries are rows of the storage.
         self._next_index = self._fresh_next_index()
-        self.history: dict[str, Array] = {col.OBS: self._observed}
         self.columns: dict[str, Array] = {}
         self.num_past = 0
         self.allocated = False  # whether all columns of the policy are there
@@ -75,10 +68,9 @@ class FragmentBuffer:
         self.episode_step = np.empty((length, lanes), dtype=np.int64)
         self.valid: Array | None = None
 
-    def _shape_rows(self) -> None:
-        shape = self._storage.shape[1:]
-        self._observed = self._storage[: self._num_rows].reshape(-1, self.lanes, *shape)
-        self.obs = self._observed[self.past :]
+    def _move_storage(self, storage: Array) -> None:
+        rows = storage[: self._num_rows].reshape(-1, self.lanes, *storage.shape[1:])
+        self._storage, self.history[col.OBS], self.obs = storage, rows, rows[self.past :]
 
     def _fresh_next_index(self) -> Array:
         first = (self.past + 1) * self.lanes
@@ -98,37 +90,18 @@ class FragmentBuffer:
                 self.add_column(name, np.asarray(row))  # a policy may put out a list
         self.allocated = True
 
-    def recall(self, past: Mapping[str, Array]) -> None:
-        """Put what `remember` returned of the fragment before in front of this one."""
-        for name, rows in past.items():
-            self.num_past = len(rows)
-            if len(rows):
-                self.history[name][self.past - len(rows) : self.past] = rows
-
-    def remember(self, columns: Iterable[str], end: int) -> dict[str, Array]:
-        """The last P rows before row ``end`` of these columns, as many as there are."""
-        stop = self.past + end
-        start = stop - min(self.past, self.num_past + end)
-        return {name: self.history[name][start:stop].copy() for name in columns}
-
     def grow(self) -> None:
         """Double the number of rows, for fragments of which many do not count."""
-        added, lanes = self.length, self.lanes
-        rows, finals = np.split(self._storage, [self._num_rows])
-        more = np.empty((added * lanes, *rows.shape[1:]), dtype=rows.dtype)
-        self._storage = np.concatenate([rows, more, finals])
-        first = self._next_index[:added]
-        first[first >= self._num_rows] += added * lanes
-        self._num_rows += added * lanes
-        self.length += added
-        self._next_index = np.concatenate([first, self._fresh_next_index()[added:]])
-        self._shape_rows()
+        added, end = self.length, self._num_rows
+        self.length, self._num_rows = 2 * added, end + added * self.lanes
+        self._next_index[self._next_index >= end] += added * self.lanes
+        self._next_index = np.concatenate([self._next_index, self._fresh_next_index()[added:]])
+        self._move_storage(_with_room(self._storage, added * self.lanes, at=end))
         for name in _ROW_COLUMNS:
-            setattr(self, name, _doubled(getattr(self, name)))
-        for name, column in self.columns.items():
-            whole = np.concatenate([self.history[name], np.empty_like(column)])
-            self.history[name], self.columns[name] = whole, whole[self.past :]
-        self.history[col.OBS] = self._observed
+            setattr(self, name, _with_room(getattr(self, name), added))
+        for name in self.columns:
+            self.history[name] = _with_room(self.history[name], added)
+            self.columns[name] = self.history[name][self.past :]
         if self.valid is not None:
             self.valid = np.concatenate([self.valid, np.ones_like(self.valid)])
 
@@ -137,11 +110,7 @@ class FragmentBuffer:
         begin = self._num_rows + self._num_finals
         end = begin + len(lanes)
         if end > len(self._storage):
-            spare = (len(self._storage) // 2 + len(lanes), *final_obs.shape[1:])
-            grown = np.empty(spare, dtype=self._storage.dtype)
-            self._storage = np.concatenate([self._storage, grown])
-            self._shape_rows()
-            self.history[col.OBS] = self._observed
+            self._move_storage(_with_room(self._storage, len(self._storage) // 2 + len(lanes)))
         self._storage[begin:end] = final_obs
         self._next_index[t, lanes] = np.arange(begin, end)
         self._num_finals += len(lanes)
@@ -150,23 +119,17 @@ class FragmentBuffer:
         """What the environments of these lanes returned at step t, final observations included."""
         return self._storage[self._next_index[t, lanes]]
 
-    def mark_invalid(self, rows: slice | int, lanes: Any) -> None:
-        """Say that these rows are no transitions; they will not enter the batch."""
+    def mask(self) -> Array:
+        """`valid`, to be written to; made now if all rows have been transitions so far."""
         if self.valid is None:
             self.valid = np.ones((self.length, self.lanes), dtype=np.bool_)
-        self.valid[rows, lanes] = False
-
-    def leave_out(self, rows: slice, mask: Array) -> None:
-        """Say of the rows ``[k, B]`` under the mask that they are no transitions of this batch."""
-        self.mark_invalid(rows, slice(0, 0))
-        assert self.valid is not None
-        self.valid[rows] &= ~mask
+        return self.valid
 
     def to_batch(
         self,
         num_steps: int,
         unroll_ids: Array,
-        views: TrajectoryViews | None,
+        viewed: FragmentViews,
         leave_out: frozenset[str],
         further_columns: FurtherColumns | None,
     ) -> SampleBatch:
@@ -174,11 +137,11 @@ class FragmentBuffer:
 
         Args:
             unroll_ids: names each lane's piece of the fragment, int ``[B]``.
-            views: what the policy sees besides the present observation, if it does.
+            viewed: what the policy sees besides the present observation.
             leave_out: columns that nobody wants.
             further_columns: makes columns ``[N, ...]`` from those that the policy put out.
         """
-        keep = self._lane_major_selection(num_steps)
+        keep = partial(self._lane_major, num_steps=num_steps)
         shape = num_steps, self.lanes
         first_row = self.past * self.lanes
         index = np.arange(first_row, first_row + num_steps * self.lanes, dtype=np.int64)
@@ -201,51 +164,31 @@ class FragmentBuffer:
         for name in leave_out & columns.keys():
             del columns[name]
         batch = SampleBatch.from_columns(columns)
-        storage = self._used_storage(num_steps)
-        next_index = self._next_index[:num_steps]
-        if num_steps < self.length:
-            # Unused rows were cut out between the observations and the finals.
-            cut = (self.length - num_steps) * self.lanes
-            next_index = np.where(next_index >= self._num_rows, next_index - cut, next_index)
+        storage, next_index = self._observations(num_steps)
         for name, places in ((col.OBS, index.reshape(shape)), (col.NEXT_OBS, next_index)):
             if name not in leave_out:
                 batch.set_shared(name, storage, keep(places))
-        if views is not None:
-            ends = self._pieces_end(num_steps)
-            seen = TrainingRows(self.episode_step[:num_steps], ends, -self.num_past, keep)
-            add_views(batch, views, seen, self.history, storage, next_index, leave_out)
+        if viewed.views is not None:
+            viewed.add_to(batch, self, keep, storage, next_index, leave_out)
         return batch
 
-    def _pieces_end(self, num_steps: int) -> Array:
-        """Rows after which the lane's episode does not go on in this fragment, bool ``[t, B]``."""
-        ends = np.ones((num_steps, self.lanes), dtype=np.bool_)
-        ids = self.episode_id[:num_steps]
-        ends[:-1] = ids[1:] != ids[:-1]
-        if self.valid is not None:
-            ends[:-1] |= ~self.valid[1:num_steps]
-        return ends
-
-    def _lane_major_selection(self, num_steps: int) -> Any:
+    def _lane_major(self, column: Array, num_steps: int) -> Array:
+        """A column's transitions ``[N, ...]`` of the first steps, lane after lane."""
+        by_lane = column[:num_steps].swapaxes(0, 1)
         if self.valid is None:
-            count = num_steps * self.lanes
+            return by_lane.reshape(num_steps * self.lanes, *column.shape[2:])
+        return by_lane[self.valid[:num_steps].T]
 
-            def keep_all(column: Array) -> Array:
-                return column[:num_steps].swapaxes(0, 1).reshape(count, *column.shape[2:])
-
-            return keep_all
-        mask = self.valid[:num_steps].T
-
-        def keep_valid(column: Array) -> Array:
-            return column[:num_steps].swapaxes(0, 1)[mask]
-
-        return keep_valid
-
-    def _used_storage(self, num_steps: int) -> Array:
-        finals = self._storage[self._num_rows : self._num_rows + self._num_finals]
-        if num_steps == self.length:
-            return self._storage[: self._num_rows + self._num_finals]
-        rows = self.past + num_steps + 1
-        return np.concatenate([self._storage[: rows * self.lanes], finals])
+    def _observations(self, num_steps: int) -> tuple[Array, Array]:
+        """The storage without unused rows; where in it is what each step led to, ``[t, B]``."""
+        end = self._num_rows + self._num_finals
+        next_index = self._next_index[:num_steps]
+        unused = (self.length - num_steps) * self.lanes
+        if not unused:
+            return self._storage[:end], next_index
+        finals = self._storage[self._num_rows : end]
+        storage = np.concatenate([self._storage[: self._num_rows - unused], finals])
+        return storage, np.where(next_index >= self._num_rows, next_index - unused, next_index)
 
 
 class ColumnarCollector(SampleCollector):
@@ -257,10 +200,7 @@ class ColumnarCollector(SampleCollector):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._views: TrajectoryViews | None = None
-        self._rows: dict[str, Array] = {}
-        self._further: list[str] = []  # viewed columns that are this class's own, but rewards
-        self._past: dict[str, Array] = {}
+        self._viewed = FragmentViews()
         self._carry: Carry | None = None  # None where fragments come out even by themselves
         if self.whole_episodes or not self.every_step_counts:
             self._carry = Carry(whole_episodes=self.whole_episodes)
@@ -271,24 +211,19 @@ class ColumnarCollector(SampleCollector):
         self._episode_ids = np.zeros(self.num_lanes, np.int64)
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
-        self._views, self._rows = views, dict(rows)
-        self._further = [name for name in rows if name in STEP_COLUMNS and name != col.REWARDS]
-        # Columns that nobody has kept so far begin now: the past of a fragment is all or nothing.
-        if not self._past.keys() >= {col.OBS, *rows}:
-            self._past = {}
+        self._viewed.resolve(views, rows)
 
     def begin_fragment(self, length: int | None, unroll_ids: Array) -> None:
         rows = _ROWS_OF_ANY_LENGTH if length is None else length
         if not self.every_step_counts:
             # An env that resets itself in a step of its own needs a few vector steps more than T.
             rows += rows // 8 + 1
-        carry, past = self._carry, 0 if self._views is None else self._views.lookback
+        carry, past = self._carry, self._viewed.lookback
         if carry is not None:
             rows += carry.num_rows
         buffer = FragmentBuffer(rows, self.num_lanes, self.obs_shape, self.obs_dtype, past=past)
-        for name, row in self._rows.items():
-            buffer.add_column(name, row)
-        buffer.recall(self._past)
+        if self._viewed.views is not None:
+            self._viewed.begin(buffer)
         self._begin, self.num_collected = (0, 0) if carry is None else carry.begin(buffer)
         self._t = self._begin
         self._newest = max(int(self._first.max()), -buffer.num_past)
@@ -303,7 +238,7 @@ class ColumnarCollector(SampleCollector):
         self._episode_ids[lanes] = episode_ids
 
     def get_inference_input_dict(self) -> dict[str, Array]:
-        buffer, views = self._buffer, self._views
+        buffer, views = self._buffer, self._viewed.views
         assert buffer is not None
         assert views is not None
         if self._t == buffer.length:
@@ -348,7 +283,7 @@ class ColumnarCollector(SampleCollector):
                 buffer.add_column(col.REWARDS, rewards.astype(np.float32))
         if col.REWARDS in columns:
             columns[col.REWARDS][t] = rewards
-        if self._further:
+        if self._viewed.further:
             self._write_further(buffer, t, rewards, infos)
         self._t = t + 1
         self.obs = buffer.obs[t + 1]
@@ -372,18 +307,17 @@ class ColumnarCollector(SampleCollector):
         """Row t of the viewed columns that are this class's own; they take a while to make."""
         flags, steps = (buffer.terminateds[t], buffer.truncateds[t]), t - self._first
         rows = step_columns(rewards, *flags, self._episode_ids, steps, self._unroll_ids, infos)
-        for name in self._further:
+        for name in self._viewed.further:
             buffer.columns[name][t] = rows[name]
 
     def _leave_out(self, rows: slice | int, lanes: Any) -> None:
         """These rows of the running fragment are no transitions after all."""
         buffer = self._buffer
         assert buffer is not None
-        buffer.mark_invalid(slice(0, 0), lanes)
-        assert buffer.valid is not None
+        valid = buffer.mask()
         if not self.whole_episodes:
-            self.num_collected -= int(buffer.valid[rows, lanes].sum())
-        buffer.valid[rows, lanes] = False
+            self.num_collected -= int(valid[rows, lanes].sum())
+        valid[rows, lanes] = False
 
     def end_episodes(self, lanes: Array) -> None:
         buffer, t = self._buffer, self._t
@@ -435,30 +369,32 @@ class ColumnarCollector(SampleCollector):
                 surplus = self.num_collected - self._wanted
             kept = self._carry.end(buffer, t, surplus, self._first)
             self.warn_if_large(kept)
-        if self._views is not None and self._views.lookback:
-            self._past = buffer.remember([col.OBS, *self._rows], t - kept)
+        if self._viewed.lookback:
+            self._viewed.end(buffer, t - kept)
         self.obs = buffer.obs[t].copy()
         self._first -= t - kept
         self._t, self._buffer = kept, None
-        return buffer.to_batch(t, self._unroll_ids, self._views, leave_out, further_columns)
+        return buffer.to_batch(t, self._unroll_ids, self._viewed, leave_out, further_columns)
 
     def get_state(self) -> dict[str, Any]:
         return {
             "obs": self.obs.copy(),
             "steps": self._t - self._first,
             "episode_ids": self._episode_ids.copy(),
-            "past": storable(self._past) if self._past else {},
+            "past": self._viewed.get_state() if self._viewed.lookback else {},
             "carried": {} if self._carry is None else self._carry.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.obs, self._episode_ids = np.array(state["obs"]), np.array(state["episode_ids"])
-        self._past = from_storable(state["past"])
+        self._viewed.set_state(state["past"])
         if self._carry is not None:
             self._carry.set_state(state["carried"])
             self._t = self._carry.num_rows
         self._first = self._t - np.array(state["steps"])
 
 
-def _doubled(column: Array) -> Array:
-    return np.concatenate([column, np.empty_like(column)])
+def _with_room(rows: Array, added: int, at: int | None = None) -> Array:
+    """A copy with so many more rows behind the others, or before row ``at``."""
+    more = np.empty((added, *rows.shape[1:]), rows.dtype)
+    return np.concatenate([rows[:at], more, rows[len(rows) if at is None else at :]])

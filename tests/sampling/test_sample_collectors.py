@@ -146,6 +146,17 @@ def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode)
     np.testing.assert_equal(state, as_taken)
 
 
+@pytest.mark.parametrize("then", [{"a": view_of("obs", -1)}, {"b": view_of("actions", "-3:-1")}])
+def test_views_may_reach_back_less_far_from_a_fragment_on(then):
+    """The past that was kept for the views before is longer, or of further columns."""
+    before = {"a": view_of("obs", "-3:-1"), "b": view_of("actions", -2)}
+    runners = [runner_with(name, 2, before) for name in (None, "SimpleListCollector")]
+    for runner in runners:
+        collect(runner, [5])
+        runner.policy.view_requirements = {"obs": ViewRequirement(), **then}
+    assert_equal_batches(*(collect(runner, [4])[0].batch for runner in runners))
+
+
 class Counting(SimpleListCollector):
     """Counts what it is asked for."""
 
