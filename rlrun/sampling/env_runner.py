@@ -9,7 +9,7 @@ writes rows in place, and does work per episode only where an episode ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +21,8 @@ from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.policies.policy import Policy
 from rlrun.sampling.envs import EnvContext
-from rlrun.sampling.episodes import EpisodeRecord, LaneEpisodes, RewardError
+from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
+from rlrun.sampling.episodes import EpisodeBoundaries, LaneEpisodes, RewardError
 from rlrun.sampling.errors import EnvError
 from rlrun.sampling.horizon import make_horizon
 from rlrun.sampling.policy_inputs import PolicyInputs
@@ -73,21 +74,7 @@ class EnvRunner:
         self.spec, self.runner_index, self.role = spec, runner_index, role
         settings = spec.settings
         self.num_lanes = settings.num_envs_per_env_runner
-        context = EnvContext(
-            spec.env.kwargs,
-            worker_index=runner_index,
-            num_workers=num_env_runners,
-            recreated_worker=recreated,
-        )
-        self.envs = make_vector_env(
-            spec.env,
-            self.num_lanes,
-            settings,
-            context,
-            training=role is Role.TRAIN,
-            render_mode=render_mode,
-            restart_failed=spec.restart_failed_sub_environments,
-        )
+        self.envs = self._make_envs(num_env_runners, recreated, render_mode)
         self.connectors = RunnerConnectors(
             spec,
             self.envs.single_observation_space,
@@ -112,13 +99,33 @@ class EnvRunner:
         self.horizon = make_horizon(settings, self.envs, spec.env.use)
         self.weights_version = -1
         self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
+        self._boundaries = EpisodeBoundaries(
+            self._episodes, self.envs, self.observations, self.collector
+        )
         self._all_lanes = np.arange(self.num_lanes)
         # [B, ...], what the policy sees next, before the observation filter; None before a reset.
         self._unfiltered: Array | None = None
         self._unseen: tuple[Array, Any] | None = None  # lanes, raw first observations not seen yet
         self._next_fragment = 0
-        self._faulty_episodes = 0
-        self._first_rows: list[tuple[int, Array, Any]] = []  # row, lanes, raw first observations
+
+    def _make_envs(
+        self, num_env_runners: int, recreated: bool, render_mode: str | None
+    ) -> EpisodeVectorEnv:
+        context = EnvContext(
+            self.spec.env.kwargs,
+            worker_index=self.runner_index,
+            num_workers=num_env_runners,
+            recreated_worker=recreated,
+        )
+        return make_vector_env(
+            self.spec.env,
+            self.num_lanes,
+            self.spec.settings,
+            context,
+            training=self.role is Role.TRAIN,
+            render_mode=render_mode,
+            restart_failed=self.spec.restart_failed_sub_environments,
+        )
 
     @classmethod
     def as_remote(cls, **options: Any) -> Any:
@@ -152,8 +159,9 @@ class EnvRunner:
         lanes = self._all_lanes
         unroll_ids = lanes + ((self.runner_index << 48) | (request.fragment << 16))
         self.collector.begin_fragment(request.length, unroll_ids)
+        self._boundaries.records = []
         try:
-            records, num_steps, timings = self._collect(request)
+            num_steps, timings = self._collect(request)
             sent = self._custom.recorded() if self._custom else self.collector.actions
             self._episodes.carry_over(num_steps, self.collector.rewards, sent)
         except RewardError as error:
@@ -179,12 +187,12 @@ class EnvRunner:
             env_steps=env_steps,
             agent_steps=env_steps,
             vector_steps=num_steps,
-            episodes=records,
+            episodes=self._boundaries.records,
             connector_deltas=self.connectors.flush_deltas() if self.connectors.stateful else {},
             state=self.get_state(),
             timings_s=timings,
             longest_running_episode=int(self._episodes.game_length.max()),
-            faulty_episodes=self._faulty_episodes,
+            faulty_episodes=self._boundaries.num_faulty,
         )
 
     def _look_at_views(self, unneeded: Unneeded) -> None:
@@ -229,23 +237,17 @@ class EnvRunner:
     def _reset_all(self) -> None:
         raw_obs = self.envs.reset(self._episodes.seeds)
         self._unfiltered = np.array(self.observations.preprocess(raw_obs))
-        self._begin_episodes(self._all_lanes, raw_obs)
+        self._boundaries.begin(self._all_lanes, raw_obs)
 
-    def _begin_episodes(self, lanes: Array, raw_obs: Any, *, update: bool = True) -> None:
-        """Tell the collector what the policy sees first of the next episodes of these lanes."""
-        obs = self.observations.first(raw_obs, lanes, update=update)
-        self.collector.add_init_obs(lanes, self._episodes.ids(lanes), obs)
-
-    def _collect(self, request: SampleRequest) -> tuple[list[EpisodeRecord], int, dict[str, float]]:
-        """Step until the collector holds enough: finished episodes, vector steps, seconds."""
+    def _collect(self, request: SampleRequest) -> tuple[int, dict[str, float]]:
+        """Step until the collector holds enough; returns vector steps, and seconds by part."""
         collector, policy, envs = self.collector, self.policy, self.envs
         observe, to_env, explore = self._observe, self._to_env, self.spec.settings.explore
         inputs = None if self.inputs.views is None else self.inputs
         learn_rewards = None if self.rewards.identity else self.rewards
-        custom, horizon = self._custom, self.horizon
+        custom, horizon, boundaries = self._custom, self.horizon, self._boundaries
         wants_infos = col.INFOS in self.inputs.rows
         noise = self._noise(request) if explore else None
-        records: list[EpisodeRecord] = []
         wanted = request.length * self.num_lanes
         t, policy_s, env_s = 0, 0.0, 0.0
         while collector.num_collected < wanted:
@@ -264,7 +266,7 @@ class EnvRunner:
                     actions if to_env is None else to_env(actions)
                 )
             except EnvError as error:
-                raise self._placed(error, t) from None
+                raise boundaries.placed(error, t) from None
             stepped = perf_counter()
             policy_s, env_s = policy_s + acted - clock, env_s + stepped - acted
             if horizon is not None:
@@ -288,101 +290,21 @@ class EnvRunner:
             )
             t += 1
             if envs.valid is not None or envs.failed_lanes:
-                self._without_transition(t)
+                boundaries.without_transition(t)
             done = terminateds | truncateds
             if done.any():
-                self._end_episodes(t, done, infos, records)
+                boundaries.end(t, done, infos)
             if horizon is not None and horizon.passed.any():
-                self._go_on(t, np.flatnonzero(horizon.passed), records)
+                boundaries.go_on(t, np.flatnonzero(horizon.passed))
         plain = observe is None
-        self._unfiltered = collector.obs.copy() if plain else self._before_filter(raw_obs, t)
-        return records, t, {"policy": policy_s, "env": env_s}
+        self._unfiltered = collector.obs.copy() if plain else boundaries.before_filter(raw_obs, t)
+        return t, {"policy": policy_s, "env": env_s}
 
     def _noise(self, request: SampleRequest) -> FragmentNoise:
         rng = fragment_noise(self.spec.seed, self.role, self.runner_index, request.fragment)
         if self.policy.draws_for_fragments:
             self.policy.begin_fragment(rng)
         return FragmentNoise(self.policy.draw_noise, rng, request.length, self.num_lanes)
-
-    def _end_episodes(
-        self,
-        t: int,
-        done: Array,
-        infos: Mapping[str, Any] | None,
-        records: list[EpisodeRecord],
-    ) -> None:
-        """File what ended with the last of t steps, and start the next episodes."""
-        lanes = np.flatnonzero(done)
-        self.collector.end_episodes(lanes)
-        goes_on = None if infos is None else infos.get("episode_continues")
-        rewards = self.collector.rewards
-        for lane in lanes.tolist():
-            lost_life = goes_on is not None and bool(goes_on[lane])
-            record = self._episodes.finish(lane, t, rewards, game_goes_on=lost_life)
-            if record is not None:
-                records.append(record)
-        self._start_episodes(t, done)
-
-    def _go_on(self, t: int, lanes: Array, records: list[EpisodeRecord]) -> None:
-        """End the episodes of these lanes after t steps; the next begin where they are."""
-        self.collector.end_episodes(lanes)
-        rewards = self.collector.rewards
-        records += [self._episodes.go_on(lane, t, rewards) for lane in lanes.tolist()]
-        ids, obs = self._episodes.ids(lanes), self.collector.obs[lanes]
-        self.collector.add_init_obs(lanes, ids, obs)
-
-    def _start_episodes(self, t: int, mask: Array) -> None:
-        """Reset the lanes of ``mask``: after t steps that is what their policy sees."""
-        try:
-            raw_obs = self.envs.reset_lanes(mask, self._episodes.seeds)
-        except EnvError as error:
-            raise self._placed(error, t - 1) from None
-        if raw_obs is None:  # this env's next step brings the observations
-            return
-        lanes = np.flatnonzero(mask)
-        first = take_lanes(raw_obs, lanes)
-        obs = first
-        if self._observe is not None:
-            obs = self._observe.first(first, lanes)
-            self._first_rows.append((t, lanes, first))
-        self.collector.add_init_obs(lanes, self._episodes.ids(lanes), obs)
-
-    def _before_filter(self, raw_obs: Any, t: int) -> Array:
-        """The observations of row t as they were before the filter, ``[B, ...]``."""
-        unfiltered = np.array(self.observations.preprocess(raw_obs))
-        for row, lanes, first in self._first_rows:
-            if row == t:
-                unfiltered[lanes] = self.observations.preprocess(first)
-        self._first_rows.clear()
-        return unfiltered
-
-    def _without_transition(self, t: int) -> None:
-        """Lanes whose step, the last of t, was no transition.
-
-        Those are steps that an environment spent on its own reset, and the episodes of
-        environments that raised and have been built again.
-        """
-        if self.envs.valid is not None:
-            resetting = np.flatnonzero(~self.envs.valid)
-            self._episodes.start_at(resetting, t)
-            ids, obs = self._episodes.ids(resetting), self.collector.obs[resetting]
-            self.collector.add_init_obs(resetting, ids, obs)
-        failed = np.zeros(self.num_lanes, dtype=np.bool_)
-        for lane in self.envs.failed_lanes:
-            self.collector.drop_episode(lane)
-            self._episodes.drop(lane)
-            self._episodes.start_at(lane, t)
-            failed[lane] = True
-        if failed.any():
-            self._faulty_episodes += int(failed.sum())
-            self._start_episodes(t, failed)
-
-    def _placed(self, error: EnvError, t: int) -> EnvError:
-        """The error of the environments' step t, with its place."""
-        error.runner_index = self.runner_index
-        start, length = self._episodes.start[error.lane], self._episodes.length[error.lane]
-        error.env_step = int(length + t - start)
-        return error
 
     def get_state(self) -> dict[str, Any]:
         """Where the lanes stand; plain numbers and arrays, enough to go on in another process."""
@@ -425,7 +347,7 @@ class EnvRunner:
                 "all running episodes start afresh",
                 self.spec.env.use,
             )
-            self._drop_episodes(range(self.num_lanes))
+            self._boundaries.drop(range(self.num_lanes))
             self._unfiltered = None
             return
         seeds, recorded = self._episodes.seeds, self._episodes.recorded_actions()
@@ -443,16 +365,11 @@ class EnvRunner:
             ", ".join(map(str, lanes)),
             self.runner_index,
         )
-        self._drop_episodes(lanes.tolist())
+        self._boundaries.drop(lanes.tolist())
         first = take_lanes(self.envs.reset_lanes(strayed, self._episodes.seeds), lanes)
         unfiltered[lanes] = self.observations.preprocess(first)
         self._unseen = lanes, first
-        self._begin_episodes(lanes, first, update=False)
-
-    def _drop_episodes(self, lanes: Iterable[int]) -> None:
-        for lane in lanes:
-            self._episodes.drop(lane)
-            self.collector.drop_episode(lane)
+        self._boundaries.begin(lanes, first, update=False)
 
     def _see_first_observations(self) -> None:
         """Learn from what nobody has seen yet; only now that the merged statistics have come."""
@@ -461,7 +378,7 @@ class EnvRunner:
         if self._unseen is not None:
             lanes, first = self._unseen
             self._unseen = None
-            self._begin_episodes(lanes, first)
+            self._boundaries.begin(lanes, first)
 
     def ping(self) -> int:
         """Answer a health probe."""

@@ -1,22 +1,31 @@
-"""Book-keeping of the episodes that a runner's lanes are playing.
+"""The episodes that a runner's lanes are playing: their books, and where one ends and one begins.
 
 A lane is one sub-environment. Work happens here only when an episode or a fragment ends, never per
-step: returns and lengths are sums over the rows a fragment has written anyway.
+step: returns and lengths are sums over the rows a fragment has written anyway. Knows nothing of
+policies, weights and requests.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.sampling.errors import EnvError
 from rlrun.sampling.seeding import Role, episode_seed
+from rlrun.sampling.vector_env import take_lanes
+
+if TYPE_CHECKING:
+    from rlrun.connectors.custom import EnvToModule
+    from rlrun.connectors.observations import ObservationPipeline
+    from rlrun.data.sample_collector import SampleCollector
+    from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
 
 Array = NDArray[Any]
-
 
 LONGEST_REPLAY = 100_000
 """Env steps of an episode that is still replayed when its runner is restored."""
@@ -51,7 +60,7 @@ class LaneEpisodes:
     """
 
     def __init__(self, seed: int, role: Role, runner_index: int, lanes: int) -> None:
-        self._seed, self._role, self._runner_index = seed, role, runner_index
+        self._seed, self._role, self.runner_index = seed, role, runner_index
         self.lanes = lanes
         self.number = np.zeros(lanes, dtype=np.int64)
         self.length = np.zeros(lanes, dtype=np.int64)  # steps before this fragment's first row
@@ -68,15 +77,15 @@ class LaneEpisodes:
 
     def _seed_of(self, lane: int) -> int:
         episode = int(self.reset_number[lane])
-        return episode_seed(self._seed, self._role, self._runner_index, lane, episode)
+        return episode_seed(self._seed, self._role, self.runner_index, lane, episode)
 
     def id_of(self, lane: int) -> int:
         """A number that no other episode of the run has: runner, lane and count in 63 bits."""
-        return (self._runner_index << 48) | (lane << 32) | int(self.number[lane])
+        return (self.runner_index << 48) | (lane << 32) | int(self.number[lane])
 
     def ids(self, lanes: Array) -> Array:
         """`id_of` for several lanes, int ``[k]``."""
-        return (self._runner_index << 48) | (lanes << 32) | self.number[lanes]
+        return (self.runner_index << 48) | (lanes << 32) | self.number[lanes]
 
     def start_next(self, lane: int) -> None:
         """Turn to the lane's next episode; the old one has been finished or dropped."""
@@ -195,3 +204,112 @@ class LaneEpisodes:
         self.actions = [[] if part is None else [np.asarray(part)] for part in state["actions"]]
         self.seeds = [self._seed_of(lane) for lane in range(self.lanes)]
         self.start[:] = self._reset_row[:] = 0
+
+
+class EpisodeBoundaries:
+    """What is done where an episode of a lane ends, and where the next one begins.
+
+    Times are rows of the running fragment: after t steps, the last row is ``t - 1``.
+
+    Attributes:
+        records: episodes that have ended, until somebody takes them.
+        num_faulty: episodes dropped so far, because their environment raised.
+    """
+
+    def __init__(
+        self,
+        episodes: LaneEpisodes,
+        envs: EpisodeVectorEnv,
+        observations: ObservationPipeline | EnvToModule,
+        collector: SampleCollector,
+    ) -> None:
+        self.episodes, self.envs, self.collector = episodes, envs, collector
+        self.observations = observations
+        self.records: list[EpisodeRecord] = []
+        self.num_faulty = 0
+        self._first_rows: list[tuple[int, Array, Any]] = []  # t, lanes, raw first observations
+
+    def begin(self, lanes: Array, raw_obs: Any, *, update: bool = True) -> None:
+        """Tell the collector what the policy sees first of the next episodes of these lanes."""
+        obs = self.observations.first(raw_obs, lanes, update=update)
+        self.collector.add_init_obs(lanes, self.episodes.ids(lanes), obs)
+
+    def end(self, t: int, done: Array, infos: Mapping[str, Any] | None) -> None:
+        """File the episodes that ended with the last of t steps, and start the next ones."""
+        lanes = np.flatnonzero(done)
+        self.collector.end_episodes(lanes)
+        goes_on = None if infos is None else infos.get("episode_continues")
+        rewards = self.collector.rewards
+        for lane in lanes.tolist():
+            lost_life = goes_on is not None and bool(goes_on[lane])
+            record = self.episodes.finish(lane, t, rewards, game_goes_on=lost_life)
+            if record is not None:
+                self.records.append(record)
+        self._reset(t, done)
+
+    def go_on(self, t: int, lanes: Array) -> None:
+        """End the episodes of these lanes after t steps; the next begin where they are."""
+        self.collector.end_episodes(lanes)
+        rewards = self.collector.rewards
+        self.records += [self.episodes.go_on(lane, t, rewards) for lane in lanes.tolist()]
+        self._begin_here(lanes)
+
+    def _begin_here(self, lanes: Array) -> None:
+        ids, obs = self.episodes.ids(lanes), self.collector.obs[lanes]
+        self.collector.add_init_obs(lanes, ids, obs)
+
+    def _reset(self, t: int, mask: Array) -> None:
+        """Reset the lanes of ``mask``: after t steps that is what their policy sees."""
+        try:
+            raw_obs = self.envs.reset_lanes(mask, self.episodes.seeds)
+        except EnvError as error:
+            raise self.placed(error, t - 1) from None
+        if raw_obs is None:  # this env's next step brings the observations
+            return
+        lanes = np.flatnonzero(mask)
+        first = obs = take_lanes(raw_obs, lanes)
+        if not self.observations.identity:
+            obs = self.observations.first(first, lanes)
+            self._first_rows.append((t, lanes, first))
+        self.collector.add_init_obs(lanes, self.episodes.ids(lanes), obs)
+
+    def without_transition(self, t: int) -> None:
+        """Lanes whose step, the last of t, was no transition.
+
+        Those are steps that an environment spent on its own reset, and the episodes of
+        environments that raised and have been built again.
+        """
+        if self.envs.valid is not None:
+            resetting = np.flatnonzero(~self.envs.valid)
+            self.episodes.start_at(resetting, t)
+            self._begin_here(resetting)
+        if not self.envs.failed_lanes:
+            return
+        failed = np.zeros(self.episodes.lanes, dtype=np.bool_)
+        failed[list(self.envs.failed_lanes)] = True
+        self.drop(self.envs.failed_lanes)
+        for lane in self.envs.failed_lanes:
+            self.episodes.start_at(lane, t)
+        self.num_faulty += int(failed.sum())
+        self._reset(t, failed)
+
+    def drop(self, lanes: Iterable[int]) -> None:
+        """Give up the running episodes of these lanes."""
+        for lane in lanes:
+            self.collector.drop_episode(lane)
+            self.episodes.drop(lane)
+
+    def before_filter(self, raw_obs: Any, t: int) -> Array:
+        """What lanes see after t steps as it was before the filter, ``[B, ...]``."""
+        unfiltered = np.array(self.observations.preprocess(raw_obs))
+        for row, lanes, first in self._first_rows:
+            if row == t:
+                unfiltered[lanes] = self.observations.preprocess(first)
+        self._first_rows.clear()
+        return unfiltered
+
+    def placed(self, error: EnvError, t: int) -> EnvError:
+        """The error of the environments' step t, with its place."""
+        error.runner_index = self.episodes.runner_index
+        error.env_step = int(self.episodes.steps(t)[error.lane])
+        return error
