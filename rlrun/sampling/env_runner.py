@@ -34,6 +34,7 @@ from rlrun.sampling.runner_messages import (
     SampleReply,
     SampleRequest,
     Unneeded,
+    lone_request,
     sample_collector,
     tell_exploration,
 )
@@ -136,10 +137,7 @@ class EnvRunner:
 
     def sample(self) -> SampleBatch:
         """One fragment with the present weights; ``rollout_fragment_length`` steps of each lane."""
-        length = self.spec.settings.rollout_fragment_length
-        request = SampleRequest(
-            self._next_fragment, 200 if length == "auto" else length, self.weights_version
-        )
+        request = lone_request(self.spec.settings, self._next_fragment, self.weights_version)
         return self.sample_fragment(request).batch
 
     def sample_fragment(self, request: SampleRequest, weights: Any = None) -> SampleReply:

@@ -9,17 +9,15 @@ function of the seed that it was reset with and of the actions, so they are all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.sampling.agent_play import AgentPlay
+from rlrun.sampling.agent_play import Lane
 from rlrun.sampling.episodes import LONGEST_REPLAY
-from rlrun.sampling.multi_agent_loop import Lane
-from rlrun.sampling.policy_actor import PolicyActor, Taken
 from rlrun.sampling.seeding import Role, episode_seed
 
 Array = NDArray[Any]
@@ -119,12 +117,17 @@ class LaneGames:
     def _id_of(self, lane: int, number: int) -> int:
         return (self._key[2] << 48) | (lane << 32) | number
 
-    def record(self, taken: Iterable[Taken]) -> None:
-        """Keep the actions of games that go on."""
-        for piece in taken:
-            for part in self._parts[piece.lane]:
-                if part.episode_id == piece.episode_id:
-                    part.actions.setdefault(piece.agent, []).append((piece.steps, piece.actions))
+    def record(self, places: Array, steps: Array, actions: Array) -> None:
+        """Keep actions, as `PolicyActor.newly_taken` tells them, of games that go on."""
+        order = np.lexsort(places.T)  # stable: each agent's stay in their order
+        places, steps, actions = places[order], steps[order], actions[order]
+        cuts = np.flatnonzero(np.any(np.diff(places, axis=0), axis=1)) + 1
+        pieces = (np.split(column, cuts) for column in (places, steps, actions))
+        for at, *taken in zip(*pieces, strict=True):
+            lane, agent, episode_id = at[0].tolist()
+            for part in self._parts[lane]:
+                if part.episode_id == episode_id:
+                    part.actions.setdefault(agent, []).append((taken[0], taken[1]))
 
     def get_state(self, lane: Lane) -> list[dict[str, Any]]:
         """The lane's game; without actions once nobody would want to repeat them all."""
@@ -151,23 +154,3 @@ class LaneGames:
     @numbers.setter
     def numbers(self, numbers: Array) -> None:
         self._numbers = [int(number) for number in numbers]
-
-
-def fill_up(
-    lane: Lane,
-    policies: Sequence[str],
-    actors: Mapping[str, PolicyActor],
-    state: Mapping[str, Any],
-) -> None:
-    """Let a lane that was replayed have all agents that it had, with their rewards.
-
-    Missing ones are of no use, but they are counted: the lane starts afresh then.
-    """
-    for index in range(len(lane.agents), len(policies)):
-        actor: Any = actors.get(policies[index])
-        nobody = AgentPlay(("gone", index), index, lane, actor, policies[index])
-        lane.agents[nobody.id] = nobody
-    for agent, credit, total in zip(
-        lane.agents.values(), state["credits"], state["totals"], strict=True
-    ):
-        agent.credit, agent.total = float(credit), float(total)

@@ -8,28 +8,25 @@ state, and the policies that there are; the steps themselves are `MultiAgentLoop
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
-from zlib import crc32
-
-import numpy as np
 
 from rlrun.config.policies import PolicySettings
 from rlrun.data.multi_agent_batch import MultiAgentBatch
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.policies.policy import Policy
 from rlrun.sampling.agent_pieces import AgentPieces
-from rlrun.sampling.agent_play import AgentPlay
+from rlrun.sampling.agent_play import Lane
 from rlrun.sampling.agent_store import Delivery
 from rlrun.sampling.agents_horizon import make_agents_horizon, raise_time_limits
 from rlrun.sampling.envs import EnvContext
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.errors import EnvError
-from rlrun.sampling.lane_games import LaneGames, fill_up
+from rlrun.sampling.lane_games import LaneGames
+from rlrun.sampling.lane_restorer import LaneRestorer
 from rlrun.sampling.multi_agent_env import SubEnvs, make_multi_agent_env
-from rlrun.sampling.multi_agent_loop import Lane, MultiAgentLoop
+from rlrun.sampling.multi_agent_loop import MultiAgentLoop
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors
@@ -42,11 +39,10 @@ from rlrun.sampling.runner_messages import (
     Unneeded,
     agent_collector,
     for_policy,
+    lone_request,
     tell_exploration,
 )
-from rlrun.sampling.seeding import Role, fragment_noise
-
-_log = logging.getLogger(__name__)
+from rlrun.sampling.seeding import Role, fragment_noise, policy_key
 
 
 class MultiAgentEnvRunner:
@@ -96,6 +92,7 @@ class MultiAgentEnvRunner:
         self.weights_version = -1
         self.games = LaneGames((spec.seed, role, runner_index), self.num_lanes)
         self.loop = self.make_loop(on_end=self._end, begin=self._begin)
+        self._restorer = LaneRestorer(self.loop, self.games)
         self.set_policies(self.multi_agent.policies)
         self._carried = [0] * self.num_lanes  # env steps of it that earlier fragments counted
         self._started = False
@@ -172,7 +169,7 @@ class MultiAgentEnvRunner:
             spec,
             *spaces,
             num_lanes=self.num_lanes * len(agents),
-            key=(self.role, self.runner_index, crc32(policy_id.encode())),
+            key=(self.role, self.runner_index, policy_key(policy_id)),
             policy=settings,
         )
         pieces = None if connectors.custom is None else AgentPieces(connectors, agents)
@@ -221,7 +218,7 @@ class MultiAgentEnvRunner:
         self._completed_agent_steps += sum(
             agent.actor.actions_taken(agent) for agent in lane.agents.values()
         )
-        self._records.append(episode_record(lane))
+        self._records.append(lane.record())
         self._agents[lane.episode_id] = list(lane.agents)
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
@@ -230,10 +227,7 @@ class MultiAgentEnvRunner:
         Returns:
             A MultiAgentBatch, or a SampleBatch where the default policy is the only one.
         """
-        length = self.spec.settings.rollout_fragment_length
-        request = SampleRequest(
-            self._next_fragment, 200 if length == "auto" else length, self.weights_version
-        )
+        request = lone_request(self.spec.settings, self._next_fragment, self.weights_version)
         return self.sample_fragment(request).batch
 
     def sample_fragment(self, request: SampleRequest, weights: Any = None) -> SampleReply:
@@ -247,13 +241,13 @@ class MultiAgentEnvRunner:
             self.set_policies(request.policies)
         self.load(weights, request.weights_version, request.connector_state)
         for policy_id, actor in self.actors.items():
-            actor.begin_fragment(self._unneeded(request, policy_id))
+            actor.begin_fragment(request.unneeded.get(policy_id, Unneeded()))
         tell_exploration(self.policies, request.exploration, self.runner_index)
         if self.spec.settings.explore:
             place = self.spec.seed, self.role, self.runner_index, request.fragment
             for policy_id, policy in self.policies.items():
                 if policy.draws_for_fragments:
-                    policy.begin_fragment(fragment_noise(*place, crc32(policy_id.encode())))
+                    policy.begin_fragment(fragment_noise(*place, policy_key(policy_id)))
         self._next_fragment = request.fragment + 1
         if not self._started:
             self._start()
@@ -328,17 +322,15 @@ class MultiAgentEnvRunner:
         self.loop.hear()
         return counted
 
-    def _unneeded(self, request: SampleRequest, policy_id: str) -> Unneeded:
-        return request.unneeded.get(policy_id, Unneeded())
-
     def _deliver(self, request: SampleRequest) -> dict[str, SampleBatch]:
         """The policies' batches, postprocessed, without what learning does not need."""
         running = {lane.episode_id: lane for lane in self.loop.lanes}
         plain = self._postprocess.does_nothing
         batches, leave_out = {}, {}
         for policy_id, actor in self.actors.items():
-            self.games.record(actor.newly_taken())
-            unneeded = self._unneeded(request, policy_id)
+            if (taken := actor.newly_taken()) is not None:
+                self.games.record(*taken)
+            unneeded = request.unneeded.get(policy_id, Unneeded())
             leave_out[policy_id] = actor.inputs.leave_out
             delivery = Delivery(
                 running=running,
@@ -375,31 +367,8 @@ class MultiAgentEnvRunner:
             "next_fragment": self._next_fragment,
             "started": self._started,
             "numbers": self.games.numbers,
-            "lanes": [self._lane_state(lane) for lane in self.loop.lanes if self._started],
-            "policies": {
-                policy_id: actor.get_state(self._seated(actor))
-                for policy_id, actor in self.actors.items()
-            },
-        }
-
-    def _seated(self, actor: PolicyActor) -> list[AgentPlay]:
-        return [
-            agent
-            for lane in self.loop.lanes
-            for agent in lane.agents.values()
-            if agent.actor is actor and agent.seat >= 0
-        ]
-
-    def _lane_state(self, lane: Lane) -> dict[str, Any]:
-        agents = list(lane.agents.values())
-        return {
-            "step": lane.step,
-            "total": lane.total,
-            "silent": lane.silent,
-            "goes_on": lane.goes_on,
-            "game": self.games.get_state(lane),
-            "credits": np.array([agent.credit for agent in agents], np.float64),
-            "totals": np.array([agent.total for agent in agents], np.float64),
+            "lanes": self._restorer.lane_states() if self._started else [],
+            "policies": self._restorer.actor_states(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -413,51 +382,9 @@ class MultiAgentEnvRunner:
         self.games.numbers = state["numbers"]
         if not self._started:
             return
-        seen: dict[tuple[int, int], Any] = {}
-        strayed: set[int] = set()
-        for lane, lane_state in zip(self.loop.lanes, state["lanes"], strict=True):
-            seen |= self._restore_lane(lane, lane_state, strayed)
-        by_place = {
-            (lane.index, agent.index): agent
-            for lane in self.loop.lanes
-            for agent in lane.agents.values()
-        }
-        for policy_id, actor_state in state["policies"].items():
-            actor = self.actors.get(policy_id)
-            if actor is None:
-                continue
-            actor.set_state(actor_state, lambda lane, agent: by_place[lane, agent])
-            strayed |= actor.see_again(seen, actor_state["unfiltered"])
-        for index in sorted(strayed):
-            _log.warning(
-                "%s, sub-env %d of runner %d: replaying the episode's actions led to other "
-                "observations, it starts a fresh episode",
-                self.spec.env.use,
-                index,
-                self.runner_index,
-            )
-            self.loop.give_up(self.loop.lanes[index])
+        for lane in self._restorer.set_state(state["lanes"], state["policies"]):
+            self.loop.start_afresh(lane)
         self.loop.hear()
-
-    def _restore_lane(
-        self, lane: Lane, state: Mapping[str, Any], strayed: set[int]
-    ) -> dict[tuple[int, int], Any]:
-        """Bring the lane back; what those who wait see, by lane and agent."""
-        parts = self.games.set_state(lane, state["game"])
-        lane.step, lane.silent = int(state["step"]), int(state["silent"])
-        lane.total, lane.goes_on = float(state["total"]), bool(state["goes_on"])
-        policies = [str(policy_id) for policy_id in state["game"][-1]["policies"]]
-        lane.agents, seen = {}, {}
-        # Not if it would take too long, or one of the policies is gone, and the episode with it.
-        if parts and all(policy in self.actors for part in parts for policy in part.policies):
-            seeds = [self.games.seed_of(lane, part.number) for part in parts]
-            seen = self.loop.replay(lane, parts, seeds)
-            if len(lane.agents) < len(policies):  # they did not come again
-                strayed.add(lane.index)
-        else:
-            strayed.add(lane.index)
-        fill_up(lane, policies, self.actors, state)
-        return {(lane.index, index): observation for index, observation in seen.items()}
 
     def ping(self) -> int:
         """Answer a health probe."""
@@ -466,15 +393,3 @@ class MultiAgentEnvRunner:
     def stop(self) -> None:
         """Close the environments."""
         self.envs.close()
-
-
-def episode_record(lane: Lane) -> EpisodeRecord:
-    """The episode that has just ended in the lane."""
-    return EpisodeRecord(
-        episode_id=lane.episode_id,
-        lane=lane.index,
-        seed=lane.reset_seed,
-        episode_return=lane.total,
-        length=lane.step,
-        agents=tuple((str(a.id), a.policy_id, a.total) for a in lane.agents.values()),
-    )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlrun.sampling.agent_play import Lane
 from rlrun.sampling.agent_watch import AgentWatch
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.errors import EnvError
-from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner, episode_record
-from rlrun.sampling.multi_agent_loop import Lane
+from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.played_step import PlayedStep, Recorder
 from rlrun.sampling.seeding import Role, episode_seed
 
@@ -81,7 +81,7 @@ class MultiAgentPlay:
         return True
 
     def _end(self, lane: Lane) -> None:
-        self._records[lane.episode_id] = episode_record(lane)
+        self._records[lane.episode_id] = lane.record()
         self._ended[lane.index] = lane.terminated
         self._playing.remove(lane)
 

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlrun.sampling.agent_play import AgentFault, AgentPlay
+from rlrun.sampling.agent_play import AgentFault, AgentPlay, Lane
 from rlrun.sampling.agents_horizon import AgentsHorizon
 from rlrun.sampling.errors import EnvError, EnvPhase
 from rlrun.sampling.multi_agent_env import ALL, Dicts
@@ -30,9 +28,6 @@ from rlrun.sampling.policy_mapping import (
     require_spaces,
 )
 from rlrun.sampling.seeding import mapping_rng
-
-if TYPE_CHECKING:
-    from rlrun.sampling.lane_games import GamePart
 
 FlaggedDicts = tuple[
     Mapping[Any, Any],
@@ -50,34 +45,6 @@ _FOUR_DICTS = (dict,) * 4
 _BACK = "it has an observation after it has left"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """One sub-environment and the episode that it plays."""
-
-    index: int
-    env: Any
-    seed: int = 0
-    """Of the episode's random numbers."""
-    reset_seed: int = 0
-    """What the environment is reset with: the same, unless a soft horizon began the episode."""
-    episode_id: int = 0
-    step: int = 0
-    """Env steps of the episode."""
-    agents: dict[Any, AgentPlay] = field(default_factory=dict)
-    """All who have joined, in their order; also those who have left."""
-    actions: dict[Any, Any] = field(default_factory=dict)
-    """What the next step of the environment receives."""
-    total: float = 0.0
-    """Rewards of the episode, of all agents that had acted."""
-    silent: int = 0
-    """Env steps since somebody acted."""
-    terminated: bool = False
-    """Whether the episode that has just ended did so by itself."""
-    goes_on: bool = False
-    """Whether the episode begins, or has just ended, at a soft horizon: without a reset."""
-    start: EpisodeStart | None = None
 
 
 class MultiAgentLoop:
@@ -124,11 +91,12 @@ class MultiAgentLoop:
             return
         lane.start = EpisodeStart(lane.seed, tuple(self.actors), mapping_rng(lane.seed))
         lane.step, lane.total, lane.silent = 0, 0.0, 0
-        first = self._first_observations(lane) if observations is None else observations
+        first = self.reset(lane) if observations is None else observations
         for agent_id, observation in first.items():
             self._join(lane, agent_id, observation)
 
-    def _first_observations(self, lane: Lane) -> Mapping[Any, Any]:
+    def reset(self, lane: Lane) -> Mapping[Any, Any]:
+        """Reset the lane's environment with its seed; the first observations, by agent."""
         tries = _MOST_RESET_TRIES if self._rebuild is not None else 1
         while True:
             tries -= 1
@@ -136,7 +104,7 @@ class MultiAgentLoop:
                 observations, _ = lane.env.reset(seed=lane.reset_seed)
             except Exception as error:
                 if not tries:
-                    raise self._raised(error, lane, "reset") from None
+                    raise self.raised(error, lane, "reset") from None
                 self._build_again(lane, error)
                 continue
             if isinstance(observations, Mapping):
@@ -173,7 +141,7 @@ class MultiAgentLoop:
                 news = lane.env.step(actions)
             except Exception as error:
                 if self._rebuild is None:
-                    raise self._raised(error, lane, "step") from None
+                    raise self.raised(error, lane, "step") from None
                 self._build_again(lane, error)
                 self.failed.append(lane)
                 continue
@@ -200,6 +168,17 @@ class MultiAgentLoop:
             mine = [agent for agent in lane.agents.values() if agent.actor is actor]
             actor.drop(mine, lane.index, lane.episode_id)
         self.start(lane)
+
+    def start_afresh(self, lane: Lane) -> None:
+        """Give up the episode of a lane that could not be brought back to where it was."""
+        _log.warning(
+            "%s, sub-env %d of runner %d: replaying the episode's actions led to other "
+            "observations, it starts a fresh episode",
+            self._env_id,
+            lane.index,
+            self._runner_index,
+        )
+        self.give_up(lane)
 
     # -- what the dicts say --------------------------------------------------------------------
 
@@ -334,67 +313,6 @@ class MultiAgentLoop:
         # Whoever leaves is heard of first: the agents of the next episode take other seats.
         self.start(lane, go_on_with)
 
-    # -- replay --------------------------------------------------------------------------------
-
-    def replay(self, lane: Lane, parts: Sequence[GamePart], seeds: Sequence[int]) -> dict[int, Any]:
-        """Bring the lane's environment to where it was, without anybody hearing of it.
-
-        Args:
-            lane: with the seed that its environment was reset with.
-            parts: the episodes since then, the last of which is running; `seeds` are theirs.
-
-        Returns:
-            The last observations of those who wait, by index.
-        """
-        observations = self._first_observations(lane)
-        for part, seed in zip(parts, seeds, strict=True):
-            lane.agents = {}
-            lane.start = EpisodeStart(seed, tuple(part.known), mapping_rng(seed))
-            observations = self._repeat(lane, part, observations)
-        agents = lane.agents
-        return {agents[name].index: seen for name, seen in observations.items() if name in agents}
-
-    def _repeat(
-        self, lane: Lane, part: GamePart, observations: Mapping[Any, Any]
-    ) -> Mapping[Any, Any]:
-        """Replay one episode that begins with these observations; returns the last ones."""
-        self._recall(lane, observations, part.policies)
-        converted = {
-            index: dict(
-                zip(at.tolist(), self.actors[part.policies[index]].to_env(actions), strict=True)
-            )
-            for index, (at, actions) in part.recorded().items()
-        }
-        ids = list(lane.agents)
-        for step in range(part.steps):
-            actions = {
-                ids[index]: taken[step]
-                for index, taken in converted.items()
-                if step in taken and index < len(ids)
-            }
-            try:
-                observations, _, terminateds, truncateds, _ = lane.env.step(actions)
-            except Exception as error:
-                raise self._raised(error, lane, "step") from None
-            gone = {name for flags in (terminateds, truncateds) for name in flags if flags[name]}
-            observations = {name: seen for name, seen in observations.items() if name not in gone}
-            self._recall(lane, observations, part.policies)
-            ids = list(lane.agents)
-        return observations
-
-    def _recall(self, lane: Lane, observations: Mapping[Any, Any], policies: list[str]) -> None:
-        """Agents join in the order in which they did."""
-        for agent_id in observations:
-            index = len(lane.agents)
-            if agent_id not in lane.agents and index < len(policies):
-                policy_id = policies[index]
-                actor = self.actors[policy_id]
-                # Asked again, so that its random numbers go on from where they were.
-                with suppress(MappingError):
-                    assert lane.start is not None
-                    self.mapping.policy_of(agent_id, lane.start)
-                lane.agents[agent_id] = AgentPlay(agent_id, index, lane, actor, policy_id)
-
     # -- errors --------------------------------------------------------------------------------
 
     def _fault(self, agent: AgentPlay, reason: str, step: int | None = None) -> EnvError:
@@ -411,7 +329,8 @@ class MultiAgentLoop:
         }
         return EnvError(self._env_id, phase, reason, **where)
 
-    def _raised(self, error: Exception, lane: Lane, phase: EnvPhase) -> EnvError:
+    def raised(self, error: Exception, lane: Lane, phase: EnvPhase) -> EnvError:
+        """What to raise for what the lane's environment raised."""
         step = -1 if phase == "reset" else lane.step
         where = {"runner_index": self._runner_index, "lane": lane.index, "env_step": step}
         return EnvError.from_exception(error, self._env_id, phase, **where)

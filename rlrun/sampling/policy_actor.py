@@ -12,13 +12,11 @@ An agent has a seat: its index into this policy's arrays, for as long as it take
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
@@ -28,11 +26,10 @@ from rlrun.sampling.agent_play import AgentFault, AgentPlay, News
 from rlrun.sampling.agent_store import AgentStore, Heard
 from rlrun.sampling.agent_watch import AgentWatch
 from rlrun.sampling.collected_agents import CollectedAgents
-from rlrun.sampling.envs import observation_problem
-from rlrun.sampling.episode_vector_env import bad_value_test
 from rlrun.sampling.logged_agents import LoggedAgents
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.policy_mapping import Spaces
+from rlrun.sampling.raw_observations import RawObservations
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import CollectorFactory, Unneeded
 from rlrun.sampling.seat_noise import SeatNoise
@@ -46,20 +43,6 @@ _PLAIN_SPACES = (
     gym.spaces.MultiDiscrete,
     gym.spaces.MultiBinary,
 )
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Actions that one agent has taken in one episode since somebody asked last."""
-
-    lane: int
-    agent: int
-    """By order of appearance in the episode."""
-    episode_id: int
-    steps: Array
-    """Env steps of the episode at which it acted, int ``[n]``."""
-    actions: Array
-    """As `PolicyActor.to_env` takes them: the policy's, behind the user's own connectors."""
 
 
 class PolicyActor:
@@ -97,8 +80,7 @@ class PolicyActor:
         self.wants_infos = col.INFOS in self.inputs.rows
         self._make_collector = make_collector
         self.store = self._make_store()
-        self._stack = _stacker(spaces[0])
-        self._is_bad = bad_value_test(spaces[0])
+        self._raw_observations = RawObservations(spaces[0])
         self._plain_actions = isinstance(spaces[1], _PLAIN_SPACES)
         self._free: list[int] = []
         self._count = np.empty(0, np.int64)  # [S] actions taken in the episode
@@ -255,11 +237,16 @@ class PolicyActor:
         learned = rewards
         if not self.rewards.identity:
             learned = self._learned(rewards, flags, all_seats)
+        seen: Any = self._raw_observations.checked(raw, news) if raw else []
+        if self._pieces is not None:
+            seen = self._behind_pieces(news, seen, all_seats, observed, rewards)
+        elif raw:
+            seen = self.observations(seen, update=self.filter_learns)
         heard = Heard(
             seats=all_seats,
             staying=staying,
             observed=observed,
-            observations=self._processed(news, raw, all_seats, observed, rewards),
+            observations=seen,
             rewards=rewards,
             learned=learned,
             flags=flags,
@@ -271,20 +258,6 @@ class PolicyActor:
             self.store.leave(agent.seat)
             self._leave(agent)
 
-    def _processed(
-        self, news: News, raw: list[Any], seats: Array, observed: Array, rewards: Array
-    ) -> Any:
-        """Observations as the policy sees them, ``[m, ...]``; raises AgentFault for bad ones."""
-        stacked: Any = []
-        if raw:
-            with suppress(ValueError, TypeError, KeyError):
-                stacked = self._stack(raw)
-            if not len(stacked) or self._is_bad(stacked):
-                self._blame(news)
-        if self._pieces is not None:
-            return self._behind_pieces(news, stacked, seats, observed, rewards)
-        return self.observations(stacked, update=self.filter_learns) if raw else stacked
-
     def _behind_pieces(
         self, news: News, stacked: Any, seats: Array, observed: Array, rewards: Array
     ) -> Any:
@@ -295,16 +268,6 @@ class PolicyActor:
             return stacked
         seeing, first = [agents[i] for i in observed], ~acted[observed]
         return self._pieces.see(seeing, stacked, first, update=self.filter_learns)
-
-    def _blame(self, news: News) -> None:
-        """Raise AgentFault for the first observation that is not in the space."""
-        agents = news.staying + news.leaving
-        observations = news.observations + news.last_observations
-        steps = news.steps + news.last_steps
-        for agent, observation, step in zip(agents, observations, steps, strict=True):
-            problem = observation_problem(self.spaces[0], observation)
-            if observation is not None and problem is not None:
-                raise AgentFault(agent, problem, step - 1)
 
     def _rewards_and_flags(self, news: News, steps: Array) -> tuple[Array, Array]:
         """Of all who are heard of: rewards since their last actions, and ends, bool ``[k, 2]``."""
@@ -336,20 +299,18 @@ class PolicyActor:
 
     # -- fragments -----------------------------------------------------------------------------
 
-    def newly_taken(self) -> list[Taken]:
-        """The actions since the last call, agent after agent and each in its order."""
+    def newly_taken(self) -> tuple[Array, Array, Array] | None:
+        """The actions since the last call, agents mixed and each one's in its order.
+
+        Returns:
+            Lane, agent and episode id, int ``[n, 3]``; env steps of the episode, int ``[n]``; and
+            what `to_env` takes of the actions ``[n, ...]``. None for none.
+        """
         if not self._taken:
-            return []
+            return None
         places, steps, actions = (np.concatenate(parts) for parts in zip(*self._taken, strict=True))
         self._taken = []
-        order = np.lexsort(places.T)  # stable: each agent's stay in their order
-        places, steps, actions = places[order], steps[order], actions[order]
-        cuts = np.flatnonzero(np.any(np.diff(places, axis=0), axis=1)) + 1
-        parts = (np.split(part, cuts) for part in (places, steps, actions))
-        return [
-            Taken(int(at[0, 0]), int(at[0, 1]), int(at[0, 2]), of_steps, of_actions)
-            for at, of_steps, of_actions in zip(*parts, strict=True)
-        ]
+        return places, steps, actions
 
     def drop(self, agents: Collection[AgentPlay], lane: int, episode_id: int) -> None:
         """Forget an episode that is given up, with these agents of this policy."""
@@ -382,14 +343,16 @@ class PolicyActor:
     def get_state(self, agents: list[AgentPlay]) -> dict[str, Any]:
         """Everything but the policy; ``agents`` are those who have seats."""
         seats = [agent.seat for agent in agents]
-        raw = self.observations.preprocess(self._stack(self._raw)) if self._raw else None
+        unfiltered = None
+        if self._raw:
+            unfiltered = self.observations.preprocess(self._raw_observations.stack(self._raw))
         return {
             "store": self.store.get_state(seats),
             "agents": np.array([[agent.lane.index, agent.index] for agent in agents], np.int64),
             "count": self._count[seats],
             "returns": self._returns[seats],
             "waiting": np.array([[a.lane.index, a.index] for a in self.waiting], np.int64),
-            "unfiltered": raw,
+            "unfiltered": unfiltered,
             "connectors": self.connectors.get_state(),
             "unanswered": {} if self._pieces is None else self._pieces.get_state(),
         }
@@ -428,25 +391,7 @@ class PolicyActor:
             if place not in raw:
                 strayed.add(agent.lane.index)
                 continue
-            found = self.observations.preprocess(self._stack([raw[place]]))[0]
+            found = self.observations.preprocess(self._raw_observations.stack([raw[place]]))[0]
             if not np.array_equal(found, unfiltered[i]):
                 strayed.add(agent.lane.index)
         return strayed
-
-
-def _stacker(space: gym.Space[Any]) -> Callable[[list[Any]], Any]:
-    """Puts observations of a space together, batched as gymnasium's vector environments do."""
-    if isinstance(space, gym.spaces.Box):
-        shape, dtype = space.shape, space.dtype
-
-        def stack(observations: list[Any]) -> Array:
-            stacked = np.asarray(observations)
-            if stacked.shape[1:] != shape or stacked.dtype.kind == "O":
-                raise ValueError(f"observations have shape {stacked.shape[1:]}, not {shape}")
-            return stacked.astype(dtype, copy=False)
-
-        return stack
-    if isinstance(space, gym.spaces.Discrete):
-        return lambda observations: np.asarray(observations, np.int64)
-    empty: Any = create_empty_array
-    return lambda observations: concatenate(space, observations, empty(space, len(observations)))

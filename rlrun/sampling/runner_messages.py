@@ -96,6 +96,12 @@ class SampleRequest:
     """All policies there are now, where agents play several; they may come and go."""
 
 
+def lone_request(settings: EnvRunnersConfig, fragment: int, weights_version: int) -> SampleRequest:
+    """What a runner asks of itself, whom nobody else asks: a fragment with the present weights."""
+    length = settings.rollout_fragment_length
+    return SampleRequest(fragment, 200 if length == "auto" else length, weights_version)
+
+
 @dataclass(frozen=True)
 class SampleReply:
     """One fragment and what happened on the way."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from hashlib import blake2b
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,11 @@ class _Purpose(IntEnum):
     CONNECTOR = 4
     AGENT_NOISE = 5
     AGENT_MAPPING = 6
+
+
+def policy_key(policy_id: str) -> int:
+    """What a policy's id adds to a leaf's address, where there are several policies."""
+    return crc32(policy_id.encode())
 
 
 def _sequence(seed: int, purpose: _Purpose, *key: int) -> np.random.SeedSequence:
