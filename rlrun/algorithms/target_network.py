@@ -17,11 +17,11 @@ class TargetNetwork:
         module: another one of its kind, which this object owns.
 
     Attributes:
-        module: it computes without gradients.
+        module: it computes without gradients, and as when acting: without dropout.
     """
 
     def __init__(self, module: RLModule, learner: Learner) -> None:
-        self.module = module.to(learner.device).requires_grad_(False)
+        self.module = module.to(learner.device).requires_grad_(False).eval()
         self._parameters, self._source = FlatParameters(self.module), learner.parameters
         self._parameters.load(self._source.vector)
         self._copied_at = 0

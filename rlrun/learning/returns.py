@@ -145,6 +145,20 @@ def standardized_advantages(rows: Rows) -> Rows:
     return rows | {col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
 
 
+def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tensor, Tensor]:
+    """`LoadedBatch.outputs` in the mode in which runners act: dropout, for one, is for learning.
+
+    Numbers that a loss compares with would differ from those of acting, and from each other.
+    """
+    learning = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        return rows.outputs(module, VALUE_CHUNK)
+    finally:
+        for part in learning:
+            part.training = True
+
+
 @torch.no_grad()
 def add_advantages(
     rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
@@ -158,7 +172,7 @@ def add_advantages(
     Returns:
         The explained variance of the values, None where the targets do not vary.
     """
-    inputs, old_values, next_values = rows.outputs(module, VALUE_CHUNK)
+    inputs, old_values, next_values = outputs_as_acted(rows, module)
     advantages = gae_of_rows(
         batch.column(col.REWARDS),
         old_values.cpu().numpy(),

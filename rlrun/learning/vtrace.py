@@ -29,9 +29,9 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import (
-    VALUE_CHUNK,
     explained_variance,
     in_time_major,
+    outputs_as_acted,
     piece_lengths,
 )
 from rlrun.policies.rl_module import RLModule
@@ -135,9 +135,9 @@ def add_vtrace(
         ``mean_ratio`` of the importance weights, and the explained variance of the values (None
         where the targets do not vary).
     """
-    inputs, values, next_values = rows.outputs(module, VALUE_CHUNK)
+    inputs, values, next_values = outputs_as_acted(rows, module)
     if target is not None:
-        inputs, _, _ = rows.outputs(target, VALUE_CHUNK)
+        inputs, _, _ = outputs_as_acted(rows, target)
     target_logp = module.distribution.logp(inputs, rows.columns[col.ACTIONS])
     if target is not None:
         rows.add(col.ACTION_DIST_INPUTS, inputs)

@@ -13,11 +13,15 @@ import torch
 from rlrun import A2CConfig, A3CConfig, DQNConfig, EnvRunner, PPOConfig, SACConfig
 from rlrun.algorithms import dqn, ppo
 from rlrun.algorithms.ppo import PPOTraining, ppo_loss
+from rlrun.algorithms.target_network import TargetNetwork
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import add_advantages
+from rlrun.learning.vtrace import VTraceSettings, add_vtrace
+from rlrun.policies.q_network import build_q_network
+from rlrun.policies.q_options import QOptions
 from rlrun.policies.rl_module import ActorCritic
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
 
@@ -165,6 +169,51 @@ def test_pitfall_10_the_update_ends_at_one_and_a_half_times_the_target(built, pp
     assert any(kl > limit / 1.5 for kl in kls[:made]), "the example tells 1.5 from nothing"
     strict = built(PPOConfig().training(**settings, target_kl=limit / 1.5), "CartPole-v1")
     assert statistics_of(strict)["num_updates"] == made
+
+
+class DropsOut(torch.nn.Module):
+    """Half of the features, while it learns."""
+
+    output_size = 16
+
+    def __init__(self, observation_space):
+        super().__init__()
+        self.layer, self.dropout = torch.nn.Linear(4, 16), torch.nn.Dropout(0.5)
+
+    def forward(self, obs):
+        return self.dropout(self.layer(obs))
+
+
+def test_pitfall_11_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(built):
+    config = PPOConfig().training(train_batch_size=64, minibatch_size=64)
+    algorithm = built(config.model(use=f"{__name__}:DropsOut"), "CartPole-v1")
+    algorithm._unneeded = {}
+    module = algorithm.learner.module
+    with torch.no_grad():  # logits far enough apart for dropout to matter
+        module.pi_head.weight.mul_(300.0)
+    algorithm.sync_weights()
+    batch = algorithm.sample()
+    rows = algorithm.learner.load(batch, (col.ACTIONS,))
+    add_advantages(rows, batch, module, 0.99, 0.95)
+    np.testing.assert_allclose(rows.columns[col.ACTION_LOGP], batch[col.ACTION_LOGP], atol=1e-4)
+    first = rows.columns[col.VALUE_TARGETS]
+    add_advantages(rows, batch, module, 0.99, 0.95)
+    assert torch.equal(rows.columns[col.VALUE_TARGETS], first)
+    traced = add_vtrace(rows, batch, module, VTraceSettings(0.99))
+    assert traced["mean_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert module.training  # it learns with dropout all the same
+
+
+def test_a_target_network_drops_nothing_out():
+    space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    model = ModelConfig(use=f"{__name__}:DropsOut")
+    network, copy = (
+        build_q_network(space, gym.spaces.Discrete(2), model, options=QOptions()) for _ in range(2)
+    )
+    learner = Learner(network, PPOTraining(), LearnersConfig(device="cpu"))
+    target, rows = TargetNetwork(copy, learner).module, {col.OBS: torch.randn(5, 4)}
+    first, second = (target.forward_train(rows)[col.ACTION_DIST_INPUTS] for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_pitfall_13_the_standard_deviation_is_1_at_first_whatever_is_observed():
