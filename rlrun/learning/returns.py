@@ -50,12 +50,17 @@ def gae(
     """
     deltas = rewards + gamma * next_values * ~terminateds - values
     decay = (gamma * lambda_) * ~(terminateds | truncateds)
-    advantages = np.empty(rewards.shape, dtype=np.float32)
-    running = np.zeros(rewards.shape[1:], dtype=deltas.dtype)
-    for t in range(len(rewards) - 1, -1, -1):
+    return backward_sums(deltas, decay)
+
+
+def backward_sums(deltas: Array, decay: Array) -> Array:
+    """x_t = delta_t + decay_t x_{t+1} with x_T = 0, float32 ``[T, B]``; both are ``[T, B]``."""
+    sums = np.empty(deltas.shape, dtype=np.float32)
+    running = np.zeros(deltas.shape[1:], dtype=deltas.dtype)
+    for t in range(len(deltas) - 1, -1, -1):
         running = deltas[t] + decay[t] * running
-        advantages[t] = running
-    return advantages
+        sums[t] = running
+    return sums
 
 
 def gae_of_rows(

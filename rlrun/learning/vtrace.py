@@ -29,6 +29,7 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import (
+    backward_sums,
     explained_variance,
     in_time_major,
     outputs_as_acted,
@@ -78,11 +79,7 @@ def vtrace(
     discounts = settings.gamma * ~terminateds
     deltas = rhos * (rewards + discounts * next_values - values)
     decay = settings.gamma * settings.lambda_ * goes_on * np.minimum(ratios, 1.0)
-    corrections = np.empty(rewards.shape, dtype=np.float32)  # vs - V
-    running = np.zeros(rewards.shape[1:], dtype=deltas.dtype)
-    for t in range(len(rewards) - 1, -1, -1):
-        running = deltas[t] + decay[t] * running
-        corrections[t] = running
+    corrections = backward_sums(deltas, decay)  # vs - V
     # Inside an episode V(s'_t) is V(s_{t+1}); adding what corrects the latter makes it vs_{t+1}.
     next_targets = np.array(next_values, dtype=np.float32)
     next_targets[:-1] += goes_on[:-1] * corrections[1:]
