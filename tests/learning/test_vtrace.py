@@ -13,6 +13,7 @@ from rlrun.learning.learner import Learner
 from rlrun.learning.returns import discounted_returns
 from rlrun.learning.vtrace import VTraceSettings, add_vtrace, vtrace, vtrace_of_rows
 from rlrun.policies.rl_module import build_module
+from rlrun.sampling.runner_messages import SampleRequest
 
 
 def slow_vtrace(columns, gamma, lambda_, rho_bar, pg_rho_bar):
@@ -151,3 +152,31 @@ def test_pitfall_55_57_numbers_without_gradient_from_the_sampling_time_log_proba
     expected = np.exp(logp - batch[col.ACTION_LOGP]).mean()
     assert other["mean_ratio"] == pytest.approx(float(expected), rel=1e-5)
     assert abs(expected - 1.0) > 1e-3
+
+
+def test_pitfall_54_of_a_target_policy_come_the_ratios_and_of_the_learners_network_the_values():
+    runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig()))
+    torch.manual_seed(0)
+    spaces = runner.observations.output_space, runner.action_space
+    module, target = (build_module(*spaces, runner.spec.model) for _ in range(2))
+    learner = Learner(module, TrainingConfig(), LearnersConfig(device="cpu"))
+    with torch.no_grad():
+        target.pi.last.weight.mul_(100.0)
+    batch = runner.sample_fragment(SampleRequest(0, 40), learner.get_weights()).batch
+    rows, settings = learner.load(batch, (col.ACTIONS,)), VTraceSettings(0.9)
+    add_vtrace(rows, batch, module, settings, target=target)
+    seen = [torch.from_numpy(batch[name].copy()) for name in (col.OBS, col.NEXT_OBS)]
+    with torch.no_grad():
+        inputs = target.forward_train({col.OBS: seen[0]})[col.ACTION_DIST_INPUTS]
+        logp = target.distribution.logp(inputs, rows.columns[col.ACTIONS]).numpy()
+        values = [module.compute_values({col.OBS: obs}).numpy() for obs in seen]
+    log_ratios = logp - batch[col.ACTION_LOGP]
+    assert np.abs(log_ratios).max() > 0.1
+    names = (col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS)
+    rewards, terminateds, truncateds = (batch[name] for name in names)
+    expected = vtrace_of_rows(
+        *(log_ratios, rewards, *values, terminateds, truncateds, np.array([40])), settings=settings
+    )
+    for name, slow in zip((col.VALUE_TARGETS, col.ADVANTAGES), expected, strict=True):
+        np.testing.assert_allclose(rows.columns[name], slow, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(rows.columns[col.ACTION_LOGP], logp, rtol=1e-5, atol=1e-5)
