@@ -11,7 +11,8 @@ With several policies a runner computes the gradient of each that learns, and al
 
 With no remote runners this is A2C with a batch of one fragment, and runs are exactly repeatable.
 With some, the order of the gradients depends on the machine: two runs of one seed differ, and a
-resumed run is not the one that was left alone.
+resumed run is not the one that was left alone; but gradients that were under way are computed again
+from the same rows and weights, and none is lost.
 """
 
 from __future__ import annotations
@@ -186,12 +187,12 @@ class A3C(Algorithm):
         return {"entropy_coeff": value_at(schedule, self.env_steps)}
 
     def setup(self) -> None:
-        length = stream_length(
+        self._length = stream_length(
             self.config.training.train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
         )
         self.sampler = AsynchronousSampler(
             self.env_runner_group,
-            lambda: self.next_request(length),
+            lambda: self.next_request(self._length),
             refill=False,
             task=sample_gradients,
         )
@@ -246,12 +247,10 @@ class A3C(Algorithm):
         return self.learner_result(trained_steps, {**statistics, **further}, policy_id)
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {}
+        return {"sampler": self.sampler.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        # Nothing that was asked before counts any more; the next request carries these weights.
-        self.sampler.reset()
-        self.sampler.weights_version = -1
+        self.sampler.set_state(state["sampler"], lambda asked: self.request_of(asked, self._length))
 
     def _settings(self, policy_id: str) -> A3CTraining:
         training = self.policies[policy_id].training

@@ -25,7 +25,7 @@ from rlrun.algorithms.result import (
     EpisodeStatistics,
     PhaseTimers,
     Result,
-    SamplerTimes,
+    RunnerStatistics,
     evaluation_result,
     minimums_met,
 )
@@ -112,9 +112,7 @@ class Algorithm(ABC):
         self.connectors = central_connectors(self.spaces, self._runner_spec)
         self.action_space = self.connectors.action_space(next(iter(self.spaces)))
         self._evaluator = Evaluator(self, self._runner_spec)
-        self._sampler_times = SamplerTimes(config.env_runners.sampler_perf_stats_ema_coef)
-        self._running_episodes: dict[int, int] = {}  # of each runner, the longest
-        self._faulty_episodes: dict[int, int] = {}
+        self._runner_statistics = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
         networks = [name for name, policy in self.policies.items() if policy.use is None]
         self.learners = {policy_id: self.make_learner(policy_id) for policy_id in networks}
         several = self._runner_spec.multi_agent is not None
@@ -231,9 +229,7 @@ class Algorithm(ABC):
             "healthy": group.num_healthy,
             "restarts": group.num_restarts,
             "in_flight": group.num_in_flight,
-            "longest_running_episode": max(self._running_episodes.values(), default=0),
-            "faulty_episodes": sum(self._faulty_episodes.values()),
-            **self._sampler_times.result(),
+            **self._runner_statistics.result(),
             **({} if self.multi_agent is None else self.multi_agent.end_iteration()),
         }
 
@@ -289,6 +285,17 @@ class Algorithm(ABC):
         self._next_fragment += 1
         return request
 
+    def request_of(self, state: Mapping[str, Any], length: int) -> SampleRequest:
+        """The request whose `get_state` this was: the same fragment, for policies there still are.
+
+        Args:
+            length: steps of each lane.
+        """
+        told = state["policies"]
+        policies = None if told is None else {i: p for i, p in self.policies.items() if i in told}
+        changes = {"length": length, "policies": policies, "unneeded": self._unneeded}
+        return SampleRequest(**{**state, **changes})
+
     def book(self, replies: Sequence[SampleReply]) -> None:
         """Take what replies say into the books: steps, episodes, timings, statistics."""
         for reply in replies:
@@ -300,9 +307,7 @@ class Algorithm(ABC):
             if self._callbacks:
                 for episode in reply.episodes:
                     self._call_back("on_episode_end", episode)
-            self._sampler_times.add(reply)
-            self._faulty_episodes[reply.runner_index] = reply.faulty_episodes
-            self._running_episodes[reply.runner_index] = reply.longest_running_episode
+            self._runner_statistics.add(reply)
         if self.config.env_runners.use_worker_filter_stats and not self.connectors.identity:
             self.connectors.apply_deltas([reply.connector_deltas for reply in replies])
 
@@ -425,6 +430,7 @@ class Algorithm(ABC):
             "next_fragment": self._next_fragment,
             "seed": self.seed,
             "episodes": self._episodes.get_state(),
+            "runner_statistics": self._runner_statistics.get_state(),
             "connectors": self.connectors.get_state(),
             "learners": {pid: learner.get_state() for pid, learner in self.learners.items()},
             "env_runners": {
@@ -444,6 +450,7 @@ class Algorithm(ABC):
         self._evaluator.forget_weights()
         self._next_fragment = int(state["next_fragment"])
         self._episodes.set_state(state["episodes"])
+        self._runner_statistics.set_state(state["runner_statistics"])
         self.connectors.set_state(state["connectors"])
         for policy_id, learner in self.learners.items():
             learner.set_state(state["learners"][policy_id])

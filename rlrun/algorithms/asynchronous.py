@@ -7,8 +7,10 @@ that it was acted with. What sends requests and bounds them is `AsynchronousSamp
 
 With no remote runners every fragment is sampled here when it is wanted, and runs are exactly
 repeatable. With some, which fragment arrives first depends on the machine: two runs of one seed
-differ, and a resumed run is not the one that was left alone, though each runner goes on where the
-last fragment that arrived from it ended.
+differ, and a resumed run is not the one that was left alone. But nothing is lost with a resume:
+each runner goes on after the last of its fragments that was learned from, and what was under way
+then, or waited for the learner, is sampled again with the weights and random numbers it had. So a
+run learns from each step of each episode once, however often it is killed.
 """
 
 from __future__ import annotations
@@ -76,14 +78,13 @@ class AsynchronousBatches:
     def __init__(self, algorithm: Algorithm, training: AsynchronousTraining) -> None:
         self._algorithm, self._training = algorithm, training
         settings = algorithm.config.env_runners
-        length = stream_length(training.train_batch_size, settings)
+        self._length = stream_length(training.train_batch_size, settings)
         self.sampler = AsynchronousSampler(
             algorithm.env_runner_group,
-            lambda: algorithm.next_request(length),
+            lambda: algorithm.next_request(self._length),
             queue_size=training.learner_queue_size,
         )
-        self._weights: Any = None  # the last broadcast
-        self._policies: list[str] = []  # that there were then
+        self._policies: list[str] = []  # that there were at the last broadcast
 
     def next(self) -> tuple[Any, dict[str, float]]:
         """The next train batch, and how old the weights were that acted in it.
@@ -120,20 +121,19 @@ class AsynchronousBatches:
         """Let all further requests carry the present weights."""
         algorithm = self._algorithm
         with algorithm.timers.phase("sync"):
-            self._broadcast(algorithm.acting_weights, algorithm.weights_version)
-
-    def _broadcast(self, weights: Any, version: int) -> None:
-        self._weights, self._policies = weights, list(self._algorithm.policies)
-        self.sampler.set_weights(weights, version)
+            self._policies = list(algorithm.policies)
+            self.sampler.set_weights(algorithm.acting_weights, algorithm.weights_version)
 
     def get_state(self) -> dict[str, Any]:
-        """What runners act with; fragments that wait or are under way are lost with a resume."""
-        return {"weights": self._weights, "weights_version": self.sampler.weights_version}
+        """What is under way, and what runners act with."""
+        return {"sampler": self.sampler.get_state(), "policies": self._policies}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned; nothing that was asked before counts any more."""
-        self.sampler.reset()
-        self._broadcast(state["weights"], int(state["weights_version"]))
+        self._policies = list(state["policies"])
+        self.sampler.set_state(
+            state["sampler"], lambda asked: self._algorithm.request_of(asked, self._length)
+        )
 
 
 def average(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:

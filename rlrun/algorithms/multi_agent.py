@@ -7,6 +7,7 @@ policy, as with one agent.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -105,10 +106,9 @@ class MultiAgentPolicies:
     def weights(self) -> dict[str, Any]:
         """What env runners act with, by policy; a network's weights are one flat vector."""
         learners = self._algorithm.learners
-        return {
-            **{policy_id: learner.get_weights() for policy_id, learner in learners.items()},
-            **{policy_id: policy.get_weights() for policy_id, policy in self.scratch.items()},
-        }
+        # A copy: a policy may change in place what it hands out, and would change the past.
+        scratch = {name: copy.deepcopy(made.get_weights()) for name, made in self.scratch.items()}
+        return {**{name: learner.get_weights() for name, learner in learners.items()}, **scratch}
 
     def named_weights(self) -> dict[str, Any]:
         """Copies of all networks' weights, as ``<policy id>/<parameter>``."""

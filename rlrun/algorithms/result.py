@@ -12,7 +12,7 @@ has ended, no evaluation was due) is None.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -144,6 +144,45 @@ class PhaseTimers:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._lap_started = now
         return seconds, wall
+
+
+class RunnerStatistics:
+    """What env runners report besides episodes.
+
+    Args:
+        ema_coef: see `SamplerTimes`.
+    """
+
+    def __init__(self, ema_coef: float | None) -> None:
+        self._times = SamplerTimes(ema_coef)
+        self._running_episodes: dict[int, int] = {}  # by runner: env steps of the longest
+        self._faulty_episodes: dict[int, int] = {}
+
+    def add(self, reply: SampleReply) -> None:
+        """Take in what came with one fragment."""
+        self._times.add(reply)
+        self._faulty_episodes[reply.runner_index] = reply.faulty_episodes
+        self._running_episodes[reply.runner_index] = reply.longest_running_episode
+
+    def result(self) -> Result:
+        """Their part of `env_runners` in the result."""
+        return {
+            "longest_running_episode": max(self._running_episodes.values(), default=0),
+            "faulty_episodes": sum(self._faulty_episodes.values()),
+            **self._times.result(),
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        """The counts; milliseconds are those of one session."""
+        return {
+            "running_episodes": dict(self._running_episodes),
+            "faulty_episodes": dict(self._faulty_episodes),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        self._running_episodes = dict(state["running_episodes"])
+        self._faulty_episodes = dict(state["faulty_episodes"])
 
 
 class SamplerTimes:

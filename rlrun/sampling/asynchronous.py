@@ -8,13 +8,18 @@ runners wait, and memory does not grow. Knows nothing of learning.
 There is no thread. Runners are processes of their own, so sampling and learning overlap as long as
 requests are under way when the driver turns to learning; each `take` sends new ones before it
 returns. What cannot be promised with remote runners is which reply comes first, and so equal runs.
+
+A fragment is a function of its request, the weights that went with it and the state in which its
+runner was. So a checkpoint waits for nobody and holds no rows: it has each runner's state after the
+last reply that was taken, and what the runner has been asked since, whether the answer waits here
+or has not come. Asked again, the runner sends the same rows: none is lost, and none is doubled.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlrun.sampling.runner_recovery import RunnerRecovery
@@ -26,6 +31,23 @@ if TYPE_CHECKING:
 
 Task = Callable[[Any, Any, Any], Any]
 """``(runner, request, weights) -> reply``: what a runner does; the reply has a ``state``."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What it takes to ask a runner for a fragment, the first time and again."""
+
+    request: SampleRequest
+    weights: Any
+
+
+@dataclass(frozen=True)
+class _Untaken:
+    """A reply that has come and waits to be taken."""
+
+    runner_index: int
+    asked: _Asked
+    reply: Any
 
 
 class AsynchronousSampler:
@@ -56,10 +78,12 @@ class AsynchronousSampler:
         self._manager = group.manager
         self._recovery = None if self._manager is None else RunnerRecovery(group, self._manager)
         self._timeout_s = group.spec.settings.sample_timeout_s
-        self._weights: Any = None  # an object reference if the runners are remote
+        self.weights: Any = None
         self.weights_version = -1
-        self._queue: deque[Any] = deque()
-        self._asked: dict[int, deque[SampleRequest]] = {}  # by runner, the oldest first
+        self._sendable: Any = None  # the weights, as they travel
+        self._queue: deque[_Untaken] = deque()
+        self._asked: dict[int, deque[_Asked]] = {}  # by runner, the oldest first
+        self._to_repeat: dict[int, deque[_Asked]] = {}  # of a checkpoint, not sent again yet
         self._wanted: set[int] = set()  # runners that `ask` has not given everything yet
         self._generation = 0  # answers to what was asked before a `reset` are dropped
         self._started = False
@@ -70,13 +94,10 @@ class AsynchronousSampler:
         return len(self._queue)
 
     def set_weights(self, weights: Any, version: int) -> None:
-        """What runners act with from their next request on."""
-        self._weights = weights
+        """What runners act with from their next request on; nobody changes these in place."""
+        self.weights, self.weights_version = weights, version
         if self._manager is not None:
-            from rlrun.sampling.sampling_round import sendable
-
-            self._weights = sendable(weights)
-        self.weights_version = version
+            self._sendable = _sendable(weights)
 
     def take(self) -> Any:
         """The oldest reply; waits for it if none is there.
@@ -95,9 +116,10 @@ class AsynchronousSampler:
         self._collect(timeout_s=0.0)
         while not self._queue:
             self._collect(timeout_s=self._timeout_s)
-        reply = self._queue.popleft()
+        untaken = self._queue.popleft()
+        self._group.taken_states[untaken.runner_index] = untaken.reply.state
         self._refill_all()
-        return reply
+        return untaken.reply
 
     def ask(self, index: int) -> None:
         """Give a remote runner requests, as many as it may have; later while the queue is full."""
@@ -109,26 +131,75 @@ class AsynchronousSampler:
         """Forget what was asked and what waits, as after a change of the runners' states."""
         self._queue.clear()
         self._asked.clear()
+        self._to_repeat.clear()
         self._wanted.clear()
         self._generation += 1
         self._started = False
+
+    def get_state(self) -> dict[str, Any]:
+        """What was asked and not taken, and all weights that this takes; the present ones, too.
+
+        The runners' states belong to it: `EnvRunnerGroup.get_states`.
+        """
+        under_way = {index: list(self._under_way(index)) for index in self._group.indices}
+        weights = {
+            asked.request.weights_version: asked.weights
+            for of_runner in under_way.values()
+            for asked in of_runner
+        }
+        return {
+            "weights_version": self.weights_version,
+            "weights": {**weights, self.weights_version: self.weights},
+            "under_way": {
+                index: [asked.request.get_state() for asked in of_runner]
+                for index, of_runner in under_way.items()
+            },
+        }
+
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        request_of: Callable[[Mapping[str, Any]], SampleRequest],
+    ) -> None:
+        """Go on where `get_state` was called; nothing that was asked before counts any more.
+
+        Args:
+            request_of: makes a request of what `SampleRequest.get_state` returned.
+        """
+        self.reset()
+        weights, version = state["weights"], int(state["weights_version"])
+        self.set_weights(weights[version], version)
+        for index, requests in state["under_way"].items():
+            again = [request_of(request) for request in requests]
+            self._to_repeat[index] = deque(
+                _Asked(request, weights[request.weights_version]) for request in again
+            )
+
+    def _under_way(self, index: int) -> Iterator[_Asked]:
+        """What the runner was asked since the last of its replies that was taken, in order."""
+        yield from (untaken.asked for untaken in self._queue if untaken.runner_index == index)
+        yield from self._asked.get(index, ())
+        yield from self._to_repeat.get(index, ())
 
     def _sample_here(self) -> Any:
         request = replace(self._next_request(), weights_version=self.weights_version)
         runner = self._group.local_env_runner
         if self._task is None:
-            return runner.sample_fragment(request, self._weights)
-        return self._task(runner, request, self._weights)
+            return runner.sample_fragment(request, self.weights)
+        return self._task(runner, request, self.weights)
 
-    def _send(self, index: int, request: SampleRequest) -> None:
+    def _send(self, index: int, asked: _Asked) -> None:
         assert self._manager is not None
+        request = asked.request
         if request.connector_state is not None:
             self._group.connector_state = request.connector_state
+        present = asked.weights is self.weights
+        weights = self._sendable if present else _sendable(asked.weights)
         method = "sample_fragment" if self._task is None else "apply"
         task = () if self._task is None else (self._task,)
         tag = (self._generation, request.fragment)
         self._manager.foreach_actor_async(
-            method, *task, request, self._weights, tag=tag, actor_ids=[index]
+            method, *task, request, weights, tag=tag, actor_ids=[index]
         )
 
     def _collect(self, timeout_s: float) -> None:
@@ -149,7 +220,7 @@ class AsynchronousSampler:
             self._recovery.nothing_came(late=self._manager.num_in_flight() > 0)
 
     def _is_expected(self, result: CallResult) -> bool:
-        asked = [request.fragment for request in self._asked.get(result.actor_id, ())]
+        asked = [asked.request.fragment for asked in self._asked.get(result.actor_id, ())]
         return result.tag in [(self._generation, fragment) for fragment in asked]
 
     def _accept(self, index: int, results: list[CallResult]) -> None:
@@ -162,20 +233,20 @@ class AsynchronousSampler:
                 else:
                     self._asked.pop(index)
                 return
-            self._asked[index].popleft()
+            asked = self._asked[index].popleft()
             self._group.states[index] = result.value.state
             self._group.consecutive_failures = 0
-            self._queue.append(result.value)
+            self._queue.append(_Untaken(index, asked, result.value))
 
     def _ask_again(self, index: int) -> None:
         """Send a replaced runner everything that its predecessor did not answer."""
-        requests = self._asked.setdefault(index, deque())
+        of_runner = self._asked.setdefault(index, deque())
         # It has never seen the merged statistics that the old one was sent once.
         known = self._group.connector_state
-        for i, request in enumerate(requests):
-            if request.connector_state is None:
-                requests[i] = replace(request, connector_state=known)
-            self._send(index, replace(requests[i], weights_version=self.weights_version))
+        for i, asked in enumerate(of_runner):
+            if asked.request.connector_state is None:
+                of_runner[i] = replace(asked, request=replace(asked.request, connector_state=known))
+            self._send(index, of_runner[i])
 
     def _refill_all(self) -> None:
         assert self._manager is not None
@@ -193,11 +264,23 @@ class AsynchronousSampler:
             # What it was asked before a `reset` still counts for Ray, until it is done.
             if self._manager.num_in_flight(index) >= limit:
                 return
-            request = replace(self._next_request(), weights_version=self.weights_version)
-            asked.append(request)
-            self._send(index, request)
+            asked.append(self._next(index))
+            self._send(index, asked[-1])
         if len(asked) == limit:
             self._wanted.discard(index)
+
+    def _next(self, index: int) -> _Asked:
+        repeated = self._to_repeat.get(index)
+        if repeated:
+            return repeated.popleft()
+        request = replace(self._next_request(), weights_version=self.weights_version)
+        return _Asked(request, self.weights)
+
+
+def _sendable(weights: Any) -> Any:
+    from rlrun.sampling.sampling_round import sendable  # it imports Ray
+
+    return sendable(weights)
 
 
 def _fragment(result: CallResult) -> int:

@@ -312,6 +312,7 @@ class EnvRunner:
             "envs": self.envs.get_state(),
             "connectors": self.connectors.get_state() if self.connectors.stateful else {},
             "next_fragment": self._next_fragment,
+            "faulty_episodes": self._boundaries.num_faulty,
             "collector": self.collector.get_state(),
         }
 
@@ -323,6 +324,7 @@ class EnvRunner:
         function of these: it is named in the log and starts a fresh episode.
         """
         self._next_fragment, self._unseen = int(state["next_fragment"]), None
+        self._boundaries.num_faulty = int(state["faulty_episodes"])
         self.weights_version = -1  # those of another run may have the same number
         if self.connectors.stateful:
             self.connectors.set_state(state["connectors"])

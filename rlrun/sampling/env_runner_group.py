@@ -12,7 +12,7 @@ seed, the data are what they would have been.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,10 @@ class EnvRunnerGroup:
         self._role = role
         self.tolerance = fault_tolerance
         self._num_remote = num_env_runners
+        # By remote runner: where it stood after its last reply, and after the last that was taken
+        # out of the queue of an `AsynchronousSampler`; in synchronous rounds that is the same.
         self.states: dict[int, dict[str, Any]] = {}
+        self.taken_states: dict[int, dict[str, Any]] = {}
         self.connector_state: dict[str, Any] | None = None
         self._next_fragment = 0
         self._weights_version = 0
@@ -84,6 +87,11 @@ class EnvRunnerGroup:
     def manager(self) -> FaultTolerantActorManager | None:
         """The remote runners' actors; None if runners are in this process."""
         return self._manager
+
+    @property
+    def indices(self) -> list[int]:
+        """Of the remote runners, healthy or not, in ascending order."""
+        return [] if self._manager is None else self._manager.actor_ids
 
     def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Observation and action space, from the local runner or an environment made for this."""
@@ -172,18 +180,23 @@ class EnvRunnerGroup:
                 raise result.error
         return local + [result.value for result in results if result.ok]
 
-    def get_states(self) -> dict[int, dict[str, Any]]:
-        """Where each runner stood after its last reply, by runner index."""
+    def get_states(self) -> dict[int, dict[str, Any] | None]:
+        """Where each runner stood after the last of its replies that was taken, by runner index.
+
+        None for a runner of which no reply has been taken: it begins again.
+        """
         if self._manager is None:
             return {0: self.local_env_runner.get_state()}
-        return dict(self.states)
+        return {index: self.taken_states.get(index) for index in self.indices}
 
-    def set_states(self, states: dict[int, dict[str, Any]]) -> None:
+    def set_states(self, states: Mapping[int, dict[str, Any] | None]) -> None:
         """Have each runner go on from its state of `get_states`."""
         if self._manager is None:
             self.local_env_runner.set_state(states[0])
             return
-        self.states = {index: states[index] for index in self._manager.actor_ids}
+        own = {index: states[index] for index in self.indices}
+        self.states = {index: state for index, state in own.items() if state is not None}
+        self.taken_states = dict(self.states)
         for index in self._manager.healthy_actor_ids:
             self._restore(index)
 
@@ -228,7 +241,7 @@ class EnvRunnerGroup:
         assert self._manager is not None
         results = self._manager.foreach_actor(
             "set_state",
-            self.states[index],
+            self.states.get(index),
             actor_ids=[index],
             timeout_s=self.tolerance.env_runner_restore_timeout_s,
         )

@@ -365,6 +365,7 @@ class MultiAgentEnvRunner:
         """Where the lanes stand; plain numbers and arrays, enough to go on in another process."""
         return {
             "next_fragment": self._next_fragment,
+            "faulty_episodes": self._faulty_episodes,
             "started": self._started,
             "numbers": self.games.numbers,
             "lanes": self._restorer.lane_states() if self._started else [],
@@ -378,6 +379,8 @@ class MultiAgentEnvRunner:
         then differ is named in the log and starts a fresh episode.
         """
         self._next_fragment = int(state["next_fragment"])
+        self._faulty_episodes = int(state["faulty_episodes"])
+        self.weights_version = -1  # those of another run may have the same number
         self._started = bool(state["started"])
         self.games.numbers = state["numbers"]
         if not self._started:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 
@@ -15,6 +16,7 @@ class RunnerHost:
     """Builds a runner and passes calls on to it."""
 
     def __init__(self) -> None:
+        self._make: Callable[[], Any]
         self._runner: Any = None
         self._failure: Exception | None = None
 
@@ -24,7 +26,7 @@ class RunnerHost:
 
     def build(
         self,
-        runner_class: type[Any],
+        runner_class: Callable[..., Any],
         spec: Any,
         arguments: Mapping[str, Any],
         env_creators: Mapping[str, Callable[..., Any]],
@@ -36,8 +38,9 @@ class RunnerHost:
         from rlrun.config import registry
 
         registry.ENVS.update(env_creators)
+        self._make = partial(runner_class, spec, **arguments)
         try:
-            self._runner = runner_class(spec, **arguments)
+            self._runner = self._make()
         except Exception as error:
             self._failure = error
 
@@ -50,8 +53,12 @@ class RunnerHost:
         return self._built().sample_fragment(request, weights)
 
     def set_state(self, state: Any) -> None:
-        """See `EnvRunner.set_state`."""
-        self._built().set_state(state)
+        """See `EnvRunner.set_state`; None is the state in which a runner is built."""
+        if state is None:
+            self._built().stop()
+            self._runner = self._make()
+        else:
+            self._built().set_state(state)
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(runner, *arguments)``."""

@@ -95,6 +95,16 @@ class SampleRequest:
     policies: Mapping[str, PolicySettings] | None = None
     """All policies there are now, where agents play several; they may come and go."""
 
+    def get_state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it; the rest is the run's settings (`request_of`)."""
+        return {
+            "fragment": self.fragment,
+            "weights_version": self.weights_version,
+            "connector_state": self.connector_state,
+            "exploration": dict(self.exploration),
+            "policies": None if self.policies is None else list(self.policies),
+        }
+
 
 def lone_request(settings: EnvRunnersConfig, fragment: int, weights_version: int) -> SampleRequest:
     """What a runner asks of itself, whom nobody else asks: a fragment with the present weights."""
@@ -125,7 +135,7 @@ class SampleReply:
     longest_running_episode: int
     """Env steps of the longest episode that has not ended."""
     faulty_episodes: int
-    """Episodes dropped since the runner was built, because their environment raised."""
+    """Episodes dropped so far because their environment raised, by those it replaced, too."""
 
 
 def tell_exploration(

@@ -92,6 +92,7 @@ class SamplingRound:
         reply: SampleReply = result.value
         self._replies[result.actor_id] = reply
         self._group.states[result.actor_id] = reply.state
+        self._group.taken_states[result.actor_id] = reply.state
         self._group.consecutive_failures = 0
 
     def _repeat_connector_state(self) -> None:

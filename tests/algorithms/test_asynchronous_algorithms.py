@@ -8,6 +8,7 @@ from rlrun.algorithms.a3c import sample_gradients
 from rlrun.config.batch_arithmetic import stream_length, stream_problems
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig
+from rlrun.experiment.state_codec import decode, encode
 
 CONFIGS = {"IMPALA": IMPALAConfig, "APPO": APPOConfig, "A3C": A3CConfig}
 TWO_STATES = "rlrun.sampling.example_envs:RepeatAfterMe"  # name the token you see: return 10
@@ -54,22 +55,84 @@ def test_the_lag_of_the_policy_is_reported_and_bounded(trained):
     assert all(stats(row)["policy_lag_mean"] <= stats(row)["policy_lag_max"] for row in rows)
 
 
-def test_a_state_goes_round_also_into_an_algorithm_with_requests_under_way(trained):
-    algorithm, _ = trained
-    state, weights = algorithm.get_state(), algorithm.get_weights()
-    env_steps = algorithm.env_steps
-    for _ in range(2):
+def rows_of(reply):
+    """What learning gets of a reply: rows, or gradients of them."""
+    if hasattr(reply, "by_policy"):
+        found = reply.by_policy["default_policy"]
+        return {"gradients": found.gradients, **found.statistics}
+    return {name: reply.batch.column(name) for name in reply.batch}
+
+
+def train_until(algorithm, fragments):
+    """Train until replies to all these requests were taken; returns all that were, by fragment."""
+    sampler = algorithm.sampler if hasattr(algorithm, "sampler") else algorithm.batches.sampler
+    take, taken = sampler.take, {}
+
+    def remember():
+        reply = take()
+        taken[reply.state["next_fragment"] - 1] = reply
+        return reply
+
+    sampler.take = remember
+    for _ in range(50):
         algorithm.train()
+        if fragments <= taken.keys():
+            break
+    sampler.take = take
+    assert fragments <= taken.keys()
+    return taken
+
+
+def test_what_was_under_way_when_a_state_was_taken_comes_again_with_the_same_rows(trained):
+    algorithm, _ = trained
+    state, weights = decode(*encode(algorithm.get_state())), algorithm.get_weights()
+    sampler_state = state["algorithm"].get("batches", state["algorithm"])["sampler"]
+    under_way = {
+        request["fragment"]: (index, request["weights_version"])
+        for index, requests in sampler_state["under_way"].items()
+        for request in requests
+    }
+    assert {index for index, _ in under_way.values()} == {1, 2}
+    left_alone = train_until(algorithm, under_way.keys())
     algorithm.set_weights(weights)
     algorithm.set_state(state)
-    assert algorithm.env_steps == env_steps
+    assert algorithm.env_steps == state["env_steps"]
     for name, value in algorithm.get_weights().items():
         np.testing.assert_array_equal(value, weights[name])
-    row = algorithm.train()
-    assert row["env_steps"] == env_steps + BATCH
-    # What was under way is forgotten: all of this batch was sampled with the restored weights.
-    assert stats(row)["policy_lag_max"] <= 2
-    assert row["episode_return_mean_this_iter"] >= 9
+    restored = train_until(algorithm, under_way.keys())
+    for fragment, asked in under_way.items():
+        for replies in (left_alone, restored):
+            reply = getattr(replies[fragment], "sampled", replies[fragment])
+            assert (reply.runner_index, reply.weights_version) == asked
+        before, after = rows_of(left_alone[fragment]), rows_of(restored[fragment])
+        assert before.keys() == after.keys()
+        for name, values in before.items():
+            np.testing.assert_array_equal(values, after[name])
+    assert (algorithm.env_steps - state["env_steps"]) % BATCH == 0
+
+
+def test_a_policy_that_came_after_the_broadcast_gets_weights_also_in_a_resumed_run():
+    policies = {"first": {}, "second": {"train": False}}
+    algorithm = (
+        IMPALAConfig()
+        .environment("rlrun.sampling.multi_agent_examples:MultiAgentCartPole")
+        .env_runners(num_env_runners=0)
+        .model(hidden=[8])
+        .multi_agent(policies=policies, agents={"agent_0": "first", "agent_1": "second"})
+        .training(train_batch_size=20, broadcast_interval=5)
+        .debugging(seed=3)
+        .build()
+    )
+    algorithm.train()
+    algorithm.add_policy("third", like="first")
+    state, weights = decode(*encode(algorithm.get_state())), algorithm.get_weights()
+    algorithm.set_weights(weights)
+    algorithm.set_state(state)
+    algorithm.train()
+    runner = algorithm.env_runner_group.local_env_runner
+    acting = runner.policies["third"].get_weights()
+    algorithm.stop()
+    np.testing.assert_array_equal(acting, algorithm.learners["third"].get_weights())
 
 
 @pytest.mark.parametrize("name", ["IMPALA", "APPO"])

@@ -1,4 +1,11 @@
-from rlrun.algorithms.result import EpisodeStatistics, evaluation_result, is_wall_clock
+from types import SimpleNamespace
+
+from rlrun.algorithms.result import (
+    EpisodeStatistics,
+    RunnerStatistics,
+    evaluation_result,
+    is_wall_clock,
+)
 from rlrun.sampling.episodes import EpisodeRecord
 
 
@@ -44,6 +51,25 @@ def test_state_round_trip():
     for each in (statistics, restored):
         each.add(records(9))
     assert statistics.end_iteration() == restored.end_iteration()
+
+
+def test_counts_of_runners_go_on_with_a_resume():
+    def replied(runner, faulty, longest):
+        return SimpleNamespace(
+            runner_index=runner,
+            faulty_episodes=faulty,
+            longest_running_episode=longest,
+            vector_steps=1,
+            timings_s=dict.fromkeys(("policy", "env", "other"), 0.0),
+        )
+
+    statistics, resumed = RunnerStatistics(None), RunnerStatistics(None)
+    statistics.add(replied(1, 2, 30))
+    statistics.add(replied(2, 3, 10))
+    resumed.set_state(statistics.get_state())
+    resumed.add(replied(1, 4, 5))
+    result = resumed.result()
+    assert (result["faulty_episodes"], result["longest_running_episode"]) == (4 + 3, 10)
 
 
 def test_the_keys_of_an_evaluation_do_not_depend_on_whether_it_was_due():

@@ -29,6 +29,9 @@ class FakeRequest:
     weights_version: int = 0
     connector_state: dict[str, Any] | None = None
 
+    def get_state(self) -> dict[str, Any]:
+        return vars(self)
+
 
 @dataclass(frozen=True)
 class FakeReply:

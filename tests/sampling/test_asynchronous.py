@@ -14,6 +14,7 @@ import ray
 from fake_runners import FakeRequest, FakeSpec, TimedRunner, doubled_count
 
 from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
+from rlrun.experiment.state_codec import decode, encode
 from rlrun.sampling.asynchronous import AsynchronousSampler
 from rlrun.sampling.env_runner_group import EnvRunnerGroup
 from rlrun.sampling.errors import EnvError
@@ -215,6 +216,75 @@ def test_after_a_reset_nothing_old_is_delivered(make_sampler: Any, refill: bool)
     group.set_states({1: {"count": 100}, 2: {"count": 100}})
     replies = [sampler.take() for _ in range(4)]  # without refill: what each was given at once
     assert min(reply.state["count"] for reply in replies) == 101
+
+
+def test_what_was_asked_and_not_taken_is_asked_again_with_the_weights_it_had(
+    make_sampler: Any,
+) -> None:
+    sampler, group, _ = make_sampler(2)
+    sampler.set_weights(np.float32(1.0), 1)
+    taken = [sampler.take() for _ in range(3)]
+    sampler.set_weights(np.float32(2.0), 2)
+    wait_until_done(group)
+    sampler._collect(timeout_s=0.0)  # what was asked with the first weights, and asks with these
+    taken.append(sampler.take())
+    assert sampler.num_waiting
+    assert group.num_in_flight
+    saved = decode(*encode([sampler.get_state(), group.get_states()]))
+    before = replies_to(saved, sampler)
+    group.set_states(saved[1])
+    sampler.set_state(saved[0], lambda asked: FakeRequest(**asked))
+    after = replies_to(saved, sampler)
+    assert {reply.weights_version for reply in after} == {1, 2}
+    assert [by_content(reply) for reply in after] == [by_content(reply) for reply in before]
+    for index in (1, 2):  # no count twice, none left out
+        counts = [r.state["count"] for r in [*taken, *after] if r.runner_index == index]
+        assert sorted(counts) == list(range(1, len(counts) + 1))
+
+
+def replies_to(saved: Any, sampler: AsynchronousSampler) -> list[Any]:
+    """The replies to what was under way in this state, by fragment; others may come between."""
+    under_way = saved[0]["under_way"].values()
+    fragments = {request["fragment"] for requests in under_way for request in requests}
+    replies = take_until(sampler, fragments, at_least=len(fragments))
+    return sorted((r for r in replies if r.fragment in fragments), key=lambda r: r.fragment)
+
+
+def by_content(reply: Any) -> tuple[Any, ...]:
+    return reply.runner_index, reply.fragment, reply.weights_version, reply.weights, reply.state
+
+
+def test_restored_requests_keep_to_the_bounds(make_sampler: Any) -> None:
+    sampler, group, requests = make_sampler(2, queue_size=3)
+    many = [FakeRequest(fragment, weights_version=-1).get_state() for fragment in range(20)]
+    under_way = {1: many, 2: []}
+    weights = {-1: np.float32(0.0)}
+    state = {"weights_version": -1, "weights": weights, "under_way": under_way}
+    sampler.set_state(state, lambda asked: FakeRequest(**asked))
+    requests.sent = 20
+    sampler.take()
+    while group.num_in_flight:
+        sampler._collect(timeout_s=1.0)
+    assert 3 <= sampler.num_waiting <= 3 + 2 * 2
+    assert len(list(sampler._under_way(1))) >= 20 - sampler.num_waiting
+
+
+@pytest.mark.parametrize("refill", [True, False])
+def test_a_runner_of_which_nothing_was_taken_begins_again(make_sampler: Any, refill: bool) -> None:
+    sampler, group, _ = make_sampler(refill=refill)
+    group.taken_states.clear()  # as in a new group
+    first = sampler.take()
+    other = 3 - first.runner_index
+    states = group.get_states()
+    assert states == {first.runner_index: {"count": 1}, other: None}
+    saved = sampler.get_state()
+    wait_until_done(group)
+    group.set_states(states)
+    sampler.set_state(saved, lambda asked: FakeRequest(**asked))
+    reply = sampler.take()
+    while reply.runner_index != other:
+        reply = sampler.take()
+    assert reply.state["count"] == 1
 
 
 def test_silence_ends_the_run(make_faulty: Any) -> None:

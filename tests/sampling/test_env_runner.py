@@ -320,6 +320,10 @@ def test_a_crashing_env_is_built_again_and_its_episode_dropped():
         np.testing.assert_array_equal(batch[col.OBS][:, 1], batch[col.T])
         np.testing.assert_array_equal(batch[col.NEXT_OBS][:, 1], batch[col.T] + 1)
         np.testing.assert_array_equal(batch[col.NEXT_OBS][:, 0], batch[col.OBS][:, 0])
+    successor = EnvRunner(spec)
+    successor.set_state(replies[-1].state)
+    further = successor.sample_fragment(SampleRequest(3, 20)).faulty_episodes
+    assert further == runner.sample_fragment(SampleRequest(3, 20)).faulty_episodes > faulty
 
 
 def test_without_restarts_a_crash_ends_the_fragment():

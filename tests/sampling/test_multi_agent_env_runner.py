@@ -192,6 +192,17 @@ def test_a_restored_runner_goes_on_to_the_bit(env, policy, batch_mode):
                 np.testing.assert_array_equal(column, other.batch[policy_id][name], name)
 
 
+def test_a_restored_runner_takes_over_weights_whose_version_it_has_seen():
+    runner = make(f"{EXAMPLES}:MultiAgentCartPole", {"p": MLP})
+    sample(runner, 0, 5)
+    ours = runner.get_weights()
+    runner.load(ours, 7, None)
+    runner.set_state(runner.get_state())
+    of_another_run = {"p": ours["p"] + 1}
+    runner.load(of_another_run, 7, None)
+    np.testing.assert_array_equal(runner.get_weights()["p"], of_another_run["p"])
+
+
 class Restless:
     """A cart pole that starts anywhere, whatever the seed."""
 
@@ -291,6 +302,9 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
         assert batch.agent_steps() <= 240
         steps = {(row["env_id"], row["eps_id"], row["t"]) for row in batch.rows()}
         assert len(steps) == 120
+    successor = make(env, {"p": MLP}, lanes=3, spec={"restart_failed_sub_environments": True})
+    successor.set_state(runner.get_state())
+    assert sample(successor, 3, 1).faulty_episodes >= replies[-1].faulty_episodes
     with pytest.raises(EnvError, match="the cart went off the rails"):
         sample(make(env, {"p": MLP}), 0, 500)
 
