@@ -277,6 +277,56 @@ def test_two_runs_with_remote_runners_agree(built, name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_learns_what_to_do_in_two_states(built, name):
+    """It is shown one of two tokens and has to name it; ten times right is a return of 10."""
+    names_tokens = {"use": "RepeatAfterMe", "delay": 0, "length": 10}
+    fast = {"training": {"lr": 0.01}, "evaluation": {"episodes": 5}}
+    algorithm = built(name, names_tokens, seed=2, **fast)
+    assert algorithm.evaluate()["episode_return_mean"] < 10
+    right_in_a_row = 0
+    for _ in range(40):
+        algorithm.train()
+        right = algorithm.evaluate()["episode_return_mean"] == 10
+        right_in_a_row = right_in_a_row + 1 if right else 0
+        if right_in_a_row == 3:
+            return
+    pytest.fail(f"{name} does not name the token that it sees after {40 * BATCH} env steps")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_policies_that_are_not_trained_do_not_change(built, name):
+    policies = {"learns": {}, "frozen": {"train": False}}
+    agents = {"agent_0": "learns", "agent_1": "frozen"}
+    algorithm = built(
+        name, "MultiAgentCartPole", multi_agent={"policies": policies, "agents": agents}
+    )
+    before = algorithm.get_weights()
+    for _ in range(2):
+        algorithm.train()
+    changed = {
+        key.partition("/")[0]
+        for key, value in algorithm.get_weights().items()
+        if value.tobytes() != before[key].tobytes()
+    }
+    assert changed == {"learns"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_gpu_learns_what_the_cpu_learns(built, name):
+    """Of one iteration, before rounding has led to other actions."""
+    rows, weights = [], []
+    for device in ("cpu", "cuda"):
+        algorithm = built(name, resources={"device": device})
+        assert algorithm.learner.device.type == device
+        rows.append(algorithm.train())
+        weights.append(algorithm.get_weights())
+    assert rows[0]["env_steps"] == rows[1]["env_steps"]
+    for key, value in weights[0].items():
+        np.testing.assert_allclose(weights[1][key], value, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_learning_rate_of_zero_is_exactly_zero(built, name):
     algorithm = built(name, training={"lr": 0.0})
     before = algorithm.get_weights()

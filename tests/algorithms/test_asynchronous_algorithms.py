@@ -184,6 +184,32 @@ def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute():
     algorithm.stop()
 
 
+@pytest.mark.parametrize("trained", ["A3C"], indirect=True)
+def test_a3c_new_weights_go_to_the_runner_that_delivered_and_to_no_other(trained):
+    algorithm, _ = trained
+    sampler, events = algorithm.sampler, []
+    take, send = sampler.take, sampler._send
+
+    def taking():
+        reply = take()
+        events.append(("taken", reply.sampled.runner_index, algorithm.weights_version))
+        return reply
+
+    def sending(index, asked):
+        events.append(("asked", index, asked.request.weights_version))
+        send(index, asked)
+
+    sampler.take, sampler._send = taking, sending
+    for _ in range(3):
+        algorithm.train()
+    sampler.take, sampler._send = take, send
+    taken, asked = events[::2], events[1::2]
+    assert len(taken) == 3 * BATCH / 40  # env steps of a fragment
+    # One gradient is applied to each, and goes back as the next version.
+    assert asked == [("asked", index, version + 1) for _, index, version in taken]
+    assert {index for _, index, _ in taken} == {1, 2}
+
+
 @pytest.mark.parametrize(
     ("runners", "lanes", "length", "expected"),
     [(0, 1, "auto", 64), (2, 2, "auto", 16), (3, 4, "auto", 4), (3, 4, 8, 8), (1, 1, 1, 1)],

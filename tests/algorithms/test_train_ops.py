@@ -1,0 +1,105 @@
+"""`train_one_step`, `multi_gpu_train_one_step`: how many steps, on which rows, of which policy."""
+
+import numpy as np
+import pytest
+
+import rlrun
+from rlrun import PGConfig, multi_gpu_train_one_step, train_one_step
+from rlrun.data import columns as col
+
+BATCH = 48
+
+
+def negative_logp(module, rows, *, scale):
+    """Makes the actions of all rows likelier; says which rows it was given."""
+    outputs = module.forward_train(rows)
+    logp = module.distribution.logp(outputs[col.ACTION_DIST_INPUTS], rows[col.ACTIONS])
+    loss = -scale * logp.mean()
+    return loss, {"loss": loss.detach(), "rewards": rows[col.REWARDS].mean()}
+
+
+@pytest.fixture
+def build():
+    made = []
+
+    def building(**sections):
+        config = (
+            PGConfig()
+            .environment("MultiAgentCartPole" if "multi_agent" in sections else "CartPole-v1")
+            .model(hidden=[8])
+            .training(train_batch_size=BATCH, lr=[[0, 0.0], [BATCH, 0.5]])
+            .debugging(seed=1)
+        )
+        for section, values in sections.items():
+            config = getattr(config, section)(**values)
+        made.append(config.build())
+        return made[-1]
+
+    yield building
+    for algorithm in made:
+        algorithm.stop()
+
+
+def sampled(algorithm):
+    algorithm._unneeded = {}  # the loss is not the algorithm's own, so a trial says nothing of it
+    return algorithm.sample()
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 7, BATCH])
+def test_one_step_is_one_gradient_step_on_all_rows(build, microbatch_size):
+    algorithm, whole = build(), build()
+    batch = sampled(algorithm)
+    result = train_one_step(
+        algorithm, batch, negative_logp, {"scale": 2.0}, microbatch_size=microbatch_size
+    )
+    train_one_step(whole, sampled(whole), negative_logp, {"scale": 2.0})
+    assert algorithm.learner.get_state()["optimizer"]["num_steps"] == 1
+    row = result["default_policy"]
+    assert row["num_agent_steps_trained"] == BATCH
+    assert row["learner_stats"]["lr"] == 0.5  # the schedule's, at the env steps so far
+    assert row["learner_stats"]["rewards"] == pytest.approx(1.0)
+    expected = -2.0 * batch[col.ACTION_LOGP].mean()  # no step lies between acting and the loss
+    assert row["learner_stats"]["loss"] == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(algorithm.learner.get_weights(), whole.learner.get_weights(), 1e-3)
+
+
+def test_several_steps_go_through_all_rows_in_each_epoch(build):
+    algorithm = build()
+    seen = []
+
+    def remembering(module, rows, *, scale):
+        seen.append(rows[col.T].tolist())
+        return negative_logp(module, rows, scale=scale)
+
+    batch = sampled(algorithm)
+    result = multi_gpu_train_one_step(
+        algorithm, batch, remembering, {"scale": 1.0}, num_epochs=3, minibatch_size=20
+    )
+    assert [len(rows) for rows in seen] == [20, 20, 8] * 3
+    epochs = [[t for rows in seen[i : i + 3] for t in rows] for i in (0, 3, 6)]
+    assert all(sorted(epoch) == sorted(batch[col.T].tolist()) for epoch in epochs)
+    assert epochs[0] != epochs[1]  # shuffled, each time otherwise
+    row = result["default_policy"]
+    assert row["num_agent_steps_trained"] == BATCH
+    assert row["learner_stats"]["num_updates"] == 9
+    assert algorithm.learner.get_state()["optimizer"]["num_steps"] == 9
+
+
+@pytest.mark.parametrize("step", [train_one_step, multi_gpu_train_one_step])
+def test_each_policy_that_trains_makes_its_step_on_its_own_rows(build, step):
+    policies = {"agent_0": {}, "agent_1": {"train": False}}
+    algorithm = build(multi_agent={"policies": policies})
+    before = algorithm.get_weights()
+    batch = sampled(algorithm)
+    result = step(algorithm, batch, negative_logp, {"scale": 1.0})
+    assert set(result) == {"agent_0"}
+    assert result["agent_0"]["num_agent_steps_trained"] == len(batch.policy_batches["agent_0"])
+    after = algorithm.get_weights()
+    changed = {name for name, value in after.items() if not np.array_equal(value, before[name])}
+    assert {name.partition("/")[0] for name in changed} == {"agent_0"}
+
+
+def test_what_samples_and_what_learns_is_public():
+    names = {"train_one_step", "multi_gpu_train_one_step", "synchronous_parallel_sample"}
+    assert names <= set(dir(rlrun))
+    assert all(callable(getattr(rlrun, name)) for name in names)
