@@ -5,6 +5,7 @@ Owns the slots, who still needs them and which are free. Must not know what a tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,25 @@ class ObservationStore:
         """Bytes of the observations held."""
         return self.num_used * self._rows[:1].nbytes
 
-    def put(self, observations: Array) -> Array:
-        """Copy observations ``[n, ...]`` into free slots ``[n]``, without a reference yet."""
-        count = len(observations)
+    def reserve(self, count: int) -> Array:
+        """So many free slots ``[count]``, without a reference yet, for `fill`."""
         while count > self._num_free:
             self._grow()
         slots = self._free[self._num_free - count : self._num_free][::-1].copy()
         self._num_free -= count
+        return slots
+
+    def fill(self, slots: Array, observations: Array, previous: Array) -> None:
+        """Copy observations ``[n, ...]`` into reserved slots ``[n]``.
+
+        Args:
+            previous: slots ``[n]`` of the observations before these, or -1; unused here.
+        """
+        self._rows[slots] = observations
+
+    def put(self, observations: Array) -> Array:
+        """Copy observations ``[n, ...]`` into slots ``[n]``, without a reference yet."""
+        slots = self.reserve(len(observations))
         self._rows[slots] = observations
         return slots
 
@@ -56,17 +69,26 @@ class ObservationStore:
         """Count one more reference for each entry of ``slots``."""
         np.add.at(self._references, slots, 1)
 
-    def release(self, slots: Array) -> None:
-        """Count one reference less for each entry; slots without any are free again."""
+    def release(self, slots: Array) -> Array:
+        """Count one reference less for each entry; returns slots without any: they are free."""
         np.subtract.at(self._references, slots, 1)
         touched = np.unique(slots)
         freed = touched[self._references[touched] == 0]
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
+        return freed
 
     def __getitem__(self, slots: Array) -> Array:
         """A copy of the observations ``[n, ...]`` in these slots ``[n]``."""
         return self._rows[slots]
+
+    def get_state(self, slots: Array) -> dict[str, Array]:
+        """What these slots ``[n]`` hold."""
+        return {"rows": self[slots]}
+
+    def set_state(self, state: Mapping[str, Array]) -> Array:
+        """Put back into an empty store what `get_state` returned; returns the slots ``[n]``."""
+        return self.put(state["rows"])
 
     def _grow(self) -> None:
         before = len(self._rows)

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.frame_store import FrameStore, are_stacks
 from rlrun.data.observation_store import ObservationStore
 from rlrun.data.sample_batch import SampleBatch
 
@@ -60,7 +61,7 @@ class ReplayBuffer:
         self.num_added = 0
         self._stored = (*_STORED, *further_columns)
         self._columns: dict[str, Array] = {}
-        self._observations: ObservationStore | None = None
+        self._observations: ObservationStore | FrameStore | None = None
         self._obs_slot = np.full(capacity, _NONE, dtype=np.int64)
         self._next_obs_slot = np.full(capacity, _NONE, dtype=np.int64)
         self._successor = np.full(capacity, _NONE, dtype=np.int64)
@@ -108,6 +109,8 @@ class ReplayBuffer:
         storage, obs_index, next_index = _observations_of(batch)
         if self._observations is None:
             self._observations = ObservationStore(self.capacity, storage.shape[1:], storage.dtype)
+            if are_stacks(storage[obs_index], storage[next_index]):
+                self._observations = FrameStore(self.capacity, storage.shape[1:], storage.dtype)
             for name in self._stored:
                 column = batch.column(name)
                 self._columns[name] = np.empty((self.capacity, *column.shape[1:]), column.dtype)
@@ -120,7 +123,10 @@ class ReplayBuffer:
         for row, before in earlier:
             known[obs_position[row]] = self._next_obs_slot[before % self.capacity]
         fresh = known == _NONE
-        known[fresh] = self._observations.put(storage[used[fresh]])
+        known[fresh] = self._observations.reserve(int(fresh.sum()))
+        previous = np.full(len(used), _NONE, dtype=np.int64)
+        previous[next_position] = known[obs_position]
+        self._observations.fill(known[fresh], storage[used[fresh]], previous[fresh])
         for name, column in self._columns.items():
             column[places] = batch.column(name)
         self._obs_slot[places] = known[obs_position]
@@ -264,7 +270,7 @@ class ReplayBuffer:
         return {
             **state,
             "columns": {name: column[places] for name, column in self._columns.items()},
-            "observations": self._observations[used],
+            "observations": self._observations.get_state(used),
             "obs": positions[: len(places)],
             "new_obs": positions[len(places) :],
             "successor": self._successor[places],
@@ -285,10 +291,12 @@ class ReplayBuffer:
             self._columns[name] = np.empty((self.capacity, *held.shape[1:]), held.dtype)
             self._columns[name][places] = held
         observations = state["observations"]
-        self._observations = ObservationStore(
-            self.capacity, observations.shape[1:], observations.dtype
-        )
-        slots = self._observations.put(observations)
+        rows = observations["rows"]
+        self._observations = ObservationStore(self.capacity, rows.shape[1:], rows.dtype)
+        if "stacks" in observations:
+            shape = (observations["stacks"].shape[1], *rows.shape[1:])
+            self._observations = FrameStore(self.capacity, shape, rows.dtype)
+        slots = self._observations.set_state(observations)
         self._obs_slot[places] = slots[state["obs"]]
         self._next_obs_slot[places] = slots[state["new_obs"]]
         self._observations.refer(self._obs_slot[places])

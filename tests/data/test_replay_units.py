@@ -173,23 +173,80 @@ def test_fragments_are_the_batches_that_were_added():
         ItemReplayBuffer(unit="steps")
 
 
-def test_stacked_frames_are_stored_once():
-    """Bytes held of a fragment whose observations are 4 stacked images, each a step apart."""
-    frames = np.zeros((101, 4, 8, 8), dtype=np.uint8)
+def stacked(stream, batch):
+    """The stream's batch with stacks of the episode's last 4 frames, and the frames of each row."""
+    frames = {}
+    for _, _, step, obs, following, _ in stream.rows:
+        if step == 0:
+            frames[obs] = [obs] * 4
+        frames[following] = [*frames[obs][1:], following]
+    for name in (col.OBS, col.NEXT_OBS):
+        batch[name] = images([frames[moment] for moment in batch[name][:, 0].tolist()])
+    return batch, frames
+
+
+def images(frames):
+    """``[n, 4]`` numbers as n stacks of 4 images."""
+    return np.array(frames, np.float32)[:, :, None, None] + np.arange(6, dtype=np.float32).reshape(
+        2, 3
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    capacity=st.integers(3, 60),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    make=st.sampled_from(
+        [ReplayBuffer, SequenceReplayBuffer, lambda n: ItemReplayBuffer(n, unit="fragments")]
+    ),
+)
+def test_of_stacks_each_frame_is_kept_once(seed, capacity, lengths, make):
+    stream, buffer = Stream(seed), make(capacity)
+    for length in lengths:
+        batch, frames = stacked(stream, stream.batch(length))
+        buffer.add(batch)
+        buffer.check_valid()
+        held = stream.rows[-capacity:]
+        distinct = {frame for row in held for at in row[3:5] for frame in frames[at]}
+        assert buffer._observations.num_frames == len(distinct)
+    ids = np.arange(len(stream.rows))[-capacity:]
+    restored = make(capacity)
+    restored.set_state(buffer.get_state())
+    for each in (buffer, restored):
+        each.check_valid()
+        rows = each._rows(ids)
+        for name, column in ((col.OBS, 3), (col.NEXT_OBS, 4)):
+            expected = images([frames[stream.rows[i][column]] for i in ids])
+            np.testing.assert_array_equal(rows[name], expected)
+    assert restored._observations.num_frames == len(distinct)
+
+
+def test_stacks_of_atari_take_a_quarter_of_their_bytes():
+    frames = np.random.default_rng(0).integers(0, 256, (104, 8, 8), np.uint8)
+    stacks = np.stack([frames[i : i + 101] for i in range(4)], axis=1)  # [101, 4, 8, 8]
     batch = Stream(0, lanes=1).batch(100)
     for name in (col.TERMINATEDS, col.TRUNCATEDS):
         batch[name] = np.zeros(100, dtype=np.bool_)
     batch[col.EPS_ID], batch[col.T] = np.zeros(100, dtype=np.int64), np.arange(100)
-    batch.set_shared(col.OBS, frames, np.arange(100))
-    batch.set_shared(col.NEXT_OBS, frames, np.arange(1, 101))
-    for buffer in (
-        ReplayBuffer(200),
-        SequenceReplayBuffer(200),
-        ItemReplayBuffer(200, unit="episodes"),
-    ):
-        buffer.add(batch)
-        others = sum(column[:100].nbytes for column in buffer._columns.values())
-        assert buffer.size_bytes - others == frames.nbytes
+    batch.set_shared(col.OBS, stacks, np.arange(100))
+    batch.set_shared(col.NEXT_OBS, stacks, np.arange(1, 101))
+    buffer = ReplayBuffer(200)
+    buffer.add(batch)
+    others = sum(column[:100].nbytes for column in buffer._columns.values())
+    numbers_of_frames = 101 * 4 * 8  # bytes
+    assert buffer.size_bytes - others == frames.nbytes + numbers_of_frames
+
+
+def test_images_that_are_no_stacks_are_kept_as_they_are():
+    stream, buffer = Stream(3), ReplayBuffer(50)
+    batch, _ = stacked(stream, stream.batch(9))
+    for name in (col.OBS, col.NEXT_OBS):
+        batch[name] = batch[name][:, ::-1].copy()
+    buffer.add(batch)
+    assert len(buffer._observations[np.array([0])][0]) == 4
+    assert not hasattr(buffer._observations, "num_frames")
+    np.testing.assert_array_equal(buffer._rows(np.arange(18))[col.OBS], batch[col.OBS])
 
 
 def test_each_policy_has_a_buffer_of_its_own():
