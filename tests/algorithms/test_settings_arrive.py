@@ -1,0 +1,128 @@
+"""The settings of `training` arrive where they count, each as what it is."""
+
+import pytest
+
+from rlrun import (
+    A2CConfig,
+    A3CConfig,
+    APPOConfig,
+    DQNConfig,
+    IMPALAConfig,
+    PGConfig,
+    PPOConfig,
+    SACConfig,
+)
+from rlrun.algorithms import a2c, a3c, appo, dqn, impala, ppo
+from rlrun.learning import returns, vtrace
+from rlrun.learning.vtrace import VTraceSettings
+
+BATCH = 128
+REPLAYED = {"num_steps_sampled_before_learning_starts": 1, "minibatch_size": 16}
+
+
+@pytest.fixture
+def built():
+    made = []
+
+    def make(config, env="CartPole-v1", **training):
+        config = config.environment(env).training(train_batch_size=BATCH, gamma=0.7, **training)
+        made.append(config.debugging(seed=3).build())
+        return made[-1]
+
+    yield make
+    for algorithm in made:
+        algorithm.stop()
+
+
+@pytest.fixture
+def seen_by(monkeypatch):
+    """Makes a list that grows by the keyword arguments of each call of a function."""
+
+    def spy(module, name):
+        calls, real = [], getattr(module, name)
+
+        def recorded(*arguments, **settings):
+            calls.append(settings)
+            return real(*arguments, **settings)
+
+        monkeypatch.setattr(module, name, recorded)
+        return calls
+
+    return spy
+
+
+@pytest.mark.parametrize(
+    ("config", "lambda_"), [(PPOConfig, 0.3), (A2CConfig, 0.3), (A3CConfig, 0.3), (PGConfig, None)]
+)
+def test_advantages_have_their_gamma_and_lambda(built, seen_by, config, lambda_):
+    calls = seen_by(returns, "gae_of_rows")
+    built(config(), **({} if lambda_ is None else {"lambda_": lambda_})).train()
+    expected = {"gamma": 0.7, "lambda_": 1.0 if lambda_ is None else lambda_}
+    assert calls
+    assert all(settings == expected for settings in calls)
+
+
+@pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
+def test_vtrace_has_its_clips(built, seen_by, config):
+    calls = seen_by(vtrace, "vtrace_of_rows")
+    clips = {"vtrace_clip_rho_threshold": 1.5, "vtrace_clip_pg_rho_threshold": 2.5}
+    built(config(), lambda_=0.3, **clips).train()
+    assert calls
+    assert all(each["settings"] == VTraceSettings(0.7, 0.3, 1.5, 2.5) for each in calls)
+
+
+@pytest.mark.parametrize(
+    ("config", "module", "loss", "more"),
+    [
+        (PPOConfig, ppo, "ppo_gradient", {"clip_param": 0.15}),
+        (A2CConfig, a2c, "a2c_loss", {}),
+        (A3CConfig, a3c, "a2c_loss", {}),
+        (IMPALAConfig, impala, "a2c_loss", {}),
+        (APPOConfig, appo, "appo_loss", {"clip_param": 0.15}),
+    ],
+)
+def test_losses_have_their_coefficients_at_this_point_of_the_run(
+    built, seen_by, config, module, loss, more
+):
+    calls = seen_by(module, loss)
+    schedule = [[0, 0.08], [4 * BATCH, 0.0]]
+    algorithm = built(config(), vf_loss_coeff=0.25, entropy_coeff=schedule, **more)
+    algorithm.train()
+    calls.clear()
+    algorithm.train()
+    assert calls
+    for settings in calls:
+        assert settings["vf_loss_coeff"] == 0.25
+        # Env runners, of which A3C asks for gradients, are told at each request.
+        assert 0.04 <= settings["entropy_coeff"] <= 0.06 + 1e-9
+        assert settings.get("clip_param") == more.get("clip_param")
+
+
+@pytest.mark.parametrize(
+    ("config", "env"), [(DQNConfig, "CartPole-v1"), (SACConfig, "Pendulum-v1")]
+)
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_buffers_have_their_gamma_and_steps(built, config, env, prioritized):
+    algorithm = built(config().replay(prioritized=prioritized), env, n_step=3, **REPLAYED)
+    algorithm.train()
+    buffer = algorithm.replay.buffers["default_policy"]
+    assert (buffer.gamma, buffer.n_step) == (0.7, 3)
+
+
+def test_sequences_have_their_gamma_steps_and_burn_in(built, seen_by):
+    calls = seen_by(dqn, "load_sequences")
+    config = DQNConfig().model(use_lstm=True, lstm_cell_size=8, max_seq_len=5).replay(burn_in=2)
+    algorithm = built(config, n_step=3, **REPLAYED)
+    algorithm.train()
+    assert calls
+    assert all(each == {"burn_in": 2, "n_step": 3, "gamma": 0.7} for each in calls)
+    assert algorithm.replay.buffers["default_policy"].length == 7
+
+
+@pytest.mark.parametrize("double_q", [False, True])
+@pytest.mark.parametrize(("num_atoms", "loss"), [(1, "dqn_gradient"), (11, "c51_loss")])
+def test_double_q_is_a_switch(built, seen_by, double_q, num_atoms, loss):
+    calls = seen_by(dqn, loss)
+    built(DQNConfig(), double_q=double_q, num_atoms=num_atoms, **REPLAYED).train()
+    assert calls
+    assert all(each["double_q"] is double_q for each in calls)
