@@ -247,7 +247,6 @@ CASES: tuple[Case, ...] = (
         "MountainCarContinuous-v0",
         "sac_mountaincar_continuous.yaml",
         Reference(94.7, 50_000, "evaluation", "rl-baselines3-zoo", "94.7 ± 1.1, one agent"),
-        env_steps=40_000,
         note="published with gSDE, whose noise lasts for several steps",
     ),
     Case(
