@@ -31,6 +31,7 @@ from pydantic import Field
 
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.algorithm_state import request_of
 from rlrun.config.batch_arithmetic import stream_length, stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import (
@@ -250,7 +251,9 @@ class A3C(Algorithm):
         return {"sampler": self.sampler.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.sampler.set_state(state["sampler"], lambda asked: self.request_of(asked, self._length))
+        self.sampler.set_state(
+            state["sampler"], lambda asked: request_of(self, asked, self._length)
+        )
 
     def _settings(self, policy_id: str) -> A3CTraining:
         training = self.policies[policy_id].training

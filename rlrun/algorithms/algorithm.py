@@ -12,28 +12,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from zlib import crc32
 
 import numpy as np
 
+from rlrun.algorithms.algorithm_state import algorithm_state, set_algorithm_state
 from rlrun.algorithms.callbacks import make_callbacks
 from rlrun.algorithms.central_connectors import central_connectors
 from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.multi_agent import MultiAgentPolicies, several_policies
 from rlrun.algorithms.result import (
-    SCHEMA_VERSION,
     EpisodeStatistics,
     PhaseTimers,
     Result,
     RunnerStatistics,
     evaluation_result,
+    iteration_result,
     minimums_met,
 )
-from rlrun.algorithms.runners import (
-    find_spaces,
-    runner_spec,
-    start_env_runners,
-)
+from rlrun.algorithms.runners import find_spaces, runner_spec, start_env_runners
 from rlrun.algorithms.unneeded_columns import unneeded_columns
 from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
@@ -47,14 +43,8 @@ from rlrun.learning.learner_group import build_learner
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import ModuleFactory, RLModule, build_module
 from rlrun.policies.seeded_module import seeded_module
-from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.runner_messages import (
-    Exploration,
-    PolicyFactory,
-    SampleReply,
-    SampleRequest,
-)
-from rlrun.sampling.seeding import learner_rng, weights_seed
+from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
+from rlrun.sampling.seeding import learner_rng, policy_key, weights_seed
 
 
 class Algorithm(ABC):
@@ -67,7 +57,10 @@ class Algorithm(ABC):
     Attributes:
         policies: what each policy is made from, by its id.
         learners: of each policy, by its id; `learner` is that of the only one.
-        iteration, env_steps, agent_steps: what has been done so far.
+        iteration, env_steps, agent_steps, trained_steps, next_fragment: what has been done so far.
+        episode_statistics, runner_statistics: what these have reported.
+        evaluator: plays episodes with the algorithm as it is.
+        unneeded: what env runners need not put into their batches, by policy.
         acting_weights: what env runners act with from the next request on.
         weights_version: counts updates of these weights.
         timers: where the time goes; the experiment counts its own phases here, too.
@@ -94,15 +87,14 @@ class Algorithm(ABC):
         assert config.seed is not None
         self.config, self.seed = config, config.seed
         self.policies = policy_settings(config, DEFAULT_POLICY_ID)
-        self.iteration = self.env_steps = self.agent_steps = self.weights_version = 0
+        self.iteration = self.env_steps = self.agent_steps = self.trained_steps = 0
+        self.weights_version = self.next_fragment = 0
         self.time_s = 0.0
         self.timers = PhaseTimers()
         self._callbacks = make_callbacks(config.callbacks)
-        training: TrainingConfig = config.training
-        self._fragment_lengths = fragment_lengths(training.train_batch_size, config.env_runners)
-        self._trained_steps = 0
-        self._next_fragment = 0
-        self._episodes = EpisodeStatistics(config.report.smoothing_episodes)
+        batch_size = config.training.train_batch_size
+        self._fragment_lengths = fragment_lengths(batch_size, config.env_runners)
+        self.episode_statistics = EpisodeStatistics(config.report.smoothing_episodes)
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
         self._runner_spec = runner_spec(
             config, self.seed, factories, self.policies, self._callbacks
@@ -110,16 +102,15 @@ class Algorithm(ABC):
         self.env_runner_group = start_env_runners(config, self._runner_spec, address)
         self.spaces, agents = find_spaces(self._runner_spec, self.env_runner_group)
         self.connectors = central_connectors(self.spaces, self._runner_spec)
-        self.action_space = self.connectors.action_space(next(iter(self.spaces)))
-        self._evaluator = Evaluator(self, self._runner_spec)
-        self._runner_statistics = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
+        self.evaluator = Evaluator(self, self._runner_spec)
+        self.runner_statistics = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
         networks = [name for name, policy in self.policies.items() if policy.use is None]
         self.learners = {policy_id: self.make_learner(policy_id) for policy_id in networks}
         several = self._runner_spec.multi_agent is not None
         self.multi_agent = MultiAgentPolicies(self, agents) if several else None
         self.setup()
-        self.acting_weights = self._current_weights()
-        self._unneeded = unneeded_columns(self, self._runner_spec, self._callbacks)
+        self.acting_weights = self.current_weights()
+        self.unneeded = unneeded_columns(self, self._runner_spec, self._callbacks)
         self.env_runner_group.wait_until_built()
         self._call_back("on_algorithm_init")
         self.timers.restart()
@@ -190,48 +181,26 @@ class Algorithm(ABC):
     def train(self) -> Result:
         """One iteration: `training_step` until the report's minimums are met, and evaluation."""
         steps_before = self.env_steps
-        trained_before = self._trained_steps
-        time_before = self.time_s
+        trained_before = self.trained_steps
         while True:
             learners = self.training_step()
             if self.multi_agent is not None:
                 learners = self.multi_agent.learned(learners)
             sampled = self.env_steps - steps_before
-            trained = self._trained_steps - trained_before
+            trained = self.trained_steps - trained_before
             if minimums_met(self.config.report, self.timers.elapsed(), sampled, trained):
                 break
         self.iteration += 1
         evaluation = self._evaluate_if_due()
         timers, wall_s = self.timers.lap()
-        self.time_s = time_before + wall_s
-        new_steps = self.env_steps - steps_before
-        result = {
-            "schema_version": SCHEMA_VERSION,
-            "training_iteration": self.iteration,
-            "env_steps": self.env_steps,
-            "agent_steps": self.agent_steps,
-            "env_steps_this_iter": new_steps,
-            **self._episodes.end_iteration(),
-            "env_steps_per_s": new_steps / wall_s,
-            "time_s": self.time_s,
-            "weights_version": self.weights_version,
-            "env_runners": self._env_runner_result(),
+        self.time_s += wall_s
+        result = iteration_result(self, self.env_steps - steps_before, wall_s) | {
             "learners": learners,
             "evaluation": evaluation,
             "timers": timers,
         }
         self._call_back("on_train_result", result)
         return result
-
-    def _env_runner_result(self) -> Result:
-        group = self.env_runner_group
-        return {
-            "healthy": group.num_healthy,
-            "restarts": group.num_restarts,
-            "in_flight": group.num_in_flight,
-            **self._runner_statistics.result(),
-            **({} if self.multi_agent is None else self.multi_agent.end_iteration()),
-        }
 
     # -- sampling ------------------------------------------------------------------------------
 
@@ -274,40 +243,29 @@ class Algorithm(ABC):
     def next_request(self, length: int = 0) -> SampleRequest:
         """What to ask for next: a fragment with a number, statistics and exploration of its own."""
         request = SampleRequest(
-            fragment=self._next_fragment,
+            fragment=self.next_fragment,
             length=length,
             weights_version=self.weights_version,
             connector_state=self._connector_state(),
             exploration=self.explorations(),
-            unneeded=self._unneeded,
+            unneeded=self.unneeded,
             policies=None if self.multi_agent is None else dict(self.policies),
         )
-        self._next_fragment += 1
+        self.next_fragment += 1
         return request
-
-    def request_of(self, state: Mapping[str, Any], length: int) -> SampleRequest:
-        """The request whose `get_state` this was: the same fragment, for policies there still are.
-
-        Args:
-            length: steps of each lane.
-        """
-        told = state["policies"]
-        policies = None if told is None else {i: p for i, p in self.policies.items() if i in told}
-        changes = {"length": length, "policies": policies, "unneeded": self._unneeded}
-        return SampleRequest(**{**state, **changes})
 
     def book(self, replies: Sequence[SampleReply]) -> None:
         """Take what replies say into the books: steps, episodes, timings, statistics."""
         for reply in replies:
             self.env_steps += reply.env_steps
             self.agent_steps += reply.agent_steps
-            self._episodes.add(reply.episodes)
+            self.episode_statistics.add(reply.episodes)
             if self.multi_agent is not None:
                 self.multi_agent.count(reply.episodes)
             if self._callbacks:
                 for episode in reply.episodes:
                     self._call_back("on_episode_end", episode)
-            self._runner_statistics.add(reply)
+            self.runner_statistics.add(reply)
         if self.config.env_runners.use_worker_filter_stats and not self.connectors.identity:
             self.connectors.apply_deltas([reply.connector_deltas for reply in replies])
 
@@ -320,7 +278,7 @@ class Algorithm(ABC):
         if self.connectors.identity or not self.config.env_runners.update_worker_filter_stats:
             return None
         # Before the first fragment nothing has been merged.
-        return None if self._next_fragment == 0 else self.connectors.get_state()
+        return None if self.next_fragment == 0 else self.connectors.get_state()
 
     def add_policy(self, policy_id: str, *, like: str, train: bool = False) -> None:
         """Add a policy with the settings and present weights of another; for episodes to come.
@@ -338,10 +296,10 @@ class Algorithm(ABC):
     def sync_weights(self) -> None:
         """Let the next request carry the learner's weights, as one buffer under a new version."""
         with self.timers.phase("sync"):
-            self.acting_weights = self._current_weights()
+            self.acting_weights = self.current_weights()
             self.weights_version += 1
 
-    def _current_weights(self) -> Any:
+    def current_weights(self) -> Any:
         """What env runners act with: one flat vector for each policy."""
         several = self.multi_agent
         return self.learner.get_weights() if several is None else several.weights()
@@ -366,7 +324,7 @@ class Algorithm(ABC):
         policy_id: str = DEFAULT_POLICY_ID,
     ) -> Result:
         """The `learners` part of the result for one policy."""
-        self._trained_steps += trained_steps
+        self.trained_steps += trained_steps
         row = {"num_agent_steps_trained": trained_steps, "learner_stats": dict(statistics)}
         return {policy_id: row}
 
@@ -375,31 +333,16 @@ class Algorithm(ABC):
     def _evaluate_if_due(self) -> Result:
         interval = self.config.evaluation.interval
         if interval is None or self.iteration % interval:
-            return self._evaluation_result(None)
+            return evaluation_result(None, self.multi_agent)
         with self.timers.phase("evaluate"):
             return self.evaluate()
 
     def evaluate(self) -> Result:
         """Play `evaluation.episodes` fresh episodes; changes nothing that training depends on."""
         self._call_back("on_evaluate_start")
-        episodes = self._evaluator.play()
-        result = self._evaluation_result(episodes)
+        result = evaluation_result(self.evaluator.play(), self.multi_agent)
         self._call_back("on_evaluate_end", result)
         return result
-
-    def _evaluation_result(self, episodes: Sequence[EpisodeRecord] | None) -> Result:
-        result = evaluation_result(episodes)
-        if self.multi_agent is not None:
-            result |= self.multi_agent.evaluation_result(episodes)
-        return result
-
-    def evaluation_seed(self) -> int:
-        """The seed of evaluation episodes: the experiment's own, or one derived from its seed."""
-        return self._evaluator.seed()
-
-    def evaluation_runner(self, render_mode: str | None = None) -> Any:
-        """A runner in this process that acts with the present weights and frozen connectors."""
-        return self._evaluator.runner(render_mode)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -415,60 +358,18 @@ class Algorithm(ABC):
             self.multi_agent.load_named_weights(weights)
         else:
             self.learner.load_named_weights(weights)
-        self.acting_weights = self._current_weights()
+        self.acting_weights = self.current_weights()
         self.weights_version += 1  # or whoever has weights of this version would keep those
 
     def get_state(self) -> dict[str, Any]:
         """Everything besides the weights that the next iteration depends on."""
-        return {
-            "iteration": self.iteration,
-            "env_steps": self.env_steps,
-            "agent_steps": self.agent_steps,
-            "trained_steps": self._trained_steps,
-            "time_s": self.time_s,
-            "weights_version": self.weights_version,
-            "next_fragment": self._next_fragment,
-            "seed": self.seed,
-            "episodes": self._episodes.get_state(),
-            "runner_statistics": self._runner_statistics.get_state(),
-            "connectors": self.connectors.get_state(),
-            "learners": {pid: learner.get_state() for pid, learner in self.learners.items()},
-            "env_runners": {
-                str(index): state for index, state in self.env_runner_group.get_states().items()
-            },
-            "algorithm": self.get_extra_state(),
-            "policies": {} if self.multi_agent is None else self.multi_agent.get_state(),
-        }
+        return algorithm_state(self)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `get_state` was called; the weights come separately."""
-        self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
-        self.agent_steps = int(state["agent_steps"])
-        self._trained_steps = int(state["trained_steps"])
-        self.time_s = float(state["time_s"])
-        self.weights_version = int(state["weights_version"])
-        self._evaluator.forget_weights()
-        self._next_fragment = int(state["next_fragment"])
-        self._episodes.set_state(state["episodes"])
-        self._runner_statistics.set_state(state["runner_statistics"])
-        self.connectors.set_state(state["connectors"])
-        for policy_id, learner in self.learners.items():
-            learner.set_state(state["learners"][policy_id])
-        if self.multi_agent is not None:
-            self.multi_agent.set_state(state["policies"])
-            self.acting_weights = self._current_weights()
-        self.env_runner_group.set_states(
-            {int(index): runner for index, runner in state["env_runners"].items()}
-        )
-        self.set_extra_state(state["algorithm"])
+        set_algorithm_state(self, state)
         self._call_back("on_checkpoint_loaded")
         self.timers.restart()
-
-    def match_policies(self, state: Mapping[str, Any]) -> None:
-        """Have the policies that there were when this state of them was taken, here and there."""
-        several_policies(self).match(state)
-        policies = dict(self.policies)
-        self.env_runner_group.foreach_env_runner(lambda runner: runner.set_policies(policies))
 
     def get_extra_state(self) -> dict[str, Any]:
         """What this algorithm keeps besides; overridden together with `set_extra_state`."""
@@ -491,9 +392,9 @@ class Algorithm(ABC):
         self.env_runner_group.stop()
         for learner in self.learners.values():
             learner.stop()
-        self._evaluator.stop()
+        self.evaluator.stop()
 
 
 def _key_of(policy_id: str) -> tuple[int, ...]:
     """What a policy adds to the keys of its random numbers; the default policy adds nothing."""
-    return () if policy_id == DEFAULT_POLICY_ID else (crc32(policy_id.encode()),)
+    return () if policy_id == DEFAULT_POLICY_ID else (policy_key(policy_id),)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from rlrun.algorithms.algorithm_state import request_of
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.schema import Count, Schedule, TrainingConfig
 from rlrun.learning.vtrace import VTraceSettings
@@ -132,7 +133,7 @@ class AsynchronousBatches:
         """Take over what `get_state` returned; nothing that was asked before counts any more."""
         self._policies = list(state["policies"])
         self.sampler.set_state(
-            state["sampler"], lambda asked: self._algorithm.request_of(asked, self._length)
+            state["sampler"], lambda asked: request_of(self._algorithm, asked, self._length)
         )
 
 

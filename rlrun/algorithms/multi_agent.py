@@ -186,13 +186,15 @@ class MultiAgentPolicies:
         return connectors
 
     def match(self, state: Mapping[str, Any]) -> None:
-        """Have the policies that there were when ``state`` was taken by `get_state`."""
+        """Have the policies that there were at `get_state`, here and in env runners."""
         policies = self._algorithm.policies
         for policy_id in [name for name in policies if name not in state["ids"]]:
             self.remove(policy_id)
         for policy_id, made in state["added"].items():
             if policy_id not in policies:
                 self.add(policy_id, str(made["like"]), bool(made["train"]))
+        now = dict(policies)
+        self._algorithm.env_runner_group.foreach_env_runner(lambda runner: runner.set_policies(now))
 
     # -- state ---------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,11 +23,45 @@ from rlrun.config.schema import ReportConfig
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.runner_messages import SampleReply
 
+if TYPE_CHECKING:
+    from rlrun.algorithms.algorithm import Algorithm
+    from rlrun.algorithms.multi_agent import MultiAgentPolicies
+
 SCHEMA_VERSION = 1
 
 Result = dict[str, Any]
 
 PHASES = ("sample", "transfer", "learn", "sync", "evaluate", "checkpoint", "report")
+
+
+def iteration_result(algorithm: Algorithm, new_steps: int, wall_s: float) -> Result:
+    """What an iteration of so many env steps and seconds adds up to.
+
+    The keys of what went on in it, `learners`, `evaluation` and `timers`, come behind these.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "training_iteration": algorithm.iteration,
+        "env_steps": algorithm.env_steps,
+        "agent_steps": algorithm.agent_steps,
+        "env_steps_this_iter": new_steps,
+        **algorithm.episode_statistics.end_iteration(),
+        "env_steps_per_s": new_steps / wall_s,
+        "time_s": algorithm.time_s,
+        "weights_version": algorithm.weights_version,
+        "env_runners": _env_runner_result(algorithm),
+    }
+
+
+def _env_runner_result(algorithm: Algorithm) -> Result:
+    group, several = algorithm.env_runner_group, algorithm.multi_agent
+    return {
+        "healthy": group.num_healthy,
+        "restarts": group.num_restarts,
+        "in_flight": group.num_in_flight,
+        **algorithm.runner_statistics.result(),
+        **({} if several is None else several.end_iteration()),
+    }
 
 
 class EpisodeStatistics:
@@ -85,8 +119,14 @@ class EpisodeStatistics:
         self.total = int(state["total"])
 
 
-def evaluation_result(episodes: Sequence[EpisodeRecord] | None) -> Result:
-    """What `evaluation` holds: statistics of these episodes; None everywhere if none were due."""
+def evaluation_result(
+    episodes: Sequence[EpisodeRecord] | None, several: MultiAgentPolicies | None = None
+) -> Result:
+    """What `evaluation` holds: statistics of these episodes; None everywhere if none were due.
+
+    Args:
+        several: the policies whose returns belong to it, where there are several.
+    """
     returns = [episode.episode_return for episode in episodes or ()]
     return {
         "episodes": len(returns) if episodes is not None else None,
@@ -95,6 +135,7 @@ def evaluation_result(episodes: Sequence[EpisodeRecord] | None) -> Result:
         "episode_return_min": min(returns, default=None),
         "episode_return_max": max(returns, default=None),
         "episode_len_mean": _mean([episode.length for episode in episodes or ()]),
+        **({} if several is None else several.evaluation_result(episodes)),
     }
 
 

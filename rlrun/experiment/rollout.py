@@ -94,8 +94,8 @@ def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequ
         mode: RenderMode | None = None
         if request.render or request.video is not None:
             mode = "human" if request.render else "rgb_array"
-        runner = algorithm.evaluation_runner(render_mode=mode)
-        seed = algorithm.evaluation_seed()
+        runner = algorithm.evaluator.runner(mode)
+        seed = algorithm.evaluator.seed()
         recorders, transitions, video = _recorders(request, runner.envs)
         episodes = play_episodes(
             runner,

@@ -39,8 +39,8 @@ def put_back(algorithm: "Algorithm", checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f"{checkpoint.path}: a checkpoint of {checkpoint.algorithm}, not of {expected}"
         )
-    if checkpoint.state.get("policies"):
-        algorithm.match_policies(checkpoint.state["policies"])
+    if algorithm.multi_agent is not None and checkpoint.state.get("policies"):
+        algorithm.multi_agent.match(checkpoint.state["policies"])
     difference = _first_difference(algorithm.get_weights(), checkpoint.weights)
     if difference:
         raise CheckpointError(f"{checkpoint.path}: does not fit this env and model: {difference}")

@@ -222,7 +222,7 @@ def test_weights_that_are_set_are_those_that_act(built, name):
         algorithm.evaluate()
         algorithm.sample_round([3])
         expected = algorithm.acting_weights
-        for runner in (algorithm.evaluation_runner(), algorithm.env_runner_group.local_env_runner):
+        for runner in (algorithm.evaluator.runner(), algorithm.env_runner_group.local_env_runner):
             np.testing.assert_array_equal(runner.policy.get_weights(), expected)
 
 
@@ -340,7 +340,7 @@ def test_a_learning_rate_of_zero_is_exactly_zero(built, name):
 def test_pitfalls_11_60_the_ratio_is_exactly_1_on_the_first_minibatch(built, env):
     algorithm = built("PPO", env, **FILTERED)
     algorithm.train()
-    algorithm._unneeded = {}  # PPO itself does not ask for the runner's numbers
+    algorithm.unneeded = {}  # PPO itself does not ask for the runner's numbers
     batch = algorithm.sample()
     sampled_logp = batch[col.ACTION_LOGP].copy()
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
@@ -397,7 +397,7 @@ def test_the_ratio_is_1_over_sequences_too(built, name, env):
     else:
         algorithm = built(name, env, **FILTERED)
     algorithm.train()
-    algorithm._unneeded = {}
+    algorithm.unneeded = {}
     batch = algorithm.sample()
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
     module = algorithm.learner.module

@@ -378,6 +378,6 @@ def test_pitfall_58_each_runner_has_its_own_epsilon_and_evaluation_the_least(bui
     algorithm.train()
     acting = group.foreach_env_runner(lambda runner: runner.policy.sampler.epsilon)
     assert acting == pytest.approx(expected)
-    assert algorithm.evaluation_runner().policy.sampler.epsilon == pytest.approx(expected[-1])
+    assert algorithm.evaluator.runner().policy.sampler.epsilon == pytest.approx(expected[-1])
     alone = built(build().exploration(epsilon=0.4, runner_exponent=7.0))
     assert alone.exploration("default_policy") == {"epsilon": 0.4}

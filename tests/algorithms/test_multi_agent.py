@@ -284,7 +284,7 @@ def test_a_policy_from_scratch_acts_learns_and_is_restored(built, name, tmp_path
     row = algorithm.train()
     rows = row["learners"]["agent_1"]["num_agent_steps_trained"]
     assert row["learners"]["agent_1"]["learner_stats"] == {"w": 2.0 + rows}
-    algorithm._unneeded = {}  # nobody reads what it puts out
+    algorithm.unneeded = {}  # nobody reads what it puts out
     batch = algorithm.sample()  # its weight has reached the runners
     assert set(batch["agent_1"]["w"]) == {2.0 + rows}
     algorithm.train()

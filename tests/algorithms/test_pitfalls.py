@@ -187,7 +187,7 @@ class DropsOut(torch.nn.Module):
 def test_pitfall_11_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(built):
     config = PPOConfig().training(train_batch_size=64, minibatch_size=64)
     algorithm = built(config.model(use=f"{__name__}:DropsOut"), "CartPole-v1")
-    algorithm._unneeded = {}
+    algorithm.unneeded = {}
     module = algorithm.learner.module
     with torch.no_grad():  # logits far enough apart for dropout to matter
         module.pi_head.weight.mul_(300.0)
@@ -242,7 +242,7 @@ class ShowsItsAction(gym.Env[Any, Any]):
 def test_pitfall_14_the_environment_gets_bounded_actions_and_the_batch_the_policys_own(built, how):
     config = PPOConfig().training(train_batch_size=512).connectors(**how)
     algorithm = built(config, f"{__name__}:ShowsItsAction")
-    algorithm._unneeded = {}
+    algorithm.unneeded = {}
     batch = algorithm.sample()
     actions = batch[col.ACTIONS][:, 0]
     assert actions.min() < -1.5

@@ -41,7 +41,7 @@ def build():
 
 
 def sampled(algorithm):
-    algorithm._unneeded = {}  # the loss is not the algorithm's own, so a trial says nothing of it
+    algorithm.unneeded = {}  # the loss is not the algorithm's own, so a trial says nothing of it
     return algorithm.sample()
 
 

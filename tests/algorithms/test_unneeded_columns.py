@@ -65,15 +65,15 @@ def test_every_algorithm_leaves_out_what_it_does_not_read(name):
     """Without a list written by hand."""
     algorithm = build(name, FOUND_BY[name])
     algorithm.stop()
-    assert {"env_id", "action_dist_inputs"} <= algorithm._unneeded["default_policy"].leave_out
-    assert not algorithm._unneeded["default_policy"].leave_out & ALWAYS_KEPT
+    assert {"env_id", "action_dist_inputs"} <= algorithm.unneeded["default_policy"].leave_out
+    assert not algorithm.unneeded["default_policy"].leave_out & ALWAYS_KEPT
 
 
 @pytest.mark.parametrize("name", ["PPO, LSTM", "DQN"])
 def test_results_are_those_of_a_run_that_leaves_out_nothing(name):
     lean, full = (build(name) for _ in range(2))
     try:
-        full._unneeded = {}
+        full.unneeded = {}
         assert train(lean, 2) == train(full, 2)
     finally:
         lean.stop()
@@ -86,7 +86,7 @@ def test_bytes_on_the_wire():
     for kept in ("lean", "full"):
         algorithm = build("PPO", lanes=2, training={"train_batch_size": 1024})
         if kept == "full":
-            algorithm._unneeded = {}
+            algorithm.unneeded = {}
         reply = reply_of(algorithm)
         sizes[kept] = len(pickle.dumps(reply.batch, protocol=5))
         algorithm.stop()
@@ -122,7 +122,7 @@ def test_bytes_on_the_wire_of_several_policies():
     for kept in ("lean", "full"):
         algorithm = several(FROZEN)
         if kept == "full":
-            algorithm._unneeded = {}
+            algorithm.unneeded = {}
         batches[kept] = reply_of(algorithm).batch
         algorithm.stop()
     lean, full = batches["lean"], batches["full"]
@@ -147,8 +147,8 @@ def test_bytes_on_the_wire_of_several_policies():
 def test_results_of_several_policies_are_those_of_a_run_that_leaves_out_nothing():
     lean, full = several(["agent_0", "agent_1"]), several(["agent_0", "agent_1"])
     try:
-        assert set(lean._unneeded) == {"agent_0", "agent_1"}
-        full._unneeded = {}
+        assert set(lean.unneeded) == {"agent_0", "agent_1"}
+        full.unneeded = {}
         assert train(lean, 2) == train(full, 2)
     finally:
         lean.stop()
@@ -165,7 +165,7 @@ def whoever(policy_id, batch):
 )
 def test_code_that_may_look_at_any_policys_batch_finds_everything(more):
     algorithm = several(["default_policy"], **more)
-    assert algorithm._unneeded == {}
+    assert algorithm.unneeded == {}
     row = algorithm.train()
     assert row["learners"]["default_policy"]["num_agent_steps_trained"] > 0
     algorithm.stop()
@@ -175,7 +175,7 @@ def test_a_policy_that_was_added_keeps_everything():
     algorithm = several({"agent_0": {}, "agent_1": {}})
     algorithm.add_policy("copy", like="agent_0")
     algorithm.train()
-    assert set(algorithm._unneeded) == {"agent_0", "agent_1"}
+    assert set(algorithm.unneeded) == {"agent_0", "agent_1"}
     algorithm.stop()
 
 
@@ -189,7 +189,7 @@ def test_what_a_users_own_code_reads_is_kept():
     )
     algorithm = Curious(config)
     try:
-        left_out = algorithm._unneeded["default_policy"].leave_out
+        left_out = algorithm.unneeded["default_policy"].leave_out
         assert {"idle", "next_rewards"} <= left_out
         assert not {"bonus", "next_actions", col.ACTION_LOGP} & left_out
         algorithm.train()
@@ -216,7 +216,7 @@ def test_a_view_added_to_a_living_policy_reaches_the_train_batch():
 def test_a_callback_that_may_read_anything_finds_everything():
     config = PPOConfig().environment("CartPole-v1").training(**TINY)
     algorithm = config.callbacks(f"{__name__}:LooksAtAll").build()
-    assert algorithm._unneeded == {}
+    assert algorithm.unneeded == {}
     algorithm.train()
     algorithm.stop()
 

@@ -70,7 +70,7 @@ def build(algorithm=PPO, callbacks=(), policy=None, use="Declares", **kwargs):
 
 def keep_all(algorithm):
     """As if there had been no trial."""
-    algorithm._unneeded = {}
+    algorithm.unneeded = {}
     algorithm.learner.views = ["obs", *VIEWS]
 
 

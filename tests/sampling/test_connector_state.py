@@ -107,7 +107,7 @@ def central_stat(algorithm):
 
 def observations_so_far(algorithm, runners, lanes):
     """Those that steps led to, and the first ones: of finished episodes and of running ones."""
-    return algorithm.env_steps + algorithm._episodes.total + max(runners, 1) * lanes
+    return algorithm.env_steps + algorithm.episode_statistics.total + max(runners, 1) * lanes
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_pitfall_61_every_observation_is_counted_once(build, runners, mode):
     assert counted == observations_so_far(algorithm, runners, 2) + held
     algorithm.evaluate()
     assert central_stat(algorithm)["count"] == counted, "evaluation learns nothing"
-    evaluating = algorithm.evaluation_runner().observations.get_state()["stat"]
+    evaluating = algorithm.evaluator.runner().observations.get_state()["stat"]
     assert repr(evaluating) == repr(central_stat(algorithm)), "and uses all that is known"
 
 
@@ -144,10 +144,10 @@ def test_episodes_that_start_afresh_are_counted_too(build, env, lanes):
     state = algorithm.get_state()
     algorithm.set_state(state)
     assert central_stat(algorithm)["count"] == before
-    episodes, steps = algorithm._episodes.total, algorithm.env_steps
+    episodes, steps = algorithm.episode_statistics.total, algorithm.env_steps
     algorithm.train()
     # The first observations come in place of those of the episodes that were given up.
-    news = algorithm.env_steps - steps + algorithm._episodes.total - episodes + lanes
+    news = algorithm.env_steps - steps + algorithm.episode_statistics.total - episodes + lanes
     runner = algorithm.env_runner_group.local_env_runner
     if not runner.envs.every_step_counts:  # it resets itself in the next fragment's first step
         news -= int((runner._episodes.length == 0).sum())
