@@ -76,6 +76,7 @@ def verify(
             from rlrun.experiment.verify_page import write_page
             from rlrun.experiment.verify_record import with_recorded, write_record
 
+            markdown.parent.mkdir(parents=True, exist_ok=True)
             record = markdown.with_suffix(".json")
             done = with_recorded(done, record)
             write_record(done, record)

@@ -109,9 +109,10 @@ def test_json_is_alone_on_stdout(verify, done):
 
 
 def test_markdown(verify, done):
-    assert verify("--markdown", "page.txt")[0] == 0
-    assert "| ppo-cartpole | evaluation |" in Path("page.txt").read_text()
-    assert Path("page.png").exists()
+    assert verify("--markdown", "docs/page.txt")[0] == 0
+    assert "| ppo-cartpole | evaluation |" in Path("docs/page.txt").read_text()
+    assert Path("docs/page.png").exists()
+    assert "ppo-cartpole" in json.loads(Path("docs/page.json").read_text())
 
 
 def test_list(verify):
