@@ -188,8 +188,10 @@ class A3C(Algorithm):
         return {"entropy_coeff": value_at(schedule, self.env_steps)}
 
     def setup(self) -> None:
+        training = self.config.training
+        assert isinstance(training, A3CTraining)  # the loader made it from `Training`
         self._length = stream_length(
-            self.config.training.train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
+            training.train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
         )
         self.sampler = AsynchronousSampler(
             self.env_runner_group,

@@ -73,19 +73,25 @@ def verify(
             notice=lambda text: typer.echo(text, err=json),
         )
         if markdown is not None:
-            from rlrun.experiment.verify_page import write_page
-            from rlrun.experiment.verify_record import with_recorded, write_record
-
-            markdown.parent.mkdir(parents=True, exist_ok=True)
-            record = markdown.with_suffix(".json")
-            done = with_recorded(done, record)
-            write_record(done, record)
-            write_page(done, markdown)
+            done = _write_page(done, markdown)
     if json:
         typer.echo(json_module.dumps(done.to_json(), allow_nan=False))
     else:
         _print_table(result_table(done.results))
     _exit(done)
+
+
+def _write_page(done: "Verification", page: Path) -> "Verification":
+    """Write the page, and what is kept beside it, which stands in for runs that are not there."""
+    from rlrun.experiment.verify_page import write_page
+    from rlrun.experiment.verify_record import with_recorded, write_record
+
+    page.parent.mkdir(parents=True, exist_ok=True)
+    record = page.with_suffix(".json")
+    done = with_recorded(done, record)
+    write_record(done, record)
+    write_page(done, page)
+    return done
 
 
 def seeds_of(text: str) -> range:

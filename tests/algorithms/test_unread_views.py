@@ -96,8 +96,8 @@ def test_what_nobody_reads_is_not_there(gathered):
     assert gathered == ["obs"] * reply.vector_steps
     assert not {*VIEWS, *NEXT} & reply.batch.keys()
     collector = algorithm.env_runner_group.local_env_runner.collector
-    assert collector._past == {}, "no past is kept for what is not made"
-    assert collector._further == [], "nor what only such a view is made of"
+    assert collector.get_state()["past"] == {}, "no past is kept for what is not made"
+    assert collector._viewed.further == [], "nor what only such a view is made of"
     rows = algorithm.learner.load(reply.batch, (col.ACTIONS,))
     assert list(rows._inputs) == ["obs"]
     algorithm.stop()

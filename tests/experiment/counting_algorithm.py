@@ -25,6 +25,7 @@ class CountingAlgorithm:
     """Its return rises by ``gain`` plus noise from a generator that is part of the state."""
 
     Training = CountingTraining
+    multi_agent = None
 
     def __init__(self, config: ExperimentConfig, *, address: str | None = None) -> None:
         self.config = config
