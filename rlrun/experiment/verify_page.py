@@ -19,11 +19,11 @@ _HEAD = """\
 
 What the shipped configurations reach, beside what others have published. Written by
 `rlrun verify --seeds 11-13 --markdown docs/results.md`: settings were chosen on the seeds 1, 2 and
-3, so others judge them. `rlrun verify CASE` trains one case, `rlrun verify --list` names them all.
-*Reached* is the interquartile mean over the seeds; it has to be at *expected* or above after at
-most *budget* env steps (and what is left of an iteration then), and is followed by its 95%
-bootstrap interval. Published numbers differ in kind, and each is compared with the same kind of
-rlrun's:
+3, so others judge them where they have been run (*Every seed* below). `rlrun verify CASE` trains
+one case, `rlrun verify --list` names them all. *Reached* is the interquartile mean over the seeds;
+it has to be at *expected* or above after at most *budget* env steps (and what is left of an
+iteration then), and is followed by its 95% bootstrap interval. Published numbers differ in kind,
+and each is compared with the same kind of rlrun's:
 """
 
 _CAPTION = (
