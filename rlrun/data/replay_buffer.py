@@ -209,7 +209,7 @@ class ReplayBuffer:
         discounts = np.full(len(ids), self.gamma)
         for _ in range(self.n_step - 1):
             successor = self._successor[last]
-            goes_on = (successor != _NONE) & ~(terminateds[last] | truncateds[last])
+            goes_on = successor != _NONE
             last = np.where(goes_on, successor % self.capacity, last)
             returns += np.where(goes_on, discounts * rewards[last], 0.0)
             discounts = np.where(goes_on, discounts * self.gamma, discounts)
@@ -234,16 +234,12 @@ class ReplayBuffer:
         Returns:
             Their numbers, run after run, and how many of them each run has, ``[S]``.
         """
-        columns = self._columns
-        ended = columns[col.TERMINATEDS] | columns[col.TRUNCATEDS]
         runs = np.full((len(first), length), _NONE, dtype=np.int64)
         runs[:, 0] = first
         for step in range(1, length):
             before = runs[:, step - 1]
-            place = before % self.capacity
-            runs[:, step] = np.where(
-                (before == _NONE) | ended[place], _NONE, self._successor[place]
-            )
+            successor = self._successor[before % self.capacity]
+            runs[:, step] = np.where(before == _NONE, _NONE, successor)
         there = runs != _NONE
         return runs[there], there.sum(axis=1)
 
