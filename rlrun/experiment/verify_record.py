@@ -23,9 +23,10 @@ _NUMBERS = ("training", "goal", "evaluation")
 
 
 def with_recorded(verification: Verification, path: Path) -> Verification:
-    """The verification, with recorded results for cases that it has no runs of.
+    """The verification, with recorded results for cases that it has not finished.
 
-    An entry counts as long as the case's settings and its published number are what they were.
+    An entry counts as long as the case's settings and its published number are what they were, and
+    as long as it has more finished seeds than an unfinished verification.
     """
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     results = tuple(_recorded(result, entries) for result in verification.results)
@@ -34,9 +35,12 @@ def with_recorded(verification: Verification, path: Path) -> Verification:
 
 def _recorded(result: CaseResult, entries: Mapping[str, Any]) -> CaseResult:
     entry = entries.get(result.case.name)
-    if result.seeds or entry is None or entry["settings"] != settings_digest(result.case):
+    if entry is None or entry["settings"] != settings_digest(result.case):
         return result
-    return CaseResult(result.case, tuple(map(_seed, entry["seeds"])), entry["wanted"])
+    recorded = CaseResult(result.case, tuple(map(_seed, entry["seeds"])), entry["wanted"])
+    unfinished = len(result.numbers) < result.wanted
+    is_further = unfinished and len(recorded.numbers) > len(result.numbers)
+    return recorded if is_further or not result.seeds else result
 
 
 def write_record(verification: Verification, path: Path) -> None:

@@ -271,6 +271,11 @@ def test_a_page_keeps_what_was_recorded_elsewhere(check, tmp_path):
             assert replace(new, session={}) == replace(old, session={}, folder=None)
     write_page(back, tmp_path / "results.md")
     assert "commit `abcdef0123`: a, b" in (tmp_path / "results.md").read_text()
+    # What has just begun, or failed, does not take the place of what was finished.
+    begun = seed_result(7, trained=False)
+    for seeds in ((begun,), (begun, seed_result(8, evaluation=1.0)), (seed_result(7, error="x"),)):
+        partly = Verification((CaseResult(case("a"), seeds, 3),), False)
+        assert with_recorded(partly, record).results[0].numbers == there.results[0].numbers
     # What the folder has counts; entries of other cases stay.
     new = CaseResult(case("a"), (seed_result(1, evaluation=1.0),), 1)
     assert with_recorded(Verification((new,), False), record).results == (new,)
