@@ -12,6 +12,7 @@ seed, the data are what they would have been.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rlrun.sampling.actor_manager import CallResult, FaultTolerantActorManager
     from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest
 
+_log = logging.getLogger(__name__)
 _SCHEDULING_TIMEOUT_S = 60.0  # for Ray to find a place for an actor and start its process
 
 
@@ -190,11 +192,24 @@ class EnvRunnerGroup:
         return {index: self.taken_states.get(index) for index in self.indices}
 
     def set_states(self, states: Mapping[int, dict[str, Any] | None]) -> None:
-        """Have each runner go on from its state of `get_states`."""
+        """Have each runner go on from its state of `get_states`.
+
+        Where their number has changed, those that had none begin with fresh episodes, and the
+        running episodes of those that are gone are given up; the log says so.
+        """
+        indices = self.indices or [0]
+        if states.keys() != set(indices):
+            _log.warning(
+                "env runners %s go on where %s stood: the running episodes of others are given up, "
+                "and new ones begin afresh",
+                ", ".join(map(str, indices)),
+                ", ".join(map(str, sorted(states))),
+            )
         if self._manager is None:
-            self.local_env_runner.set_state(states[0])
+            if states.get(0) is not None:
+                self.local_env_runner.set_state(states[0])
             return
-        own = {index: states[index] for index in self.indices}
+        own = {index: states.get(index) for index in indices}
         self.states = {index: state for index, state in own.items() if state is not None}
         self.taken_states = dict(self.states)
         for index in self._manager.healthy_actor_ids:

@@ -87,6 +87,17 @@ def test_a_round_is_ordered_and_each_runner_gets_its_length_and_the_weights(
     assert group.foreach_env_runner(lambda runner: runner.count) == [10, 20]
 
 
+@pytest.mark.parametrize("known", [{1: {"count": 10}}, {0: {"count": 1}, 1: {"count": 10}}])
+def test_runners_that_had_no_state_begin_afresh(
+    make_group: Any, known: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = make_group()
+    rounds(group, 1)
+    group.set_states(known)
+    assert group.foreach_env_runner(lambda runner: runner.count) == [10, 0]
+    assert "env runners 1, 2 go on where" in caplog.text
+
+
 def test_actors_do_not_import_torch(make_group: Any) -> None:
     group = make_group()
 
