@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from seeded_metrics import flat, seeded_part
 
 from rlrun.algorithms.a2c import A2CConfig
 from rlrun.algorithms.a3c import A3CConfig
@@ -14,7 +15,6 @@ from rlrun.algorithms.dqn import DQNConfig
 from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig, ppo_loss
-from rlrun.algorithms.result import is_wall_clock
 from rlrun.algorithms.sac import SACConfig
 from rlrun.data import columns as col
 from rlrun.learning.returns import add_advantages
@@ -114,18 +114,6 @@ def build(name, env="CartPole-v1", *, runners=0, lanes=2, seed=5, **sections):
     for section, values in sections.items():
         config = getattr(config, section)(**values)
     return config.build()
-
-
-def flat(result, prefix=""):
-    for key, value in result.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def seeded_part(result):
-    return {key: value for key, value in flat(result) if not is_wall_clock(key)}
 
 
 def train(algorithm, iterations):

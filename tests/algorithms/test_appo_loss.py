@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from finite_differences import check_gradients
 
 from rlrun.algorithms.appo import BEHAVIOUR_LOGP, appo_loss
 from rlrun.config.schema import ModelConfig
@@ -81,17 +82,7 @@ def test_the_loss_row_by_row(case):
 
 def test_the_gradient_is_that_of_finite_differences(case):
     module, rows = case
-    appo_loss(module, rows, **ARGUMENTS)[0].backward()
-    for parameter in module.parameters():
-        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
-        for i in range(0, len(flat), max(1, len(flat) // 3)):
-            saved, values = flat[i].item(), []
-            for change in (1e-6, -1e-6):
-                flat[i] = saved + change
-                values.append(appo_loss(module, rows, **ARGUMENTS)[0].item())
-            flat[i] = saved
-            difference = (values[0] - values[1]) / 2e-6
-            assert grad[i].item() == pytest.approx(difference, rel=1e-4, abs=1e-7)
+    check_gradients(module, lambda: appo_loss(module, rows, **ARGUMENTS)[0])
 
 
 def test_an_infinite_kl_does_not_matter_without_its_coefficient(case):

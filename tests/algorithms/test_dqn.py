@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from finite_differences import check_gradients
 
 from rlrun import ConfigError, DQNConfig, PPOConfig
 from rlrun.algorithms.c51 import c51_loss, project_distribution
@@ -333,17 +334,7 @@ def test_the_c51_gradient_is_that_of_finite_differences(double_q, monkeypatch):
     def loss_at():
         return c51_loss(module, rows, target=target, double_q=double_q)[0]
 
-    loss_at().backward()
-    for parameter in module.parameters():
-        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
-        for i in range(0, len(flat), max(1, len(flat) // 3)):
-            saved, ends = flat[i].item(), []
-            for change in (1e-6, -1e-6):
-                flat[i] = saved + change
-                ends.append(loss_at().item())
-            flat[i] = saved
-            difference = (ends[0] - ends[1]) / 2e-6
-            assert grad[i].item() == pytest.approx(difference, rel=1e-4, abs=1e-7)
+    check_gradients(module, loss_at)
 
 
 def test_pitfall_43_noisy_networks_take_epsilon_0_and_learn_their_noise(built):

@@ -1,9 +1,9 @@
 """PPO on environments of EnvPool: the same seed gives the same metrics, and a run goes on."""
 
 import pytest
+from seeded_metrics import seeded_part
 
 from rlrun.algorithms.ppo import PPOConfig
-from rlrun.algorithms.result import is_wall_clock
 
 pytest.importorskip("envpool", reason="the extra envpool is not installed")
 
@@ -23,18 +23,6 @@ def build(env="CartPole-v1", runners=0):
         .debugging(seed=5)
         .build()
     )
-
-
-def flat(result, prefix=""):
-    for key, value in result.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def seeded_part(result):
-    return {key: value for key, value in flat(result) if not is_wall_clock(key)}
 
 
 def train(algorithm, iterations):

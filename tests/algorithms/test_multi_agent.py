@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from seeded_metrics import seeded_part
 
 from rlrun.algorithms.a2c import A2CConfig
 from rlrun.algorithms.a3c import A3CConfig
@@ -10,7 +11,6 @@ from rlrun.algorithms.dqn import DQNConfig
 from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
-from rlrun.algorithms.result import is_wall_clock
 from rlrun.algorithms.sac import SACConfig
 from rlrun.policies.policy import Policy
 from rlrun.sampling.errors import EnvError
@@ -122,17 +122,8 @@ def built():
         algorithm.stop()
 
 
-def flat(result, prefix=""):
-    for key, value in result.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def train(algorithm, iterations):
-    rows = [dict(flat(algorithm.train())) for _ in range(iterations)]
-    return [{key: value for key, value in row.items() if not is_wall_clock(key)} for row in rows]
+    return [seeded_part(algorithm.train()) for _ in range(iterations)]
 
 
 def assert_equal_weights(one, other):

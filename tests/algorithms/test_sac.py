@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from finite_differences import check_gradients
 
 from rlrun import ConfigError, SACConfig
 from rlrun.algorithms import sac
@@ -134,17 +135,7 @@ def test_the_critics_gradient_is_that_of_finite_differences(space, monkeypatch):
     def loss_at():
         return critic_loss(critics, rows, policy=policy, target=target, alpha=ALPHA.double())[0]
 
-    loss_at().backward()
-    for parameter in critics.parameters():
-        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
-        for i in range(0, len(flat), max(1, len(flat) // 4)):
-            saved, ends = flat[i].item(), []
-            for change in (1e-6, -1e-6):
-                flat[i] = saved + change
-                ends.append(loss_at().item())
-            flat[i] = saved
-            difference = (ends[0] - ends[1]) / 2e-6
-            assert grad[i].item() == pytest.approx(difference, rel=1e-4, abs=1e-7)
+    check_gradients(critics, loss_at, of_each=4)
 
 
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from finite_differences import check_gradients
 
 from rlrun import Callbacks, ConfigError, DQNConfig
 from rlrun.algorithms.sequence_replay import (
@@ -194,17 +195,7 @@ def test_the_gradient_is_that_of_finite_differences(algorithm, monkeypatch):
     def loss_at():
         return sequence_loss(module, rows, target=target, double_q=True)[0]
 
-    loss_at().backward()
-    for parameter in module.parameters():
-        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
-        for i in range(0, len(flat), max(1, len(flat) // 3)):
-            saved, ends = flat[i].item(), []
-            for change in (1e-6, -1e-6):
-                flat[i] = saved + change
-                ends.append(loss_at().item())
-            flat[i] = saved
-            difference = (ends[0] - ends[1]) / 2e-6
-            assert grad[i].item() == pytest.approx(difference, rel=1e-4, abs=1e-7)
+    check_gradients(module, loss_at)
 
 
 def test_burn_in_leads_to_the_states_that_its_steps_led_to_when_they_were_acted(algorithm):
