@@ -83,6 +83,9 @@ class SACTraining(ReplayTraining):
     """Weight of the entropy beside the reward, at the start."""
     target_entropy: float | None = None
     """Entropy that alpha steers to; null is -A for a Box and 0.98 log n for Discrete actions."""
+    noise_correlation: float = Field(default=0.0, ge=0, lt=1)
+    """Correlation of an action's noise with that of the next one in the episode; of a Box only.
+    Noise that lasts explores further where independent pushes cancel out."""
 
 
 class SACConfig(AlgorithmConfig):
@@ -295,7 +298,8 @@ class SAC(Algorithm):
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that acts by the policy network."""
-        return build_sac_policy
+        correlation = self._settings(policy_id).noise_correlation
+        return partial(build_sac_policy, noise_correlation=correlation)
 
     def forget_policy(self, policy_id: str) -> None:
         self.updaters.pop(policy_id, None)

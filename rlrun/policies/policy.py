@@ -31,10 +31,14 @@ class Policy:
         view_requirements: what the policy sees and learns from, by name. May be edited while the
             policy lives: a runner looks at it when a fragment begins.
         draws_for_fragments: whether `begin_fragment` does something, as renewing noisy weights.
+        noise_correlation: how much of a step's noise lasts into the next, in [0, 1): what
+            `draw_noise` returns must be standard normal then, and the policy is given the
+            autoregressive process that `sampling.correlated_noise` makes of it.
     """
 
     view_requirements: dict[str, ViewRequirement]
     draws_for_fragments = False
+    noise_correlation = 0.0
 
     def __init__(
         self,

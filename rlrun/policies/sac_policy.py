@@ -66,10 +66,32 @@ def sac_sampler(space: gym.Space[Any]) -> ActionSampler:
 
 
 def build_sac_policy(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    model: ModelConfig,
+    noise_correlation: float = 0.0,
 ) -> Policy:
-    """The policy a runner acts with: numpy for MLPs, torch elsewhere."""
+    """The policy a runner acts with: numpy for MLPs, torch elsewhere.
+
+    Raises:
+        ConfigError: SAC cannot act in this space, or not with noise that lasts.
+    """
     sampler = sac_sampler(action_space)
+    if noise_correlation and not isinstance(sampler, SquashedGaussianSampler):
+        message = f"noise that lasts needs a Box of floats, this environment has {action_space}"
+        origin = Origin("this experiment")
+        raise ConfigError([Problem(origin, "training.noise_correlation", message)])
+    policy = _build(observation_space, action_space, model, sampler)
+    policy.noise_correlation = noise_correlation
+    return policy
+
+
+def _build(
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    model: ModelConfig,
+    sampler: ActionSampler,
+) -> Policy:
     if MLPPolicy.supports(observation_space, model):
         return MLPSACPolicy(observation_space, action_space, model)
     from rlrun.policies.soft_actor_critic import SACPolicyNetwork

@@ -20,6 +20,7 @@ from rlrun.data import columns as col
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.policies.policy import Policy
+from rlrun.sampling.correlated_noise import LaneNoise
 from rlrun.sampling.envs import EnvContext
 from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
 from rlrun.sampling.episodes import EpisodeBoundaries, LaneEpisodes, RewardError
@@ -100,6 +101,8 @@ class EnvRunner:
         self.horizon = make_horizon(settings, self.envs, spec.env.use)
         self.weights_version = -1
         self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
+        correlation = self.policy.noise_correlation
+        self._lasting = LaneNoise(correlation, self._episodes.steps) if correlation else None
         self._boundaries = EpisodeBoundaries(
             self._episodes, self.envs, self.observations, self.collector
         )
@@ -298,11 +301,12 @@ class EnvRunner:
         self._unfiltered = collector.obs.copy() if plain else boundaries.before_filter(raw_obs, t)
         return t, {"policy": policy_s, "env": env_s}
 
-    def _noise(self, request: SampleRequest) -> FragmentNoise:
+    def _noise(self, request: SampleRequest) -> FragmentNoise | LaneNoise:
         rng = fragment_noise(self.spec.seed, self.role, self.runner_index, request.fragment)
         if self.policy.draws_for_fragments:
             self.policy.begin_fragment(rng)
-        return FragmentNoise(self.policy.draw_noise, rng, request.length, self.num_lanes)
+        noise = FragmentNoise(self.policy.draw_noise, rng, request.length, self.num_lanes)
+        return noise if self._lasting is None else self._lasting.over(noise)
 
     def get_state(self) -> dict[str, Any]:
         """Where the lanes stand; plain numbers and arrays, enough to go on in another process."""
@@ -314,6 +318,7 @@ class EnvRunner:
             "next_fragment": self._next_fragment,
             "faulty_episodes": self._boundaries.num_faulty,
             "collector": self.collector.get_state(),
+            "noise": None if self._lasting is None else self._lasting.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -330,6 +335,8 @@ class EnvRunner:
             self.connectors.set_state(state["connectors"])
         self._episodes.set_state(state["episodes"])
         self.collector.set_state(state["collector"])
+        if self._lasting is not None:
+            self._lasting.set_state(state["noise"])
         if state["unfiltered_obs"] is None:
             self._unfiltered = None
             return

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data.sample_collector import step_columns
+from rlrun.sampling.correlated_noise import EpisodeNoise
 from rlrun.sampling.episode_vector_env import LaneInfos
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.errors import EnvError
@@ -71,7 +72,7 @@ class _Play:
         self._returns = np.zeros(lanes)
         self._lengths = np.zeros(lanes, dtype=np.int64)
         self._inputs = PlayedInputs(runner.policy, lanes)
-        self._noise = [_EpisodeNoise(runner, seed, k) for k in self._episode] if explore else None
+        self._noise = [self._noise_of(k) for k in self._episode] if explore else None
 
     def run(self) -> list[EpisodeRecord]:
         runner, envs = self._runner, self._runner.envs
@@ -163,10 +164,14 @@ class _Play:
                 )
             self._returns[lane], self._lengths[lane] = 0.0, 0
             if self._noise is not None:
-                self._noise[lane] = _EpisodeNoise(runner, self._seed, self._episode[lane])
+                self._noise[lane] = self._noise_of(self._episode[lane])
         fresh = runner.envs.reset_lanes(failed, self._seeds())
         rows, indices = take_lanes(fresh, failed), np.flatnonzero(failed)
         next_obs[failed] = runner.observations.first(rows, indices, update=False)
+
+    def _noise_of(self, episode: int) -> _StepNoise:
+        rng = episode_noise(self._seed, episode)
+        return _StepNoise(EpisodeNoise(self._runner.policy, rng))
 
     def _seeds(self) -> Sequence[int]:
         return [episode_seed(self._seed, Role.EVALUATION, 0, 0, k) for k in self._episode]
@@ -190,7 +195,7 @@ class _Play:
             self._lengths[lane] = 0
             self._episode[lane] = k + runner.num_lanes
             if self._noise is not None:
-                self._noise[lane] = _EpisodeNoise(runner, self._seed, self._episode[lane])
+                self._noise[lane] = self._noise_of(self._episode[lane])
         fresh = runner.envs.reset_lanes(done, self._seeds())
         if fresh is None:
             return raw, next_obs
@@ -199,24 +204,23 @@ class _Play:
         return fresh, next_obs
 
 
-class _EpisodeNoise:
-    """The action noise of one episode, drawn block by block."""
+class _StepNoise:
+    """The action noise of the episode that a lane plays, drawn block by block."""
 
-    def __init__(self, runner: EnvRunner, seed: int, episode: int) -> None:
-        self._policy = runner.policy
-        self._rng = episode_noise(seed, episode)
+    def __init__(self, episode: EpisodeNoise) -> None:
+        self._episode = episode
         self._block: Array | None = None
         self._position = _NOISE_BLOCK
 
     def next(self) -> Array:
         """The next step's noise, ``[1, K]``."""
         if self._position == _NOISE_BLOCK:
-            self._block = self._policy.draw_noise(self._rng, _NOISE_BLOCK, 1)
+            self._block = self._episode.draw(_NOISE_BLOCK)
             self._position = 0
         self._position += 1
         if self._block is None:  # a policy without noise
             return np.zeros((1, 0), dtype=np.float32)
-        return self._block[self._position - 1]
+        return self._block[self._position - 1 : self._position]
 
 
 def _copied(observations: Any) -> Any:

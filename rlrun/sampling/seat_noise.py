@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.policies.policy import Policy
+from rlrun.sampling.correlated_noise import EpisodeNoise
 from rlrun.sampling.seeding import agent_noise
 
 Array = NDArray[Any]
@@ -26,7 +27,7 @@ class SeatNoise:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._generators: dict[int, np.random.Generator] = {}
+        self._episodes: dict[int, EpisodeNoise] = {}
         self._blocks: Array | None = None  # [S, _BLOCK, K]; None until something was drawn
 
     def begin(self, seat: int, episode_seed: int, agent: int, taken: int = 0) -> None:
@@ -36,7 +37,7 @@ class SeatNoise:
             agent: its index in the episode.
             taken: actions it has taken already, where a runner is restored.
         """
-        self._generators[seat] = agent_noise(episode_seed, agent)
+        self._episodes[seat] = EpisodeNoise(self._policy, agent_noise(episode_seed, agent))
         for _ in range(-(-taken // _BLOCK)):
             self._draw(seat)
 
@@ -52,12 +53,12 @@ class SeatNoise:
         return None if self._blocks is None else self._blocks[seats, positions]
 
     def _draw(self, seat: int) -> None:
-        drawn = self._policy.draw_noise(self._generators[seat], _BLOCK, 1)
+        drawn = self._episodes[seat].draw(_BLOCK)
         if drawn is None:
             return
         if self._blocks is None or seat >= len(self._blocks):
-            grown = np.empty((2 * seat + 16, _BLOCK, *drawn.shape[2:]), drawn.dtype)
+            grown = np.empty((2 * seat + 16, _BLOCK, *drawn.shape[1:]), drawn.dtype)
             if self._blocks is not None:
                 grown[: len(self._blocks)] = self._blocks
             self._blocks = grown
-        self._blocks[seat] = drawn[:, 0]
+        self._blocks[seat] = drawn

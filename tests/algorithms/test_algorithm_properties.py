@@ -164,6 +164,26 @@ def test_a_restored_algorithm_goes_on_to_the_bit(built, name, env):
         np.testing.assert_array_equal(value, resumed.get_weights()[key])
 
 
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
+def test_noise_that_lasts_goes_on_to_the_bit(built, runners):
+    """From the middle of episodes; SAC's fragments are single steps."""
+
+    def lasting(correlation=0.9):
+        training = {"noise_correlation": correlation}
+        return built("SAC", "Pendulum-v1", runners=runners, training=training, **FILTERED)
+
+    straight = lasting()
+    before = train(straight, 2)
+    assert before != train(lasting(0.0), 2)
+    state, weights = straight.get_state(), straight.get_weights()
+    rows = train(straight, 2)
+    assert before + rows == train(lasting(), 4)
+    resumed = lasting()
+    resumed.set_weights(weights)
+    resumed.set_state(state)
+    assert train(resumed, 2) == rows
+
+
 @pytest.mark.parametrize("name", ["PPO", "PPO, LSTM"])
 def test_complete_episodes_are_restored_to_the_bit_too(built, name):
     whole = {"env_runners": {"batch_mode": "complete_episodes"}}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from finite_differences import check_gradients
 
-from rlrun import ConfigError, SACConfig
+from rlrun import ConfigError, SACConfig, make_multi_agent
 from rlrun.algorithms import sac
 from rlrun.algorithms.sac import critic_loss, policy_loss
 from rlrun.algorithms.temperature import Temperature
@@ -248,7 +248,7 @@ def updates(monkeypatch):
 def built():
     made = []
 
-    def make(env="Pendulum-v1", connectors=None, **training):
+    def make(env="Pendulum-v1", connectors=None, multi_agent=None, **training):
         settings = {
             "train_batch_size": 40,
             "minibatch_size": 16,
@@ -257,6 +257,8 @@ def built():
         }
         config = SACConfig().environment(env).training(**{**settings, **training})
         config = config.model(hidden=[8]).debugging(seed=3).connectors(**(connectors or {}))
+        if multi_agent is not None:
+            config = config.multi_agent(**multi_agent)
         made.append(config.build())
         return made[-1]
 
@@ -385,3 +387,33 @@ def test_what_cannot_be_squashed_is_refused(built):
         build_sac_policy(OBS_SPACE, gym.spaces.Box(-np.inf, np.inf, (1,)), MODEL)
     with pytest.raises(ConfigError, match="SAC replays single transitions"):
         SACConfig().environment("Pendulum-v1").model(use_lstm=True).experiment()
+
+
+@pytest.mark.parametrize("observations", [OBS_SPACE, gym.spaces.Box(0, 255, (36, 36, 1), np.uint8)])
+def test_whichever_policy_acts_tells_how_much_of_its_noise_lasts(observations):
+    policies = [build_sac_policy(observations, BOX, MODEL, rho) for rho in (0.0, 0.7)]
+    assert [policy.noise_correlation for policy in policies] == [0.0, 0.7]
+
+
+TwoPendulums = make_multi_agent("Pendulum-v1")
+
+
+def test_each_policys_noise_lasts_as_its_settings_say(built):
+    one = built(noise_correlation=0.7).env_runner_group.local_env_runner
+    assert one.policy.noise_correlation == 0.7
+    policies = {"lasting": {"training": {"noise_correlation": 0.5}}, "independent": {}}
+    agents = {"agent_0": "lasting", "agent_1": "independent"}
+    env = f"{__name__}:TwoPendulums"
+    several = built(env, multi_agent={"policies": policies, "agents": agents})
+    found = several.env_runner_group.local_env_runner.policies
+    assert {name: policy.noise_correlation for name, policy in found.items()} == {
+        "lasting": 0.5,
+        "independent": 0.0,
+    }
+
+
+def test_discrete_actions_have_no_noise_that_lasts(built):
+    with pytest.raises(ConfigError, match=r"training.noise_correlation: .* has Discrete\(2\)"):
+        built("CartPole-v1", noise_correlation=0.5)
+    with pytest.raises(ConfigError, match="noise_correlation"):
+        SACConfig().environment("Pendulum-v1").training(noise_correlation=1.0).experiment()

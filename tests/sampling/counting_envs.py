@@ -103,8 +103,10 @@ class NoTuple(Counter):
 class AutonomousCounters(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """A third-party vector env: ignores `reset_mask`, takes one int as its seed."""
 
-    def __init__(self, num_envs: int, mode: Any = AutoresetMode.NEXT_STEP) -> None:
-        self.inner = SyncVectorEnv([Counter] * num_envs, autoreset_mode=mode)
+    def __init__(
+        self, num_envs: int, mode: Any = AutoresetMode.NEXT_STEP, make: Any = Counter
+    ) -> None:
+        self.inner = SyncVectorEnv([make] * num_envs, autoreset_mode=mode)
         self.num_envs = num_envs
         self.metadata = {} if mode is None else {"autoreset_mode": mode}
         self.single_observation_space = self.inner.single_observation_space

@@ -1,0 +1,209 @@
+"""Noise that lasts: what it is made of, where it begins, how it is distributed."""
+
+import json
+import math
+from collections import defaultdict
+from itertools import pairwise
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from counting_envs import AutonomousCounters
+
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.data import columns as col
+from rlrun.experiment.state_codec import decode, encode
+from rlrun.policies.policy import Policy
+from rlrun.sampling.correlated_noise import EpisodeNoise, LaneNoise
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.seat_noise import SeatNoise
+from rlrun.sampling.seeding import FragmentNoise, Role, agent_noise, episode_noise, fragment_noise
+
+RHO = 0.9
+SEED = 7
+LENGTHS = [5, 1, 1, 8, 3]  # of fragments
+
+
+class Pushes(Policy):
+    """Acts by its noise alone, so that batches tell what it was."""
+
+    noise_correlation = RHO
+
+    def draw_noise(self, rng, length, lanes):
+        return rng.standard_normal((length, lanes, 2), dtype=np.float32)
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return noise.copy(), [], {}
+
+
+class IndependentPushes(Pushes):
+    noise_correlation = 0.0
+
+
+class Walk(gym.Env):
+    """Pays where it has been pushed to; an episode has ``length`` steps, or 1 to 9 by its seed."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, length=None):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = self.length or int(self.np_random.integers(1, 10))
+        self.place = 0.0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        self.place += float(action[0])
+        return np.full(1, self.place, np.float32), self.place, self.left == 0, False, {}
+
+
+def walkers(num_envs):
+    """Whose lanes spend a step on their own reset."""
+    return AutonomousCounters(num_envs, make=Walk)
+
+
+def make_runner(policy=Pushes, *, lanes=3, role=Role.TRAIN, env=None):
+    spec = RunnerSpec(
+        env or EnvSpec(use=f"{__name__}:Walk"),
+        EnvRunnersConfig(num_envs_per_env_runner=lanes),
+        seed=SEED,
+        policy_factory=lambda observations, actions, model: policy(observations, actions),
+    )
+    return EnvRunner(spec, role=role)
+
+
+def process(independent, begins):
+    """A slow transcription, of one lane or agent; exact to the bit.
+
+    Args:
+        independent: ``[T, K]``.
+        begins: whether an episode begins with a step, ``[T]``.
+    """
+    rows = []
+    for z, first in zip(independent, begins, strict=True):
+        rows.append(z if first else RHO * rows[-1] + math.sqrt(1 - RHO**2) * z)
+    return np.stack(rows)
+
+
+def drawn(fragment, length, lanes):
+    rng = fragment_noise(SEED, Role.TRAIN, 0, fragment)
+    return rng.standard_normal((length, lanes, 2), dtype=np.float32)
+
+
+@pytest.mark.parametrize("policy", [Pushes, IndependentPushes])
+def test_lanes_act_by_the_process_over_fragments_and_anew_in_each_episode(policy):
+    runner = make_runner(policy)
+    parts = [runner.sample_fragment(SampleRequest(k, n)).batch for k, n in enumerate(LENGTHS)]
+    independent = np.concatenate([drawn(k, n, 3) for k, n in enumerate(LENGTHS)])
+    for lane in range(3):
+        mine = [part[col.ENV_ID] == lane for part in parts]
+        noise = np.concatenate([p[col.ACTIONS][m] for p, m in zip(parts, mine, strict=True)])
+        begins = np.concatenate([p[col.T][m] for p, m in zip(parts, mine, strict=True)]) == 0
+        assert 1 < begins.sum() < len(begins)
+        expected = independent[:, lane]
+        if policy is Pushes:
+            expected = process(expected, begins)
+        np.testing.assert_array_equal(noise, expected)
+
+
+def test_a_lane_that_spends_a_step_on_its_reset_begins_anew_after_it():
+    """Where steps that are no transitions go by, it is not known which rows a lane was given."""
+    length, lanes = 20, 3
+    runner = make_runner(env=EnvSpec(use=f"{__name__}:walkers"))
+    assert not runner.envs.every_step_counts
+    independent, episodes = [], defaultdict(list)
+    for fragment in range(3):
+        batch = runner.sample_fragment(SampleRequest(fragment, length)).batch
+        independent.append(drawn(fragment, 3 * length, lanes))  # it grows, but not threefold
+        for row in batch.rows():
+            episodes[row[col.ENV_ID], row[col.EPS_ID]].append(row[col.ACTIONS])
+    assert len(episodes) > 20
+    for (lane, _), noise in episodes.items():
+        z = np.concatenate(independent)[:, lane]
+        assert (noise[0] == z).all(axis=1).any()
+        for last, now in pairwise(noise):
+            assert (now == RHO * last + math.sqrt(1 - RHO**2) * z).all(axis=1).any()
+
+
+def test_it_is_standard_normal_and_correlates_by_powers_of_rho():
+    lanes, steps = 500, 400
+    policy = Pushes(None, None)
+    noise = LaneNoise(RHO, lambda t: np.full(lanes, 1))
+    rows = []
+    for fragment in range(4):
+        rng = np.random.default_rng(fragment)
+        noise = noise.over(FragmentNoise(policy.draw_noise, rng, steps // 4, lanes))
+        rows += [noise.row(t) for t in range(steps // 4)]
+    x = np.stack(rows)[..., 0]
+    assert x.dtype == np.float32
+    assert x.mean() == pytest.approx(0, abs=0.03)
+    for t in (0, 1, 10, steps - 1):  # stationary from the first step on
+        assert x[t].var() == pytest.approx(1, abs=0.2)
+    assert x.var() == pytest.approx(1, abs=0.03)
+    for lag in (1, 2, 5):
+        assert (x[lag:] * x[:-lag]).mean() == pytest.approx(RHO**lag, abs=0.03)
+
+
+def test_a_restored_runner_goes_on_to_the_bit():
+    straight = make_runner(env=EnvSpec(use=f"{__name__}:Walk", kwargs={"length": 12}))
+    resumed = make_runner(env=straight.spec.env)
+    for fragment in range(3):  # in the middle of an episode
+        straight.sample_fragment(SampleRequest(fragment, 3))
+    document, arrays = encode(straight.get_state())
+    resumed.set_state(decode(json.loads(json.dumps(document)), arrays))
+    for fragment in (3, 4):
+        one, other = (r.sample_fragment(SampleRequest(fragment, 5)) for r in (straight, resumed))
+        np.testing.assert_array_equal(one.batch[col.ACTIONS], other.batch[col.ACTIONS])
+        assert one.episodes == other.episodes
+
+
+@pytest.mark.parametrize("cuts", [[700], [256, 256, 188], [1, 2, 697]])
+def test_an_episodes_noise_does_not_depend_on_its_blocks(cuts):
+    noise = EpisodeNoise(Pushes(None, None), np.random.default_rng(2))
+    found = np.concatenate([noise.draw(length) for length in cuts])
+    independent = np.random.default_rng(2).standard_normal((700, 2), dtype=np.float32)
+    np.testing.assert_array_equal(found, process(independent, np.arange(700) == 0))
+
+
+def test_evaluation_with_exploration_plays_each_episode_with_its_own():
+    length, pushes = 300, defaultdict(list)  # longer than a block of evaluation's
+
+    def record(step):
+        for lane, episode in enumerate(step.episodes):
+            if episode is not None:
+                pushes[episode].append(step.actions[lane])
+
+    env = EnvSpec(use=f"{__name__}:Walk", kwargs={"length": length})
+    runner = make_runner(lanes=2, role=Role.EVALUATION, env=env)
+    play_episodes(runner, num_episodes=3, seed=5, explore=True, recorder=record)
+    for episode in range(3):
+        independent = episode_noise(5, episode).standard_normal((length, 2), dtype=np.float32)
+        expected = process(independent, np.arange(length) == 0)
+        np.testing.assert_array_equal(np.stack(pushes[episode]), expected)
+
+
+def test_each_agent_has_a_process_of_its_own_that_a_restored_seat_goes_on_with():
+    noise = SeatNoise(Pushes(None, None))
+    seats, steps = np.array([0, 3]), 150
+    noise.begin(0, 11, 0)
+    noise.begin(3, 11, 1)
+    rows = np.stack([noise.next(seats, np.array([t, t])) for t in range(steps)])
+    begins = np.arange(steps) == 0
+    for k, agent in enumerate((0, 1)):
+        independent = agent_noise(11, agent).standard_normal((192, 2), dtype=np.float32)
+        np.testing.assert_array_equal(rows[:, k], process(independent[:steps], begins))
+    noise.begin(0, 12, 0)  # another episode
+    np.testing.assert_array_equal(
+        noise.next(np.array([0]), np.array([0]))[0],
+        agent_noise(12, 0).standard_normal((64, 2), dtype=np.float32)[0],
+    )
+    restored = SeatNoise(Pushes(None, None))
+    restored.begin(1, 11, 1, taken=70)
+    again = [restored.next(np.array([1]), np.array([t]))[0] for t in range(70, steps)]
+    np.testing.assert_array_equal(again, rows[70:, 1])
