@@ -130,7 +130,7 @@ def dqn_loss(
     goals = one_step_goals(module, rows, target, double_q, value_rescaling)
     losses = functional.huber_loss(chosen, goals, reduction="none")
     loss = (rows[col.WEIGHTS] * losses).mean()
-    return loss, _statistics(loss.detach(), chosen.detach(), goals)
+    return loss, _statistics(loss.detach(), chosen.detach(), chosen.detach() - goals)
 
 
 @torch.no_grad()
@@ -151,11 +151,12 @@ def dqn_gradient(
     actions, weights = rows[col.ACTIONS][:, None], rows[col.WEIGHTS]
     chosen = values.gather(1, actions).squeeze(1)
     goals = one_step_goals(module, rows, target, double_q, value_rescaling)
-    clipped_errors = (chosen - goals).clamp_(-1.0, 1.0)
-    d_chosen = weights * clipped_errors / len(chosen)
+    errors = chosen - goals
+    clipped = errors.clamp(-1.0, 1.0)
+    d_chosen = weights * clipped / len(chosen)
     backward(torch.zeros_like(values).scatter_(1, actions, d_chosen[:, None]))
-    losses = functional.huber_loss(chosen, goals, reduction="none")
-    return _statistics((weights * losses).mean(), chosen, goals)
+    losses = clipped * torch.sub(errors, clipped, alpha=0.5)  # Huber's
+    return _statistics((weights * losses).mean(), chosen, errors)
 
 
 @torch.no_grad()
@@ -179,8 +180,7 @@ def one_step_goals(
     return bellman_goals(rows, bootstrap, value_rescaling)
 
 
-def _statistics(loss: Tensor, chosen: Tensor, goals: Tensor) -> dict[str, Tensor]:
-    errors = chosen - goals
+def _statistics(loss: Tensor, chosen: Tensor, errors: Tensor) -> dict[str, Tensor]:
     return {
         "total_loss": loss,
         "q_mean": chosen.mean(),

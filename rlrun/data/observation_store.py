@@ -72,15 +72,17 @@ class ObservationStore:
     def release(self, slots: Array) -> Array:
         """Count one reference less for each entry; returns slots without any: they are free."""
         np.subtract.at(self._references, slots, 1)
-        touched = np.unique(slots)
-        freed = touched[self._references[touched] == 0]
+        freed = np.sort(slots[self._references[slots] == 0])
+        is_first = np.ones(len(freed), dtype=np.bool_)  # each slot once; np.unique takes far longer
+        np.not_equal(freed[1:], freed[:-1], out=is_first[1:])
+        freed = freed[is_first]
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
         return freed
 
     def __getitem__(self, slots: Array) -> Array:
         """A copy of the observations ``[n, ...]`` in these slots ``[n]``."""
-        return self._rows[slots]
+        return self._rows.take(slots, axis=0)  # a fifth of the time that indexing takes
 
     def get_state(self, slots: Array) -> dict[str, Array]:
         """What these slots ``[n]`` hold."""

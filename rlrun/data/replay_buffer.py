@@ -117,8 +117,10 @@ class ReplayBuffer:
         places = (self.num_added + np.arange(count)) % self.capacity
         self._forget(places)
         obs_index, earlier = self._link(batch, places, storage, obs_index, next_index)
-        used, positions = np.unique(np.concatenate([obs_index, next_index]), return_inverse=True)
-        obs_position, next_position = positions[:count], positions[count:]
+        is_used = np.zeros(len(storage), dtype=np.bool_)
+        is_used[obs_index] = is_used[next_index] = True
+        used, position = np.flatnonzero(is_used), np.cumsum(is_used) - 1
+        obs_position, next_position = position[obs_index], position[next_index]
         known = np.full(len(used), _NONE, dtype=np.int64)
         for row, before in earlier:
             known[obs_position[row]] = self._next_obs_slot[before % self.capacity]

@@ -121,9 +121,12 @@ class EpsilonGreedySampler(ActionSampler):
         return rng.random((length, lanes, 2), dtype=np.float32)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
+        best, explores = self.mode(inputs), noise[:, 0] < self.epsilon
+        if not explores.any():
+            return best
         # A float32 below 1 times n may round to n itself.
         anything = np.minimum(noise[:, 1] * self.num_inputs, self.num_inputs - 1).astype(np.int64)
-        return np.where(noise[:, 0] < self.epsilon, anything, self.mode(inputs))
+        return np.where(explores, anything, best)
 
     def mode(self, inputs: Array) -> Array:
         return inputs.argmax(axis=-1)

@@ -25,8 +25,11 @@ Layout = dict[str, tuple[int, tuple[int, ...]]]
 """Name of a parameter -> (offset into the flat vector, shape)."""
 
 
+_ZERO = np.zeros((), np.float32)  # a Python number would be made an array in each step
+
+
 def _relu(x: Array, out: Array) -> Array:
-    return np.maximum(x, 0.0, out=out)
+    return np.maximum(x, _ZERO, out=out)
 
 
 def _silu(x: Array, out: Array) -> Array:

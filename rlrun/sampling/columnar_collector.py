@@ -145,7 +145,6 @@ class FragmentBuffer:
         shape = num_steps, self.lanes
         first_row = self.past * self.lanes
         index = np.arange(first_row, first_row + num_steps * self.lanes, dtype=np.int64)
-        lanes = np.arange(self.lanes, dtype=np.int64)
         columns = {name: keep(column) for name, column in self.columns.items()}
         if further_columns is not None:
             columns.update(further_columns(columns))
@@ -155,12 +154,13 @@ class FragmentBuffer:
             col.TRUNCATEDS: self.truncateds,
             col.EPS_ID: self.episode_id,
             col.T: self.episode_step,
-            col.ENV_ID: np.broadcast_to(lanes, shape),
-            col.UNROLL_ID: np.broadcast_to(unroll_ids, shape),
-            col.AGENT_INDEX: np.broadcast_to(np.int64(0), shape),
         }
         columns.update({name: keep(column) for name, column in rows.items()})
         columns[col.REWARDS] = columns[col.REWARDS].astype(np.float32, copy=False)
+        lanes, agents = np.arange(self.lanes, dtype=np.int64), np.zeros(self.lanes, np.int64)
+        of_lanes = {col.ENV_ID: lanes, col.UNROLL_ID: unroll_ids, col.AGENT_INDEX: agents}
+        lengths = num_steps if self.valid is None else self.valid[:num_steps].sum(axis=0)
+        columns.update({name: lane.repeat(lengths) for name, lane in of_lanes.items()})
         for name in leave_out & columns.keys():
             del columns[name]
         batch = SampleBatch.from_columns(columns)
