@@ -200,8 +200,8 @@ class EnvRunnerGroup:
         indices = self.indices or [0]
         if states.keys() != set(indices):
             _log.warning(
-                "env runners %s go on where %s stood: the running episodes of others are given up, "
-                "and new ones begin afresh",
+                "env runners %s go on in place of %s: those that are new begin with fresh episodes, "
+                "the running episodes of those that are gone are given up",
                 ", ".join(map(str, indices)),
                 ", ".join(map(str, sorted(states))),
             )

@@ -95,7 +95,7 @@ def test_runners_that_had_no_state_begin_afresh(
     rounds(group, 1)
     group.set_states(known)
     assert group.foreach_env_runner(lambda runner: runner.count) == [10, 0]
-    assert "env runners 1, 2 go on where" in caplog.text
+    assert "env runners 1, 2 go on in place of" in caplog.text
 
 
 def test_actors_do_not_import_torch(make_group: Any) -> None:
