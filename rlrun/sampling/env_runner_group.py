@@ -200,7 +200,7 @@ class EnvRunnerGroup:
         indices = self.indices or [0]
         if states.keys() != set(indices):
             _log.warning(
-                "env runners %s go on in place of %s: those that are new begin with fresh episodes, "
+                "env runners %s go on in place of %s: new ones begin with fresh episodes, "
                 "the running episodes of those that are gone are given up",
                 ", ".join(map(str, indices)),
                 ", ".join(map(str, sorted(states))),
