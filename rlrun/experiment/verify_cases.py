@@ -247,7 +247,7 @@ CASES: tuple[Case, ...] = (
         "MountainCarContinuous-v0",
         "sac_mountaincar_continuous.yaml",
         Reference(94.7, 50_000, "evaluation", "rl-baselines3-zoo", "94.7 ± 1.1, one agent"),
-        note="published with gSDE, whose noise lasts for several steps",
+        note="published with gSDE; noise lasts for several steps here too",
     ),
     Case(
         "ppo-halfcheetah",
