@@ -1,4 +1,4 @@
-"""Building blocks of the default networks: MLP, image encoder, orthogonal initialisation.
+"""Building blocks of the default networks: MLP, image encoder, initial weights.
 
 Owns layer arithmetic only. Must not know of action spaces, policies or training. Shapes: N rows.
 """
@@ -60,20 +60,46 @@ SMALL_CONV = ((16, 3, 1), (32, 3, 1))
 NATURE_MIN_PIXELS = 36
 SMALL_MIN_PIXELS = 5
 
-HIDDEN_GAIN = sqrt(2.0)
-
 
 def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
     """Orthogonal weights, zero biases ("The 37 Implementation Details of PPO", detail 2)."""
     nn.init.orthogonal_(layer.weight, gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
 
 
-def linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
-    """A linear layer with orthogonal weights of this gain."""
+def init_uniform(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    """Weights and biases uniform within ``gain / sqrt(inputs of an output)``."""
+    bound = gain / sqrt(layer.weight[0].numel())
+    assert layer.bias is not None
+    for parameter in (layer.weight, layer.bias):
+        nn.init.uniform_(parameter, -bound, bound)
+
+
+class Init(NamedTuple):
+    """How the layers of a network start."""
+
+    fill: Callable[[nn.Linear | nn.Conv2d, float], None]
+    """(layer, gain): overwrites the layer's weights and biases."""
+    hidden_gain: float
+
+
+ORTHOGONAL = Init(init_orthogonal, sqrt(2.0))
+# A third of the size of the orthogonal start, layer by layer, and the start of Mnih et al. (2015).
+# Q-learning bootstraps from its own maximum: what a network adds to values of states that it was
+# not trained on comes back in its targets, and with large weights the values run away.
+UNIFORM = Init(init_uniform, 1.0)
+
+
+def linear(
+    num_inputs: int,
+    num_outputs: int,
+    gain: float,
+    fill: Callable[[nn.Linear | nn.Conv2d, float], None] = init_orthogonal,
+) -> nn.Linear:
+    """A linear layer that starts with this gain."""
     layer = nn.Linear(num_inputs, num_outputs)
-    init_orthogonal(layer, gain)
+    fill(layer, gain)
     return layer
 
 
@@ -83,12 +109,18 @@ class MLP(nn.Module):
     Args:
         sizes: widths from input to output; one size alone makes the identity.
         activation: a key of ``ACTIVATIONS``.
-        output_gain: orthogonal gain of the last layer. None: the last layer is a hidden layer
-            too, with its gain and followed by the activation.
+        output_gain: gain of the last layer. None: the last layer is a hidden layer too, with its
+            gain and followed by the activation.
+        init: how the layers start.
     """
 
     def __init__(
-        self, sizes: Sequence[int], activation: str, *, output_gain: float | None = None
+        self,
+        sizes: Sequence[int],
+        activation: str,
+        *,
+        output_gain: float | None = None,
+        init: Init = ORTHOGONAL,
     ) -> None:
         super().__init__()
         self.output_size = sizes[-1]
@@ -96,8 +128,9 @@ class MLP(nn.Module):
         self._in_place = IN_PLACE.get(activation)
         self._num_activated = len(sizes) - (1 if output_gain is None else 2)
         for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
-            gain = HIDDEN_GAIN if output_gain is None or i < len(sizes) - 2 else output_gain
-            self.add_module(str(i), linear(num_inputs, num_outputs, gain))
+            last = i == len(sizes) - 2
+            gain = init.hidden_gain if output_gain is None or not last else output_gain
+            self.add_module(str(i), linear(num_inputs, num_outputs, gain, init.fill))
 
     @property
     def last(self) -> nn.Linear:
@@ -193,13 +226,18 @@ class ConvEncoder(nn.Module):
         conv: (channels, kernel, stride) of each layer. None: ``NATURE_CONV``, or ``SMALL_CONV``
             for small images.
         output_size: width of the linear layer.
+        init: how the layers start.
 
     Raises:
         ValueError: when a layer's kernel is larger than what is left of the image.
     """
 
     def __init__(
-        self, shape: Sequence[int], conv: Sequence[Sequence[int]] | None, output_size: int
+        self,
+        shape: Sequence[int],
+        conv: Sequence[Sequence[int]] | None,
+        output_size: int,
+        init: Init = ORTHOGONAL,
     ) -> None:
         super().__init__()
         if len(shape) != 3:
@@ -218,12 +256,13 @@ class ConvEncoder(nn.Module):
                     "use fewer layers or smaller kernels and strides"
                 )
             layer = nn.Conv2d(channels, num_filters, kernel, stride)
-            init_orthogonal(layer, HIDDEN_GAIN)
+            init.fill(layer, init.hidden_gain)
             self.conv.append(layer)
             channels = num_filters
             height = (height - kernel) // stride + 1
             width = (width - kernel) // stride + 1
-        self.fc = linear(prod((channels, height, width)), output_size, HIDDEN_GAIN)
+        num_features = prod((channels, height, width))
+        self.fc = linear(num_features, output_size, init.hidden_gain, init.fill)
 
     def forward(self, x: Tensor) -> Tensor:
         """Float images [N, ...] -> [N, output_size]."""

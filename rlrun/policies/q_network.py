@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.networks import IN_PLACE, MLP, ConvEncoder, dueling_values, is_image
+from rlrun.policies.networks import (
+    IN_PLACE,
+    MLP,
+    UNIFORM,
+    ConvEncoder,
+    dueling_values,
+    is_image,
+)
 from rlrun.policies.noisy import NoisyMLP
 from rlrun.policies.q_options import QOptions
 from rlrun.policies.recurrent_q import RecurrentQNetwork
@@ -65,7 +72,7 @@ class QNetwork(RLModule):
             width = int(encoder.output_size)
             trunk, sizes = encoder, [width, width] if options.dueling else [width]
         elif options.dueling:
-            trunk = MLP([features, *model.hidden[:-1]], model.activation)
+            trunk = MLP([features, *model.hidden[:-1]], model.activation, init=UNIFORM)
             sizes = [trunk.output_size, *model.hidden[-1:]]
         else:
             trunk, sizes = nn.Identity(), [features, *model.hidden]
@@ -89,7 +96,7 @@ class QNetwork(RLModule):
         activation = self.model.activation
         if self.options.noisy:
             return NoisyMLP(sizes, activation, sigma=self.options.sigma0)
-        return MLP(sizes, activation, output_gain=VALUE_GAIN)
+        return MLP(sizes, activation, output_gain=VALUE_GAIN, init=UNIFORM)
 
     @staticmethod
     def _encoder_of_images_or_users(space: gym.Space[Any], model: ModelConfig) -> Any:
@@ -97,7 +104,7 @@ class QNetwork(RLModule):
             return import_object(model.use)(space, **model.kwargs)
         if model.conv is None and not is_image(space.shape or ()):
             return None
-        return ConvEncoder(space.shape or (), model.conv, model.conv_head)
+        return ConvEncoder(space.shape or (), model.conv, model.conv_head, UNIFORM)
 
     def draw_noise(self, rng: np.random.Generator) -> None:
         """Renew the noise of all noisy layers; does nothing without any."""

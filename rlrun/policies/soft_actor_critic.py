@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.networks import ACTIVATIONS, HIDDEN_GAIN, IN_PLACE, MLP, Backward
+from rlrun.policies.networks import ACTIVATIONS, IN_PLACE, MLP, ORTHOGONAL, Backward
 from rlrun.policies.rl_module import (
     POLICY_GAIN,
     VALUE_GAIN,
@@ -116,7 +116,7 @@ class TwinMLP(nn.Module):
         self._in_place = IN_PLACE.get(activation)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
-            gain = HIDDEN_GAIN if i < len(sizes) - 2 else output_gain
+            gain = ORTHOGONAL.hidden_gain if i < len(sizes) - 2 else output_gain
             weight = torch.empty(2, num_inputs, num_outputs)
             for half in weight:
                 nn.init.orthogonal_(half, gain)
