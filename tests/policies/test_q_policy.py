@@ -124,6 +124,25 @@ def test_pitfall_43_noise_is_new_in_each_fragment_the_learners_own_and_not_there
     np.testing.assert_allclose(learned(network.forward_inference), means, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("noisy", [True, False])
+@pytest.mark.parametrize("images", [True, False])
+def test_layers_start_uniform_within_the_root_of_their_inputs(dueling, noisy, images):
+    """As torch's own do (Mnih et al. 2015); orthogonal ones let the values run away."""
+    torch.manual_seed(0)
+    space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8) if images else OBS_SPACE
+    model = ModelConfig(hidden=(64, 48), conv_head=64)
+    network = QNetwork(space, ACTIONS, model, options=QOptions(dueling=dueling, noisy=noisy))
+    layers = [m for m in network.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
+    assert len(layers) >= 3
+    for layer in layers:
+        bound = layer.weight[0].numel() ** -0.5
+        weights, biases = layer.weight.detach().abs(), layer.bias.detach().abs()
+        assert bound * 0.9 < weights.max() <= bound
+        assert 0 < biases.max() <= bound
+        assert weights.mean().item() == pytest.approx(bound / 2, rel=0.25)
+
+
 def test_noisy_weights_are_their_means_and_factorised_noise():
     """Fortunato et al., eq. 10 and 11, for one layer, number by number."""
     torch.manual_seed(0)
