@@ -13,7 +13,12 @@ from benchmarks.peers.replay_driver import DQNWork, SACWork
 from benchmarks.record import Record
 
 BENCHMARK = "replay_work"
-FRAMEWORKS = {"rlrun": "rlrun", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL"}
+FRAMEWORKS = {
+    "rlrun": "rlrun",
+    "sb3": "Stable-Baselines3",
+    "cleanrl": "CleanRL",
+    "rllib": "RLlib",
+}
 CONTENDERS = tuple(
     Contender(
         f"{name}, {algorithm.upper()}",
