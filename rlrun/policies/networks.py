@@ -85,21 +85,16 @@ class Init(NamedTuple):
 
 
 ORTHOGONAL = Init(init_orthogonal, sqrt(2.0))
-# A third of the size of the orthogonal start, layer by layer, and the start of Mnih et al. (2015).
+# The start of Mnih et al. (2015): between hidden layers two fifths of the orthogonal one's size.
 # Q-learning bootstraps from its own maximum: what a network adds to values of states that it was
 # not trained on comes back in its targets, and with large weights the values run away.
 UNIFORM = Init(init_uniform, 1.0)
 
 
-def linear(
-    num_inputs: int,
-    num_outputs: int,
-    gain: float,
-    fill: Callable[[nn.Linear | nn.Conv2d, float], None] = init_orthogonal,
-) -> nn.Linear:
+def linear(num_inputs: int, num_outputs: int, gain: float, init: Init = ORTHOGONAL) -> nn.Linear:
     """A linear layer that starts with this gain."""
     layer = nn.Linear(num_inputs, num_outputs)
-    fill(layer, gain)
+    init.fill(layer, gain)
     return layer
 
 
@@ -130,7 +125,7 @@ class MLP(nn.Module):
         for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
             last = i == len(sizes) - 2
             gain = init.hidden_gain if output_gain is None or not last else output_gain
-            self.add_module(str(i), linear(num_inputs, num_outputs, gain, init.fill))
+            self.add_module(str(i), linear(num_inputs, num_outputs, gain, init))
 
     @property
     def last(self) -> nn.Linear:
@@ -262,7 +257,7 @@ class ConvEncoder(nn.Module):
             height = (height - kernel) // stride + 1
             width = (width - kernel) // stride + 1
         num_features = prod((channels, height, width))
-        self.fc = linear(num_features, output_size, init.hidden_gain, init.fill)
+        self.fc = linear(num_features, output_size, init.hidden_gain, init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Float images [N, ...] -> [N, output_size]."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlrun.policies.networks import ACTIVATIONS, init_uniform, linear
+from rlrun.policies.networks import ACTIVATIONS, UNIFORM, linear
 from rlrun.policies.noise import factorised_noise
 
 
@@ -37,7 +37,7 @@ class NoisyMLP(nn.Module):
         self._activation = ACTIVATIONS[activation]
         self._noise: list[tuple[Tensor, Tensor]] | None = None
         for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
-            layer = linear(num_inputs, num_outputs, 1.0, init_uniform)  # as section 3.2 has it
+            layer = linear(num_inputs, num_outputs, 1.0, UNIFORM)  # as section 3.2 has it
             for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
                 start = torch.full_like(mean, sigma * num_inputs**-0.5)
                 layer.register_parameter(f"{name}_sigma", nn.Parameter(start))
