@@ -122,25 +122,28 @@ class TwinMLP(nn.Module):
                 nn.init.orthogonal_(half, gain)
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(torch.zeros(2, 1, num_outputs)))
-        # Asking a ParameterList for each of them takes as long as a small layer.
-        self._layers = list(zip(self.weights, self.biases, strict=True))
+
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of each layer, read directly: a ParameterList takes a layer's time."""
+        weights, biases = self.weights._parameters, self.biases._parameters
+        return list(zip(weights.values(), biases.values(), strict=True))  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, in] -> [2, N, out]."""
-        x = x.expand(2, *x.shape)
-        for weight, bias in self._layers[:-1]:
+        x, layers = x.expand(2, *x.shape), self._layers()
+        for weight, bias in layers[:-1]:
             x = self._activation(torch.baddbmm(bias, x, weight))
-        return last_layer(x, *self._layers[-1])
+        return last_layer(x, *layers[-1])
 
     def vjp(self, x: Tensor) -> tuple[Tensor, TwinBackward]:
         """[N, in] -> [2, N, out] without autograd, and the way back; see `MLP.vjp`."""
         assert self._in_place is not None
-        kept = [x.expand(2, *x.shape)]
+        kept, layers = [x.expand(2, *x.shape)], self._layers()
         with torch.no_grad():
-            for weight, bias in self._layers[:-1]:
+            for weight, bias in layers[:-1]:
                 kept.append(self._in_place.forward(torch.baddbmm(bias, kept[-1], weight)))
-            values = last_layer(kept[-1], *self._layers[-1])
-        return values, TwinBackward(self._layers, kept, self._in_place.backward)
+            values = last_layer(kept[-1], *layers[-1])
+        return values, TwinBackward(layers, kept, self._in_place.backward)
 
 
 def last_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -89,6 +89,17 @@ def noise_of(rows, name, i):
     return rows[name][i].numpy() if name in rows else None
 
 
+def test_the_critics_compute_with_the_parameters_that_they_have():
+    """Also after these were exchanged, not overwritten."""
+    torch.manual_seed(0)
+    critics, others = (TwinQNetwork(OBS_SPACE, BOX, MODEL) for _ in range(2))
+    batch = {col.OBS: torch.randn(5, *OBS_SPACE.shape), col.ACTIONS: torch.rand(5, *BOX.shape)}
+    critics.load_state_dict(others.state_dict(), assign=True)
+    expected = others.forward_train(batch)[Q_VALUES]
+    torch.testing.assert_close(critics.forward_train(batch)[Q_VALUES], expected, rtol=0, atol=0)
+    torch.testing.assert_close(critics.vjp(batch)[0], others.vjp(batch)[0], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
 def test_pitfalls_49_52_the_critics_learn_the_soft_bellman_target(space):
     policy, critics, target = make_networks(space)
