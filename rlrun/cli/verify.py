@@ -5,6 +5,7 @@ Owns the arguments and the printed table; experiment/verify.py does the work.
 
 import json as json_module
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,16 +83,22 @@ def verify(
 
 
 def _write_page(done: "Verification", page: Path) -> "Verification":
-    """Write the page, and what is kept beside it, which stands in for runs that are not there."""
+    """Write the page, and what is kept beside it.
+
+    Returns:
+        What has been done, with recorded results for cases without runs. On the page they also
+        stand in for runs that failed, which must be told all the same.
+    """
     from rlrun.experiment.verify_page import write_page
     from rlrun.experiment.verify_record import with_recorded, write_record
 
     page.parent.mkdir(parents=True, exist_ok=True)
     record = page.with_suffix(".json")
-    done = with_recorded(done, record)
-    write_record(done, record)
-    write_page(done, page)
-    return done
+    shown = with_recorded(done, record)
+    write_record(shown, record)
+    write_page(shown, page)
+    pairs = zip(done.results, shown.results, strict=True)
+    return replace(done, results=tuple(own if own.seeds else other for own, other in pairs))
 
 
 def seeds_of(text: str) -> range:

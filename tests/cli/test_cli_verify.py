@@ -1,6 +1,7 @@
 """``rlrun verify``: arguments, exit codes and what is said."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,20 @@ def test_markdown(verify, done):
     assert "| ppo-cartpole | evaluation |" in Path("docs/page.txt").read_text()
     assert Path("docs/page.png").exists()
     assert "ppo-cartpole" in json.loads(Path("docs/page.json").read_text())
+
+
+def test_a_failed_run_is_told_though_the_page_keeps_what_was_recorded(verify, done):
+    verify("--markdown", "docs/page.txt")
+    recorded = Path("docs/page.json").read_text()
+    (seed, *_), nothing = result(500.0).seeds, {"training": None, "goal": None, "evaluation": None}
+    failed = replace(seed, error="the run failed", trained=False, **nothing)
+    done["results"] = (CaseResult(CASES[0], (failed,), 3),)
+    code, out, _ = verify("--markdown", "docs/page.txt")
+    assert (code, out.split()[-1]) == (1, "failed")
+    assert Path("docs/page.json").read_text() == recorded
+    done["results"] = (CaseResult(CASES[0], (), 3),)
+    code, out, _ = verify("--no-train", "--markdown", "docs/page.txt")
+    assert (code, out.split()[-1]) == (0, "reached")
 
 
 def test_list(verify):
