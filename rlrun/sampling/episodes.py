@@ -198,7 +198,14 @@ class LaneEpisodes:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Take over what `get_state` returned.
+
+        Raises:
+            ValueError: it was of another number of lanes.
+        """
+        lanes = len(state["number"])
+        if lanes != self.lanes:
+            raise ValueError(f"it is of {lanes} sub-environments, now there are {self.lanes}")
         for name in state.keys() - {"actions"}:
             np.copyto(getattr(self, name), state[name])
         self.actions = [[] if part is None else [np.asarray(part)] for part in state["actions"]]

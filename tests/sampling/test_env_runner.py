@@ -166,6 +166,13 @@ def test_a_runner_restored_elsewhere_goes_on_to_the_bit(env):
         assert found.episodes == expected.episodes
 
 
+@pytest.mark.parametrize(("lanes", "before"), [(3, 1), (1, 3)])
+def test_a_state_of_another_number_of_lanes_is_refused(lanes, before):
+    state = EnvRunner(counting_spec(lanes=before)).get_state()
+    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {lanes}"):
+        EnvRunner(counting_spec(lanes=lanes)).set_state(state)
+
+
 class ForgetfulEnv(CountingEnv):
     """Not a function of its seed: the observation holds a number that only grows."""
 
