@@ -65,7 +65,8 @@ class Policy:
             obs_batch: preprocessed observations, ``[B, ...]``.
             state_batches: recurrent states, each ``[B, ...]``; empty for feed-forward policies.
             explore: sample (True) or take the most likely action (False).
-            noise: ``[B, K]``, one row of what `draw_noise` returned; None draws fresh numbers.
+            noise: ``[B, K]``, one row of what `draw_noise` returned, or of the process that
+                `noise_correlation` makes of it; None draws fresh numbers.
 
         Returns:
             Actions ``[B, ...]``, the new states, and extra values that become batch columns.

@@ -63,7 +63,7 @@ class LaneNoise:
         if self._last is not None:
             goes_on = self._steps(t)[:, None] > 0
             noise = np.where(goes_on, next_noise(self._last, noise, self._correlation), noise)
-        self._last = noise
+        self._last = noise.copy()  # the policy may overwrite what it is given
         return noise
 
     def get_state(self) -> Array | None:

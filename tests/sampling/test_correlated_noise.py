@@ -42,6 +42,14 @@ class IndependentPushes(Pushes):
     noise_correlation = 0.0
 
 
+class OverwritingPushes(Pushes):
+    """Does its arithmetic where its noise stands."""
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        noise *= 0.5
+        return noise, [], {}
+
+
 class Walk(gym.Env):
     """Pays where it has been pushed to; an episode has ``length`` steps, or 1 to 9 by its seed."""
 
@@ -96,7 +104,7 @@ def drawn(fragment, length, lanes):
     return rng.standard_normal((length, lanes, 2), dtype=np.float32)
 
 
-@pytest.mark.parametrize("policy", [Pushes, IndependentPushes])
+@pytest.mark.parametrize("policy", [Pushes, IndependentPushes, OverwritingPushes])
 def test_lanes_act_by_the_process_over_fragments_and_anew_in_each_episode(policy):
     runner = make_runner(policy)
     parts = [runner.sample_fragment(SampleRequest(k, n)).batch for k, n in enumerate(LENGTHS)]
@@ -107,8 +115,10 @@ def test_lanes_act_by_the_process_over_fragments_and_anew_in_each_episode(policy
         begins = np.concatenate([p[col.T][m] for p, m in zip(parts, mine, strict=True)]) == 0
         assert 1 < begins.sum() < len(begins)
         expected = independent[:, lane]
-        if policy is Pushes:
+        if policy is not IndependentPushes:
             expected = process(expected, begins)
+        if policy is OverwritingPushes:
+            expected = 0.5 * expected
         np.testing.assert_array_equal(noise, expected)
 
 
