@@ -79,7 +79,7 @@ class EnvRunnerGroup:
         self.local_env_runner: Any = None
         self._manager: FaultTolerantActorManager | None = None
         if num_env_runners == 0 or spec.settings.create_env_on_local_worker:
-            self.local_env_runner = self._runner_class(spec, **self._runner_arguments(0, False))
+            self._build_local()
         if num_env_runners > 0:
             self._start_remote(num_env_runners)
             if wait:
@@ -206,7 +206,10 @@ class EnvRunnerGroup:
                 ", ".join(map(str, sorted(states))),
             )
         if self._manager is None:
-            if states.get(0) is not None:
+            if states.get(0) is None:
+                self.local_env_runner.stop()
+                self._build_local()
+            else:
                 self.local_env_runner.set_state(states[0])
             return
         own = {index: states.get(index) for index in indices}
@@ -281,6 +284,9 @@ class EnvRunnerGroup:
             "num_env_runners": self._num_remote,
             "recreated": recreated,
         }
+
+    def _build_local(self) -> None:
+        self.local_env_runner = self._runner_class(self.spec, **self._runner_arguments(0, False))
 
     def _start_remote(self, number: int) -> None:
         import ray

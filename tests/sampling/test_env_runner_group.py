@@ -70,6 +70,8 @@ def test_a_local_group_never_imports_ray() -> None:
     assert (group.num_healthy, group.num_restarts, group.num_in_flight) == (1, 0, 0)
     group.set_states({0: {"count": 100}})
     assert group.get_states() == {0: {"count": 100}}
+    group.set_states({1: {"count": 7}})
+    assert group.get_states() == {0: {"count": 0}}
 
 
 def test_a_round_is_ordered_and_each_runner_gets_its_length_and_the_weights(
