@@ -72,10 +72,7 @@ class ObservationStore:
     def release(self, slots: Array) -> Array:
         """Count one reference less for each entry; returns slots without any: they are free."""
         np.subtract.at(self._references, slots, 1)
-        freed = np.sort(slots[self._references[slots] == 0])
-        is_first = np.ones(len(freed), dtype=np.bool_)  # each slot once; np.unique takes far longer
-        np.not_equal(freed[1:], freed[:-1], out=is_first[1:])
-        freed = freed[is_first]
+        freed = np.unique(slots[self._references[slots] == 0])
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
         return freed
