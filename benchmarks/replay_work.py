@@ -2,7 +2,8 @@
 
 Equal work: the same networks, minibatches and updates per env step, one environment, one thread, no
 GPU. Each round runs every contender once, in a process of its own, and measures after a warm-up in
-which learning has begun. With the defaults it takes about seven minutes on two cores.
+which learning has begun. With the defaults it takes about half an hour on two cores, most of it
+RLlib's.
 """
 
 from dataclasses import asdict
