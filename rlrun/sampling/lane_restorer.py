@@ -61,7 +61,13 @@ class LaneRestorer:
 
         Returns:
             Lanes that could not be brought back, or see something else now.
+
+        Raises:
+            ValueError: it was of another number of lanes.
         """
+        here = len(self._loop.lanes)
+        if len(lanes) != here:
+            raise ValueError(f"it is of {len(lanes)} sub-environments, now there are {here}")
         seen: Seen = {}
         strayed: set[int] = set()
         for lane, state in zip(self._loop.lanes, lanes, strict=True):

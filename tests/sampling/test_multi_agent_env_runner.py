@@ -192,6 +192,16 @@ def test_a_restored_runner_goes_on_to_the_bit(env, policy, batch_mode):
                 np.testing.assert_array_equal(column, other.batch[policy_id][name], name)
 
 
+@pytest.mark.parametrize(("lanes", "before"), [(3, 1), (1, 3)])
+def test_a_state_of_another_number_of_lanes_is_refused(lanes, before):
+    env = f"{EXAMPLES}:MultiAgentCartPole"
+    runner = make(env, {"p": MLP}, lanes=before)
+    sample(runner, 0, 5)
+    state = runner.get_state()
+    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {lanes}"):
+        make(env, {"p": MLP}, lanes=lanes).set_state(state)
+
+
 def test_a_restored_runner_takes_over_weights_whose_version_it_has_seen():
     runner = make(f"{EXAMPLES}:MultiAgentCartPole", {"p": MLP})
     sample(runner, 0, 5)
