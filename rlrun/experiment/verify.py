@@ -44,7 +44,8 @@ class SeedResult:
     error: str | None
     """Why it failed, if it did."""
     curve: tuple[tuple[int, float], ...]
-    """(env steps, mean return of the last 100 training episodes) of each iteration that has one."""
+    """(env steps, mean return of the last 100 training episodes, or of all before 100) of each
+    iteration that has one: what is drawn, while the numbers above need their 100."""
     session: Mapping[str, Any]
     """The machine, versions and commit that the run ended with, as meta.json has them."""
 
@@ -244,8 +245,9 @@ def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
     curve = tuple(
         (int(row["env_steps"]), mean)
         for row in rows
-        if (mean := _full_mean(row, smoothing)) is not None
+        if (mean := number_at(row, RETURN)) is not None
     )
+    full_means = (_full_mean(row, smoothing) for row in rows)
     evaluation = None
     if run.evaluation.exists():
         evaluation = number_at(json.loads(run.evaluation.read_text(encoding="utf-8")), RETURN)
@@ -256,7 +258,7 @@ def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
         env_steps=int(rows[-1]["env_steps"]) if rows else 0,
         trained=run.trained,
         training=_full_mean(rows[-1], smoothing) if rows else None,
-        goal=max((mean for _, mean in curve), default=None),
+        goal=max((mean for mean in full_means if mean is not None), default=None),
         evaluation=evaluation,
         error=error,
         curve=curve,

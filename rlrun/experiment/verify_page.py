@@ -27,8 +27,8 @@ and each is compared with the same kind of rlrun's:
 """
 
 _CAPTION = (
-    "Mean return of the last 100 training episodes over env steps, a line a seed; "
-    "dashed: the published number"
+    "Mean return of the last 100 training episodes, or of all there are before that, over env "
+    "steps, a line a seed; dashed: the published number"
 )
 
 _COLUMNS = 4
