@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_multi_agent_env_runner import MLP, cartpole, make, sample
 
@@ -81,6 +81,19 @@ def assert_equal_replies(one, other):
             np.testing.assert_array_equal(batch[name], twin[name], err_msg=name)
 
 
+# A state before anybody has a past: rows of objects are stored as lists.
+@example(
+    lanes=1,
+    lengths=[1, 1],
+    views={"x": ViewRequirement("infos", shift=-1)},
+    states=False,
+    policies=("p",),
+    mode="truncate_episodes",
+    horizon={},
+    crash=0.0,
+    by_agent=False,
+    restored=True,
+)
 @settings(max_examples=25, deadline=None)
 @given(
     lanes=st.integers(1, 3),
