@@ -201,22 +201,27 @@ class UnfinishedRows:
 
 
 def storable(columns: Mapping[str, Array]) -> dict[str, Any]:
-    """Columns as a checkpoint takes them: those of objects as lists of rows, others as they are."""
+    """Columns as a checkpoint takes them: objects as shape and list, others as they are."""
     return {
-        name: rows.tolist() if rows.dtype == np.object_ else rows for name, rows in columns.items()
-    }
-
-
-def from_storable(columns: Mapping[str, Any]) -> dict[str, Array]:
-    """The inverse of `storable`, for columns whose rows are ``[B]`` objects."""
-    return {
-        name: _objects(rows) if isinstance(rows, list) else np.asarray(rows)
+        name: {"shape": list(rows.shape), "objects": rows.ravel().tolist()}
+        if rows.dtype == np.object_
+        else rows
         for name, rows in columns.items()
     }
 
 
-def _objects(rows: list[list[Any]]) -> Array:
-    column = np.empty((len(rows), len(rows[0]) if rows else 0), np.object_)
-    for row, values in zip(column, rows, strict=True):
-        row[:] = values
-    return column
+def from_storable(columns: Mapping[str, Any]) -> dict[str, Array]:
+    """The inverse of `storable`."""
+    return {
+        name: _objects(rows["objects"], rows["shape"])
+        if isinstance(rows, dict)
+        else np.asarray(rows)
+        for name, rows in columns.items()
+    }
+
+
+def _objects(objects: list[Any], shape: list[int]) -> Array:
+    column = np.empty(len(objects), np.object_)
+    for i, value in enumerate(objects):  # one by one: numpy would look into lists
+        column[i] = value
+    return column.reshape(shape)

@@ -64,8 +64,7 @@ class FragmentViews:
         """Keep the last P rows before row ``end`` of a fragment, as many as there are."""
         stop = buffer.past + end
         start = stop - min(buffer.past, buffer.num_past + end)
-        # No rows are no past: of objects, which are stored as lists, they would lose their shape.
-        viewed = (col.OBS, *self._rows) if start < stop else ()
+        viewed = (col.OBS, *self._rows) if buffer.past else ()
         self._past = {name: buffer.history[name][start:stop].copy() for name in viewed}
 
     def add_to(

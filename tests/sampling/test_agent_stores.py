@@ -81,7 +81,7 @@ def assert_equal_replies(one, other):
             np.testing.assert_array_equal(batch[name], twin[name], err_msg=name)
 
 
-# A state before anybody has a past: rows of objects are stored as lists.
+# A state before anybody has a past: no rows of objects, which still have a shape.
 @example(
     lanes=1,
     lengths=[1, 1],
