@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.sampling.vector_env import make_vector_env
+from rlrun.envs.vector_env import make_vector_env
 
 LANES = (8, 32, 128)
 MODES = ("sync", "envpool")

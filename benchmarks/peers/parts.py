@@ -84,7 +84,7 @@ def policy_parts() -> Parts:
 def env_parts() -> Parts:
     """One step of 8 CartPoles, resets of finished episodes included."""
     from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-    from rlrun.sampling.vector_env import make_vector_env
+    from rlrun.envs.vector_env import make_vector_env
 
     actions = np.random.default_rng(0).integers(0, 2, size=(1024, WORK.num_envs))
     spec = EnvSpec(use="CartPole-v1")

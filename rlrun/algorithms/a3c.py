@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.algorithm_state import request_of
@@ -48,7 +49,6 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, value_at
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.torch_policy import TorchPolicy
-from rlrun.sampling.asynchronous import AsynchronousSampler
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import PolicyFactory, SampleReply, SampleRequest

@@ -33,7 +33,6 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
 from rlrun.data.batch_state import batch_from_state, batch_state
-from rlrun.data.circular_buffer import CircularBuffer
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, value_at
 from rlrun.learning.loaded_batch import LoadedBatch
@@ -41,6 +40,7 @@ from rlrun.learning.returns import standardized_advantages
 from rlrun.learning.vtrace import add_vtrace
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
+from rlrun.replay.circular_buffer import CircularBuffer
 
 BEHAVIOUR_LOGP = "behaviour_logp"
 """Log-probability under mu; `action_logp` is that under the target policy, as PPO's loss wants."""

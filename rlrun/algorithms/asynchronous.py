@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.algorithm_state import request_of
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.schema import Count, Schedule, TrainingConfig
 from rlrun.learning.vtrace import VTraceSettings
-from rlrun.sampling.asynchronous import AsynchronousSampler
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm

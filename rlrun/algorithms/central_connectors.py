@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 
 from rlrun.config.policies import PolicySettings
-from rlrun.sampling.policy_mapping import Spaces
+from rlrun.policies.policy_mapping import Spaces
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import RunnerSpec
 

@@ -51,15 +51,15 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schema import Count, ExperimentConfig, ModelConfig, Schedule
 from rlrun.data import columns as col
-from rlrun.data.replay_buffer import ReplayBuffer
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.learning.learner import value_at
 from rlrun.learning.value_rescaling import bellman_goals
 from rlrun.policies.q_network import QNetwork, build_q_network
 from rlrun.policies.q_options import QOptions
 from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.rl_module import ModuleFactory, RLModule
+from rlrun.replay.replay_buffer import ReplayBuffer
+from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory
 
 STEPS_OF_A_ROUND = 4  # env steps between updates with rollout_fragment_length: auto

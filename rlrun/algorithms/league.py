@@ -13,7 +13,7 @@ from rlrun.algorithms.callbacks import Callbacks
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
     from rlrun.algorithms.result import Result
-    from rlrun.sampling.policy_mapping import EpisodeStart
+    from rlrun.policies.policy_mapping import EpisodeStart
 
 
 class League(Callbacks):

@@ -28,12 +28,12 @@ from rlrun.config.schema import (
 )
 from rlrun.data import columns as col
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
-from rlrun.data.multi_agent_replay_buffer import MultiAgentReplayBuffer
-from rlrun.data.prioritized_replay_buffer import PrioritizedReplayBuffer
-from rlrun.data.replay_buffer import ReplayBuffer
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.learning.learner import value_at
+from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
+from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
+from rlrun.replay.replay_buffer import ReplayBuffer
+from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm

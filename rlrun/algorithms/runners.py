@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.algorithms.callbacks import Callbacks, postprocessors
 from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import EvaluationConfig, ExperimentConfig
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
+from rlrun.envs.multi_agent_env import make_multi_agent_env
+from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.env_runner_group import EnvRunnerGroup
-from rlrun.sampling.multi_agent_env import make_multi_agent_env
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
-from rlrun.sampling.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.runner_messages import MultiAgentSpec, PolicyFactory, RunnerSpec
 from rlrun.sampling.seeding import Role
 
@@ -59,7 +59,7 @@ def start_env_runners(
     """The group; remote runners go on building themselves while the learners are made."""
     settings = config.env_runners
     if settings.num_env_runners or config.learners.num_learners:
-        from rlrun.sampling.ray_runtime import start_ray
+        from rlrun.actors.ray_runtime import start_ray
 
         start_ray(settings, address, config.learners)
     return EnvRunnerGroup(

@@ -22,10 +22,10 @@ from torch.nn import functional
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.data.sequences import sequence_offsets
 from rlrun.learning.value_rescaling import bellman_goals
 from rlrun.policies.rl_module import RLModule
+from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
 Array = NDArray[Any]
 

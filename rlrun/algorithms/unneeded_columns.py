@@ -36,10 +36,10 @@ from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import LoadedBatch, Rows
 from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.policy import Policy
+from rlrun.policies.policy_mapping import AgentMapping, EpisodeStart
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.dummy_batch import DummyBatch, dummy_batch
 from rlrun.sampling.policy_inputs import with_next
-from rlrun.sampling.policy_mapping import AgentMapping, EpisodeStart
 from rlrun.sampling.postprocessing import ONLY_AGENT, Postprocessing, make_postprocessors
 from rlrun.sampling.runner_messages import RunnerSpec, Unneeded, acting_policy, for_policy
 

@@ -21,7 +21,7 @@ def exit_codes() -> Iterator[None]:
     from rlrun.config.problems import ConfigError
     from rlrun.config.registry import ImportPathError
     from rlrun.connectors.errors import ConnectorError
-    from rlrun.sampling.errors import EnvError
+    from rlrun.envs.errors import EnvError
 
     try:
         yield

@@ -1,6 +1,6 @@
 """``rlrun sweep``: what a user types to search settings.
 
-Owns the arguments and nothing else; experiment/sweep.py does the work.
+Owns the arguments and nothing else; experiment/sweep/sweep.py does the work.
 """
 
 from pathlib import Path
@@ -47,8 +47,8 @@ def sweep(
     from rlrun.cli.run_errors import exit_codes
 
     with exit_codes():
-        from rlrun.experiment.console import choose_style
-        from rlrun.experiment.sweep import resume_sweep, run_sweep
+        from rlrun.experiment.report.console import choose_style
+        from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 
         style = choose_style(quiet=quiet, plain=plain) if quiet or plain else None
         if resume is not None:

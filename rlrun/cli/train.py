@@ -54,10 +54,10 @@ def train(  # noqa: PLR0913 - one parameter for each option
     from rlrun.cli.run_errors import exit_codes
 
     with exit_codes():
+        from rlrun.actors.ray_runtime import stop_ray
         from rlrun.config.loader import load
-        from rlrun.experiment.console import choose_style
+        from rlrun.experiment.report.console import choose_style
         from rlrun.experiment.run import resume_experiment, run_experiment
-        from rlrun.sampling.ray_runtime import stop_ray
 
         style = choose_style(quiet=quiet, plain=plain) if quiet or plain else None
         if resume is not None:

@@ -1,6 +1,6 @@
 """``rlrun verify``: what a user types to train the reference cases.
 
-Owns the arguments and the printed table; experiment/verify.py does the work.
+Owns the arguments and the printed table; experiment/verify/verify.py does the work.
 """
 
 import json as json_module
@@ -14,8 +14,8 @@ import typer
 from rlrun.cli import errors
 
 if TYPE_CHECKING:
-    from rlrun.experiment.verify import Verification
-    from rlrun.experiment.verify_report import Table
+    from rlrun.experiment.verify.report import Table
+    from rlrun.experiment.verify.verify import Verification
 
 _STYLES = {"reached": "green", "falls short": "red", "failed": "red"}
 
@@ -59,8 +59,8 @@ def verify(
     from rlrun.cli.run_errors import exit_codes
 
     with exit_codes():
-        from rlrun.experiment import verify as room
-        from rlrun.experiment.verify_report import case_table, result_table
+        from rlrun.experiment.verify import verify as room
+        from rlrun.experiment.verify.report import case_table, result_table
 
         if list_:
             _print_table(case_table(room.choose_cases(cases or [])))
@@ -89,8 +89,8 @@ def _write_page(done: "Verification", page: Path) -> "Verification":
         What has been done, with recorded results for cases without runs. On the page they also
         stand in for runs that failed, which must be told all the same.
     """
-    from rlrun.experiment.verify_page import write_page
-    from rlrun.experiment.verify_record import with_recorded, write_record
+    from rlrun.experiment.verify.page import write_page
+    from rlrun.experiment.verify.record import with_recorded, write_record
 
     page.parent.mkdir(parents=True, exist_ok=True)
     record = page.with_suffix(".json")
@@ -116,7 +116,7 @@ def seeds_of(text: str) -> range:
 
 
 def _print_table(table: "Table") -> None:
-    from rlrun.experiment.verify_report import NUMERIC, plain_lines
+    from rlrun.experiment.verify.report import NUMERIC, plain_lines
 
     if not sys.stdout.isatty():
         typer.echo("\n".join(plain_lines(table)))

@@ -30,11 +30,11 @@ ENVS: dict[str, Callable[..., Any]] = {}
 
 SHIPPED_ENVS: dict[str, str] = {
     **{
-        name: f"rlrun.sampling.example_envs:{name}"
+        name: f"rlrun.envs.examples:{name}"
         for name in ("RepeatAfterMe", "StatelessCartPole", "StretchedPendulum")
     },
     **{
-        name: f"rlrun.sampling.multi_agent_examples:{name}"
+        name: f"rlrun.envs.multi_agent_examples:{name}"
         for name in (
             "CrashingCartPole",
             "MultiAgentCartPole",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlrun.experiment.progress import clock_time
-from rlrun.experiment.rows import Row, number_at
+from rlrun.data.results import Row, number_at
+from rlrun.experiment.report.progress import clock_time
 from rlrun.experiment.stopping import StopCriteria, number
 
 End = Literal["finished", "interrupted"]

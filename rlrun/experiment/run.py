@@ -17,35 +17,35 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlrun.config.dump import dump_yaml
-from rlrun.config.loader import Loaded, load
-from rlrun.config.problems import ConfigError
-from rlrun.config.registry import algorithm_class
-from rlrun.config.schema import ExperimentConfig
-from rlrun.experiment.checkpoint import Checkpoint, CheckpointWriteError
-from rlrun.experiment.checkpoint_folder import (
+from rlrun.checkpoint.checkpoint import Checkpoint, CheckpointWriteError
+from rlrun.checkpoint.checkpoint_folder import (
     CheckpointFolder,
     directory_name,
     newest_checkpoint,
     score_by,
 )
-from rlrun.experiment.console import (
+from rlrun.checkpoint.files import replace_text
+from rlrun.config.dump import dump_yaml
+from rlrun.config.loader import Loaded, load
+from rlrun.config.problems import ConfigError
+from rlrun.config.registry import algorithm_class
+from rlrun.config.schema import ExperimentConfig
+from rlrun.data.results import Row, plain_row
+from rlrun.experiment.interrupts import Interrupts
+from rlrun.experiment.outcome import End, RunOutcome, summary_lines
+from rlrun.experiment.report.console import (
     ConsoleStyle,
     RunConsole,
     choose_style,
     make_console,
     print_error,
 )
-from rlrun.experiment.files import replace_text
-from rlrun.experiment.interrupts import Interrupts
-from rlrun.experiment.jsonl import read_rows, repair
-from rlrun.experiment.outcome import End, RunOutcome, summary_lines
-from rlrun.experiment.progress import RunHeader
-from rlrun.experiment.rows import Row, plain_row
+from rlrun.experiment.report.jsonl import read_rows, repair
+from rlrun.experiment.report.progress import RunHeader
+from rlrun.experiment.report.sinks import CONSOLE, Sink, make_sinks
 from rlrun.experiment.run_folder import RunFolder
 from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.saving import put_back, take_checkpoint
-from rlrun.experiment.sinks import CONSOLE, Sink, make_sinks
 from rlrun.experiment.stopping import StopCriteria
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
-from rlrun.experiment.checkpoint import MANIFEST
-from rlrun.experiment.checkpoint_folder import LATEST
-from rlrun.experiment.files import replace_link, replace_text
+from rlrun.checkpoint.checkpoint import MANIFEST
+from rlrun.checkpoint.checkpoint_folder import LATEST
+from rlrun.checkpoint.files import replace_link, replace_text
 
 SWEEP_CONFIG = "sweep.yaml"
 """The file that makes a folder a sweep's (sweep_folder.py)."""

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlrun.config.dump import dump_yaml
-from rlrun.experiment.checkpoint import (
+from rlrun.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointError,
     read_checkpoint,
     write_checkpoint,
 )
-from rlrun.experiment.rows import plain_row
+from rlrun.config.dump import dump_yaml
+from rlrun.data.results import plain_row
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun.experiment.rows import addresses, counts_already, lookup, number_at
+from rlrun.data.results import addresses, counts_already, lookup, number_at
 
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
 """Result keys that only grow: as criteria they are budgets, all others are goals."""

@@ -28,7 +28,7 @@ from rlrun.learning.peers import Peers, host_store, join_store
 from rlrun.policies.rl_module import RLModule
 
 if TYPE_CHECKING:
-    from rlrun.sampling.actor_manager import CallResult
+    from rlrun.actors.actor_manager import CallResult
 
 _START_TIMEOUT_S = 120.0  # for Ray to find a place for each learner and import torch there
 
@@ -60,7 +60,7 @@ class LearnerGroup(Learner):
     ) -> None:
         import ray
 
-        from rlrun.sampling.actor_manager import FaultTolerantActorManager
+        from rlrun.actors.actor_manager import FaultTolerantActorManager
 
         shipped = ray.put(module)  # before its parameters become views of one vector
         super().__init__(module, training, settings)

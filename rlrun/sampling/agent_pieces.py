@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.envs.vector_env import take_lanes
 from rlrun.sampling.agent_play import AgentPlay
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.vector_env import take_lanes
 
 Array = NDArray[Any]
 

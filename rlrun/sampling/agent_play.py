@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rlrun.sampling.episodes import EpisodeRecord
 
 if TYPE_CHECKING:
+    from rlrun.policies.policy_mapping import EpisodeStart
     from rlrun.sampling.policy_actor import PolicyActor
-    from rlrun.sampling.policy_mapping import EpisodeStart
 
 
 class AgentFault(Exception):  # noqa: N818 - it becomes an EnvError, with its place, in the loop

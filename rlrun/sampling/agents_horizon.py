@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlrun.sampling.envs import time_limit_of
-from rlrun.sampling.horizon import time_limit
-from rlrun.sampling.multi_agent_env import ALL
+from rlrun.envs.env import time_limit_of
+from rlrun.envs.horizon import time_limit
+from rlrun.envs.multi_agent_env import ALL
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig

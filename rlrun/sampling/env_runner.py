@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from rlrun.data import columns as col
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.envs.env import EnvContext
+from rlrun.envs.episode_vector_env import EpisodeVectorEnv
+from rlrun.envs.errors import EnvError
+from rlrun.envs.horizon import make_horizon
+from rlrun.envs.vector_env import make_vector_env, take_lanes
 from rlrun.policies.policy import Policy
 from rlrun.sampling.correlated_noise import LaneNoise
-from rlrun.sampling.envs import EnvContext
-from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
 from rlrun.sampling.episodes import EpisodeBoundaries, LaneEpisodes, RewardError
-from rlrun.sampling.errors import EnvError
-from rlrun.sampling.horizon import make_horizon
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors
 from rlrun.sampling.replay import differing_rows, replay_episodes
@@ -40,7 +41,6 @@ from rlrun.sampling.runner_messages import (
     tell_exploration,
 )
 from rlrun.sampling.seeding import FragmentNoise, Role, fragment_noise
-from rlrun.sampling.vector_env import make_vector_env, take_lanes
 
 Array = NDArray[Any]
 

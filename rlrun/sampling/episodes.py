@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.sampling.errors import EnvError
+from rlrun.envs.errors import EnvError
+from rlrun.envs.vector_env import take_lanes
 from rlrun.sampling.seeding import Role, episode_seed
-from rlrun.sampling.vector_env import take_lanes
 
 if TYPE_CHECKING:
     from rlrun.connectors.custom import EnvToModule
     from rlrun.connectors.observations import ObservationPipeline
     from rlrun.data.sample_collector import SampleCollector
-    from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
+    from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 
 Array = NDArray[Any]
 

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data.sample_collector import step_columns
+from rlrun.envs.episode_vector_env import LaneInfos
+from rlrun.envs.errors import EnvError
+from rlrun.envs.vector_env import take_lanes
 from rlrun.sampling.correlated_noise import EpisodeNoise
-from rlrun.sampling.episode_vector_env import LaneInfos
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.multi_agent_evaluation import MultiAgentPlay
 from rlrun.sampling.played_step import PlayedStep, Recorder
 from rlrun.sampling.policy_inputs import PlayedInputs
 from rlrun.sampling.seeding import Role, episode_noise, episode_seed
-from rlrun.sampling.vector_env import take_lanes
 
 if TYPE_CHECKING:
     from rlrun.sampling.env_runner import EnvRunner

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlrun.policies.policy_mapping import EpisodeStart, MappingError
 from rlrun.sampling.agent_play import AgentPlay, Lane
 from rlrun.sampling.lane_games import GamePart, LaneGames
-from rlrun.sampling.policy_mapping import EpisodeStart, MappingError
 from rlrun.sampling.seeding import mapping_rng
 
 if TYPE_CHECKING:

@@ -15,20 +15,20 @@ from typing import Any
 from rlrun.config.policies import PolicySettings
 from rlrun.data.multi_agent_batch import MultiAgentBatch
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.envs.env import EnvContext
+from rlrun.envs.errors import EnvError
+from rlrun.envs.multi_agent_env import SubEnvs, make_multi_agent_env
 from rlrun.policies.policy import Policy
+from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.agent_pieces import AgentPieces
 from rlrun.sampling.agent_play import Lane
 from rlrun.sampling.agent_store import Delivery
 from rlrun.sampling.agents_horizon import make_agents_horizon, raise_time_limits
-from rlrun.sampling.envs import EnvContext
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.lane_games import LaneGames
 from rlrun.sampling.lane_restorer import LaneRestorer
-from rlrun.sampling.multi_agent_env import SubEnvs, make_multi_agent_env
 from rlrun.sampling.multi_agent_loop import MultiAgentLoop
 from rlrun.sampling.policy_actor import PolicyActor
-from rlrun.sampling.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import (

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlrun.envs.errors import EnvError
 from rlrun.sampling.agent_play import Lane
 from rlrun.sampling.agent_watch import AgentWatch
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.played_step import PlayedStep, Recorder
 from rlrun.sampling.seeding import Role, episode_seed

@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from rlrun.sampling.agent_play import AgentFault, AgentPlay, Lane
-from rlrun.sampling.agents_horizon import AgentsHorizon
-from rlrun.sampling.errors import EnvError, EnvPhase
-from rlrun.sampling.multi_agent_env import ALL, Dicts
-from rlrun.sampling.policy_actor import PolicyActor
-from rlrun.sampling.policy_mapping import (
+from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.multi_agent_env import ALL, Dicts
+from rlrun.policies.policy_mapping import (
     AgentMapping,
     EpisodeStart,
     MappingError,
     require_spaces,
 )
+from rlrun.sampling.agent_play import AgentFault, AgentPlay, Lane
+from rlrun.sampling.agents_horizon import AgentsHorizon
+from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.seeding import mapping_rng
 
 FlaggedDicts = tuple[

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.policies.policy import Policy
+from rlrun.policies.policy_mapping import Spaces
 from rlrun.sampling.agent_pieces import AgentPieces
 from rlrun.sampling.agent_play import AgentFault, AgentPlay, News
 from rlrun.sampling.agent_store import AgentStore, Heard
@@ -28,7 +29,6 @@ from rlrun.sampling.agent_watch import AgentWatch
 from rlrun.sampling.collected_agents import CollectedAgents
 from rlrun.sampling.logged_agents import LoggedAgents
 from rlrun.sampling.policy_inputs import PolicyInputs
-from rlrun.sampling.policy_mapping import Spaces
 from rlrun.sampling.raw_observations import RawObservations
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import CollectorFactory, Unneeded

@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from rlrun.envs.env import observation_problem
+from rlrun.envs.episode_vector_env import bad_value_test
 from rlrun.sampling.agent_play import AgentFault, News
-from rlrun.sampling.envs import observation_problem
-from rlrun.sampling.episode_vector_env import bad_value_test
 
 Array = NDArray[Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
+from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 
 Array = NDArray[Any]
 

@@ -11,15 +11,15 @@ from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, import_object
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.connectors.rewards import RewardPipeline
 from rlrun.data.sample_collector import SampleCollector
+from rlrun.envs.atari import is_atari_id
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.policy import Policy
-from rlrun.sampling.atari import is_atari_id
 from rlrun.sampling.episodes import EpisodeRecord
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlrun.sampling.episode_vector_env import EpisodeVectorEnv
+    from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 
 Exploration = dict[str, float] | tuple[dict[str, float], ...]
 """How far exploring actions of a policy deviate, by name; several for runners that each have their
@@ -194,7 +194,7 @@ def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
 def _is_atari(spec: RunnerSpec) -> bool:
     if spec.settings.gym_env_vectorize_mode != "envpool":
         return is_atari_id(spec.env.use)
-    from rlrun.sampling import envpool_env
+    from rlrun.envs import envpool_env
 
     return envpool_env.is_atari(spec.env.use)
 

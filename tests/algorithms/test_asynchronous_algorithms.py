@@ -5,13 +5,13 @@ import pytest
 
 from rlrun import A3CConfig, APPOConfig, EnvRunner, IMPALAConfig
 from rlrun.algorithms.a3c import sample_gradients
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.batch_arithmetic import stream_length, stream_problems
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig
-from rlrun.experiment.state_codec import decode, encode
 
 CONFIGS = {"IMPALA": IMPALAConfig, "APPO": APPOConfig, "A3C": A3CConfig}
-TWO_STATES = "rlrun.sampling.example_envs:RepeatAfterMe"  # name the token you see: return 10
+TWO_STATES = "rlrun.envs.examples:RepeatAfterMe"  # name the token you see: return 10
 BATCH = 80
 
 
@@ -115,7 +115,7 @@ def test_a_policy_that_came_after_the_broadcast_gets_weights_also_in_a_resumed_r
     policies = {"first": {}, "second": {"train": False}}
     algorithm = (
         IMPALAConfig()
-        .environment("rlrun.sampling.multi_agent_examples:MultiAgentCartPole")
+        .environment("rlrun.envs.multi_agent_examples:MultiAgentCartPole")
         .env_runners(num_env_runners=0)
         .model(hidden=[8])
         .multi_agent(policies=policies, agents={"agent_0": "first", "agent_1": "second"})

@@ -12,10 +12,10 @@ from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.sac import SACConfig
+from rlrun.envs.errors import EnvError
 from rlrun.policies.policy import Policy
-from rlrun.sampling.errors import EnvError
 
-EXAMPLES = "rlrun.sampling.multi_agent_examples"
+EXAMPLES = "rlrun.envs.multi_agent_examples"
 BATCH = 64
 TINY = {"train_batch_size": BATCH, "minibatch_size": 16, "num_epochs": 2}
 REPLAYED = {"train_batch_size": BATCH, "minibatch_size": 16, "n_step": 2}

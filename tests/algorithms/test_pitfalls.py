@@ -404,7 +404,7 @@ def test_pitfall_47_entropy_is_in_units_of_the_squashed_action_whatever_the_boun
     }
     algorithms = [
         built(SACConfig().training(**settings), env)
-        for env in ("Pendulum-v1", "rlrun.sampling.example_envs:StretchedPendulum")
+        for env in ("Pendulum-v1", "rlrun.envs.examples:StretchedPendulum")
     ]
     for algorithm in algorithms:
         assert algorithm.updaters["default_policy"].temperature.target_entropy == -1.0

@@ -14,9 +14,9 @@ from rlrun.algorithms.sequence_replay import (
     warmed_up,
 )
 from rlrun.data import columns as col
-from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.data.sequences import sequence_offsets
 from rlrun.learning.value_rescaling import rescale, unrescale
+from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
 MODEL = {
     "hidden": [8],

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.experiment.sweep_outcome import SweepOutcome
-from rlrun.experiment.sweep_trials import Trial
+from rlrun.experiment.sweep.outcome import SweepOutcome
+from rlrun.experiment.sweep.trials import Trial
 
 FILE = """
 algorithm: "counting_algorithm:CountingAlgorithm"
@@ -38,7 +38,7 @@ def calls(monkeypatch):
 
     noted_end, ended = ["finished"], []
     for name in ("run_sweep", "resume_sweep"):
-        monkeypatch.setattr(f"rlrun.experiment.sweep.{name}", stand_in(name))
+        monkeypatch.setattr(f"rlrun.experiment.sweep.sweep.{name}", stand_in(name))
     noted.clear()
     return noted, noted_end, ended
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.sampling.errors import EnvError
+from rlrun.envs.errors import EnvError
 
 FILE = """
 algorithm: "counting_algorithm:CountingAlgorithm"

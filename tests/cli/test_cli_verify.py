@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.experiment.verify import CaseResult, SeedResult, Verification
-from rlrun.experiment.verify_cases import CASES
+from rlrun.experiment.verify.cases import CASES
+from rlrun.experiment.verify.verify import CaseResult, SeedResult, Verification
 
 
 def result(number):
@@ -54,7 +54,7 @@ def done(monkeypatch):
         given["calls"].append((names, options))
         return Verification(given["results"], given["interrupted"])
 
-    monkeypatch.setattr("rlrun.experiment.verify.verify", stand_in)
+    monkeypatch.setattr("rlrun.experiment.verify.verify.verify", stand_in)
     return given
 
 

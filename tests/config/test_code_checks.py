@@ -36,7 +36,7 @@ def registered() -> Iterator[None]:
         ("fake_algorithm:Maze", {"size": 3, "walls": 1.0}),
         ("fake_algorithm:classical", {"anything": 3}),
         ("StatelessCartPole", {"max_episode_steps": 50}),
-        ("rlrun.sampling.example_envs:StatelessCartPole", {}),
+        ("rlrun.envs.examples:StatelessCartPole", {}),
         ("MultiAgentCartPole", {"num_agents": 3}),
     ],
 )

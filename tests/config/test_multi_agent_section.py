@@ -8,7 +8,7 @@ from rlrun.config.loader import load, load_experiment
 from rlrun.config.policies import policy_settings
 from rlrun.config.problems import ConfigError
 
-CARTPOLE = "rlrun.sampling.multi_agent_examples:MultiAgentCartPole"
+CARTPOLE = "rlrun.envs.multi_agent_examples:MultiAgentCartPole"
 FILE = f"""
 algorithm: PPO
 env: {{use: "{CARTPOLE}", num_agents: 3}}
@@ -19,7 +19,7 @@ multi_agent:
   policies:
     one:
     two: {{model: {{hidden: [8]}}, training: {{lr: 1e-4, clip_param: 0.3}}, train: false}}
-    rock: {{use: "rlrun.sampling.multi_agent_examples:AlwaysSame", hand: 2, train: false}}
+    rock: {{use: "rlrun.envs.multi_agent_examples:AlwaysSame", hand: 2, train: false}}
   agents: {{agent_0: one, "agent_*": two}}
 """
 

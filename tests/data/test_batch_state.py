@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.data.batch_state import batch_from_state, batch_state
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.experiment.state_codec import decode, encode
 
 
 def test_columns_storages_and_flags_come_back():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.data.circular_buffer import CircularBuffer
+from rlrun.replay.circular_buffer import CircularBuffer
 
 
 @given(

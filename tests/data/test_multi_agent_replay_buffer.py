@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from rlrun.data import columns as col
 from rlrun.data.multi_agent_batch import MultiAgentBatch
-from rlrun.data.multi_agent_replay_buffer import MultiAgentReplayBuffer
-from rlrun.data.replay_buffer import ReplayBuffer
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
+from rlrun.replay.replay_buffer import ReplayBuffer
 
 GAMMA = 0.9
 

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.data import columns as col
-from rlrun.data.prioritized_replay_buffer import PrioritizedReplayBuffer
-from rlrun.data.replay_buffer import ReplayBuffer
-from rlrun.data.reservoir_buffer import ReservoirBuffer
 from rlrun.data.sample_batch import SampleBatch, concat_samples
-from rlrun.data.segment_tree import SegmentTree
+from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
+from rlrun.replay.replay_buffer import ReplayBuffer
+from rlrun.replay.reservoir_buffer import ReservoirBuffer
+from rlrun.replay.segment_tree import SegmentTree
 
 GAMMA = 0.9
 

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.data import columns as col
-from rlrun.data.item_replay_buffer import ItemReplayBuffer
 from rlrun.data.multi_agent_batch import MultiAgentBatch
-from rlrun.data.multi_agent_replay_buffer import MultiAgentReplayBuffer
-from rlrun.data.replay_buffer import ReplayBuffer
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.data.sequence_replay_buffer import SequenceReplayBuffer
+from rlrun.replay.item_replay_buffer import ItemReplayBuffer
+from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
+from rlrun.replay.replay_buffer import ReplayBuffer
+from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
 STATE = "state_in_0"
 

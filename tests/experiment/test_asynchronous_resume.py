@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from rlrun.algorithms.callbacks import Callbacks
+from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.data import columns as col
-from rlrun.experiment.checkpoint import read_checkpoint
-from rlrun.experiment.jsonl import read_rows
+from rlrun.experiment.report.jsonl import read_rows
 
 pytestmark = pytest.mark.faults
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlrun.experiment import checkpoint as module
-from rlrun.experiment.checkpoint import (
+from rlrun.checkpoint import checkpoint as module
+from rlrun.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointError,
     read_checkpoint,
     write_checkpoint,
 )
-from rlrun.experiment.checkpoint_folder import (
+from rlrun.checkpoint.checkpoint_folder import (
     CheckpointFolder,
     best_checkpoint,
     newest_checkpoint,

@@ -89,7 +89,7 @@ def test_video_without_its_extra_names_it(tmp_path, monkeypatch):
 
 
 def test_tensorboard_without_its_extra_names_it(tmp_path, monkeypatch):
-    from rlrun.experiment.tensorboard import TensorBoardSink
+    from rlrun.experiment.report.tensorboard import TensorBoardSink
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtraError, match=r"rlrun\[tensorboard\]"):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.experiment import jsonl
-from rlrun.experiment.jsonl import JsonlSink, json_line, read_rows, repair
-from rlrun.experiment.rows import addresses, lookup, number_at, plain_row, with_keys_of
+from rlrun.data.results import addresses, lookup, number_at, plain_row, with_keys_of
+from rlrun.experiment.report import jsonl
+from rlrun.experiment.report.jsonl import JsonlSink, json_line, read_rows, repair
 
 
 @given(st.floats())

@@ -13,13 +13,13 @@ from pathlib import Path
 import counting_algorithm
 import pytest
 
+from rlrun.checkpoint.checkpoint import CheckpointError, CheckpointWriteError, read_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.experiment import run as run_module
-from rlrun.experiment.checkpoint import CheckpointError, CheckpointWriteError, read_checkpoint
-from rlrun.experiment.jsonl import read_rows
+from rlrun.experiment.report.jsonl import read_rows
+from rlrun.experiment.report.sinks import SinkError
 from rlrun.experiment.run import iterate, resume_experiment, run_experiment
 from rlrun.experiment.run_folder import RunFolderError
-from rlrun.experiment.sinks import SinkError
 from rlrun.experiment.stopping import StopCriteria, StopKeyError
 
 FILE = """

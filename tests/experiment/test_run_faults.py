@@ -9,9 +9,9 @@ import time
 import pytest
 
 from rlrun.algorithms.result import is_wall_clock
-from rlrun.experiment.checkpoint import read_checkpoint
-from rlrun.experiment.jsonl import read_rows
-from rlrun.experiment.rows import addresses, lookup
+from rlrun.checkpoint.checkpoint import read_checkpoint
+from rlrun.data.results import addresses, lookup
+from rlrun.experiment.report.jsonl import read_rows
 from rlrun.experiment.run import resume_experiment, run_experiment
 
 pytestmark = pytest.mark.faults

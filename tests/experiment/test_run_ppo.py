@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from rlrun.algorithms.result import is_wall_clock
-from rlrun.experiment.checkpoint import CheckpointError, read_checkpoint
-from rlrun.experiment.jsonl import read_rows
+from rlrun.checkpoint.checkpoint import CheckpointError, read_checkpoint
+from rlrun.data.results import addresses, lookup
+from rlrun.experiment.report.jsonl import read_rows
 from rlrun.experiment.rollout import RolloutRequest, rollout
-from rlrun.experiment.rows import addresses, lookup
 from rlrun.experiment.run import resume_experiment, run_experiment
 
 FILE = """

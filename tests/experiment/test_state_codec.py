@@ -10,7 +10,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.experiment.state_codec import StateError, decode, encode
+from rlrun.checkpoint.state_codec import StateError, decode, encode
 
 DTYPES = st.sampled_from(["bool", "int8", "uint8", "int32", "int64", "uint64", "f2", "f4", "f8"])
 ARRAYS = DTYPES.flatmap(

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlrun.actors.ray_runtime import start_ray, stop_ray
 from rlrun.algorithms.result import is_wall_clock
+from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.config.schema import EnvRunnersConfig
-from rlrun.experiment.checkpoint import read_checkpoint
-from rlrun.experiment.jsonl import read_rows
+from rlrun.data.results import addresses, lookup
+from rlrun.experiment.report.jsonl import read_rows
 from rlrun.experiment.rollout import RolloutRequest, rollout
-from rlrun.experiment.rows import addresses, lookup
 from rlrun.experiment.run import resume_experiment, run_experiment
-from rlrun.experiment.sweep import resume_sweep, run_sweep
-from rlrun.experiment.sweep_trial import TrialRun
-from rlrun.sampling.ray_runtime import start_ray, stop_ray
+from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
+from rlrun.experiment.sweep.trial import TrialRun
 
 HERE = str(Path(__file__).parent)
 

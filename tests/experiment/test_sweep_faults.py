@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.algorithms.result import is_wall_clock
-from rlrun.experiment.jsonl import read_rows
-from rlrun.experiment.rows import addresses, lookup
+from rlrun.data.results import addresses, lookup
+from rlrun.experiment.report.jsonl import read_rows
 
 pytestmark = pytest.mark.faults
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlrun.actors.ray_runtime import ResourceError, Resources
 from rlrun.config.loader import resolve
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import SweepConfig
 from rlrun.config.sweep_space import Dimension
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
-from rlrun.experiment.sweep import run_sweep
-from rlrun.experiment.sweep_points import experiments_of, seeds_of, settings_text, walk
-from rlrun.experiment.sweep_resources import Capacity, bundles_of, check_fits
-from rlrun.experiment.sweep_search import SchedulerError, bounded, make_scheduler
-from rlrun.experiment.sweep_trials import Trial, TrialBook
-from rlrun.sampling.ray_runtime import ResourceError, Resources
+from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
+from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits
+from rlrun.experiment.sweep.search import SchedulerError, bounded, make_scheduler
+from rlrun.experiment.sweep.sweep import run_sweep
+from rlrun.experiment.sweep.trials import Trial, TrialBook
 
 FILE = """
 algorithm: PPO

@@ -14,19 +14,19 @@ import pytest
 
 from rlrun.config.dump import dump_yaml
 from rlrun.config.registry import ALGORITHMS
-from rlrun.experiment import verify_runs
-from rlrun.experiment.verify import (
+from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case, Reference
+from rlrun.experiment.verify.page import write_page
+from rlrun.experiment.verify.record import POINTS_OF_A_CURVE, with_recorded, write_record
+from rlrun.experiment.verify.report import plain_lines, result_table
+from rlrun.experiment.verify.runs import VerifyError, plan_runs
+from rlrun.experiment.verify.verify import (
     CaseResult,
     SeedResult,
     Verification,
     choose_cases,
     verify,
 )
-from rlrun.experiment.verify_cases import CASES, KINDS, SOURCES, Case, Reference
-from rlrun.experiment.verify_page import write_page
-from rlrun.experiment.verify_record import POINTS_OF_A_CURVE, with_recorded, write_record
-from rlrun.experiment.verify_report import plain_lines, result_table
-from rlrun.experiment.verify_runs import VerifyError, plan_runs
+from rlrun.experiment.verify import runs as verify_runs
 
 FAKE = Path(__file__).with_name("fake_rlrun.py")
 

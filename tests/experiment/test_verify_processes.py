@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.experiment import verify_runs
-from rlrun.experiment.jsonl import read_rows
+from rlrun.experiment.report.jsonl import read_rows
 from rlrun.experiment.rollout import RolloutRequest, rollout
-from rlrun.experiment.verify import verify
-from rlrun.experiment.verify_cases import Case, Reference
+from rlrun.experiment.verify.cases import Case, Reference
+from rlrun.experiment.verify import runs as verify_runs
+from rlrun.experiment.verify.verify import verify
 
 TINY = (
     "env_runners.num_env_runners=0",
@@ -45,7 +45,7 @@ def test_a_run_is_an_ordinary_one(tmp_path, monkeypatch):
 
 SCRIPT = """
 from test_verify_processes import case
-from rlrun.experiment.verify import verify
+from rlrun.experiment.verify.verify import verify
 verify(cases=[case(60_000)], seeds=[1], results="results")
 """
 

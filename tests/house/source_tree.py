@@ -16,9 +16,13 @@ LADDER = (
     "experiment",
     "algorithms",
     "learning",
+    "actors",
     "sampling",
+    "replay",
+    "envs",
     "connectors",
     "policies",
+    "checkpoint",
     "data",
 )
 LEAF = "config"

@@ -11,19 +11,19 @@ from source_tree import LADDER, LEAF, ROOT, modules, target_module
 PLACES = {
     "torch": ["policies/*.py", "learning/*.py", "algorithms/*.py"],
     "ray": [
-        "sampling/actor_manager.py",
-        "sampling/env_runner_group.py",
-        "sampling/ray_runtime.py",
-        "sampling/sampling_round.py",
+        "actors/actor_manager.py",
+        "actors/env_runner_group.py",
+        "actors/ray_runtime.py",
+        "actors/sampling_round.py",
         "learning/learner_group.py",
-        "experiment/sweep_search.py",
-        "experiment/sweep_trainable.py",
-        "experiment/sweep_tune.py",
+        "experiment/sweep/search.py",
+        "experiment/sweep/trainable.py",
+        "experiment/sweep/tune.py",
     ],
     "rich": [
-        "experiment/console.py",
-        "experiment/panel.py",
-        "experiment/sweep_*.py",
+        "experiment/report/console.py",
+        "experiment/report/panel.py",
+        "experiment/sweep/*.py",
         "cli/*.py",
     ],
     "typer": ["cli/*.py"],
@@ -31,9 +31,12 @@ PLACES = {
 }
 # Where a library may also be imported inside a function, by a user who asked for it.
 LAZY_PLACES = {
-    "torch": ["data/device.py", "experiment/tensorboard.py"],  # SampleBatch.to_device, the writer
+    "torch": [
+        "data/device.py",
+        "experiment/report/tensorboard.py",
+    ],
     # EnvRunner.as_remote, and Tune's walk over grids
-    "ray": ["sampling/env_runner.py", "experiment/sweep_points.py"],
+    "ray": ["sampling/env_runner.py", "experiment/sweep/points.py"],
 }
 # The part of policies that env runners act with: Ray actors for MLP policies never import torch.
 ACTING = (
@@ -178,7 +181,7 @@ def test_rooms_below_the_learner_load_neither_torch_nor_ray() -> None:
     names = [
         name
         for name, module in modules().items()
-        if module.room in ("data", "connectors", "sampling", LEAF)
+        if module.room in ("data", "connectors", "envs", "replay", "sampling", "actors", LEAF)
         if module.where not in PLACES["ray"]
     ]
     names += [name for name, module in modules().items() if module.where in ACTING]

@@ -58,7 +58,7 @@ def test_the_page_lists_the_keys_of_a_result() -> None:
 def test_the_page_lists_the_keys_of_a_result_with_several_agents() -> None:
     algorithm = (
         PPOConfig()
-        .environment("rlrun.sampling.multi_agent_examples:MultiAgentCartPole")
+        .environment("rlrun.envs.multi_agent_examples:MultiAgentCartPole")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
         .multi_agent(
             policies={"learns": {}, "frozen": {"train": False}},

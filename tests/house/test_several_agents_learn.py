@@ -7,7 +7,7 @@ import pytest
 from source_tree import ROOT
 
 from rlrun import DQNConfig, PPOConfig, make_multi_agent, run_experiment
-from rlrun.sampling.example_envs import RepeatAfterMe
+from rlrun.envs.examples import RepeatAfterMe
 
 pytestmark = pytest.mark.learning
 
@@ -71,7 +71,7 @@ def test_two_agents_replay(mode: str) -> None:
     """Twenty steps is what a random policy holds the pole for."""
     algorithm = (
         DQNConfig()
-        .environment("rlrun.sampling.multi_agent_examples:MultiAgentCartPole")
+        .environment("rlrun.envs.multi_agent_examples:MultiAgentCartPole")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
         .multi_agent(policies=["agent_0", "agent_1"])
         .model(hidden=[64, 64], activation="relu")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlrun import PPOConfig
+from rlrun.actors.ray_runtime import ResourceError, Resources, preflight, start_ray, stop_ray
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.ppo import ppo_gradient, ppo_loss
 from rlrun.config.problems import ConfigError
@@ -20,7 +21,6 @@ from rlrun.learning.learner_group import LearnerGroup, LearnersError, build_lear
 from rlrun.learning.peers import Peers
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.rl_module import build_module
-from rlrun.sampling.ray_runtime import ResourceError, Resources, preflight, start_ray, stop_ray
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 NAMES = (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS, col.ACTION_LOGP, col.VF_PREDS)

@@ -15,8 +15,8 @@ HERE = str(Path(__file__).parent)
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     """A Ray whose workers can import the helpers beside this file."""
+    from rlrun.actors.ray_runtime import start_ray, stop_ray
     from rlrun.config.schema import EnvRunnersConfig
-    from rlrun.sampling.ray_runtime import start_ray, stop_ray
 
     if HERE not in sys.path:
         sys.path.insert(0, HERE)

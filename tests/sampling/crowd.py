@@ -4,8 +4,8 @@ import gymnasium as gym
 import numpy as np
 
 from rlrun.data.view_requirement import ViewRequirement
+from rlrun.envs.multi_agent_env import ALL, MultiAgentEnv
 from rlrun.policies.policy import Policy, state_views
-from rlrun.sampling.multi_agent_env import ALL, MultiAgentEnv
 
 
 class Crowd(MultiAgentEnv):

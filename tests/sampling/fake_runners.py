@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.sampling.errors import EnvError
+from rlrun.envs.errors import EnvError
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rlrun.envs.multi_agent_env import MultiAgentEnv
 from rlrun.policies.policy import Policy
-from rlrun.sampling.multi_agent_env import MultiAgentEnv
 
 BOX = gym.spaces.Box(-1e6, 1e6, (1,), np.float32)
 

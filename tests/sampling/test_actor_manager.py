@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.sampling.actor_manager import FaultTolerantActorManager
+from rlrun.actors.actor_manager import FaultTolerantActorManager
 
 
 class Toy:

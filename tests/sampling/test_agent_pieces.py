@@ -10,8 +10,8 @@ from scripted_agents import EXPECTED, Scripted
 from test_multi_agent_env_runner import ECHO, EXAMPLES, LSTM, MLP, by_agent, cartpole, make, sample
 
 from rlrun import Connector, PPOConfig
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.connectors.errors import ConnectorError
-from rlrun.experiment.state_codec import decode, encode
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec

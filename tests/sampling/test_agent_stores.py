@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_multi_agent_env_runner import MLP, cartpole, make, sample
 
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import ConnectorsConfig, ModelConfig, TrainingConfig
 from rlrun.data.simple_list_collector import SimpleListCollector
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.experiment.state_codec import decode, encode
 from rlrun.sampling.columnar_collector import ColumnarCollector
 from rlrun.sampling.runner_messages import SampleRequest, Unneeded
 

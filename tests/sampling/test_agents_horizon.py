@@ -6,9 +6,9 @@ import pytest
 from scripted_agents import EXPECTED
 from test_multi_agent_env_runner import ECHO, EXAMPLES, LSTM, MLP, by_agent, make, played, sample
 
+from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.sampling import lane_games
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.multi_agent_env import make_multi_agent
 
 CUT_AT_4 = {  # agent -> (obs, new_obs, reward, t, terminated)
     "a": [(0, 1, 1, 0, False), (1, 2, 1, 1, False), (2, 3, 1, 2, False), (3, 3, 2, 3, False)],

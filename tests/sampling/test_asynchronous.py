@@ -13,12 +13,12 @@ import pytest
 import ray
 from fake_runners import FakeRequest, FakeSpec, TimedRunner, doubled_count
 
+from rlrun.actors.asynchronous import AsynchronousSampler
+from rlrun.actors.env_runner_group import EnvRunnerGroup
+from rlrun.actors.runner_errors import EnvRunnersError
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
-from rlrun.experiment.state_codec import decode, encode
-from rlrun.sampling.asynchronous import AsynchronousSampler
-from rlrun.sampling.env_runner_group import EnvRunnerGroup
-from rlrun.sampling.errors import EnvError
-from rlrun.sampling.runner_errors import EnvRunnersError
+from rlrun.envs.errors import EnvError
 
 
 class Requests:

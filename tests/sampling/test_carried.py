@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rlrun.experiment.state_codec import decode, encode
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.sampling.carried import from_storable, storable
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from counting_envs import AutonomousCounters
 
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
-from rlrun.experiment.state_codec import decode, encode
 from rlrun.policies.policy import Policy
 from rlrun.sampling.correlated_noise import EpisodeNoise, LaneNoise
 from rlrun.sampling.env_runner import EnvRunner

@@ -313,7 +313,7 @@ def test_what_goes_wrong_is_said_with_the_users_own_traceback(name, message):
 
 
 def test_states_are_plain_enough_for_a_checkpoint():
-    from rlrun.experiment.state_codec import decode, encode
+    from rlrun.checkpoint.state_codec import decode, encode
 
     runner = EnvRunner(spec_of(2, "CartPole-v1", policy=None, **ALL_KINDS))
     collect(runner, [5], policy_weights(runner))

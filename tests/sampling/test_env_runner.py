@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.data import columns as col
+from rlrun.envs.errors import EnvError
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.seeding import Role
 

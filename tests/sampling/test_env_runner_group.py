@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from fake_runners import FakeRequest, FakeRunner, FakeSpec
 
+from rlrun.actors.env_runner_group import EnvRunnerGroup
+from rlrun.actors.runner_errors import EnvRunnersError
 from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
-from rlrun.sampling.env_runner_group import EnvRunnerGroup
-from rlrun.sampling.errors import EnvError
-from rlrun.sampling.runner_errors import EnvRunnersError
+from rlrun.envs.errors import EnvError
 
 
 @pytest.fixture

@@ -11,17 +11,17 @@ import pytest
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
+from rlrun.envs.env import EnvContext
+from rlrun.envs.errors import EnvError
+from rlrun.envs.vector_env import make_vector_env
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.envs import EnvContext
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
 from rlrun.sampling.seeding import Role
-from rlrun.sampling.vector_env import make_vector_env
 
 envpool = pytest.importorskip("envpool", reason="the extra envpool is not installed")
 
-from rlrun.sampling.envpool_env import pool_maker  # noqa: E402  imports nothing without the extra
+from rlrun.envs.envpool_env import pool_maker  # noqa: E402  imports nothing without the extra
 
 SEEDS = [11, 12, 13]
 LANES = len(SEEDS)

@@ -13,13 +13,13 @@ from gymnasium import spaces
 from rlrun.config import registry
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
+from rlrun.envs.atari import EpisodicLife, FireReset
+from rlrun.envs.env import EnvContext, check_env, make_env, observation_problem
+from rlrun.envs.errors import EnvError
+from rlrun.envs.vector_env import make_vector_env
 from rlrun.policies.policy import Policy
-from rlrun.sampling.atari import EpisodicLife, FireReset
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.envs import EnvContext, check_env, make_env, observation_problem
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
-from rlrun.sampling.vector_env import make_vector_env
 
 
 def test_an_id_a_class_and_a_registered_name_build_the_same_environment() -> None:

@@ -6,8 +6,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rlrun.config import registry
-from rlrun.sampling.envs import find_creator
-from rlrun.sampling.example_envs import RepeatAfterMe, StatelessCartPole, StretchedPendulum
+from rlrun.envs.env import find_creator
+from rlrun.envs.examples import RepeatAfterMe, StatelessCartPole, StretchedPendulum
 
 
 @pytest.mark.parametrize("name", registry.SHIPPED_ENVS)

@@ -8,14 +8,14 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlrun.actors.env_runner_group import EnvRunnerGroup
+from rlrun.actors.synchronous import synchronous_parallel_sample
 from rlrun.config import registry
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.env_runner_group import EnvRunnerGroup
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.runner_messages import RunnerSpec
-from rlrun.sampling.synchronous import synchronous_parallel_sample
 
 
 def spec_of(env: EnvSpec, **settings: Any) -> RunnerSpec:

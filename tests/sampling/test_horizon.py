@@ -9,8 +9,8 @@ from test_env_runner import AlwaysOne, CountingEnv, collect
 
 from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import RunnerSpec
 

@@ -10,12 +10,12 @@ import pytest
 from scripted_agents import EXPECTED, LENGTH, TOTALS
 
 import rlrun
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, ModelConfig, TrainingConfig
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.experiment.state_codec import decode, encode
+from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.errors import EnvError
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
@@ -33,7 +33,7 @@ LSTM = PolicySettings(
     ),
     TrainingConfig(),
 )
-EXAMPLES = "rlrun.sampling.multi_agent_examples"
+EXAMPLES = "rlrun.envs.multi_agent_examples"
 
 
 def make(env, policies, agents=None, *, lanes=1, by_agent=False, spec=None, index=0, **settings):
@@ -217,7 +217,7 @@ class Restless:
     """A cart pole that starts anywhere, whatever the seed."""
 
     def __new__(cls):
-        from rlrun.sampling.multi_agent_examples import MultiAgentCartPole
+        from rlrun.envs.multi_agent_examples import MultiAgentCartPole
 
         env = MultiAgentCartPole()
         reset = env.reset

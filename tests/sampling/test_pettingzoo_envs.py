@@ -6,7 +6,7 @@ import pytest
 from rlrun import PPOConfig
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvSpec
-from rlrun.sampling.multi_agent_env import make_multi_agent_env
+from rlrun.envs.multi_agent_env import make_multi_agent_env
 
 pytest.importorskip("pettingzoo")
 

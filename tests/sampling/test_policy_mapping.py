@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import ModelConfig, TrainingConfig
-from rlrun.sampling.policy_mapping import AgentMapping, MappingError, policy_spaces
+from rlrun.policies.policy_mapping import AgentMapping, MappingError, policy_spaces
 
 SMALL, LARGE = Box(-1, 1, (2,), np.float32), Box(-1, 1, (3,), np.float32)
 TWO, FIVE = Discrete(2), Discrete(5)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from rlrun.actors import ray_runtime
+from rlrun.actors.ray_runtime import ResourceError, Resources, preflight
 from rlrun.config.schema import EnvRunnersConfig
-from rlrun.sampling import ray_runtime
-from rlrun.sampling.ray_runtime import ResourceError, Resources, preflight
 
 
 def settings(**values: Any) -> EnvRunnersConfig:
@@ -51,7 +51,7 @@ def test_too_much_is_refused_without_starting_ray() -> None:
     code = (
         "import sys, time; started = time.perf_counter()\n"
         "from rlrun.config.schema import EnvRunnersConfig\n"
-        "from rlrun.sampling.ray_runtime import ResourceError, start_ray\n"
+        "from rlrun.actors.ray_runtime import ResourceError, start_ray\n"
         "try:\n    start_ray(EnvRunnersConfig(num_env_runners=10_000))\n"
         "except ResourceError as error:\n    assert '10000 CPUs' in str(error)\n"
         "assert 'ray' not in sys.modules"
@@ -102,7 +102,7 @@ def test_nothing_is_printed_and_nothing_is_left_when_the_driver_is_killed() -> N
         "import os, warnings\n"
         "warnings.simplefilter('error')\n"
         "from rlrun.config.schema import EnvRunnersConfig\n"
-        "from rlrun.sampling.ray_runtime import start_ray\n"
+        "from rlrun.actors.ray_runtime import start_ray\n"
         "start_ray(EnvRunnersConfig(num_env_runners=1, num_cpus_per_env_runner=0.1))\n"
         "import ray\n"
         "ray.get(ray.remote(lambda: 1).remote())\n"

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.sampling.envs import EnvContext
-from rlrun.sampling.errors import EnvError
-from rlrun.sampling.vector_env import make_vector_env, take_lanes
+from rlrun.envs.env import EnvContext
+from rlrun.envs.errors import EnvError
+from rlrun.envs.vector_env import make_vector_env, take_lanes
 
 LANES = 3
 

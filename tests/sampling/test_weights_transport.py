@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlrun.sampling import sampling_round
+from rlrun.actors import sampling_round
 
 
 @pytest.fixture

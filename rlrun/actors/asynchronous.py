@@ -1,0 +1,288 @@
+"""`AsynchronousSampler`: env runners go on sampling while somebody learns from what they sent.
+
+Owns what has been asked of which runner and not been answered, and the replies that wait to be
+taken. Everything is bounded: a runner has at most `max_requests_in_flight_per_env_runner` requests,
+and gets no further one while ``queue_size`` replies wait; so a learner that is slow makes the
+runners wait, and memory does not grow. Knows nothing of learning.
+
+There is no thread. Runners are processes of their own, so sampling and learning overlap as long as
+requests are under way when the driver turns to learning; each `take` sends new ones before it
+returns. What cannot be promised with remote runners is which reply comes first, and so equal runs.
+
+A fragment is a function of its request, the weights that went with it and the state in which its
+runner was. So a checkpoint waits for nobody and holds no rows: it has each runner's state after the
+last reply that was taken, and what the runner has been asked since, whether the answer waits here
+or has not come. Asked again, the runner sends the same rows: none is lost, and none is doubled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlrun.actors.runner_recovery import RunnerRecovery
+
+if TYPE_CHECKING:
+    from rlrun.actors.actor_manager import CallResult
+    from rlrun.actors.env_runner_group import EnvRunnerGroup
+    from rlrun.sampling.runner_messages import SampleRequest
+
+Task = Callable[[Any, Any, Any], Any]
+"""``(runner, request, weights) -> reply``: what a runner does; the reply has a ``state``."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What it takes to ask a runner for a fragment, the first time and again."""
+
+    request: SampleRequest
+    weights: Any
+
+
+@dataclass(frozen=True)
+class _Untaken:
+    """A reply that has come and waits to be taken."""
+
+    runner_index: int
+    asked: _Asked
+    reply: Any
+
+
+class AsynchronousSampler:
+    """Streams replies of a group's runners, the oldest first; in this process if it has no others.
+
+    While one is in use, nobody else samples from the group.
+
+    Args:
+        group: the runners, restarted as its fault-tolerance settings say. A restarted runner gets
+            the same requests again.
+        next_request: makes the request that is sent next.
+        queue_size: replies that may wait before runners get nothing further to do.
+        refill: ask a runner again as soon as its reply has come; otherwise `ask` does.
+        task: what runners do with a request, a module-level function; None samples a fragment.
+    """
+
+    def __init__(
+        self,
+        group: EnvRunnerGroup,
+        next_request: Callable[[], SampleRequest],
+        *,
+        queue_size: int = 16,
+        refill: bool = True,
+        task: Task | None = None,
+    ) -> None:
+        self._group, self._next_request, self._task = group, next_request, task
+        self._queue_size, self._refill = queue_size, refill
+        self._manager = group.manager
+        self._recovery = None if self._manager is None else RunnerRecovery(group, self._manager)
+        self._timeout_s = group.spec.settings.sample_timeout_s
+        self.weights: Any = None
+        self.weights_version = -1
+        self._sendable: Any = None  # the weights, as they travel
+        self._queue: deque[_Untaken] = deque()
+        self._asked: dict[int, deque[_Asked]] = {}  # by runner, the oldest first
+        self._to_repeat: dict[int, deque[_Asked]] = {}  # of a checkpoint, not sent again yet
+        self._wanted: set[int] = set()  # runners that `ask` has not given everything yet
+        self._generation = 0  # answers to what was asked before a `reset` are dropped
+        self._started = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Replies that have come and were not taken."""
+        return len(self._queue)
+
+    def set_weights(self, weights: Any, version: int) -> None:
+        """What runners act with from their next request on; nobody changes these in place."""
+        self.weights, self.weights_version = weights, version
+        if self._manager is not None:
+            self._sendable = _sendable(weights)
+
+    def take(self) -> Any:
+        """The oldest reply; waits for it if none is there.
+
+        Raises:
+            EnvError: an environment failed, and would again.
+            EnvRunnersError: nothing came in ``sample_timeout_s``, or failures that the
+                fault-tolerance settings do not cover.
+        """
+        if self._manager is None:
+            return self._sample_here()
+        if not self._started:
+            self._started = True
+            for index in self._manager.actor_ids:
+                self.ask(index)
+        self._collect(timeout_s=0.0)
+        while not self._queue:
+            self._collect(timeout_s=self._timeout_s)
+        untaken = self._queue.popleft()
+        self._group.taken_states[untaken.runner_index] = untaken.reply.state
+        self._refill_all()
+        return untaken.reply
+
+    def ask(self, index: int) -> None:
+        """Give a remote runner requests, as many as it may have; later while the queue is full."""
+        if self._manager is not None:
+            self._wanted.add(index)
+            self._fill(index)
+
+    def reset(self) -> None:
+        """Forget what was asked and what waits, as after a change of the runners' states."""
+        self._queue.clear()
+        self._asked.clear()
+        self._to_repeat.clear()
+        self._wanted.clear()
+        self._generation += 1
+        self._started = False
+
+    def get_state(self) -> dict[str, Any]:
+        """What was asked and not taken, and all weights that this takes; the present ones, too.
+
+        The runners' states belong to it: `EnvRunnerGroup.get_states`.
+        """
+        under_way = {index: list(self._under_way(index)) for index in self._group.indices}
+        weights = {
+            asked.request.weights_version: asked.weights
+            for of_runner in under_way.values()
+            for asked in of_runner
+        }
+        return {
+            "weights_version": self.weights_version,
+            "weights": {**weights, self.weights_version: self.weights},
+            "under_way": {
+                index: [asked.request.get_state() for asked in of_runner]
+                for index, of_runner in under_way.items()
+            },
+        }
+
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        request_of: Callable[[Mapping[str, Any]], SampleRequest],
+    ) -> None:
+        """Go on where `get_state` was called; nothing that was asked before counts any more.
+
+        Args:
+            request_of: makes a request of what `SampleRequest.get_state` returned.
+        """
+        self.reset()
+        weights, version = state["weights"], int(state["weights_version"])
+        self.set_weights(weights[version], version)
+        for index, requests in state["under_way"].items():
+            again = [request_of(request) for request in requests]
+            self._to_repeat[index] = deque(
+                _Asked(request, weights[request.weights_version]) for request in again
+            )
+
+    def _under_way(self, index: int) -> Iterator[_Asked]:
+        """What the runner was asked since the last of its replies that was taken, in order."""
+        yield from (untaken.asked for untaken in self._queue if untaken.runner_index == index)
+        yield from self._asked.get(index, ())
+        yield from self._to_repeat.get(index, ())
+
+    def _sample_here(self) -> Any:
+        request = replace(self._next_request(), weights_version=self.weights_version)
+        runner = self._group.local_env_runner
+        if self._task is None:
+            return runner.sample_fragment(request, self.weights)
+        return self._task(runner, request, self.weights)
+
+    def _send(self, index: int, asked: _Asked) -> None:
+        assert self._manager is not None
+        request = asked.request
+        if request.connector_state is not None:
+            self._group.connector_state = request.connector_state
+        present = asked.weights is self.weights
+        weights = self._sendable if present else _sendable(asked.weights)
+        method = "sample_fragment" if self._task is None else "apply"
+        task = () if self._task is None else (self._task,)
+        tag = (self._generation, request.fragment)
+        self._manager.foreach_actor_async(
+            method, *task, request, weights, tag=tag, actor_ids=[index]
+        )
+
+    def _collect(self, timeout_s: float) -> None:
+        """Queue the replies that have come, or that come first, and let their runners go on."""
+        assert self._manager is not None
+        assert self._recovery is not None
+        results = self._manager.fetch_ready_async_reqs(timeout_s=timeout_s)
+        by_runner: dict[int, list[CallResult]] = {}
+        for result in results:
+            if self._is_expected(result):
+                by_runner.setdefault(result.actor_id, []).append(result)
+        for index, of_runner in by_runner.items():
+            self._accept(index, sorted(of_runner, key=_fragment))
+        for index in self._recovery.replace_hanging():
+            self._ask_again(index)
+        self._refill_all()
+        if timeout_s and not self._queue and not results:
+            self._recovery.nothing_came(late=self._manager.num_in_flight() > 0)
+
+    def _is_expected(self, result: CallResult) -> bool:
+        asked = [asked.request.fragment for asked in self._asked.get(result.actor_id, ())]
+        return result.tag in [(self._generation, fragment) for fragment in asked]
+
+    def _accept(self, index: int, results: list[CallResult]) -> None:
+        """Queue a runner's replies; the first failure voids what it was asked after that."""
+        assert self._recovery is not None
+        for result in results:
+            if not result.ok:
+                if self._recovery.recover(result, _fragment(result)):
+                    self._ask_again(index)
+                else:
+                    self._asked.pop(index)
+                return
+            asked = self._asked[index].popleft()
+            self._group.states[index] = result.value.state
+            self._group.consecutive_failures = 0
+            self._queue.append(_Untaken(index, asked, result.value))
+
+    def _ask_again(self, index: int) -> None:
+        """Send a replaced runner everything that its predecessor did not answer."""
+        of_runner = self._asked.setdefault(index, deque())
+        # It has never seen the merged statistics that the old one was sent once.
+        known = self._group.connector_state
+        for i, asked in enumerate(of_runner):
+            if asked.request.connector_state is None:
+                of_runner[i] = replace(asked, request=replace(asked.request, connector_state=known))
+            self._send(index, of_runner[i])
+
+    def _refill_all(self) -> None:
+        assert self._manager is not None
+        for index in self._manager.healthy_actor_ids:
+            if self._refill or index in self._wanted:
+                self._fill(index)
+
+    def _fill(self, index: int) -> None:
+        assert self._manager is not None
+        if index not in self._manager.healthy_actor_ids:
+            return
+        limit = self._group.spec.settings.max_requests_in_flight_per_env_runner
+        asked = self._asked.setdefault(index, deque())
+        while len(asked) < limit and len(self._queue) < self._queue_size:
+            # What it was asked before a `reset` still counts for Ray, until it is done.
+            if self._manager.num_in_flight(index) >= limit:
+                return
+            asked.append(self._next(index))
+            self._send(index, asked[-1])
+        if len(asked) == limit:
+            self._wanted.discard(index)
+
+    def _next(self, index: int) -> _Asked:
+        repeated = self._to_repeat.get(index)
+        if repeated:
+            return repeated.popleft()
+        request = replace(self._next_request(), weights_version=self.weights_version)
+        return _Asked(request, self.weights)
+
+
+def _sendable(weights: Any) -> Any:
+    from rlrun.actors.sampling_round import sendable  # it imports Ray
+
+    return sendable(weights)
+
+
+def _fragment(result: CallResult) -> int:
+    assert isinstance(result.tag, tuple)
+    return int(result.tag[1])

@@ -1,0 +1,152 @@
+"""The ``checkpoints/`` folder of a run: which checkpoints are kept, and which is best and latest.
+
+Owns the names 000120, ``best`` and ``latest`` and the bound on disk use. It must not know what a
+checkpoint holds beyond its result row. The links are relative, so the run folder can be moved;
+they are a convenience: without them (some file systems have none) the newest checkpoint is found
+by name.
+"""
+
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlrun.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    read_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
+from rlrun.checkpoint.files import replace_link
+from rlrun.data.results import counts_already, number_at
+
+BEST = "best"
+LATEST = "latest"
+
+Score = tuple[bool, float]
+"""(the number counts already, the number where higher is better); compares in that order."""
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointFolder:
+    """Writes checkpoints, keeps the newest ``keep`` of them and the best, and finds them again."""
+
+    def __init__(
+        self, path: Path, *, keep: int | None, score: Callable[[dict[str, Any]], Score]
+    ) -> None:
+        self.path = path
+        self._keep = keep
+        self._score = score
+        self._scores: dict[int, Score] = {}
+        for leftover in [*path.glob(".writing-*"), *path.glob(".replaced-*"), *path.glob(".old-*")]:
+            shutil.rmtree(leftover, ignore_errors=True)
+        for iteration in iterations_in(path):
+            try:
+                row = read_manifest(path / directory_name(iteration))["row"]
+                self._scores[iteration] = score(row)
+            except CheckpointError as error:
+                log.info("%s", error)
+
+    @property
+    def best(self) -> int | None:
+        """Iteration of the best checkpoint; of equals the newest."""
+        if not self._scores:
+            return None
+        return max(self._scores, key=lambda iteration: (self._scores[iteration], iteration))
+
+    @property
+    def newest(self) -> int | None:
+        """Iteration of the newest complete checkpoint."""
+        return max(self._scores, default=None)
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint, point the links at it if due, and remove what need not be kept."""
+        directory = self.path / directory_name(checkpoint.iteration)
+        write_checkpoint(directory, checkpoint)
+        self._scores[checkpoint.iteration] = self._score(checkpoint.row)
+        self._link(LATEST, checkpoint.iteration)
+        if self.best is not None:
+            self._link(BEST, self.best)
+        self._remove_surplus()
+        return directory
+
+    def forget_from(self, iteration: int) -> None:
+        """Remove the checkpoints of this iteration and of later ones, newest first."""
+        for later in sorted((i for i in self._scores if i >= iteration), reverse=True):
+            self._remove(later)
+
+    def _remove_surplus(self) -> None:
+        if self._keep is None:
+            return
+        newest = sorted(self._scores)[-self._keep :]
+        for iteration in sorted(self._scores):
+            if iteration not in newest and iteration != self.best:
+                self._remove(iteration)
+
+    def _remove(self, iteration: int) -> None:
+        directory = self.path / directory_name(iteration)
+        doomed = self.path / f".old-{directory.name}"
+        # Renamed first: a kill while files vanish must not leave half a checkpoint under its name.
+        os.rename(directory, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        del self._scores[iteration]
+
+    def _link(self, name: str, iteration: int) -> None:
+        replace_link(self.path / name, directory_name(iteration))
+
+
+def directory_name(iteration: int) -> str:
+    """Name of an iteration's checkpoint: six digits, so that names sort as numbers do."""
+    return f"{iteration:06d}"
+
+
+def iterations_in(path: Path) -> list[int]:
+    """Iterations of all checkpoints in a folder, complete or not, oldest first."""
+    if not path.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in path.iterdir() if entry.name.isdecimal())
+
+
+def newest_checkpoint(path: Path) -> Checkpoint | None:
+    """Read the newest complete checkpoint; damaged ones are named in the log and passed over.
+
+    None if there never was one; CheckpointError if there are only damaged ones.
+    """
+    last_error: CheckpointError | None = None
+    for iteration in reversed(iterations_in(path)):
+        try:
+            return read_checkpoint(path / directory_name(iteration))
+        except CheckpointError as error:
+            log.warning("%s; trying the one before it", error)
+            last_error = error
+    if last_error is not None:
+        raise last_error
+    return None
+
+
+def best_checkpoint(path: Path) -> Checkpoint | None:
+    """Read the best checkpoint, or the newest where none is marked as best."""
+    link = path / BEST
+    if link.is_symlink() and link.is_dir():
+        return read_checkpoint(path / link.readlink().name)
+    return newest_checkpoint(path)
+
+
+def score_by(
+    metric: str, mode: str, *, smoothing_episodes: int
+) -> Callable[[dict[str, Any]], Score]:
+    """Build the score of a row: its ``metric`` (``a/b`` for nesting), lowest without a number."""
+    sign = 1.0 if mode == "max" else -1.0
+
+    def score(row: dict[str, Any]) -> Score:
+        value = number_at(row, metric)
+        if value is None:
+            return (False, -math.inf)
+        return (counts_already(metric, row, smoothing_episodes), sign * value)
+
+    return score

@@ -1,0 +1,1 @@
+"""Environments: single, vectorised, of several agents, Atari, EnvPool, PettingZoo, examples."""

@@ -1,0 +1,349 @@
+"""Single environments: from what the experiment file names to a checked `gymnasium.Env`.
+
+Owns how an `EnvSpec` (gymnasium id, registered name or import path, plus keyword arguments) becomes
+an environment, what a constructor is told about its place in the run (`EnvContext`), and the check
+before the first rollout. Knows nothing of vectorisation, policies or Ray.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlrun.envs.errors import EnvError, EnvPhase
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvSpec
+
+EnvCreator = Callable[..., Any]
+
+_CONTEXT_PARAMETERS = ("context", "env_context")
+_CONFIG_PARAMETERS = ("config", "env_config")
+
+
+class EnvContext(dict[str, Any]):
+    """The environment's keyword arguments, and where in the run this copy of it lives.
+
+    Attributes:
+        worker_index: 0 for the runner in the driver, 1..num_workers for Ray actors.
+        vector_index: lane of this copy within its runner.
+        num_workers: number of Ray actors that sample.
+        remote: whether this copy lives in a Ray actor.
+        recreated_worker: whether its runner replaces one that died.
+        training: False in evaluation and rollout; decides about episodic life on Atari.
+    """
+
+    def __init__(
+        self,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        worker_index: int = 0,
+        vector_index: int = 0,
+        num_workers: int = 0,
+        remote: bool | None = None,
+        recreated_worker: bool = False,
+        training: bool = True,
+    ) -> None:
+        super().__init__(kwargs or {})
+        self.worker_index = worker_index
+        self.vector_index = vector_index
+        self.num_workers = num_workers
+        self.remote = worker_index > 0 if remote is None else remote
+        self.recreated_worker = recreated_worker
+        self.training = training
+
+    def for_lane(self, lane: int) -> EnvContext:
+        """The same place in the run, for sub-environment ``lane``, with its own arguments."""
+        context = copy.copy(self)
+        context.update(copy.deepcopy(dict(self)))
+        context.vector_index = lane
+        return context
+
+    def __copy__(self) -> EnvContext:
+        duplicate = EnvContext(self)
+        vars(duplicate).update(vars(self))
+        return duplicate
+
+
+def make_env(
+    spec: EnvSpec,
+    context: EnvContext | None = None,
+    render_mode: str | None = None,
+    *,
+    preprocessor_pref: str | None = "deepmind",
+) -> gymnasium.Env[Any, Any]:
+    """Build one copy of the environment that ``spec`` names.
+
+    Raises:
+        EnvError: phase "constructor", with the user's traceback, whatever went wrong.
+    """
+    env = make_env_or_vector(
+        spec, context, render_mode=render_mode, preprocessor_pref=preprocessor_pref
+    )
+    if not isinstance(env, gymnasium.Env):
+        kind = f"{type(env).__module__}.{type(env).__qualname__}"
+        raise EnvError(
+            spec.use,
+            "constructor",
+            f"expected one gymnasium.Env, but {spec.use!r} returned a {kind}",
+        )
+    return env
+
+
+def make_env_or_vector(
+    spec: EnvSpec,
+    context: EnvContext | None = None,
+    *,
+    num_envs: int = 1,
+    render_mode: str | None = None,
+    preprocessor_pref: str | None = "deepmind",
+) -> Any:
+    """Like `make_env`, but a user's function may also return a vector environment.
+
+    Such a function receives ``num_envs`` if it has a parameter of that name.
+    """
+    place = EnvContext() if context is None else copy.copy(context)
+    if not place:
+        place.update(copy.deepcopy(spec.kwargs))
+    try:
+        creator = find_creator(spec.use)
+        if creator is None:
+            return _make_registered_id(spec.use, place, render_mode, preprocessor_pref)
+        optional = {"num_envs": num_envs}
+        if render_mode is not None:
+            optional["render_mode"] = render_mode  # type: ignore[assignment]
+        return call_creator(creator, place, optional, any_name=":" not in spec.use)
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError.from_exception(
+            error,
+            spec.use,
+            "constructor",
+            runner_index=place.worker_index,
+            lane=place.vector_index,
+        ) from None
+
+
+def register_env(name: str, creator: EnvCreator) -> None:
+    """Give an environment a name that `env:` understands; remote env runners know it, too.
+
+    Args:
+        creator: a class or function that makes one environment; see `call_creator` for what it is
+            called with.
+    """
+    from rlrun.config import registry
+
+    registry.ENVS[name] = creator
+
+
+def find_creator(use: str) -> EnvCreator | None:
+    """The registered, shipped or imported callable behind ``use``; None for a gymnasium id."""
+    from rlrun.config import registry
+
+    registered = registry.ENVS.get(use)
+    if registered is not None:
+        return registered
+    use = registry.SHIPPED_ENVS.get(use, use)
+    # gymnasium has a colon form too, "module:Name-v0"; a Python name has no dash.
+    if ":" in use and use.rpartition(":")[2].replace(".", "_").isidentifier():
+        creator: EnvCreator = registry.import_object(use)
+        return creator
+    return None
+
+
+def call_creator(
+    creator: EnvCreator,
+    context: EnvContext,
+    optional: Mapping[str, Any],
+    *,
+    any_name: bool = False,
+) -> Any:
+    """Call a user's class or function the way its signature asks for.
+
+    A parameter ``context`` or ``env_context`` receives the `EnvContext` beside the keyword
+    arguments; the classical single parameter ``config`` (any name, with ``any_name``) receives the
+    `EnvContext` alone. Everything in ``optional`` is passed only to a parameter of that name.
+    """
+    try:
+        parameters = inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # callables of C extensions have no signature
+        return creator(**context)
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    extra = {p.name: optional[p.name] for p in named if p.name in optional}
+    extra = {name: value for name, value in extra.items() if name not in context}
+    for name in _CONTEXT_PARAMETERS:
+        if name in parameters and name not in context:
+            return creator(**{name: context}, **context, **extra)
+    own = [p for p in named if p.name not in extra]
+    if len(own) == 1 and own[0].name not in context:
+        only = own[0]
+        if only.name in _CONFIG_PARAMETERS or (any_name and only.default is only.empty):
+            return creator(context, **extra)
+    return creator(**context, **extra)
+
+
+def _make_registered_id(
+    use: str, context: EnvContext, render_mode: str | None, preprocessor_pref: str | None
+) -> gymnasium.Env[Any, Any]:
+    """Build a gymnasium id; ids of ale-py get the deepmind preprocessing if it is preferred."""
+    from rlrun.envs import atari
+
+    kwargs = dict(context)
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    is_atari = atari.is_atari_id(use)
+    deepmind = is_atari and preprocessor_pref == "deepmind"
+    if deepmind:
+        kwargs.setdefault("frameskip", 1)  # the preprocessing skips, and takes the maximum
+    if ":" in use:
+        env = gymnasium.make(use, disable_env_checker=True, **kwargs)
+    else:
+        env_spec = copy.deepcopy(gymnasium.spec(use))
+        # Two layers a step for nothing: the runner keeps the order, and `check_env` checks.
+        env_spec.order_enforce = False
+        env = gymnasium.make(env_spec, disable_env_checker=True, **kwargs)
+    return atari.deepmind(env, training=context.training) if deepmind else env
+
+
+def time_limit_of(env: gymnasium.Env[Any, Any]) -> Any:
+    """The `TimeLimit` around ``env``: its count is the one thing gymnasium's wrappers remember."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            return env
+        env = env.env
+    return None
+
+
+def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> None:
+    """Reset and step ``env`` once; what it returns must be what it promised.
+
+    Raises:
+        EnvError: naming the environment, what it was doing and what is wrong.
+    """
+    try:
+        _check_env(env, env_id)
+    except EnvError as error:
+        error.runner_index = runner_index
+        raise
+
+
+def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> None:
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), spaces.Space):
+            raise EnvError(env_id, "constructor", f"{name} is not a gymnasium space")
+    result = _guarded(env_id, "reset", lambda: env.reset(seed=0))
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise EnvError(env_id, "reset", "reset() must return (observation, info)")
+    check_observation(env.observation_space, result[0], env_id, step=-1)
+    env.action_space.seed(0)
+    action = env.action_space.sample()
+    result = _guarded(env_id, "step", lambda: env.step(action))
+    problem = _step_problem(result)
+    if problem is not None:
+        raise EnvError(env_id, "step", problem, env_step=0)
+    check_observation(env.observation_space, result[0], env_id, step=0)
+
+
+def _step_problem(result: Any) -> str | None:
+    """What is wrong with the return value of ``step()``, its observation aside."""
+    if not (isinstance(result, tuple) and len(result) == 5):
+        returned = f"{len(result)} values" if isinstance(result, tuple) else str(type(result))
+        expected = "(observation, reward, terminated, truncated, info)"
+        return f"step() must return {expected}, it returned {returned}"
+    reward, info = result[1], result[4]
+    try:
+        finite = bool(np.isfinite(float(reward)))
+    except (TypeError, ValueError):
+        return f"reward is no number: {reward!r}"
+    if not finite:
+        return f"reward is {float(reward)}"
+    return None if isinstance(info, dict) else f"info must be a dict, it is {type(info)}"
+
+
+def _guarded(env_id: str, phase: EnvPhase, call: Callable[[], Any]) -> Any:
+    step = 0 if phase == "step" else -1
+    try:
+        return call()
+    except Exception as error:
+        raise EnvError.from_exception(error, env_id, phase, env_step=step) from None
+
+
+def check_observation(
+    space: spaces.Space[Any],
+    observation: Any,
+    env_id: str,
+    *,
+    step: int,
+    runner_index: int = 0,
+    lane: int = 0,
+) -> None:
+    """Raise an `EnvError` unless ``observation`` lies in ``space`` and holds no NaN."""
+    problem = observation_problem(space, observation)
+    if problem is not None:
+        raise EnvError(
+            env_id,
+            "observation",
+            problem,
+            runner_index=runner_index,
+            lane=lane,
+            env_step=step,
+        )
+
+
+def observation_problem(
+    space: spaces.Space[Any], observation: Any, where: str = "observation"
+) -> str | None:
+    """What is wrong with ``observation``, or None; the precision of floats is not: it is cast."""
+    if isinstance(space, spaces.Box):
+        return _box_problem(space, observation, where)
+    parts: dict[Any, spaces.Space[Any]]
+    if isinstance(space, spaces.Dict):
+        parts = dict(space.spaces)
+        fits = isinstance(observation, Mapping) and set(observation) == set(parts)
+        expected = f"a dict with the keys {sorted(map(str, parts))}"
+    elif isinstance(space, spaces.Tuple):
+        parts = dict(enumerate(space.spaces))
+        fits = isinstance(observation, tuple | list) and len(observation) == len(parts)
+        expected = f"a tuple of {len(parts)} entries"
+    else:
+        inside = space.contains(observation)
+        return None if inside else f"{where} {observation!r} is not in {space}"
+    if not fits:
+        return f"{where} must be {expected}"
+    problems = (
+        observation_problem(part, observation[key], f"{where}[{key!r}]")
+        for key, part in parts.items()
+    )
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
+    """What is wrong with one array; NaN first, since it also fails every other test."""
+    try:
+        array = np.asarray(observation)
+        if array.shape != space.shape:
+            return f"{where} has shape {array.shape}, the space says {space.shape}"
+        if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
+            return f"{where} holds NaN at index {_first_index(np.isnan(array))}"
+        if not np.can_cast(array.dtype, space.dtype, casting="same_kind"):
+            return f"{where} has dtype {array.dtype}, the space says {space.dtype}"
+        array = array.astype(space.dtype)
+    except (TypeError, ValueError):
+        return f"{where} is no array: {type(observation).__name__}"
+    outside = (array < space.low) | (array > space.high)
+    if outside.any():
+        index = _first_index(outside)
+        low, high = space.low[index], space.high[index]
+        return f"{where} at index {index} is {array[index]}, outside of [{low}, {high}]"
+    return None
+
+
+def _first_index(mask: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(axis[0]) for axis in np.nonzero(mask))

@@ -1,0 +1,322 @@
+"""EnvPool's environments, stepped by threads of C++, as rlrun's vector environments.
+
+Owns all calls of EnvPool, which is an extra and has its own ids and arguments.
+
+In training, B lanes are one pool (`PooledVectorEnv`). A pool is given seeds when it is made and
+never again: each lane gets that of its first episode, and draws on from there. Left to itself a
+pool spends the step after an episode's end on the reset (gymnasium's NEXT_STEP mode); here finished
+lanes are reset at once, by their numbers, so that each row of each step is a transition.
+
+In evaluation each lane is an environment by itself (`PoolLane`) with a pool made anew for each
+episode, which is therefore a function of its seed, as evaluation promises.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
+
+from rlrun.envs.env import EnvContext
+from rlrun.envs.episode_vector_env import (
+    Batched,
+    BoolArray,
+    LaneInfos,
+    StepResult,
+    bad_value_test,
+    check_rows,
+)
+from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.horizon import time_limit
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+
+_ENDLESS = 2**31 - 1  # EnvPool's own word for "no time limit"
+_LIMIT_IS_OUTSIDE = (
+    "envpool.box2d",
+    "envpool.classic_control",
+    "envpool.mujoco.gym",
+    "envpool.toy_text",
+)
+"""Environments that do nothing but end at their time limit; in MiniGrid rewards depend on it."""
+_BOOKKEEPING = ("env_id", "players", "elapsed_step")  # entries of infos that say nothing new
+_WHOLE_POOL = -1  # the lane of an error that no lane can be blamed for
+
+
+@dataclass(frozen=True)
+class PoolMaker:
+    """Makes pools of one environment.
+
+    Attributes:
+        limit: steps after which an episode is truncated here; inf leaves that to the pool.
+        kwargs: EnvPool's arguments.
+    """
+
+    env_id: str
+    kwargs: dict[str, Any]
+    limit: float
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+    def __call__(self, seeds: Sequence[int]) -> tuple[Any, Batched, dict[str, Any]]:
+        """A pool with a lane for each seed, its first observations and infos."""
+        import envpool
+
+        numbers = [int(seed) for seed in seeds]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of bounds that lose precision
+            pool: Any = envpool.make_gymnasium(
+                self.env_id, num_envs=len(numbers), seed=numbers, **self.kwargs
+            )
+            return pool, *pool.reset()
+
+
+def pool_maker(
+    spec: EnvSpec,
+    settings: EnvRunnersConfig,
+    context: EnvContext,
+    render_mode: str | None = None,
+) -> PoolMaker:
+    """What makes the pools of an env runner.
+
+    Args:
+        settings: for the horizon, and the CPUs of a remote runner: its pool has as many threads.
+
+    Raises:
+        EnvError: EnvPool is not installed, has no such environment, or not with these arguments.
+    """
+    from rlrun.config.envpool_checks import check_envpool
+
+    for finding in check_envpool(spec):
+        reason = f"{'.'.join(map(str, finding.path))}: {finding.message}"
+        raise EnvError(spec.use, "constructor", reason, runner_index=context.worker_index)
+    import envpool
+
+    kwargs = dict(context)
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    if context.remote:
+        kwargs.setdefault("num_threads", max(1, int(settings.num_cpus_per_env_runner)))
+    limit = math.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of bounds that lose precision
+        pool_spec = envpool.make_spec(spec.use, **kwargs)
+        observation_space = _mended(pool_spec.observation_space)
+        action_space = pool_spec.action_space
+    if _family(spec.use).startswith(_LIMIT_IS_OUTSIDE):
+        # A pool that reaches its limit no longer says whether the episode had ended there anyway.
+        limit = time_limit(pool_spec.config.max_episode_steps, settings)
+        kwargs["max_episode_steps"] = int(min(limit + 1, _ENDLESS))
+    return PoolMaker(spec.use, kwargs, limit, observation_space, action_space)
+
+
+def is_atari(use: str) -> bool:
+    """Whether EnvPool's id is one of its Atari games."""
+    return _family(use) == "envpool.atari"
+
+
+def _family(use: str) -> str:
+    from envpool.registration import registry
+
+    module: str = registry.specs[use][0]
+    return module
+
+
+class PooledVectorEnv:
+    """B lanes in one pool; see the module's docstring."""
+
+    episode_seeds = False
+    resets_lanes = True
+    every_step_counts = True
+    failed_lanes: Sequence[int] = ()
+    valid: BoolArray | None = None
+
+    def __init__(
+        self, make: PoolMaker, num_envs: int, *, runner_index: int = 0, check: bool = True
+    ) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = make.observation_space
+        self.single_action_space = make.action_space
+        self._make, self._runner_index, self._check = make, runner_index, check
+        self._pool: Any = None
+        self._fresh: Batched = create_empty_array(make.observation_space, n=num_envs, fn=np.zeros)
+        self._has_bad_values = bad_value_test(make.observation_space)
+        self._vector_steps = 0
+
+    def reset(self, seeds: Sequence[int]) -> Batched:
+        """Make the pool and start an episode in each lane; the observations [B, ...]."""
+        self.close()  # the threads of the old pool end before new ones begin
+        self._vector_steps = 0
+        try:
+            self._pool, observations, _ = self._make(seeds)
+        except Exception as error:
+            raise self._error(error, "reset") from None
+        if self._check:
+            self._check_rows(observations)
+        return observations
+
+    def step(self, actions: Batched) -> StepResult:
+        """Step each lane; the rows of finished lanes hold the true final observations."""
+        try:
+            observations, rewards, terminateds, truncateds, infos = self._pool.step(actions)
+        except Exception as error:
+            raise self._error(error, "step") from None
+        self._vector_steps += 1
+        if self._has_bad_values(observations):
+            self._check_rows(observations)
+        truncateds = truncateds | (infos["elapsed_step"] >= self._make.limit)
+        told = {name: values for name, values in infos.items() if name not in _BOOKKEEPING}
+        lane_infos = PoolInfos(told, self.num_envs) if told else None
+        return observations, rewards.astype(np.float64), terminateds, truncateds, lane_infos
+
+    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+        """Start an episode in the lanes of ``mask``, each from its own generator."""
+        try:
+            observations, infos = self._pool.reset(np.flatnonzero(mask))
+        except Exception as error:
+            raise self._error(error, "reset") from None
+        _write_rows(self._fresh, infos["env_id"], observations)
+        return self._fresh
+
+    def render(self) -> Any:
+        """The frames of all lanes, as a list [B]."""
+        return list(self._pool.render(np.arange(self.num_envs)))
+
+    def get_state(self) -> dict[str, Any] | None:
+        """None: a pool does not hand out its state."""
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Never called, since `get_state` gives nothing to go on from."""
+        raise self._error(TypeError("a pool takes no state"), "reset")
+
+    def close(self) -> None:
+        """End the pool and its threads, which live as long as the object."""
+        self._pool = None
+
+    def _check_rows(self, observations: Batched) -> None:
+        check_rows(
+            self.single_observation_space,
+            observations,
+            self.num_envs,
+            self._make.env_id,
+            runner_index=self._runner_index,
+            step=self._vector_steps - 1,
+        )
+
+    def _error(self, error: Exception, phase: EnvPhase) -> EnvError:
+        return EnvError.from_exception(
+            error,
+            self._make.env_id,
+            phase,
+            runner_index=self._runner_index,
+            lane=_WHOLE_POOL,
+            env_step=self._vector_steps if phase == "step" else -1,
+        )
+
+
+class PoolLane(gymnasium.Env[Any, Any]):
+    """One environment of EnvPool, whose episodes can be seeded: each has a pool made for it."""
+
+    def __init__(self, make: PoolMaker) -> None:
+        self.observation_space, self.action_space = make.observation_space, make.action_space
+        self.render_mode = make.kwargs.get("render_mode")
+        self._make = make
+        self._pool: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Make a pool for the episode; without a seed, from the generator of the last one given."""
+        super().reset(seed=seed)
+        number = int(self.np_random.integers(2**31)) if seed is None else seed
+        self._pool, observations, infos = self._make([number])
+        return _each(itemgetter(0), observations), self._told(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the pool of one lane."""
+        batch = _each(_batch_of_one, action)
+        observations, rewards, terminateds, truncateds, infos = self._pool.step(batch)
+        truncated = bool(truncateds[0]) or bool(infos["elapsed_step"][0] >= self._make.limit)
+        observation, reward = _each(itemgetter(0), observations), float(rewards[0])
+        return observation, reward, bool(terminateds[0]), truncated, self._told(infos)
+
+    def render(self) -> Any:
+        """The pool's frame."""
+        frames = self._pool.render(0)
+        return None if frames is None else frames[0]
+
+    def close(self) -> None:
+        """End the pool and its thread."""
+        self._pool = None
+
+    def _told(self, infos: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: _each(itemgetter(0), values)
+            for name, values in infos.items()
+            if name not in _BOOKKEEPING
+        }
+
+
+class PoolInfos(LaneInfos):
+    """The arrays of a pool's infos; dicts of single lanes are made when somebody asks for them."""
+
+    def __init__(self, arrays: dict[str, Any], num_envs: int) -> None:
+        self._arrays, self._num_envs = arrays, num_envs
+
+    @cached_property
+    def by_lane(self) -> dict[int, dict[str, Any]]:
+        columns = {name: self[name] for name in self._arrays}
+        return {
+            lane: {name: column[lane] for name, column in columns.items()}
+            for lane in range(self._num_envs)
+        }
+
+    def __getitem__(self, key: str) -> list[Any]:
+        values = self._arrays[key]
+        return [_each(itemgetter(lane), values) for lane in range(self._num_envs)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+
+def _mended(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """``space`` with real bounds: some environments of C++ take its smallest float for the lowest.
+
+    That float is the smallest *positive* one, so that no observation would be in the space.
+    """
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _mended(part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low = np.where(space.low == np.finfo(space.dtype).tiny, -np.inf, space.low)
+        return spaces.Box(low.astype(space.dtype), space.high, dtype=space.dtype.type)
+    return space
+
+
+def _write_rows(into: Batched, lanes: np.ndarray[Any, Any], rows: Batched) -> None:
+    if isinstance(into, dict):
+        for key, part in into.items():
+            _write_rows(part, lanes, rows[key])
+    else:
+        into[lanes] = rows
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """``function`` of an array, or of each array of nested dicts."""
+    if isinstance(value, dict):
+        return {key: _each(function, part) for key, part in value.items()}
+    return function(value)
+
+
+def _batch_of_one(value: Any) -> Any:
+    return np.asarray(value)[np.newaxis]

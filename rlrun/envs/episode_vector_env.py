@@ -1,0 +1,176 @@
+"""`EpisodeVectorEnv`: what the sampling loop sees of several copies of an environment.
+
+The loop never sees an autoreset mode: a step returns the true final observation of a finished
+lane, and the loop itself asks for the next episode. Owns the interface and the checks of what
+environments return; `vector_env` and `native_vector_env` implement it. Knows nothing of policies,
+batches, connectors or Ray.
+
+    B        number of lanes (copies of the environment)
+    lane     index of a copy, 0..B-1
+    batched  one array [B, ...], or for Dict and Tuple spaces a dict or tuple of them
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
+
+from rlrun.envs.env import check_observation
+
+Batched = Any
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class LaneInfos(Mapping[str, list[Any]]):
+    """The info dicts of one vector step, put together only when somebody asks.
+
+    ``infos[key]`` is a list [B], None in lanes without that key; ``infos.by_lane[lane]`` is a
+    lane's own dict, missing where it was empty.
+    """
+
+    def __init__(self, by_lane: dict[int, dict[str, Any]], num_envs: int) -> None:
+        self._by_lane = by_lane
+        self._num_envs = num_envs
+
+    @property
+    def by_lane(self) -> dict[int, dict[str, Any]]:
+        """Each lane's own dict."""
+        return self._by_lane
+
+    def __getitem__(self, key: str) -> list[Any]:
+        if not any(key in info for info in self.by_lane.values()):
+            raise KeyError(key)
+        return [self.by_lane.get(lane, {}).get(key) for lane in range(self._num_envs)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(key for info in self.by_lane.values() for key in info))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+StepResult = tuple[Batched, FloatArray, BoolArray, BoolArray, LaneInfos | None]
+
+
+class EpisodeVectorEnv(Protocol):
+    """B environments in lockstep, whose episodes the caller starts.
+
+    All returned arrays may be buffers that the next call overwrites.
+
+    Attributes:
+        num_envs: B.
+        single_observation_space: of one lane.
+        single_action_space: of one lane.
+        episode_seeds: whether `reset_lanes` gives each episode its own seed. If so an episode is a
+            function of its seed and its actions.
+        resets_lanes: whether `reset_lanes` can also break off an episode that has not ended.
+        every_step_counts: whether `valid` is always None and `failed_lanes` always empty.
+        failed_lanes: after each step, the lanes whose environment raised and was built again; the
+            caller resets them. Always empty unless asked for.
+        valid: [B] after each step; False where the step was the environment's own reset, and the
+            row no transition. None: all rows are transitions.
+    """
+
+    num_envs: int
+    single_observation_space: spaces.Space[Any]
+    single_action_space: spaces.Space[Any]
+    episode_seeds: bool
+    resets_lanes: bool
+    every_step_counts: bool
+    failed_lanes: Sequence[int]
+    valid: BoolArray | None
+
+    def reset(self, seeds: Sequence[int]) -> Batched:
+        """Start an episode in each lane; the observations [B, ...]."""
+
+    def step(self, actions: Batched) -> StepResult:
+        """Step each lane: observations, rewards [B] float64, terminateds, truncateds, infos.
+
+        The observation of a finished lane is the last one of its episode; infos are None if all
+        lanes' were empty.
+
+        Raises:
+            EnvError: a lane raised, or returned NaN or something outside of its space.
+        """
+
+    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
+        """Start an episode in the lanes of ``mask``, each with its own one of the B ``seeds``.
+
+        Returns:
+            Observations [B, ...], of which the rows under ``mask`` are the reset ones; None if this
+            environment resets itself during the next step, whose row is then not `valid`.
+        """
+
+    def render(self) -> Any:
+        """What the lanes' own render functions return, as a sequence [B]."""
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The state of all lanes, or None if the environment does not offer it."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`."""
+
+    def close(self) -> None:
+        """Close all lanes."""
+
+
+def check_rows(
+    space: spaces.Space[Any],
+    batch: Batched,
+    num_envs: int,
+    env_id: str,
+    *,
+    runner_index: int = 0,
+    step: int = -1,
+) -> None:
+    """Raise an `EnvError` for the first row of a batched observation that is not in ``space``."""
+    for lane, row in enumerate(iterate(batch_space(space, num_envs), batch)):
+        check_observation(space, row, env_id, step=step, runner_index=runner_index, lane=lane)
+
+
+def bad_value_test(space: spaces.Space[Any]) -> Callable[[Batched], bool]:
+    """A cheap test of a batched observation for values that must stop the run.
+
+    That is NaN in arrays of floats, and indices out of range of a Discrete or MultiDiscrete space.
+    It is called at every vector step and costs a microsecond for each leaf of the space; images
+    cost nothing. A Box's bounds are checked before the first rollout only: many environments leave
+    them a little, and learning does not care.
+    """
+    if isinstance(space, spaces.Dict):
+        return _any_part([(key, bad_value_test(part)) for key, part in space.spaces.items()])
+    if isinstance(space, spaces.Tuple):
+        return _any_part(list(enumerate(map(bad_value_test, space.spaces))))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return _index_test(space)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return _has_nan
+    return _nothing_to_test
+
+
+def _nothing_to_test(_: Batched) -> bool:
+    return False
+
+
+def _has_nan(batch: np.ndarray[Any, Any]) -> bool:
+    flat = batch.ravel()
+    # x . x is NaN only if an entry is: squares cannot cancel. It is one call, and never warns.
+    return math.isnan(flat.dot(flat))
+
+
+def _index_test(space: spaces.Discrete | spaces.MultiDiscrete) -> Callable[[Batched], bool]:
+    low = space.start
+    high = low + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    return lambda batch: bool(((batch < low) | (batch >= high)).any())
+
+
+def _any_part(parts: list[tuple[Any, Callable[[Batched], bool]]]) -> Callable[[Batched], bool]:
+    tested = [(key, test) for key, test in parts if test is not _nothing_to_test]
+    if not tested:
+        return _nothing_to_test
+    return lambda batch: any(test(batch[key]) for key, test in tested)

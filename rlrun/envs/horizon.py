@@ -1,0 +1,81 @@
+"""Horizon: a limit on the steps of an episode that the runner sets, whatever the environment says.
+
+Owns what `env_runners.horizon`, `soft_horizon` and `no_done_at_end` do to the flags of a step. A
+limit is a truncation: the value of what would have followed bootstraps it. Numpy alone.
+
+    B  lanes
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.envs.errors import EnvError
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvRunnersConfig
+    from rlrun.envs.episode_vector_env import EpisodeVectorEnv
+
+Array = NDArray[Any]
+
+
+class Horizon:
+    """What becomes of the flags of each step.
+
+    Attributes:
+        passed: after `flags`, bool ``[B]``: lanes whose episode is over at a soft horizon, while
+            their environments go on.
+    """
+
+    def __init__(self, settings: EnvRunnersConfig) -> None:
+        self._horizon = math.inf if settings.horizon is None else settings.horizon
+        self._soft, self._no_done = settings.soft_horizon, settings.no_done_at_end
+        self.passed = np.zeros(0, np.bool_)
+
+    def flags(
+        self, steps: Array, terminateds: Array, truncateds: Array, valid: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Terminated and truncated, bool ``[B]``, as learning is to see them.
+
+        Args:
+            steps: of the running episodes, this one included, int ``[B]``.
+            valid: False where the step was no transition; None: all were.
+        """
+        over = (steps >= self._horizon) & ~(terminateds | truncateds)
+        if valid is not None:
+            over &= valid
+        self.passed = over & self._soft
+        truncateds = truncateds | (over & (not self._soft))
+        if self._no_done:
+            truncateds = truncateds | terminateds
+            terminateds = np.zeros_like(terminateds)
+        return terminateds, truncateds
+
+
+def make_horizon(settings: EnvRunnersConfig, envs: EpisodeVectorEnv, env_id: str) -> Horizon | None:
+    """The limit that the settings ask for, None for none.
+
+    Raises:
+        EnvError: episodes would have to end in an environment that cannot start new ones.
+    """
+    if settings.horizon is None and not settings.no_done_at_end:
+        return None
+    if settings.horizon is not None and not settings.soft_horizon and not envs.resets_lanes:
+        raise EnvError(
+            env_id,
+            "constructor",
+            "env_runners.horizon must end episodes, and this vector environment cannot reset one "
+            "sub-environment alone; let it limit its episodes itself, or set soft_horizon",
+        )
+    return Horizon(settings)
+
+
+def time_limit(limit: float, settings: EnvRunnersConfig) -> float:
+    """An environment's own limit, raised if it is below the horizon; at a soft one, none."""
+    if settings.horizon is None or limit > settings.horizon:
+        return limit
+    return math.inf if settings.soft_horizon else settings.horizon

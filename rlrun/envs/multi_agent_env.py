@@ -1,0 +1,200 @@
+"""MultiAgentEnv: the interface of environments with several agents, and where they come from.
+
+Owns the dict interface, `make_multi_agent` and how an `EnvSpec` becomes such an environment;
+PettingZoo's two interfaces are adapted in `pettingzoo_envs`. Knows nothing of policies or batches.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from rlrun.config.schema import EnvSpec
+from rlrun.envs import pettingzoo_envs
+from rlrun.envs.env import EnvContext, call_creator, find_creator
+from rlrun.envs.errors import EnvError
+
+Agent = Hashable
+Dicts = tuple[
+    dict[Agent, Any], dict[Agent, float], dict[Agent, bool], dict[Agent, bool], dict[Agent, Any]
+]
+
+ALL = "__all__"
+"""Key of the dicts that says whether the episode is over for everybody."""
+
+
+class MultiAgentEnv:
+    """An environment in which agents come and go; subclass it.
+
+    Whoever has an observation acts: the next `step` receives actions of exactly these agents. An
+    agent joins with its first observation. It is silent while it gets none, and what it is
+    rewarded with meanwhile belongs to its last action. It leaves when it is terminated or
+    truncated, and does not come back in the episode.
+
+    Attributes:
+        possible_agents: who may ever take part.
+        observation_spaces, action_spaces: space of each possible agent.
+        metadata: ``render_fps`` and what else gymnasium's environments have there.
+    """
+
+    possible_agents: Sequence[Agent] = ()
+    observation_spaces: Mapping[Agent, gym.Space[Any]] = {}
+    action_spaces: Mapping[Agent, gym.Space[Any]] = {}
+    metadata: Mapping[str, Any] = {}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
+        """Start an episode; observations and infos of those who act first."""
+        raise TypeError(f"{type(self).__name__} must define reset()")
+
+    def step(self, actions: dict[Agent, Any]) -> Dicts:
+        """Observations, rewards, terminateds, truncateds and infos, each by agent.
+
+        The two flags also have the key ``__all__``; an agent that is not named in them goes on.
+        """
+        raise TypeError(f"{type(self).__name__} must define step()")
+
+    def render(self) -> Any:
+        """A frame, or None; gymnasium's render modes."""
+        return None
+
+    def close(self) -> None:
+        """Give back what the environment holds."""
+
+
+class _Copies(MultiAgentEnv):
+    """N agents, each in a copy of a single-agent environment of its own; see `make_multi_agent`.
+
+    Attributes:
+        copies: by agent.
+    """
+
+    def __init__(self, make: Callable[[], gym.Env[Any, Any]], num_agents: int) -> None:
+        self.copies = {f"agent_{i}": make() for i in range(num_agents)}
+        self.possible_agents = list(self.copies)
+        self.observation_spaces = {name: env.observation_space for name, env in self.copies.items()}
+        self.action_spaces = {name: env.action_space for name, env in self.copies.items()}
+        self.metadata = next(iter(self.copies.values())).metadata
+        self._playing: set[Agent] = set()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
+        self._playing = set(self.copies)
+        first = {
+            name: env.reset(seed=None if seed is None else seed + i, options=options)
+            for i, (name, env) in enumerate(self.copies.items())
+        }
+        return {name: part[0] for name, part in first.items()}, {}
+
+    def step(self, actions: dict[Agent, Any]) -> Dicts:
+        observations: dict[Agent, Any] = {}
+        rewards: dict[Agent, float] = {}
+        terminateds: dict[Agent, bool] = {}
+        truncateds: dict[Agent, bool] = {}
+        for name, action in actions.items():
+            observations[name], reward, terminateds[name], truncateds[name], _ = self.copies[
+                str(name)
+            ].step(action)
+            rewards[name] = float(reward)
+            if terminateds[name] or truncateds[name]:
+                self._playing.discard(name)
+        over = not self._playing
+        cut = over and not any(terminateds.values())
+        return (
+            observations,
+            rewards,
+            {**terminateds, ALL: over and not cut},
+            {**truncateds, ALL: cut},
+            {},
+        )
+
+    def render(self) -> Any:
+        return next(iter(self.copies.values())).render()
+
+    def close(self) -> None:
+        for env in self.copies.values():
+            env.close()
+
+
+def make_multi_agent(env: str | Callable[..., gym.Env[Any, Any]]) -> Callable[..., MultiAgentEnv]:
+    """A multi-agent environment of independent copies of a single-agent one.
+
+    Args:
+        env: a gymnasium id, or what makes the environment.
+
+    Returns:
+        ``make(num_agents=2, **kwargs)``, with agents agent_0, agent_1, ...; ``kwargs`` go to each
+        copy. An agent leaves when its copy's episode ends; the episode ends with the last of them.
+    """
+
+    def make(num_agents: int = 2, **kwargs: Any) -> MultiAgentEnv:
+        """Copies of an environment for one agent, one for each of ``num_agents`` agents."""
+        if isinstance(env, str):
+            return _Copies(lambda: gym.make(env, disable_env_checker=True, **kwargs), num_agents)
+        return _Copies(lambda: env(**kwargs), num_agents)
+
+    return make
+
+
+def make_multi_agent_env(
+    spec: EnvSpec, context: EnvContext | None = None, render_mode: str | None = None
+) -> Any:
+    """Build the multi-agent environment that ``spec`` names; PettingZoo's are adapted.
+
+    Raises:
+        EnvError: phase "constructor", whatever went wrong.
+    """
+    place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
+    where: dict[str, Any] = {"runner_index": place.worker_index, "lane": place.vector_index}
+    optional = {} if render_mode is None else {"render_mode": render_mode}
+    try:
+        if pettingzoo_envs.is_id(spec.use):
+            env = pettingzoo_envs.make(spec.use, {**place, **optional})
+        else:
+            creator = find_creator(spec.use)
+            if creator is None:
+                raise TypeError(f"{spec.use} has one agent; make_multi_agent() gives it several")
+            env = call_creator(creator, place, optional, any_name=":" not in spec.use)
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError.from_exception(error, spec.use, "constructor", **where) from None
+    env = pettingzoo_envs.adapted(env)
+    problem = _missing(env)
+    if problem is not None:
+        raise EnvError(spec.use, "constructor", problem, **where)
+    return env
+
+
+def _missing(env: Any) -> str | None:
+    """What an environment lacks to be a multi-agent one, if it does."""
+    kind = f"{type(env).__module__}.{type(env).__qualname__}"
+    for name in ("possible_agents", "observation_spaces", "action_spaces", "reset", "step"):
+        if not hasattr(env, name):
+            return f"{kind} is no MultiAgentEnv: it has no {name}"
+    for name in ("observation_spaces", "action_spaces"):
+        lacking = [agent for agent in env.possible_agents if agent not in getattr(env, name)]
+        if lacking:
+            return f"{name} has no space for agent {lacking[0]!r}"
+    return None if env.possible_agents else f"possible_agents of {kind} is empty"
+
+
+class SubEnvs:
+    """The runner's environments, as recorders of a rollout see them."""
+
+    def __init__(self, envs: Sequence[Any]) -> None:
+        self.envs = list(envs)
+
+    def render(self) -> list[Any]:
+        """The frames of all lanes."""
+        return [env.render() for env in self.envs]
+
+    def close(self) -> None:
+        """Close them."""
+        for env in self.envs:
+            env.close()

@@ -1,0 +1,399 @@
+"""Gymnasium's vector environments as an `EpisodeVectorEnv`, whatever their autoreset mode.
+
+Owns the three autoreset modes of gymnasium 1.x, which no other file knows of, and the processes of
+asynchronous vectorisation. The mode is read from ``metadata["autoreset_mode"]``, never assumed:
+
+    DISABLED   the caller resets lanes by ``reset_mask``: exactly our interface
+    SAME_STEP  the observation at the end of an episode is already the next one's; the true last one
+               is taken out of ``infos["final_obs"]``, the reset one kept for `reset_lanes`
+    NEXT_STEP  the step after the end is the reset and no transition. Where the class is known to
+               honour ``reset_mask`` (gymnasium's Sync and Async) lanes are reset by it, with a seed
+               for each episode; elsewhere (CartPole's own resets all lanes whatever the mask says)
+               `valid` marks the rows that are no transitions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from rlrun.envs.env import EnvContext
+from rlrun.envs.episode_vector_env import (
+    Batched,
+    BoolArray,
+    LaneInfos,
+    StepResult,
+    bad_value_test,
+    check_rows,
+)
+from rlrun.envs.errors import EnvError, EnvPhase
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvSpec
+
+_WHOLE_VECTOR = -1  # the lane of an error that no lane can be blamed for
+_LOST_PROCESS = (EOFError, BrokenPipeError, ConnectionResetError)
+
+
+def from_entry_point(
+    spec: EnvSpec, num_envs: int, context: EnvContext, render_mode: str | None = None
+) -> NativeVectorEnv:
+    """The vector environment that a gymnasium id brings itself, its time limit applied."""
+    from rlrun.envs import atari
+
+    kwargs = dict(context)
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    try:
+        atari.is_atari_id(spec.use)  # registers them
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of missing metadata, which `adapt` refuses
+            env = gymnasium.make_vec(
+                spec.use, num_envs, vectorization_mode="vector_entry_point", **kwargs
+            )
+    except Exception as error:
+        raise EnvError.from_exception(
+            error, spec.use, "constructor", runner_index=context.worker_index
+        ) from None
+    return adapt(env, spec.use, num_envs, runner_index=context.worker_index)
+
+
+def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> NativeVectorEnv:
+    """Adapt any gymnasium vector environment of ``num_envs`` lanes."""
+
+    def refuse(reason: str) -> EnvError:
+        return EnvError(env_id, "constructor", reason, runner_index=runner_index)
+
+    if hasattr(env, "possible_agents"):
+        raise refuse(
+            "it has several agents: say who plays them, as in multi_agent: {policies: [shared]}"
+        )
+    if not isinstance(env, VectorEnv):
+        kind = f"{type(env).__module__}.{type(env).__qualname__}"
+        raise refuse(f"expected a gymnasium.Env or gymnasium.vector.VectorEnv, got a {kind}")
+    if env.num_envs != num_envs:
+        raise refuse(
+            f"it has {env.num_envs} sub-environments, but num_envs_per_env_runner is {num_envs}; "
+            f"give its function a parameter num_envs, or set num_envs_per_env_runner={env.num_envs}"
+        )
+    mode = (env.metadata or {}).get("autoreset_mode")
+    try:
+        mode = AutoresetMode(getattr(mode, "value", mode))
+    except ValueError:
+        raise refuse(
+            f"its metadata['autoreset_mode'] is {mode!r}; it must be one of "
+            f"{[f'AutoresetMode.{known.name}' for known in AutoresetMode]}, since rollouts that "
+            "assume the wrong mode are wrong at every episode end"
+        ) from None
+    return NativeVectorEnv(env, env_id, mode, runner_index=runner_index)
+
+
+def make_async(
+    make_lane: Callable[[int], gymnasium.Env[Any, Any]],
+    num_envs: int,
+    env_id: str,
+    *,
+    runner_index: int = 0,
+) -> NativeVectorEnv:
+    """One process for each lane; its errors arrive with the user's traceback."""
+
+    def reporting(lane: int) -> gymnasium.Env[Any, Any]:
+        return _ReportingEnv(make_lane(lane), env_id, runner_index, lane)
+
+    try:
+        env = _ProcessVectorEnv(
+            [partial(reporting, lane) for lane in range(num_envs)],
+            copy=False,
+            autoreset_mode=AutoresetMode.DISABLED,
+        )
+    except _LOST_PROCESS:
+        raise EnvError(
+            env_id,
+            "constructor",
+            "the process of a sub-environment ended while it was being made",
+            runner_index=runner_index,
+        ) from None
+    return NativeVectorEnv(env, env_id, AutoresetMode.DISABLED, runner_index=runner_index)
+
+
+class NativeVectorEnv:
+    """A gymnasium vector environment behind our interface; see the module's docstring."""
+
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], env_id: str, mode: AutoresetMode, *, runner_index: int
+    ) -> None:
+        self.env = env
+        self.num_envs = env.num_envs
+        self.single_observation_space = env.single_observation_space
+        self.single_action_space = env.single_action_space
+        self.valid: BoolArray | None = None
+        self.failed_lanes: Sequence[int] = ()
+        self._env_id = env_id
+        self._runner_index = runner_index
+        self._mode = mode
+        known = _honours_reset_mask(env)
+        self._masks = mode is AutoresetMode.DISABLED or known
+        self._seed_lists = known or self._accepts_seed_lists()
+        self.resets_lanes = self._masks
+        self.episode_seeds = self._masks and self._seed_lists
+        self.every_step_counts = self._masks or mode is AutoresetMode.SAME_STEP
+        self._finished = np.zeros(self.num_envs, np.bool_)  # [B] NEXT_STEP without masks
+        self._reset_observations: Batched = None  # SAME_STEP: of the last step
+        self._has_bad_values = bad_value_test(self.single_observation_space)
+        self._vector_steps = 0
+
+    def reset(self, seeds: Sequence[int]) -> Batched:
+        """Start an episode in each lane; the observations [B, ...]."""
+        self._finished[:] = False
+        self.valid = None
+        self._vector_steps = 0
+        observations = self._reset(list(map(int, seeds)), None)
+        check_rows(
+            self.single_observation_space,
+            observations,
+            self.num_envs,
+            self._env_id,
+            runner_index=self._runner_index,
+        )
+        return observations
+
+    def step(self, actions: Batched) -> StepResult:
+        """Step each lane; the rows of finished lanes hold the true final observations."""
+        try:
+            observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
+        except Exception as error:
+            raise self._error(error, "step") from None
+        self._vector_steps += 1
+        if self._has_bad_values(observations):
+            self._check_rows(observations)
+        rewards = np.asarray(rewards, np.float64)
+        terminateds, truncateds = np.asarray(terminateds, bool), np.asarray(truncateds, bool)
+        done = terminateds | truncateds
+        if self._mode is AutoresetMode.SAME_STEP:
+            self._reset_observations = observations
+            if done.any():
+                observations = self._with_final(observations, infos, done)
+                self._check_rows(observations)
+        elif not self._masks:
+            self.valid = ~self._finished if self._finished.any() else None
+            self._finished = done
+        lane_infos = _infos_by_lane(infos, done, self.num_envs) if infos else None
+        return observations, rewards, terminateds, truncateds, lane_infos
+
+    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
+        """Start an episode in the lanes of ``mask``; None in NEXT_STEP mode without masks."""
+        if self._masks:
+            return self._reset(list(map(int, seeds)) if self._seed_lists else None, mask)
+        if self._mode is AutoresetMode.SAME_STEP:
+            return self._reset_observations
+        return None
+
+    def render(self) -> Any:
+        """The frames of all lanes."""
+        return self.env.render()
+
+    def get_state(self) -> dict[str, Any] | None:
+        """All attributes and the generator of an environment that is nothing but arrays, else None.
+
+        Lanes with a seed for each episode need none: they are replayed.
+        """
+        attributes = _plain_attributes(self.env)
+        if self.episode_seeds or attributes is None:
+            return None
+        return {
+            "attributes": attributes,
+            "np_random": self.env.np_random.bit_generator.state,
+            "finished": self._finished.copy(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`; the environment must be of the same class and size."""
+        for name, value in state["attributes"].items():
+            setattr(self.env, name, _copy(value))
+        self.env.np_random.bit_generator.state = state["np_random"]
+        self._finished = np.array(state["finished"], bool)
+
+    def close(self) -> None:
+        """Close all lanes, and end their processes."""
+        self.env.close()
+
+    def _reset(self, seeds: list[int] | None, mask: BoolArray | None) -> Batched:
+        seed: Any = seeds if seeds is None or self._seed_lists else seeds[0]
+        options = None if mask is None else {"reset_mask": np.array(mask, bool)}
+        try:
+            observations, _ = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._error(error, "reset") from None
+        return observations
+
+    def _accepts_seed_lists(self) -> bool:
+        """Whether each lane can be given its own seed; elsewhere one seed serves all."""
+        seeds: Any = list(range(self.num_envs))
+        try:
+            self.env.reset(seed=seeds)
+        except Exception:  # any: each environment says in its own way that it wants an int
+            return False
+        return True
+
+    def _with_final(self, observations: Batched, infos: dict[str, Any], done: BoolArray) -> Batched:
+        """``observations`` with the rows of finished lanes replaced by their true last ones."""
+        if "final_obs" not in infos:
+            raise EnvError(
+                self._env_id,
+                "step",
+                "it resets in the same step, but infos hold no final_obs at an episode's end",
+                runner_index=self._runner_index,
+                lane=int(np.flatnonzero(done)[0]),
+            )
+        space, final = self.single_observation_space, infos["final_obs"]
+        if not (isinstance(final, np.ndarray) and final.dtype == object):
+            final = list(iterate(self.env.observation_space, final))
+        rows = [
+            final[lane] if done[lane] else row
+            for lane, row in enumerate(iterate(self.env.observation_space, observations))
+        ]
+        out: Any = create_empty_array(space, n=self.num_envs)
+        return concatenate(space, rows, out)
+
+    def _check_rows(self, observations: Batched) -> None:
+        """Raise if a row is out of order in a way that must stop the run."""
+        if self._has_bad_values(observations):
+            check_rows(
+                self.single_observation_space,
+                observations,
+                self.num_envs,
+                self._env_id,
+                runner_index=self._runner_index,
+                step=self._vector_steps - 1,
+            )
+
+    def _error(self, error: Exception, phase: EnvPhase) -> EnvError:
+        if isinstance(error, EnvError):
+            return error
+        step = self._vector_steps if phase == "step" else -1
+        where: dict[str, Any] = {
+            "runner_index": self._runner_index,
+            "lane": _WHOLE_VECTOR,
+            "env_step": step,
+        }
+        if isinstance(error, _LOST_PROCESS) and isinstance(self.env, AsyncVectorEnv):
+            # Its pipe breaks a moment before the process has ended and has an exit code.
+            wait([process.sentinel for process in self.env.processes], timeout=1.0)
+            codes = [process.exitcode for process in self.env.processes]
+            reason = f"the process of a sub-environment ended; exit codes by lane: {codes}"
+            return EnvError(self._env_id, phase, reason, **where)
+        return EnvError.from_exception(error, self._env_id, phase, **where)
+
+
+class _ReportingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """In a lane's process: turns an exception into an `EnvError`, whose text crosses the border."""
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], env_id: str, runner_index: int, lane: int
+    ) -> None:
+        super().__init__(env)
+        self._place: dict[str, Any] = {"runner_index": runner_index, "lane": lane}
+        self._env_id = env_id
+        self._episode_step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        try:
+            self._episode_step = 0
+            return self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise EnvError.from_exception(error, self._env_id, "reset", **self._place) from None
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            result = self.env.step(action)
+        except Exception as error:
+            raise EnvError.from_exception(
+                error, self._env_id, "step", env_step=self._episode_step, **self._place
+            ) from None
+        self._episode_step += 1
+        return result
+
+
+class _ProcessVectorEnv(AsyncVectorEnv):
+    """gymnasium's, raising a lane's exception as it is, without printing it on the way."""
+
+    _broken = False
+
+    def _raise_if_errors(self, successes: Any) -> None:
+        if not all(successes):
+            self._broken = True
+            raise self.error_queue.get()[2]
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close; a lane that died, or broke off a step, cannot be asked to: all are ended then."""
+        # A call that was sent and never answered shows a death before the process has a code.
+        waiting = self._state is not AsyncState.DEFAULT
+        alive = not self._broken and all(process.is_alive() for process in self.processes)
+        if waiting or not alive:
+            self._broken, self._state = True, AsyncState.DEFAULT
+        super().close_extras(timeout=timeout, terminate=terminate or self._broken)
+
+
+def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:
+    """Whether ``reset_mask`` is known to reset its lanes and no others, once.
+
+    Without shared memory gymnasium's Async resets a lane a second time at the next step.
+    """
+    base = env.unwrapped
+    if isinstance(base, AsyncVectorEnv):
+        return bool(base.shared_memory) or base.autoreset_mode is not AutoresetMode.NEXT_STEP
+    return isinstance(base, SyncVectorEnv)
+
+
+def _infos_by_lane(infos: dict[str, Any], done: BoolArray, num_envs: int) -> LaneInfos | None:
+    """Gymnasium's dict of arrays (with masks ``_key``) as one dict for each lane that has any.
+
+    In SAME_STEP mode a finished lane's info is the one of its last step.
+    """
+    final = infos.get("final_info")
+    lanes: dict[int, dict[str, Any]] = {}
+    for lane in range(num_envs):
+        source = final if final is not None and done[lane] else infos
+        info = _lane_info(source, lane)
+        if info:
+            lanes[lane] = info
+    return LaneInfos(lanes, num_envs) if lanes else None
+
+
+def _lane_info(infos: dict[str, Any], lane: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, values in infos.items():
+        if key.startswith("_") or key in ("final_obs", "final_info"):
+            continue
+        mask = infos.get(f"_{key}")
+        if mask is None or mask[lane]:
+            found[key] = _lane_info(values, lane) if isinstance(values, dict) else values[lane]
+    return found
+
+
+def _plain_attributes(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
+    """The attributes that change, of an environment made of arrays and numbers alone; else None."""
+    constant = (spaces.Space, str, dict, np.random.Generator, gymnasium.envs.registration.EnvSpec)
+    plain: dict[str, Any] = {}
+    for name, value in vars(env).items():
+        if isinstance(value, np.ndarray | bool | int | float | np.generic):
+            plain[name] = _copy(value)
+        elif value is not None and not isinstance(value, constant):
+            return None
+    return plain
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value

@@ -1,0 +1,376 @@
+"""Makes the vector environment that a config asks for, and the default, serial vectorisation.
+
+Adapters for gymnasium's own vector environments are in `native_vector_env`. Knows nothing of
+policies, batches, connectors or Ray.
+
+    B        number of lanes (copies of the environment)
+    lane     index of a copy, 0..B-1
+    batched  one array [B, ...], or for Dict and Tuple spaces a dict or tuple of them
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from rlrun.envs import native_vector_env as native
+from rlrun.envs.env import (
+    EnvContext,
+    check_env,
+    make_env_or_vector,
+    observation_problem,
+    time_limit_of,
+)
+from rlrun.envs.episode_vector_env import (
+    Batched,
+    BoolArray,
+    EpisodeVectorEnv,
+    LaneInfos,
+    StepResult,
+    bad_value_test,
+    check_rows,
+)
+from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.horizon import time_limit
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+
+
+def make_vector_env(
+    spec: EnvSpec,
+    num_envs: int,
+    settings: EnvRunnersConfig,
+    context: EnvContext | None = None,
+    *,
+    training: bool = True,
+    render_mode: str | None = None,
+    restart_failed: bool = False,
+) -> EpisodeVectorEnv:
+    """Build ``num_envs`` lanes of what ``spec`` names.
+
+    Args:
+        spec: the environment; its function may also return a gymnasium vector environment.
+        num_envs: B.
+        settings: for ``gym_env_vectorize_mode`` ("auto" and "sync" step the lanes one after the
+            other in this process, "async" in a process each, "vector_entry_point" is the
+            environment's own vectorisation, "envpool" is EnvPool's environment of that name),
+            ``preprocessor_pref`` and ``disable_env_checking``.
+        context: what the lanes' constructors are told, apart from the lane.
+        training: False in evaluation and rollout, see `EnvContext`.
+        render_mode: passed to each lane.
+        restart_failed: build a lane's environment again when it raises, instead of raising; done
+            by the serial vectorisation alone.
+
+    Raises:
+        EnvError: whatever goes wrong, with the environment's name and the user's traceback.
+    """
+    place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
+    place.training = training
+    mode, runner = settings.gym_env_vectorize_mode, place.worker_index
+    if mode == "vector_entry_point":
+        return native.from_entry_point(spec, num_envs, place, render_mode)
+    if mode == "envpool":
+        return _from_envpool(spec, num_envs, settings, place, render_mode)
+
+    def make_lane(lane: int) -> Any:
+        return make_env_or_vector(
+            spec,
+            place.for_lane(lane),
+            num_envs=num_envs,
+            render_mode=render_mode,
+            preprocessor_pref=settings.preprocessor_pref,
+        )
+
+    def make_limited(lane: int) -> Any:
+        env = make_lane(lane)
+        wrapper = time_limit_of(env)
+        if wrapper is not None:
+            wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
+        return env
+
+    first = make_limited(0)
+    if not isinstance(first, gymnasium.Env):
+        return native.adapt(first, spec.use, num_envs, runner_index=runner)
+    check = not settings.disable_env_checking
+    if check:
+        check_env(first, spec.use, runner_index=runner)
+    if mode == "async":
+        first.close()
+        return native.make_async(make_limited, num_envs, spec.use, runner_index=runner)
+    envs = [first, *(make_limited(lane) for lane in range(1, num_envs))]
+    rebuild = make_limited if restart_failed else None
+    return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check, rebuild=rebuild)
+
+
+def _from_envpool(
+    spec: EnvSpec,
+    num_envs: int,
+    settings: EnvRunnersConfig,
+    place: EnvContext,
+    render_mode: str | None,
+) -> EpisodeVectorEnv:
+    """One pool of all lanes; in evaluation one for each, so that each episode has its own seed."""
+    from rlrun.envs.envpool_env import PooledVectorEnv, PoolLane, pool_maker
+
+    make, check = pool_maker(spec, settings, place, render_mode), not settings.disable_env_checking
+    if place.training:
+        return PooledVectorEnv(make, num_envs, runner_index=place.worker_index, check=check)
+    lanes = [PoolLane(make) for _ in range(num_envs)]
+    return SerialVectorEnv(lanes, spec.use, runner_index=place.worker_index, check=check)
+
+
+def take_lanes(batch: Batched, lanes: np.ndarray[Any, Any]) -> Batched:
+    """The rows ``lanes`` of a batched observation, in arrays of their own."""
+    if isinstance(batch, dict):
+        return {key: take_lanes(part, lanes) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(take_lanes(part, lanes) for part in batch)
+    return batch[lanes]
+
+
+def _is_float_box(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
+_log = logging.getLogger(__name__)
+
+_MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
+
+
+class SerialVectorEnv:
+    """Steps the lanes one after the other in this process; the default.
+
+    Observations are written in place into one buffer, nothing is copied, every episode has its own
+    seed, and an exception of the environment arrives as an `EnvError`. With ``rebuild``, which
+    makes a lane's environment again, an exception in a step puts the lane among `failed_lanes`
+    instead, and the caller resets it.
+    """
+
+    episode_seeds = True
+    resets_lanes = True
+    valid: BoolArray | None = None
+
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        env_id: str,
+        *,
+        runner_index: int = 0,
+        check: bool = True,
+        rebuild: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.envs = list(envs)
+        self.every_step_counts = rebuild is None
+        self.failed_lanes: Sequence[int] = ()
+        self._rebuild = rebuild
+        self.num_envs = len(self.envs)
+        self.single_observation_space = self.envs[0].observation_space
+        self.single_action_space = self.envs[0].action_space
+        self._env_id = env_id
+        self._runner_index = runner_index
+        self._check = check
+        self._require_equal_spaces()
+        self._step_functions = [env.step for env in self.envs]
+        size = self.num_envs
+        self._buffer: Any = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
+        self._in_place = isinstance(self._buffer, np.ndarray)
+        self._lane_observations: list[Any] = [None] * size  # nested spaces only
+        # The test of the commonest space stands in `step` itself, without a call.
+        self._floats: np.ndarray[Any, Any] | None = None
+        self._has_bad_values: Callable[[Batched], bool] | None = None
+        if _is_float_box(self.single_observation_space):
+            self._floats = np.asarray(self._buffer).reshape(-1)  # a view
+        else:
+            self._has_bad_values = bad_value_test(self.single_observation_space)
+        self._plain_actions = isinstance(
+            self.single_action_space,
+            spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
+        )
+        self._action_space = batch_space(self.single_action_space, size)
+        self._rewards = np.zeros(size, np.float64)  # [B]
+        self._terminateds = np.zeros(size, np.bool_)  # [B]
+        self._truncateds = np.zeros(size, np.bool_)  # [B]
+        self._vector_steps = 0
+        self._episode_starts = [0] * size  # in vector steps
+
+    def reset(self, seeds: Sequence[int]) -> Batched:
+        """Start an episode in each lane; the observations [B, ...]."""
+        observations = self.reset_lanes(np.ones(self.num_envs, np.bool_), seeds)
+        if self._check:
+            check_rows(
+                self.single_observation_space,
+                observations,
+                self.num_envs,
+                self._env_id,
+                runner_index=self._runner_index,
+            )
+        return observations
+
+    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+        """Start an episode in the lanes of ``mask``; rows of the others are left as they were."""
+        for lane in np.flatnonzero(mask).tolist():
+            observation = self._first_observation(lane, int(seeds[lane]))
+            self._episode_starts[lane] = self._vector_steps
+            if self._in_place:
+                self._buffer[lane] = observation
+            else:
+                self._lane_observations[lane] = observation
+        if not self._in_place:
+            self._concatenate()
+        return self._buffer
+
+    def _first_observation(self, lane: int, seed: int) -> Any:
+        tries = _MOST_RESET_TRIES if self._rebuild is not None else 1
+        while True:
+            tries -= 1
+            try:
+                return self.envs[lane].reset(seed=seed)[0]
+            except Exception as error:
+                if not tries:
+                    raise self._error(error, lane, "reset") from None
+                self._build_again(lane, error)
+
+    def _build_again(self, lane: int, error: Exception) -> None:
+        assert self._rebuild is not None
+        _log.warning("%s is built again in sub-env %d: %r", self._env_id, lane, error)
+        self.envs[lane] = self._rebuild(lane)
+        self._step_functions[lane] = self.envs[lane].step
+
+    def step(self, actions: Batched) -> StepResult:
+        """Step each lane with its row of ``actions``."""
+        rows = self._in_place
+        out = self._buffer if rows else self._lane_observations
+        rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
+        by_lane: dict[int, dict[str, Any]] = {}
+        lane = 0
+        lanes = enumerate(zip(self._step_functions, self._split(actions), strict=True))
+        failed: list[int] = []
+        while True:
+            try:
+                for lane, (step, action) in lanes:
+                    out[lane], rewards[lane], terminateds[lane], truncateds[lane], info = step(
+                        action
+                    )
+                    if info:
+                        by_lane[lane] = info
+                break
+            except Exception as error:
+                if self._rebuild is None:
+                    raise self._error(error, lane, "step") from None
+                # The iterator is past the failed lane: the loop goes on with the next one.
+                self._build_again(lane, error)
+                failed.append(lane)
+                rewards[lane], terminateds[lane], truncateds[lane] = 0.0, False, False
+        self.failed_lanes = failed
+        self._vector_steps += 1
+        if not rows:
+            self._concatenate()
+        if self._floats is not None:
+            # x . x is NaN only if an entry is: squares cannot cancel.
+            if math.isnan(self._floats.dot(self._floats)):
+                self._raise_bad_value()
+        elif self._has_bad_values is not None and self._has_bad_values(self._buffer):
+            self._raise_bad_value()
+        infos = LaneInfos(by_lane, self.num_envs) if by_lane else None
+        return self._buffer, rewards, terminateds, truncateds, infos
+
+    def render(self) -> Any:
+        """The frames of all lanes, as a list [B]."""
+        return [env.render() for env in self.envs]
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The lanes' own states where they offer ``get_state`` and ``set_state``, else None."""
+        if not all(
+            env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state")
+            for env in self.envs
+        ):
+            return None
+        return {
+            "lanes": [env.get_wrapper_attr("get_state")() for env in self.envs],
+            "elapsed_steps": [_elapsed_steps(env) for env in self.envs],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Give each lane back its own state, and its time limit the steps counted so far."""
+        for env, lane_state, elapsed in zip(
+            self.envs, state["lanes"], state["elapsed_steps"], strict=True
+        ):
+            env.get_wrapper_attr("set_state")(lane_state)
+            _set_elapsed_steps(env, elapsed)
+
+    def close(self) -> None:
+        """Close all lanes."""
+        for env in self.envs:
+            env.close()
+
+    def _split(self, actions: Batched) -> Any:
+        """One action for each lane; read-only, since they are rows of the batch."""
+        if not self._plain_actions:
+            return iterate(self._action_space, actions)
+        if isinstance(actions, np.ndarray) and actions.ndim > 1:
+            actions = actions.view()
+            actions.flags.writeable = False
+        return actions
+
+    def _concatenate(self) -> None:
+        self._buffer = concatenate(
+            self.single_observation_space, self._lane_observations, self._buffer
+        )
+
+    def _require_equal_spaces(self) -> None:
+        for lane, env in enumerate(self.envs):
+            for name in ("observation_space", "action_space"):
+                if getattr(env, name) != getattr(self.envs[0], name):
+                    raise EnvError(
+                        self._env_id,
+                        "constructor",
+                        f"sub-environments differ in their {name}: {getattr(self.envs[0], name)} "
+                        f"and {getattr(env, name)}",
+                        runner_index=self._runner_index,
+                        lane=lane,
+                    )
+
+    def _raise_bad_value(self) -> None:
+        batched = batch_space(self.single_observation_space, self.num_envs)
+        for lane, row in enumerate(iterate(batched, self._buffer)):
+            problem = observation_problem(self.single_observation_space, row)
+            if problem is not None:
+                raise EnvError(
+                    self._env_id,
+                    "observation",
+                    problem,
+                    runner_index=self._runner_index,
+                    lane=lane,
+                    env_step=self._vector_steps - 1 - self._episode_starts[lane],
+                )
+
+    def _error(self, error: Exception, lane: int, phase: EnvPhase) -> EnvError:
+        episode_step = self._vector_steps - self._episode_starts[lane]
+        return EnvError.from_exception(
+            error,
+            self._env_id,
+            phase,
+            runner_index=self._runner_index,
+            lane=lane,
+            env_step=episode_step if phase == "step" else -1,
+        )
+
+
+def _elapsed_steps(env: gymnasium.Env[Any, Any]) -> int | None:
+    wrapper = time_limit_of(env)
+    return None if wrapper is None else wrapper._elapsed_steps
+
+
+def _set_elapsed_steps(env: gymnasium.Env[Any, Any], elapsed: int | None) -> None:
+    wrapper = time_limit_of(env)
+    if wrapper is not None:
+        wrapper._elapsed_steps = elapsed

@@ -1,0 +1,248 @@
+"""The live panel: one frame of a running experiment for a terminal.
+
+Owns the drawing. It must not know where the numbers come from (progress.py) nor when it is drawn
+(console.py); ``draw`` is a pure function of a Progress and a width.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from rlrun.experiment.report.progress import Progress, clock_time
+from rlrun.experiment.stopping import number
+
+WIDEST = 120
+
+_LABEL_WIDTH = 11  # two columns apart from the content
+_SPARKS = "▁▂▃▄▅▆▇█"
+_PHASE_COLOURS = {
+    "sample": "cyan",
+    "learn": "magenta",
+    "transfer": "blue",
+    "sync": "yellow",
+    "evaluate": "green",
+    "checkpoint": "red",
+    "report": "bright_blue",
+    "other": "bright_black",
+}
+_LEARNER_STATISTICS = (
+    ("approx_kl", "kl"),
+    ("entropy", "entropy"),
+    ("clip_fraction", "clipped"),
+    ("vf_explained_variance", "explained"),
+    ("lr", "lr"),
+)
+
+
+def draw(progress: Progress, width: int) -> RenderableType:
+    """Draw one frame, at most ``width`` columns wide."""
+    width = min(width, WIDEST)
+    room = width - 4 - _LABEL_WIDTH
+    rows: list[tuple[str, Text] | None] = []
+    if progress.result is None:
+        rows.append(("", Text(f"{progress.status} …", style="italic")))
+    else:
+        rows += [("return", _returns(progress, room)), ("episodes", _episodes(progress))]
+        rows.append(None)
+    rows += _criteria(progress, room)
+    if progress.result is not None:
+        rows += [None, ("speed", _speed(progress)), ("time", _time_bar(progress, room))]
+        rows.append(("", _time_legend(progress, room)))
+        rows += [("learner", text) for text in _learner(progress, room)]
+        rows += [("runners", text) for text in _runners(progress)]
+        rows += [("evaluated", text) for text in _evaluation(progress)]
+        rows += [("saved", text) for text in _saved(progress)]
+    return Panel(
+        _lines(rows),
+        title=_title(progress),
+        title_align="left",
+        subtitle=Text(_shortened(progress.header.folder, width - 8), style="dim"),
+        subtitle_align="left",
+        border_style="bright_black",
+        width=width,
+    )
+
+
+def _lines(rows: Sequence[tuple[str, Text] | None]) -> Text:
+    """All rows as one text; a rich table would take three times as long to draw."""
+    lines = []
+    for label, content in (row or ("", Text()) for row in rows):
+        lines.append(Text(f"{label:<{_LABEL_WIDTH}}", style="bright_black").append_text(content))
+    text = Text("\n").join(lines)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _title(progress: Progress) -> Text:
+    header = progress.header
+    title = Text.assemble(
+        ("rlrun", "bold cyan"), " · ", (header.algorithm, "bold"), " · ", (header.env, "bold")
+    )
+    title.append(f" · seed {header.seed} · {clock_time(progress.elapsed_s)}")
+    return title
+
+
+def _returns(progress: Progress, room: int) -> Text:
+    mean = progress.value("episode_return_mean")
+    if mean is None:
+        return Text("no episode has ended yet", style="italic")
+    text = Text(f"{number(round(mean, 2)):<10}", style="bold green")
+    tail = (
+        "" if progress.best_return is None else f"  best {number(round(progress.best_return, 2))}"
+    )
+    text.append(
+        sparkline(list(progress.returns), max(8, room - len(text) - len(tail) - 1)), "green"
+    )
+    return text.append(tail, "default")
+
+
+def _episodes(progress: Progress) -> Text:
+    window = progress.header.stop.smoothing_episodes
+    counted = progress.value("episodes_in_mean")
+    parts = [f"{number(progress.value('episodes') or 0)} finished"]
+    length = progress.value("episode_len_mean")
+    if length is not None:
+        parts.append(f"{length:,.1f} steps each")
+    if counted is not None:
+        parts.append(f"mean of {int(counted):,}" + (f" (of {window})" if counted < window else ""))
+    return Text(" · ".join(parts))
+
+
+def _criteria(progress: Progress, room: int) -> list[tuple[str, Text]]:
+    criteria = progress.header.stop.criteria
+    if not criteria:
+        return [("until", Text("Ctrl-C, which saves"))]
+    names = [criterion.address for criterion in criteria]
+    goals = []
+    for criterion in criteria:
+        value = progress.value(criterion.address)
+        goals.append(f"{'-' if value is None else number(value)} / {number(criterion.bound)}")
+    times = [progress.left_s(criterion) for criterion in criteria]
+    lefts = ["" if left is None else f"~{clock_time(left)}" for left in times]
+    widths = [max(map(len, column)) for column in (names, goals, lefts)]
+    bar_width = min(40, room - sum(widths) - 6)
+    rows = []
+    for i, criterion in enumerate(criteria):
+        text = Text(f"{names[i]:<{widths[0]}}  ")
+        if bar_width >= 6:
+            text.append_text(_bar(progress.share(criterion), bar_width)).append("  ")
+        text.append(f"{goals[i]:>{widths[1]}}", "bold")
+        text.append(f"  {lefts[i]}" if lefts[i] else "", "bright_black")
+        rows.append(("until" if i == 0 else "or", text))
+    return rows
+
+
+def _bar(share: float, width: int) -> Text:
+    halves = round(share * width * 2)
+    full, half = divmod(halves, 2)
+    text = Text("━" * full + "╸" * half, style="cyan" if share < 1 else "green")
+    return text.append("─" * (width - full - half), "bright_black")
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a curve in one line of at most ``width`` characters; each is a mean of its share."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [i * len(values) // width for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
+
+
+def _speed(progress: Progress) -> Text:
+    speed = progress.value("env_steps_per_s")
+    text = Text(f"{number(round(speed or 0))}", style="bold")
+    text.append(" env steps/s", "default")
+    return text.append(
+        f" · iteration {number(progress.value('training_iteration') or 0)}", "default"
+    )
+
+
+def _phases(progress: Progress) -> list[tuple[str, float]]:
+    timers = dict(progress.timers_s)  # a snapshot: the run goes on in another thread
+    total = sum(timers.values()) or 1.0
+    return [(phase, seconds / total) for phase, seconds in timers.items()]
+
+
+def _time_bar(progress: Progress, room: int) -> Text:
+    text = Text()
+    done = 0.0
+    for phase, share in _phases(progress):
+        # Rounding the edges, not the widths, makes the pieces fill the bar exactly.
+        cells = round((done + share) * room) - round(done * room)
+        done += share
+        text.append("▬" * cells, _PHASE_COLOURS.get(phase, "white"))
+    return text
+
+
+def _time_legend(progress: Progress, room: int) -> Text:
+    text = Text()
+    for phase, share in sorted(_phases(progress), key=lambda item: -item[1]):
+        entry = f"{phase} {share:.0%}"
+        if share < 0.01 or len(text) + len(entry) + 4 > room:
+            continue
+        text.append("▬ ", _PHASE_COLOURS.get(phase, "white")).append(f"{entry}  ")
+    return text
+
+
+def _learner(progress: Progress, room: int) -> list[Text]:
+    learners: Any = (progress.result or {}).get("learners")
+    if not isinstance(learners, dict):
+        return []
+    rows = []
+    for policy_id in learners:
+        address = f"learners/{policy_id}/learner_stats"
+        found = [
+            f"{label} {value:.3g}"
+            for key, label in _LEARNER_STATISTICS
+            if (value := progress.value(f"{address}/{key}")) is not None
+        ]
+        name = f"{policy_id}: " if len(learners) > 1 else ""
+        while len(name + " · ".join(found)) > room:
+            found.pop()
+        if found:
+            rows.append(Text(name + " · ".join(found)))
+    return rows
+
+
+def _runners(progress: Progress) -> list[Text]:
+    count = progress.header.num_env_runners
+    if count == 0:
+        return []
+    healthy = progress.value("env_runners/healthy")
+    restarts = progress.value("env_runners/restarts") or 0
+    if healthy is None:
+        return []
+    style = "default" if healthy >= count else "bold red"
+    text = Text(f"{int(healthy)} of {count} healthy", style=style)
+    plural = "" if restarts == 1 else "s"
+    note = f" · {int(restarts)} restart{plural}"
+    return [text.append(note, "yellow" if restarts else "default")]
+
+
+def _evaluation(progress: Progress) -> list[Text]:
+    if progress.evaluation is None:
+        return []
+    iteration, mean, spread = progress.evaluation
+    text = Text(number(round(mean, 2)), style="bold green")
+    text.append("" if spread is None else f" ± {number(round(spread, 2))}", "default")
+    return [text.append(f" at iteration {iteration:,}", "default")]
+
+
+def _saved(progress: Progress) -> list[Text]:
+    if progress.saved is None:
+        return []
+    best = f" · best {progress.best_saved}" if progress.best_saved else ""
+    return [Text(f"checkpoint {progress.saved}{best}")]
+
+
+def _shortened(path: Path, width: int) -> str:
+    text = str(path)
+    return text if len(text) <= width else "…" + text[-(width - 1) :]

@@ -1,0 +1,151 @@
+"""What a person wants to know of a running experiment, kept up to date in constant time a result.
+
+Owns the numbers behind the console: shares towards each stop criterion, time left, the history of
+returns, where the time goes. It must not know how they are drawn.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.data.results import counts_already, number_at
+from rlrun.experiment.stopping import COUNTERS, Criterion, StopCriteria
+
+_MOST_POINTS = 512
+_TIMER_WEIGHT = 0.1
+_DRY_ITERATIONS = 10
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What does not change during a run."""
+
+    algorithm: str
+    env: str
+    seed: int
+    folder: Path
+    num_env_runners: int
+    stop: StopCriteria
+    resumed_from: int | None = None
+
+
+class Progress:
+    """State of the run as told by its results; ``update`` is all that an iteration costs."""
+
+    def __init__(self, header: RunHeader, clock: Callable[[], float] = time.monotonic) -> None:
+        self.header = header
+        self.status = "starting"
+        """What happens before the first result."""
+        self.result: Mapping[str, Any] | None = None
+        self.returns: list[float] = []
+        """History of the mean return, thinned to a bounded length."""
+        self.best_return: float | None = None
+        self.timers_s: dict[str, float] = {}
+        """Recent seconds an iteration by phase, in the result's order."""
+        self.evaluation: tuple[int, float, float | None] | None = None
+        """Iteration, mean return and standard deviation of the last evaluation."""
+        self.saved: str | None = None
+        """Name of the newest checkpoint."""
+        self.best_saved: str | None = None
+        self._clock = clock
+        self._started = clock()
+        self._stopped: float | None = None
+        self._first: dict[str, tuple[float, float]] = {}  # address -> (time, value)
+        self._stride = 1
+        self._count = 0
+        self._dry = 0
+
+    def update(self, result: Mapping[str, Any]) -> None:
+        """Take over one result."""
+        now = self._clock()
+        self.result = result
+        for criterion in self.header.stop.criteria:
+            value = number_at(result, criterion.address)
+            if value is not None:
+                self._first.setdefault(criterion.address, (now, value))
+        mean = number_at(result, "episode_return_mean")
+        if mean is not None:
+            self._remember_return(mean, result)
+        for name, value in (result.get("timers") or {}).items():
+            if isinstance(value, int | float):
+                phase = name.removesuffix("_s")
+                old = self.timers_s.get(phase, float(value))
+                self.timers_s[phase] = old + _TIMER_WEIGHT * (value - old)
+        evaluated = number_at(result, "evaluation/episode_return_mean")
+        if evaluated is not None:
+            spread = number_at(result, "evaluation/episode_return_std")
+            self.evaluation = (int(result.get("training_iteration", 0)), evaluated, spread)
+        self._dry = 0 if result.get("episodes_this_iter") else self._dry + 1
+
+    def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take over the returns of earlier sessions."""
+        for row in rows:
+            mean = number_at(row, "episode_return_mean")
+            if mean is not None:
+                self._remember_return(mean, row)
+
+    def _remember_return(self, mean: float, result: Mapping[str, Any]) -> None:
+        if counts_already("episode_return_mean", result, self.header.stop.smoothing_episodes):
+            self.best_return = mean if self.best_return is None else max(self.best_return, mean)
+        if self._count % self._stride == 0:
+            self.returns.append(mean)
+            if len(self.returns) > _MOST_POINTS:
+                del self.returns[1::2]
+                self._stride *= 2
+        self._count += 1
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this session started; stands still once the run has ended."""
+        return (self._stopped or self._clock()) - self._started
+
+    def stop_clock(self) -> None:
+        """The run has ended."""
+        self._stopped = self._clock()
+
+    def value(self, address: str) -> float | None:
+        """A number of the newest result."""
+        return None if self.result is None else number_at(self.result, address)
+
+    def share(self, criterion: Criterion) -> float:
+        """How much of the way to the bound is done, 0 to 1; returns start at their first value."""
+        value = self.value(criterion.address)
+        if value is None:
+            return 0.0
+        counter = criterion.address in COUNTERS
+        start = 0.0 if counter else self._first[criterion.address][1]
+        if criterion.bound <= start:
+            return 1.0 if value >= criterion.bound else 0.0
+        return min(1.0, max(0.0, (value - start) / (criterion.bound - start)))
+
+    def left_s(self, criterion: Criterion) -> float | None:
+        """Seconds until a counter reaches its bound at this session's pace; None if unknowable."""
+        value = self.value(criterion.address)
+        if value is None or criterion.address not in COUNTERS:
+            return None
+        then, first = self._first[criterion.address]
+        gained, took = value - first, self._clock() - then
+        if gained <= 0 or took <= 0:
+            return None
+        return max(0.0, (criterion.bound - value) * took / gained)
+
+    def dry_spell(self) -> str | None:
+        """One line, once, when no episode has ended for long; names the longest running one."""
+        if self._dry != _DRY_ITERATIONS:
+            return None
+        steps = self.value("env_steps_this_iter")
+        text = f"no episode has ended in the last {_DRY_ITERATIONS} iterations"
+        if steps is not None:
+            text += f" ({int(steps) * _DRY_ITERATIONS:,} env steps)"
+        longest = self.value("env_runners/longest_running_episode")
+        if longest is not None:
+            text += f"; the longest running one has {int(longest):,} env steps"
+        return text + ": until one ends the return is unknown. Does the env have a time limit?"
+
+
+def clock_time(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -1,0 +1,1 @@
+"""Sweeps: the `sweep:` section of an experiment file, run with Ray Tune."""

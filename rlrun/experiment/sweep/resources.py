@@ -1,0 +1,86 @@
+"""What a trial reserves, and whether it can ever be had.
+
+Owns the arithmetic of trials against a machine or cluster. It must not know Ray Tune.
+
+A trial with env runners reserves one bundle for its own process and one for each runner, all or
+nothing. Its own process waits while the runners sample, so that it takes no CPU, as in
+`rlrun train`. A trial without runners takes one CPU: such trials fill the cores.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rlrun.actors.ray_runtime import ResourceError, Resources, preflight
+from rlrun.config.schema import ExperimentConfig
+
+Bundle = dict[str, float]
+
+
+def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
+    """Ray resources: of the trial's process, then of each env runner, and of each learner."""
+    settings, learners = experiment.env_runners, experiment.learners
+    own: Bundle = {} if settings.num_env_runners else {"CPU": 1.0}
+    if learners.device.startswith("cuda"):
+        own["GPU"] = 1.0
+    runner: Bundle = {
+        "CPU": float(settings.num_cpus_per_env_runner),
+        "GPU": float(settings.num_gpus_per_env_runner),
+        **{name: float(n) for name, n in settings.custom_resources_per_env_runner.items()},
+    }
+    runner = {name: amount for name, amount in runner.items() if amount}
+    learner = {
+        "CPU": float(learners.num_cpus_per_learner),
+        "GPU": float(learners.num_gpus_per_learner),
+    }
+    learner = {name: amount for name, amount in learner.items() if amount}
+    found = [own] + [dict(runner) for _ in range(settings.num_env_runners)]
+    found += [dict(learner) for _ in range(learners.num_learners)]
+    return found if any(found) else [{"CPU": 1.0}]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What there is for trials."""
+
+    total: Resources
+    nodes: tuple[Mapping[str, float], ...]
+    """Of each machine, by Ray's names."""
+    where: str
+    """"this machine" or the cluster's name."""
+
+
+def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> None:
+    """Refuse a sweep of which some trial could never start.
+
+    Raises:
+        ResourceError: with the arithmetic and a setting that fits.
+    """
+    problems: dict[str, None] = {}
+    for experiment in experiments:
+        try:
+            preflight(experiment.env_runners, capacity.total, capacity.where, experiment.learners)
+        except ResourceError as error:
+            problems[f"a trial: {error}"] = None
+            continue
+        for bundle in bundles_of(experiment):
+            if not any(_holds(node, bundle) for node in capacity.nodes):
+                text = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+                kind = "an env runner" if len(bundles_of(experiment)) > 1 else "a trial"
+                most = "; ".join(_node_text(node) for node in capacity.nodes)
+                problems[f"{kind} needs {text} on one machine; there is {most}"] = None
+    if problems:
+        raise ResourceError("\n".join(problems))
+
+
+def _holds(node: Mapping[str, float], bundle: Bundle) -> bool:
+    return all(node.get(name, 0.0) >= amount for name, amount in bundle.items())
+
+
+def _node_text(node: Mapping[str, float]) -> str:
+    return ", ".join(f"{node.get(name, 0.0):g} {name}" for name in ("CPU", "GPU"))
+
+
+def local_capacity(total: Resources) -> Capacity:
+    """Of a Ray that is going to be started on this machine."""
+    cpus, gpus = max(1.0, float(int(total.cpus))), float(int(total.gpus))
+    return Capacity(total, ({"CPU": cpus, "GPU": gpus, **total.custom},), "this machine")

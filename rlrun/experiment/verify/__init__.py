@@ -1,0 +1,1 @@
+"""Reference cases, trained and held against their published numbers."""

@@ -1,0 +1,272 @@
+"""The runs of a verification: one folder and two ordinary commands for each case and seed.
+
+Owns the folder, what has to be done next in it, and the processes. It must not know what the
+numbers are held against. A run is `rlrun train`, which ends in a run folder like any other, and
+then `rlrun rollout` on it. What comes next is read from the folder alone, so a verification that
+was killed goes on where it stood. (A sweep's trials share one file and need Ray; these do neither.)
+
+    RESULTS/<case>/seed-<n>/                  the run folder
+    RESULTS/<case>/seed-<n>/evaluation.json   what `rlrun rollout --json` printed; the run is done
+    RESULTS/<case>/seed-<n>.log               what the two commands said
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rlrun.checkpoint.files import replace_text
+from rlrun.config.dump import to_plain
+from rlrun.config.loader import load_experiment
+from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.schema import ExperimentConfig
+from rlrun.config.shipped import configs_folder
+from rlrun.data.results import addresses, lookup
+from rlrun.experiment.interrupts import Interrupts
+from rlrun.experiment.run_folder import RunFolder, is_in_use
+from rlrun.experiment.verify.cases import Case
+
+EVALUATION_EPISODES = 100
+RLRUN = (sys.executable, "-m", "rlrun")
+_POLL_S = 0.2
+
+
+class VerifyError(Exception):
+    """The verification cannot begin; the message says why."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One case with one seed."""
+
+    case: Case
+    seed: int
+    experiment: ExperimentConfig
+    folder: RunFolder
+
+    @property
+    def name(self) -> str:
+        """As a person calls it."""
+        return f"{self.case.name} seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """What the commands said."""
+        return self.folder.path.with_suffix(".log")
+
+    @property
+    def evaluation(self) -> Path:
+        """The last thing that a run leaves."""
+        return self.folder.path / "evaluation.json"
+
+    @property
+    def num_cpus(self) -> int:
+        """Processes that compute at a time: the env runners, or the training process itself."""
+        return max(1, self.experiment.env_runners.num_env_runners)
+
+    @property
+    def trained(self) -> bool:
+        """Whether training is over."""
+        return self.folder.read_meta().get("outcome") == "finished"
+
+    def next_command(self) -> list[str] | None:
+        """What has to be done now, as the words after `rlrun`; None if the run is done."""
+        path = str(self.folder.path)
+        if self.evaluation.exists():
+            return None
+        if self.trained:
+            return ["rollout", path, "--episodes", str(EVALUATION_EPISODES), "--json"]
+        if self.folder.config.exists():
+            return ["train", "--resume", path, "--quiet"]
+        config, overrides = str(configs_folder() / self.case.config), self.case.all_overrides()
+        return ["train", config, *overrides, f"seed={self.seed}", "--run-dir", path, "--quiet"]
+
+
+def plan_runs(cases: Sequence[Case], seeds: Sequence[int], results: Path) -> list[SeedRun]:
+    """The runs of the cases with these seeds.
+
+    Raises:
+        ConfigError: everything that is wrong in the cases' files, a missing extra for instance.
+        VerifyError: the folder holds runs that were trained with other settings.
+
+    """
+    runs: list[SeedRun] = []
+    problems: list[Problem] = []
+    for case in cases:
+        try:
+            experiment = load_experiment(configs_folder() / case.config, case.all_overrides())
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        for seed in seeds:
+            folder = RunFolder(results / case.name / f"seed-{seed}")
+            seeded = experiment.model_copy(update={"seed": seed})
+            runs.append(SeedRun(case, seed, seeded, folder))
+    if problems:
+        raise ConfigError(problems)
+    stale = [text for run in runs if (text := _other_settings(run))]
+    if stale:
+        way_out = "move them away, or name another folder with --results"
+        raise VerifyError("\n".join([*stale, f"these runs are of no use here: {way_out}"]))
+    return runs
+
+
+def _other_settings(run: SeedRun) -> str:
+    """What differs between the run's folder and the case as it is now; empty if nothing does."""
+    if not run.folder.config.exists():
+        return ""
+    try:
+        trained = load_experiment(run.folder.config)
+    except ConfigError as error:
+        return f"{run.folder.path}: {error.problems[0].render()}"
+    there, here = to_plain(trained), to_plain(run.experiment)
+    if there == here:
+        return ""
+    keys = dict.fromkeys([*addresses(there), *addresses(here)])
+    texts = [
+        f"{key.replace('/', '.')} is {_value(there, key)} there, {_value(here, key)} here"
+        for key in keys
+        if _value(there, key) != _value(here, key)
+    ]
+    return f"{run.folder.path}: trained with other settings: {'; '.join(texts)}"
+
+
+def _value(settings: dict[str, Any], key: str) -> str:
+    try:
+        return json.dumps(lookup(settings, key))
+    except KeyError:
+        return "nothing"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run is done, or has failed for now."""
+
+    run: SeedRun
+    error: str | None
+    """Why it failed."""
+
+
+class _Process:
+    """One command of one run; its output is kept out of sight."""
+
+    def __init__(self, run: SeedRun, words: list[str]) -> None:
+        self.run, self.words = run, words
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - finish() closes it
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        with run.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                [*RLRUN, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=log,
+                # Ctrl-C on the terminal reaches this process alone, which passes it on, once.
+                start_new_session=True,
+            )
+
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def interrupt(self) -> None:
+        """Ask it to save and to end."""
+        if not self.ended():
+            self._popen.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+    def finish(self) -> str | None:
+        """Keep what it printed; the reason if it failed."""
+        self._output.seek(0)
+        text = self._output.read().decode(errors="replace")
+        self._output.close()
+        if self._popen.returncode != 0:
+            return self._why_it_failed()
+        if self.words[0] == "rollout":
+            replace_text(self.run.evaluation, text)
+        else:
+            with self.run.log.open("a", encoding="utf-8") as log:
+                log.write(text)
+        return None
+
+    def _why_it_failed(self) -> str:
+        sessions = self.run.folder.read_meta().get("sessions") or [{}]
+        if self.words[0] == "train" and sessions[-1].get("outcome") == "failed":
+            return str(sessions[-1]["reason"])
+        lines = self.run.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return last or f"exit code {self._popen.returncode}"
+
+
+class RunQueue:
+    """Works on runs, several at a time, until all are done or failed."""
+
+    def __init__(self, runs: Sequence[SeedRun], jobs: int, notice: Callable[[str], None]) -> None:
+        self._waiting = list(runs)
+        self._jobs = jobs
+        self._notice = notice
+        self._running: list[_Process] = []
+        self._elsewhere: set[str] = set()
+        self.interrupted = False
+
+    def work(self) -> Iterator[Ended]:
+        """Yield each run as it ends. A signal lets the running ones save and ends the iteration."""
+        with Interrupts(self._on_signal) as interrupts:
+            interrupts.defer()
+            try:
+                while self._running or (self._waiting and not self.interrupted):
+                    if not self.interrupted:
+                        yield from self._start()
+                    time.sleep(_POLL_S)
+                    yield from self._collect()
+            except BaseException:
+                for process in self._running:
+                    process.kill()
+                raise
+
+    def _start(self) -> Iterator[Ended]:
+        """Start what fits; a run that another process works on waits until that one ends."""
+        for run in list(self._waiting):
+            used = sum(process.run.num_cpus for process in self._running)
+            if used and used + run.num_cpus > self._jobs:
+                return
+            if is_in_use(run.folder.path):
+                if run.name not in self._elsewhere:
+                    self._notice(f"{run.name}: another process is working on it; waiting for it")
+                    self._elsewhere.add(run.name)
+                continue
+            self._waiting.remove(run)
+            if not run.folder.config.exists():
+                run.folder.discard()  # A kill in a run's first moments leaves an empty folder.
+            words = run.next_command()
+            if words is None:
+                yield Ended(run, None)  # The other process has finished it.
+            else:
+                self._running.append(_Process(run, words))
+
+    def _collect(self) -> Iterator[Ended]:
+        for process in [process for process in self._running if process.ended()]:
+            self._running.remove(process)
+            error = process.finish()
+            run = process.run
+            if error is None and run.next_command() == process.words:
+                error = f"`rlrun {process.words[0]}` ended without a result"
+            if error is None and run.next_command() is not None:
+                self._waiting.insert(0, run)
+            elif not self.interrupted or error is None:
+                yield Ended(run, error)
+
+    def _on_signal(self, name: str) -> None:
+        self.interrupted = True
+        self._notice(f"{name}: the runs save and end; again, and they stop at once")
+        for process in self._running:
+            process.interrupt()

@@ -1,0 +1,1 @@
+"""Replay buffers and what they store."""
