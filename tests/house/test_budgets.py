@@ -15,7 +15,7 @@ from benchmarks.views import Plain, WithPrevious, runner_of
 from rlrun import PPOConfig, RLModule
 from rlrun.sampling.runner_messages import SampleRequest
 
-MAX_FILES = 20
+MAX_FILES = 22
 MAX_CALLS_PER_VECTOR_STEP = 20
 MAX_CALLS_FOR_TWO_VIEWS = 8
 

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from source_tree import ROOT, Module, modules, text_files
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 
 # Written so that this file does not contain what it looks for.
