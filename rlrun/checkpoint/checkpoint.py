@@ -1,102 +1,92 @@
-"""One checkpoint: a directory that is written whole or not at all, and read without pickle.
+"""One checkpoint: a directory that is complete or not there, and is read without pickle.
 
 Owns the files of a checkpoint and the proof that they are complete. It must not know which
-checkpoints a run keeps (checkpoint_folder.py) nor what the state means (the algorithm).
+checkpoints are kept (checkpoint_folder.py) nor what the state means.
 
 ===================  =============================================================
-manifest.json        format, algorithm, the result row, size and sha256 of the rest
-config.yaml          the resolved experiment, so that the directory stands alone
-weights.safetensors  the policy's parameters by name
-state.json           everything else that ``Algorithm.get_state()`` gave
+manifest.json        format, algorithm, result row, size and sha256 of the others
+config.yaml          the resolved configuration, so that the directory stands alone
+weights.safetensors  the policies' parameters by name
+state.json           the rest of the state
 state.safetensors    the arrays that state.json refers to
 ===================  =============================================================
-
-The files go to a temporary directory beside the target, are synced to disk, and appear under the
-final name by one rename: a kill at any moment leaves either no checkpoint or a complete one.
 """
 
 import hashlib
 import json
-import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlrun.checkpoint.files import replace_directory
 from rlrun.checkpoint.state_codec import StateError, decode, encode
 
 FORMAT = "rlrun-checkpoint"
-FORMAT_VERSION = 2  # 2: a learner for each policy
+FORMAT_VERSION = 3  # 2: a learner for each policy; 3: one layout for one and for several agents
 
 MANIFEST = "manifest.json"
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be written or used; the message is one line and names the path."""
+    """A checkpoint cannot be written or read; the message is one line and names the path."""
 
     exit_code = 2
 
 
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint is of another format version than this rlrun reads."""
+
+
 class CheckpointWriteError(CheckpointError):
-    """The disk or the state refused; checkpoints written before are untouched."""
+    """The disk is full, or the state holds an unsupported value; older checkpoints are intact."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What one checkpoint holds."""
+    """The content of one checkpoint."""
 
     algorithm: str
-    """The algorithm's name as the experiment file gives it."""
+    """Name of the algorithm."""
     row: dict[str, Any]
-    """The result of the iteration after which it was taken; resume repairs metrics.jsonl by it."""
+    """Result of the iteration after which it was taken, as plain values."""
     state: dict[str, Any]
-    """``Algorithm.get_state()``."""
+    """Everything besides the weights that the next iteration depends on."""
     weights: dict[str, np.ndarray]
     """Parameters by name."""
     config_yaml: str
-    """The resolved experiment file."""
+    """The resolved configuration."""
     path: Path = field(default=Path(), compare=False)
-    """Where it was read from."""
+    """Directory it was read from."""
 
     @property
     def iteration(self) -> int:
-        """The training iteration that it completes."""
+        """Training iteration after which it was taken."""
         return int(self.row["training_iteration"])
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write ``checkpoint`` as ``directory``; CheckpointWriteError if the disk or the state refuses.
+    """Write ``checkpoint`` as ``directory``, whole or not at all.
 
-    A directory of that name is replaced once the new one is complete.
+    Raises:
+        CheckpointWriteError: the disk refuses, or the state cannot be stored.
+
     """
-    temporary = directory.parent / f".writing-{directory.name}-{os.getpid()}"
     try:
-        contents = _serialise(checkpoint)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        for name, data in contents.items():
-            _write_synced(temporary / name, data)
-        _sync_directory(temporary)
-        _put_in_place(temporary, directory)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        reason = error.strerror or str(error)
+        replace_directory(directory, _serialise(checkpoint))
+    except (OSError, StateError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointWriteError(
             f"{directory}: the checkpoint could not be written: {reason}"
-        ) from error
-    except StateError as error:
-        raise CheckpointWriteError(
-            f"{directory}: the checkpoint could not be written: {error}"
         ) from error
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Read and validate a checkpoint's manifest and the sizes it promises, not the contents."""
+    """Read and check the manifest and the sizes of the files that it lists, not their contents."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such checkpoint")
     try:
@@ -110,25 +100,19 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{directory}: not an rlrun checkpoint: {MANIFEST} is damaged or foreign"
         )
-    if manifest.get("version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{directory}: written in checkpoint format {manifest.get('version')}; "
-            f"this rlrun reads format {FORMAT_VERSION}"
-        )
+    _check_version(directory, manifest.get("version"))
     _check_sizes(directory, manifest)
     return dict(manifest)
 
 
-def read_checkpoint(directory: Path, *, algorithm: str | None = None) -> Checkpoint:
-    """Read a complete checkpoint; nothing in it is ever executed.
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Read a checkpoint; nothing in it is ever executed.
 
-    Raises CheckpointError if it is incomplete, damaged, foreign, or not one of ``algorithm``.
+    Raises:
+        CheckpointError: it is missing, incomplete, damaged, foreign or of another version.
+
     """
     manifest = read_manifest(directory)
-    if algorithm is not None and manifest["algorithm"] != algorithm:
-        raise CheckpointError(
-            f"{directory}: a checkpoint of {manifest['algorithm']}, not of {algorithm}"
-        )
     contents = {name: _read_verified(directory, name, manifest) for name in _FILES}
     import safetensors.numpy
 
@@ -147,7 +131,7 @@ def read_checkpoint(directory: Path, *, algorithm: str | None = None) -> Checkpo
 
 
 def _serialise(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Give every file of the checkpoint as bytes, the manifest last."""
+    """File name -> content; the manifest is last."""
     import safetensors.numpy
 
     document, arrays = encode(checkpoint.state)
@@ -171,6 +155,17 @@ def _serialise(checkpoint: Checkpoint) -> dict[str, bytes]:
     }
     contents[MANIFEST] = json.dumps(manifest, allow_nan=False, indent=1).encode()
     return contents
+
+
+def _check_version(directory: Path, version: Any) -> None:
+    if version == FORMAT_VERSION:
+        return
+    is_older = isinstance(version, int) and version < FORMAT_VERSION
+    writer = "an older version" if is_older else "another, probably newer version"
+    raise CheckpointVersionError(
+        f"{directory}: written by {writer} of rlrun, in checkpoint format {version}; "
+        f"this version reads format {FORMAT_VERSION} only"
+    )
 
 
 def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
@@ -199,28 +194,3 @@ def _read_verified(directory: Path, name: str, manifest: dict[str, Any]) -> byte
             f"{directory}: the checkpoint is damaged: the sha256 of {name} differs"
         )
     return data
-
-
-def _put_in_place(temporary: Path, directory: Path) -> None:
-    replaced = directory.parent / f".replaced-{directory.name}-{os.getpid()}"
-    if directory.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        os.rename(directory, replaced)
-    os.rename(temporary, directory)
-    _sync_directory(directory.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

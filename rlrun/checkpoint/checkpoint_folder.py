@@ -1,15 +1,14 @@
-"""The ``checkpoints/`` folder of a run: which checkpoints are kept, and which is best and latest.
+"""A folder of checkpoints: which ones are kept, and which is the best and the latest.
 
-Owns the names 000120, ``best`` and ``latest`` and the bound on disk use. It must not know what a
-checkpoint holds beyond its result row. The links are relative, so the run folder can be moved;
-they are a convenience: without them (some file systems have none) the newest checkpoint is found
-by name.
+Owns the names 000120, ``best`` and ``latest``, and the bound on disk use. It must not know what a
+checkpoint holds besides its result row.
+
+The links are relative, so the folder can be moved. They are a convenience: on a file system without
+links the newest checkpoint is found by its name.
 """
 
 import logging
 import math
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,25 @@ from typing import Any
 from rlrun.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointError,
+    CheckpointVersionError,
     read_checkpoint,
     read_manifest,
     write_checkpoint,
 )
-from rlrun.checkpoint.files import replace_link
+from rlrun.checkpoint.files import remove_directory, remove_leftovers, replace_link
 from rlrun.data.results import counts_already, number_at
 
 BEST = "best"
 LATEST = "latest"
 
 Score = tuple[bool, float]
-"""(the number counts already, the number where higher is better); compares in that order."""
+"""(whether the number counts already, the number, higher is better); compared in that order."""
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointFolder:
-    """Writes checkpoints, keeps the newest ``keep`` of them and the best, and finds them again."""
+    """Writes checkpoints and keeps the best and the newest ``keep`` of them; None keeps all."""
 
     def __init__(
         self, path: Path, *, keep: int | None, score: Callable[[dict[str, Any]], Score]
@@ -43,8 +43,7 @@ class CheckpointFolder:
         self._keep = keep
         self._score = score
         self._scores: dict[int, Score] = {}
-        for leftover in [*path.glob(".writing-*"), *path.glob(".replaced-*"), *path.glob(".old-*")]:
-            shutil.rmtree(leftover, ignore_errors=True)
+        remove_leftovers(path)
         for iteration in iterations_in(path):
             try:
                 row = read_manifest(path / directory_name(iteration))["row"]
@@ -54,18 +53,18 @@ class CheckpointFolder:
 
     @property
     def best(self) -> int | None:
-        """Iteration of the best checkpoint; of equals the newest."""
+        """Iteration of the best checkpoint, the newest of equals; None without any."""
         if not self._scores:
             return None
         return max(self._scores, key=lambda iteration: (self._scores[iteration], iteration))
 
     @property
     def newest(self) -> int | None:
-        """Iteration of the newest complete checkpoint."""
+        """Iteration of the newest complete checkpoint; None without any."""
         return max(self._scores, default=None)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, point the links at it if due, and remove what need not be kept."""
+        """Write a checkpoint, update the links, and remove those that need not be kept."""
         directory = self.path / directory_name(checkpoint.iteration)
         write_checkpoint(directory, checkpoint)
         self._scores[checkpoint.iteration] = self._score(checkpoint.row)
@@ -89,11 +88,7 @@ class CheckpointFolder:
                 self._remove(iteration)
 
     def _remove(self, iteration: int) -> None:
-        directory = self.path / directory_name(iteration)
-        doomed = self.path / f".old-{directory.name}"
-        # Renamed first: a kill while files vanish must not leave half a checkpoint under its name.
-        os.rename(directory, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        remove_directory(self.path / directory_name(iteration))
         del self._scores[iteration]
 
     def _link(self, name: str, iteration: int) -> None:
@@ -101,36 +96,42 @@ class CheckpointFolder:
 
 
 def directory_name(iteration: int) -> str:
-    """Name of an iteration's checkpoint: six digits, so that names sort as numbers do."""
+    """Name of an iteration's checkpoint; at least six digits, so that names sort as numbers."""
     return f"{iteration:06d}"
 
 
 def iterations_in(path: Path) -> list[int]:
-    """Iterations of all checkpoints in a folder, complete or not, oldest first."""
+    """Iterations of the checkpoints in a folder, complete or not, in ascending order."""
     if not path.is_dir():
         return []
     return sorted(int(entry.name) for entry in path.iterdir() if entry.name.isdecimal())
 
 
 def newest_checkpoint(path: Path) -> Checkpoint | None:
-    """Read the newest complete checkpoint; damaged ones are named in the log and passed over.
+    """Read the newest complete checkpoint; None if the folder has no checkpoint at all.
 
-    None if there never was one; CheckpointError if there are only damaged ones.
+    Damaged ones are skipped, with a line in the log.
+
+    Raises:
+        CheckpointError: all are damaged, or the newest is of another format version.
+
     """
-    last_error: CheckpointError | None = None
+    newest_error: CheckpointError | None = None
     for iteration in reversed(iterations_in(path)):
         try:
             return read_checkpoint(path / directory_name(iteration))
+        except CheckpointVersionError:
+            raise
         except CheckpointError as error:
             log.warning("%s; trying the one before it", error)
-            last_error = error
-    if last_error is not None:
-        raise last_error
+            newest_error = newest_error or error
+    if newest_error is not None:
+        raise newest_error
     return None
 
 
 def best_checkpoint(path: Path) -> Checkpoint | None:
-    """Read the best checkpoint, or the newest where none is marked as best."""
+    """Read the best checkpoint; the newest if none is linked as best."""
     link = path / BEST
     if link.is_symlink() and link.is_dir():
         return read_checkpoint(path / link.readlink().name)
@@ -140,7 +141,7 @@ def best_checkpoint(path: Path) -> Checkpoint | None:
 def score_by(
     metric: str, mode: str, *, smoothing_episodes: int
 ) -> Callable[[dict[str, Any]], Score]:
-    """Build the score of a row: its ``metric`` (``a/b`` for nesting), lowest without a number."""
+    """A function that scores a row by its ``metric`` (``a/b`` for nesting); lowest if missing."""
     sign = 1.0 if mode == "max" else -1.0
 
     def score(row: dict[str, Any]) -> Score:

@@ -1,17 +1,22 @@
-"""Replacing small files and links in one step, so that nobody ever sees half of one.
+"""Files, links and directories that a reader finds whole or not at all.
 
-Owns the temporary names. It must not know what the files are for.
+Owns the temporary names and the syncing to disk. It must not know what the files are for.
+
+What is written goes to a temporary name beside its target and appears there by one rename, so a
+kill at any moment leaves the old content or the new, never a part of either.
 """
 
 import logging
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file so that readers see the old text or the new one, never a part."""
+    """Write a small text file in one step."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
@@ -26,3 +31,56 @@ def replace_link(link: Path, target: str) -> None:
         os.replace(temporary, link)
     except OSError as error:
         log.info("%s: no link to %s: %s", link, target, error)
+
+
+def replace_directory(directory: Path, contents: Mapping[str, bytes]) -> None:
+    """Write a directory of files, synced to disk, in one step; OSError if the disk refuses.
+
+    A directory of that name is replaced once the new one is complete.
+    """
+    temporary = directory.parent / f".writing-{directory.name}-{os.getpid()}"
+    replaced = directory.parent / f".replaced-{directory.name}-{os.getpid()}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, data in contents.items():
+            _write_synced(temporary / name, data)
+        _sync_directory(temporary)
+        if directory.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.rename(directory, replaced)
+        os.rename(temporary, directory)
+        _sync_directory(directory.parent)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a directory; a kill on the way leaves no part of it under its name."""
+    doomed = directory.with_name(f".old-{directory.name}")
+    os.rename(directory, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed writes and removals have left in ``folder``."""
+    for pattern in (".writing-*", ".replaced-*", ".old-*"):
+        for leftover in list(folder.glob(pattern)):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

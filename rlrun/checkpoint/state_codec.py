@@ -1,9 +1,9 @@
 """Nested state as JSON plus named arrays, exactly and without pickle.
 
-Owns the translation between what ``get_state()`` returns (nested dicts and lists of numbers,
-strings, None and numpy arrays) and what a checkpoint stores: one JSON document and one flat dict of
-arrays. ``decode(*encode(state))`` gives the same values back, bit for bit; only a Python NaN loses
-its sign. It must not know what the state means, nor where it is stored.
+Owns the translation between a state (nested dicts and lists of numbers, strings, None and numpy
+arrays) and what a checkpoint stores: one JSON document and one flat dict of arrays.
+``decode(*encode(state))`` equals the state bit for bit; only a Python NaN loses its sign. It must
+not know what the state means, nor where it is stored.
 
 Plain JSON carries dicts with text keys, lists, text, booleans, None, finite floats (``repr`` is
 exact) and integers up to 2**53. Everything else is an object with a single ``$`` key:
@@ -13,8 +13,8 @@ tag            value                       stands for
 =============  ==========================  ===========================================
 ``$array``     name in the array file      numpy array, dtype and shape kept
 ``$scalar``    [dtype, bytes as hex]       numpy scalar; little-endian
-``$int``       decimal text                integer that other JSON readers would round
-``$float``     "nan", "inf", "-inf"        float that JSON has no word for
+``$int``       decimal text                integer above 2**53, rounded by other JSON readers
+``$float``     "nan", "inf", "-inf"        float without a JSON literal
 ``$bytes``     base64 text                 bytes
 ``$tuple``     list                        tuple
 ``$dict``      list of [key, value]        dict whose keys are not all plain text
@@ -34,7 +34,7 @@ _LONGEST_FLOAT_BYTES = 8
 
 
 class StateError(TypeError):
-    """A state holds a value that a checkpoint cannot store; the message names its address."""
+    """A state holds an unsupported value; the message names its address."""
 
 
 def encode(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -44,7 +44,7 @@ def encode(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def decode(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Put back together what ``encode`` took apart; KeyError or ValueError if it is foreign."""
+    """The inverse of ``encode``; KeyError or ValueError for a foreign document."""
     if isinstance(document, list):
         return [decode(item, arrays) for item in document]
     if not isinstance(document, dict):

@@ -14,6 +14,7 @@ import pytest
 
 from rlrun.config.dump import dump_yaml
 from rlrun.config.registry import ALGORITHMS
+from rlrun.experiment.verify import runs as verify_runs
 from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case, Reference
 from rlrun.experiment.verify.page import write_page
 from rlrun.experiment.verify.record import POINTS_OF_A_CURVE, with_recorded, write_record
@@ -26,7 +27,6 @@ from rlrun.experiment.verify.verify import (
     choose_cases,
     verify,
 )
-from rlrun.experiment.verify import runs as verify_runs
 
 FAKE = Path(__file__).with_name("fake_rlrun.py")
 

@@ -12,8 +12,8 @@ import pytest
 
 from rlrun.experiment.report.jsonl import read_rows
 from rlrun.experiment.rollout import RolloutRequest, rollout
-from rlrun.experiment.verify.cases import Case, Reference
 from rlrun.experiment.verify import runs as verify_runs
+from rlrun.experiment.verify.cases import Case, Reference
 from rlrun.experiment.verify.verify import verify
 
 TINY = (
