@@ -252,7 +252,9 @@ class SerialVectorEnv:
         rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
         by_lane: dict[int, dict[str, Any]] = {}
         lane = 0
-        lanes = enumerate(zip(self._step_functions, self._split(actions), strict=True))
+        if not (self._plain_actions and isinstance(actions, np.ndarray) and actions.ndim == 1):
+            actions = self._split(actions)
+        lanes = enumerate(zip(self._step_functions, actions, strict=True))
         failed: list[int] = []
         while True:
             try:

@@ -33,7 +33,7 @@ class Policy:
         draws_for_fragments: whether `begin_fragment` does something, as renewing noisy weights.
         noise_correlation: how much of a step's noise lasts into the next, in [0, 1): what
             `draw_noise` returns must be standard normal then, and the policy is given the
-            autoregressive process that `sampling.correlated_noise` makes of it.
+            autoregressive process that `sampling.action_noise` makes of it.
     """
 
     view_requirements: dict[str, ViewRequirement]

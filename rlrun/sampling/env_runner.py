@@ -25,7 +25,7 @@ from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import make_horizon
 from rlrun.envs.vector_env import make_vector_env, take_lanes
 from rlrun.policies.policy import Policy
-from rlrun.sampling.correlated_noise import LaneNoise
+from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.episodes import EpisodeBoundaries, LaneEpisodes, RewardError
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors
@@ -40,7 +40,7 @@ from rlrun.sampling.runner_messages import (
     sample_collector,
     tell_exploration,
 )
-from rlrun.sampling.seeding import FragmentNoise, Role, fragment_noise
+from rlrun.sampling.seeding import Role, fragment_noise
 
 Array = NDArray[Any]
 
@@ -101,10 +101,10 @@ class EnvRunner:
         self.horizon = make_horizon(settings, self.envs, spec.env.use)
         self.weights_version = -1
         self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
-        correlation = self.policy.noise_correlation
-        self._lasting = LaneNoise(correlation, self._episodes.steps) if correlation else None
+        self._noise = ActionNoise(self.policy)
+        self._noise.resize(self.num_lanes)
         self._boundaries = EpisodeBoundaries(
-            self._episodes, self.envs, self.observations, self.collector
+            self._episodes, self.envs, self.observations, self.collector, self._noise
         )
         self._all_lanes = np.arange(self.num_lanes)
         # [B, ...], what the policy sees next, before the observation filter; None before a reset.
@@ -248,12 +248,12 @@ class EnvRunner:
         learn_rewards = None if self.rewards.identity else self.rewards
         custom, horizon, boundaries = self._custom, self.horizon, self._boundaries
         wants_infos = col.INFOS in self.inputs.rows
-        noise = self._noise(request) if explore else None
+        noise = self._noise_of(request) if explore else None
         wanted = request.length * self.num_lanes
         t, policy_s, env_s = 0, 0.0, 0.0
         while collector.num_collected < wanted:
             clock = perf_counter()
-            noise_row = None if noise is None else noise.row(t)
+            noise_row = None if noise is None else noise.next()
             if inputs is None:
                 actions, _, extras = policy.compute_actions(
                     collector.obs, explore=explore, noise=noise_row
@@ -301,12 +301,12 @@ class EnvRunner:
         self._unfiltered = collector.obs.copy() if plain else boundaries.before_filter(raw_obs, t)
         return t, {"policy": policy_s, "env": env_s}
 
-    def _noise(self, request: SampleRequest) -> FragmentNoise | LaneNoise:
+    def _noise_of(self, request: SampleRequest) -> ActionNoise:
         rng = fragment_noise(self.spec.seed, self.role, self.runner_index, request.fragment)
         if self.policy.draws_for_fragments:
             self.policy.begin_fragment(rng)
-        noise = FragmentNoise(self.policy.draw_noise, rng, request.length, self.num_lanes)
-        return noise if self._lasting is None else self._lasting.over(noise)
+        self._noise.begin_fragment(rng, request.length, self.num_lanes)
+        return self._noise
 
     def get_state(self) -> dict[str, Any]:
         """Where the lanes stand; plain numbers and arrays, enough to go on in another process."""
@@ -318,7 +318,7 @@ class EnvRunner:
             "next_fragment": self._next_fragment,
             "faulty_episodes": self._boundaries.num_faulty,
             "collector": self.collector.get_state(),
-            "noise": None if self._lasting is None else self._lasting.get_state(),
+            "noise": self._noise.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -335,8 +335,7 @@ class EnvRunner:
             self.connectors.set_state(state["connectors"])
         self._episodes.set_state(state["episodes"])
         self.collector.set_state(state["collector"])
-        if self._lasting is not None:
-            self._lasting.set_state(state["noise"])
+        self._noise.set_state(state["noise"])
         if state["unfiltered_obs"] is None:
             self._unfiltered = None
             return

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlrun.connectors.observations import ObservationPipeline
     from rlrun.data.sample_collector import SampleCollector
     from rlrun.envs.episode_vector_env import EpisodeVectorEnv
+    from rlrun.sampling.action_noise import ActionNoise
 
 Array = NDArray[Any]
 
@@ -229,9 +230,10 @@ class EpisodeBoundaries:
         envs: EpisodeVectorEnv,
         observations: ObservationPipeline | EnvToModule,
         collector: SampleCollector,
+        noise: ActionNoise,
     ) -> None:
         self.episodes, self.envs, self.collector = episodes, envs, collector
-        self.observations = observations
+        self.observations, self._noise = observations, noise
         self.records: list[EpisodeRecord] = []
         self.num_faulty = 0
         self._first_rows: list[tuple[int, Array, Any]] = []  # t, lanes, raw first observations
@@ -244,6 +246,7 @@ class EpisodeBoundaries:
     def end(self, t: int, done: Array, infos: Mapping[str, Any] | None) -> None:
         """File the episodes that ended with the last of t steps, and start the next ones."""
         lanes = np.flatnonzero(done)
+        self._noise.begin_episodes(lanes)
         self.collector.end_episodes(lanes)
         goes_on = None if infos is None else infos.get("episode_continues")
         rewards = self.collector.rewards
@@ -256,6 +259,7 @@ class EpisodeBoundaries:
 
     def go_on(self, t: int, lanes: Array) -> None:
         """End the episodes of these lanes after t steps; the next begin where they are."""
+        self._noise.begin_episodes(lanes)
         self.collector.end_episodes(lanes)
         rewards = self.collector.rewards
         self.records += [self.episodes.go_on(lane, t, rewards) for lane in lanes.tolist()]
@@ -288,6 +292,7 @@ class EpisodeBoundaries:
         """
         if self.envs.valid is not None:
             resetting = np.flatnonzero(~self.envs.valid)
+            self._noise.begin_episodes(resetting)
             self.episodes.start_at(resetting, t)
             self._begin_here(resetting)
         if not self.envs.failed_lanes:
@@ -304,6 +309,7 @@ class EpisodeBoundaries:
         """Give up the running episodes of these lanes."""
         for lane in lanes:
             self.collector.drop_episode(lane)
+            self._noise.begin_episodes(lane)
             self.episodes.drop(lane)
 
     def before_filter(self, raw_obs: Any, t: int) -> Array:

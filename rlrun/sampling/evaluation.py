@@ -19,7 +19,7 @@ from rlrun.data.sample_collector import step_columns
 from rlrun.envs.episode_vector_env import LaneInfos
 from rlrun.envs.errors import EnvError
 from rlrun.envs.vector_env import take_lanes
-from rlrun.sampling.correlated_noise import EpisodeNoise
+from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.multi_agent_evaluation import MultiAgentPlay
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _MOST_FAILURES = 100  # of environments that are built again, before an evaluation gives up
-_NOISE_BLOCK = 256  # steps of action noise drawn at once for an episode
 
 
 def play_episodes(
@@ -72,7 +71,10 @@ class _Play:
         self._returns = np.zeros(lanes)
         self._lengths = np.zeros(lanes, dtype=np.int64)
         self._inputs = PlayedInputs(runner.policy, lanes)
-        self._noise = [self._noise_of(k) for k in self._episode] if explore else None
+        self._noise = ActionNoise(runner.policy)
+        self._noise.resize(lanes)
+        for lane in range(lanes):
+            self._begin_noise(lane)
 
     def run(self) -> list[EpisodeRecord]:
         runner, envs = self._runner, self._runner.envs
@@ -81,9 +83,7 @@ class _Play:
         lanes = np.arange(runner.num_lanes)
         obs = np.array(runner.observations.first(raw, lanes, update=False))
         while len(records) < self._num_episodes:
-            noise = None
-            if self._noise is not None:
-                noise = np.concatenate([lane_noise.next() for lane_noise in self._noise])
+            noise = self._noise.next(lanes) if self._explore else None
             actions = self._act(obs, noise)
             env_actions = runner.actions(actions)
             raw_before = _copied(raw) if self._recorder is not None else None
@@ -163,15 +163,13 @@ class _Play:
                     lane=lane,
                 )
             self._returns[lane], self._lengths[lane] = 0.0, 0
-            if self._noise is not None:
-                self._noise[lane] = self._noise_of(self._episode[lane])
+            self._begin_noise(lane)
         fresh = runner.envs.reset_lanes(failed, self._seeds())
         rows, indices = take_lanes(fresh, failed), np.flatnonzero(failed)
         next_obs[failed] = runner.observations.first(rows, indices, update=False)
 
-    def _noise_of(self, episode: int) -> _StepNoise:
-        rng = episode_noise(self._seed, episode)
-        return _StepNoise(EpisodeNoise(self._runner.policy, rng))
+    def _begin_noise(self, lane: int) -> None:
+        self._noise.begin_episode(lane, episode_noise(self._seed, self._episode[lane]))
 
     def _seeds(self) -> Sequence[int]:
         return [episode_seed(self._seed, Role.EVALUATION, 0, 0, k) for k in self._episode]
@@ -194,33 +192,13 @@ class _Play:
             self._returns[lane] = 0.0
             self._lengths[lane] = 0
             self._episode[lane] = k + runner.num_lanes
-            if self._noise is not None:
-                self._noise[lane] = self._noise_of(self._episode[lane])
+            self._begin_noise(lane)
         fresh = runner.envs.reset_lanes(done, self._seeds())
         if fresh is None:
             return raw, next_obs
         rows = take_lanes(fresh, lanes)
         next_obs[lanes] = runner.observations.first(rows, lanes, update=False)
         return fresh, next_obs
-
-
-class _StepNoise:
-    """The action noise of the episode that a lane plays, drawn block by block."""
-
-    def __init__(self, episode: EpisodeNoise) -> None:
-        self._episode = episode
-        self._block: Array | None = None
-        self._position = _NOISE_BLOCK
-
-    def next(self) -> Array:
-        """The next step's noise, ``[1, K]``."""
-        if self._position == _NOISE_BLOCK:
-            self._block = self._episode.draw(_NOISE_BLOCK)
-            self._position = 0
-        self._position += 1
-        if self._block is None:  # a policy without noise
-            return np.zeros((1, 0), dtype=np.float32)
-        return self._block[self._position - 1 : self._position]
 
 
 def _copied(observations: Any) -> Any:

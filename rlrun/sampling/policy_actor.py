@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rlrun.data import columns as col
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
+from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.agent_pieces import AgentPieces
 from rlrun.sampling.agent_play import AgentFault, AgentPlay, News
 from rlrun.sampling.agent_store import AgentStore, Heard
@@ -32,7 +33,7 @@ from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.raw_observations import RawObservations
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import CollectorFactory, Unneeded
-from rlrun.sampling.seat_noise import SeatNoise
+from rlrun.sampling.seeding import agent_noise
 
 Array = NDArray[Any]
 
@@ -85,7 +86,7 @@ class PolicyActor:
         self._free: list[int] = []
         self._count = np.empty(0, np.int64)  # [S] actions taken in the episode
         self._returns = np.empty(0)  # [S] discounted rewards so far, for their normalisation
-        self._noise = SeatNoise(policy)
+        self._noise = ActionNoise(policy)
         self._taken: list[tuple[Array, Array, Array]] = []  # [k, 3] places, [k] steps, actions
         self.waiting: list[AgentPlay] = []
         self._seats = np.empty(0, np.int64)  # [k] seats of those who wait
@@ -123,7 +124,7 @@ class PolicyActor:
         seat = agent.seat = self._free.pop()
         self._count[seat], self._returns[seat] = taken, 0.0
         self.store.begin(seat, agent.lane.index, agent.index, agent.lane.episode_id)
-        self._noise.begin(seat, agent.lane.seed, agent.index, taken)
+        self._noise.begin_episode(seat, agent_noise(agent.lane.seed, agent.index), taken)
 
     def _add_seats(self) -> None:
         old = len(self._count)
@@ -132,6 +133,7 @@ class PolicyActor:
         self._count = np.append(self._count, np.zeros(new, np.int64))
         self._returns = np.append(self._returns, np.zeros(new))
         self.store.resize(old + new)
+        self._noise.resize(old + new)
 
     def actions_taken(self, agent: AgentPlay) -> int:
         """In this episode, by an agent that has a seat or had one until this step."""
@@ -153,7 +155,7 @@ class PolicyActor:
         agents, raw, seats, steps = self._due(lanes)
         if not agents:
             return
-        noise = self._noise.next(seats, self._count[seats]) if self.explore else None
+        noise = self._noise.next(seats) if self.explore else None
         seen = self.store.seen(seats)
         if self.inputs.views is None:
             actions, _, extras = self.policy.compute_actions(
@@ -351,6 +353,7 @@ class PolicyActor:
             "agents": np.array([[agent.lane.index, agent.index] for agent in agents], np.int64),
             "count": self._count[seats],
             "returns": self._returns[seats],
+            "noise": self._noise.get_state(seats),
             "waiting": np.array([[a.lane.index, a.index] for a in self.waiting], np.int64),
             "unfiltered": unfiltered,
             "connectors": self.connectors.get_state(),
@@ -373,6 +376,7 @@ class PolicyActor:
         seats = [agent.seat for agent in agents]
         self.store.set_state(state["store"], seats)
         self._returns[seats] = state["returns"]
+        self._noise.set_state(state["noise"], seats)
         self.waiting = [find(*place) for place in np.asarray(state["waiting"]).tolist()]
         self._raw = []
         self._seats = np.array([agent.seat for agent in self.waiting], np.int64)

@@ -10,16 +10,11 @@ resumed run and a run with other evaluations in between all draw the same number
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
-
-Draw = Callable[[np.random.Generator, int, int], NDArray[Any] | None]
 
 
 class Role(IntEnum):
@@ -61,28 +56,6 @@ def fragment_noise(
     """The generator of one fragment's noise, by policy if there are several."""
     sequence = _sequence(seed, _Purpose.ACTION_NOISE, role, runner, fragment, *policy)
     return np.random.Generator(np.random.SFC64(sequence))
-
-
-class FragmentNoise:
-    """The action noise of a fragment, drawn at once, and once more if the fragment grows.
-
-    Args:
-        draw: the policy's `draw_noise`.
-        rng: of the fragment.
-        length, lanes: of the fragment.
-    """
-
-    def __init__(self, draw: Draw, rng: np.random.Generator, length: int, lanes: int) -> None:
-        self._draw, self._rng, self._length, self._lanes = draw, rng, length, lanes
-        self._blocks = [draw(rng, length, lanes)]
-
-    def row(self, t: int) -> NDArray[Any] | None:
-        """Step t's noise, ``[B, K]``; None for a policy that uses none."""
-        block, position = divmod(t, self._length)
-        if block == len(self._blocks):
-            self._blocks.append(self._draw(self._rng, self._length, self._lanes))
-        noise = self._blocks[block]
-        return None if noise is None else noise[position]
 
 
 def episode_noise(seed: int, episode: int) -> np.random.Generator:

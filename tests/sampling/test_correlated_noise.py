@@ -14,12 +14,11 @@ from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
 from rlrun.policies.policy import Policy
-from rlrun.sampling.correlated_noise import EpisodeNoise, LaneNoise
+from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
-from rlrun.sampling.seat_noise import SeatNoise
-from rlrun.sampling.seeding import FragmentNoise, Role, agent_noise, episode_noise, fragment_noise
+from rlrun.sampling.seeding import Role, agent_noise, episode_noise, fragment_noise
 
 RHO = 0.9
 SEED = 7
@@ -144,12 +143,13 @@ def test_a_lane_that_spends_a_step_on_its_reset_begins_anew_after_it():
 def test_it_is_standard_normal_and_correlates_by_powers_of_rho():
     lanes, steps = 500, 400
     policy = Pushes(None, None)
-    noise = LaneNoise(RHO, lambda t: np.full(lanes, 1))
+    noise = ActionNoise(policy)
+    noise.resize(lanes)
     rows = []
     for fragment in range(4):
         rng = np.random.default_rng(fragment)
-        noise = noise.over(FragmentNoise(policy.draw_noise, rng, steps // 4, lanes))
-        rows += [noise.row(t) for t in range(steps // 4)]
+        noise.begin_fragment(rng, steps // 4, lanes)
+        rows += [noise.next() for _ in range(steps // 4)]
     x = np.stack(rows)[..., 0]
     assert x.dtype == np.float32
     assert x.mean() == pytest.approx(0, abs=0.03)
@@ -173,14 +173,6 @@ def test_a_restored_runner_goes_on_to_the_bit():
         assert one.episodes == other.episodes
 
 
-@pytest.mark.parametrize("cuts", [[700], [256, 256, 188], [1, 2, 697]])
-def test_an_episodes_noise_does_not_depend_on_its_blocks(cuts):
-    noise = EpisodeNoise(Pushes(None, None), np.random.default_rng(2))
-    found = np.concatenate([noise.draw(length) for length in cuts])
-    independent = np.random.default_rng(2).standard_normal((700, 2), dtype=np.float32)
-    np.testing.assert_array_equal(found, process(independent, np.arange(700) == 0))
-
-
 def test_evaluation_with_exploration_plays_each_episode_with_its_own():
     length, pushes = 300, defaultdict(list)  # longer than a block of evaluation's
 
@@ -198,22 +190,27 @@ def test_evaluation_with_exploration_plays_each_episode_with_its_own():
         np.testing.assert_array_equal(np.stack(pushes[episode]), expected)
 
 
-def test_each_agent_has_a_process_of_its_own_that_a_restored_seat_goes_on_with():
-    noise = SeatNoise(Pushes(None, None))
-    seats, steps = np.array([0, 3]), 150
-    noise.begin(0, 11, 0)
-    noise.begin(3, 11, 1)
-    rows = np.stack([noise.next(seats, np.array([t, t])) for t in range(steps)])
+def test_each_agent_has_a_process_of_its_own_that_a_restored_slot_goes_on_with():
+    noise = ActionNoise(Pushes(None, None))
+    noise.resize(4)
+    slots, steps = np.array([0, 3]), 150
+    noise.begin_episode(0, agent_noise(11, 0))
+    noise.begin_episode(3, agent_noise(11, 1))
+    rows = np.stack([noise.next(slots) for _ in range(70)])
+    state = noise.get_state(np.array([3]))
+    rows = np.concatenate([rows, [noise.next(slots) for _ in range(70, steps)]])
     begins = np.arange(steps) == 0
     for k, agent in enumerate((0, 1)):
         independent = agent_noise(11, agent).standard_normal((192, 2), dtype=np.float32)
         np.testing.assert_array_equal(rows[:, k], process(independent[:steps], begins))
-    noise.begin(0, 12, 0)  # another episode
+    noise.begin_episode(0, agent_noise(12, 0))  # another episode
     np.testing.assert_array_equal(
-        noise.next(np.array([0]), np.array([0]))[0],
+        noise.next(np.array([0]))[0],
         agent_noise(12, 0).standard_normal((64, 2), dtype=np.float32)[0],
     )
-    restored = SeatNoise(Pushes(None, None))
-    restored.begin(1, 11, 1, taken=70)
-    again = [restored.next(np.array([1]), np.array([t]))[0] for t in range(70, steps)]
+    restored = ActionNoise(Pushes(None, None))
+    restored.resize(2)
+    restored.begin_episode(1, agent_noise(11, 1), taken=70)
+    restored.set_state(state, np.array([1]))
+    again = [restored.next(np.array([1]))[0] for _ in range(70, steps)]
     np.testing.assert_array_equal(again, rows[70:, 1])

@@ -1,0 +1,139 @@
+"""ActionNoise: the random numbers that a policy's exploring actions are made of, slot by slot.
+
+They are drawn in blocks, from one of two sources: a generator of the fragment, for all slots that
+act together, or a generator of each episode, so that an episode depends neither on fragments nor on
+other slots. Either way a policy with a `noise_correlation` rho is given, in place of independent
+numbers z ~ N(0, 1), those of a first-order autoregressive process:
+
+    x_0 = z_0        x_t = rho x_{t-1} + sqrt(1 - rho^2) z_t
+
+Every x_t is N(0, 1) again, and x_t and x_{t+k} correlate by rho^k (Korenkevych et al. 2019,
+"Autoregressive Policies for Continuous Control Deep Reinforcement Learning", with order 1; compare
+the Ornstein-Uhlenbeck noise of Lillicrap et al. 2016, and Eberhard et al. 2023, "Pink Noise Is All
+You Need"). Independent noise cancels out over a few steps; this noise can push for long enough to
+get somewhere. Each episode of each slot begins with a z of its own.
+
+    S  slots    k  slots that act    K  random numbers of an action
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.policies.policy import Policy
+
+Array = NDArray[Any]
+
+_BLOCK = 64  # steps that are drawn at once for an episode
+
+
+class ActionNoise:
+    """Noise for the slots of one policy; None throughout if the policy draws none."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._correlation = policy, policy.noise_correlation
+        self._fragment: tuple[np.random.Generator, int, int] | None = None
+        self._rows: Array | None = None  # [T, S, K] of the fragment
+        self._row = 0
+        self._episodes: dict[int, np.random.Generator] = {}  # by slot
+        self._blocks: Array | None = None  # [S, _BLOCK, K] of the episodes
+        self._position = np.empty(0, np.int64)  # [S] actions that the episodes have had
+        self._first = np.empty(0, np.bool_)  # [S] whether the next action is an episode's first
+        self._last: Array | None = None  # [S, K] correlated noise of the last action
+
+    def resize(self, slots: int) -> None:
+        """There are so many slots now, more than before."""
+        more = slots - len(self._first)
+        self._position = np.append(self._position, np.zeros(more, np.int64))
+        self._first = np.append(self._first, np.ones(more, np.bool_))
+        if self._last is not None:
+            self._last = np.append(self._last, np.zeros((more, *self._last.shape[1:])), axis=0)
+
+    def begin_fragment(self, rng: np.random.Generator, length: int, slots: int) -> None:
+        """Draw from ``rng`` for a fragment in which all slots act together, ``length`` times.
+
+        If the fragment becomes longer, as many rows are drawn again.
+        """
+        self._fragment = rng, length, slots
+        self._rows, self._row = self._policy.draw_noise(rng, length, slots), 0
+
+    def begin_episodes(self, slots: Array | int) -> None:
+        """Episodes begin in these slots, int ``[k]``; the fragment's generator goes on."""
+        self._first[slots] = True
+
+    def begin_episode(self, slot: int, rng: np.random.Generator, taken: int = 0) -> None:
+        """An episode begins whose noise comes from ``rng``.
+
+        Args:
+            taken: actions that it has had already, where a runner is restored.
+        """
+        self._episodes[slot], self._position[slot] = rng, taken
+        self._first[slot] = taken == 0
+        for _ in range(-(-taken // _BLOCK)):
+            self._draw(slot)
+
+    def next(self, slots: Array | None = None) -> Array | None:
+        """Noise ``[k, K]`` of the next action of these slots.
+
+        Args:
+            slots: int ``[k]``; None for all slots of a fragment.
+        """
+        if self._fragment is None:
+            assert slots is not None
+            noise = self._of_episodes(slots)
+        else:
+            if self._rows is None:
+                return None
+            if self._row == len(self._rows):
+                self.begin_fragment(*self._fragment)
+            noise = self._rows[self._row]
+            self._row += 1
+        if noise is None or not self._correlation:
+            return noise
+        return self._correlated(noise, slice(None) if slots is None else slots)
+
+    def _of_episodes(self, slots: Array) -> Array | None:
+        positions = self._position[slots] % _BLOCK
+        for slot in slots[positions == 0].tolist():
+            self._draw(slot)
+        self._position[slots] += 1
+        return None if self._blocks is None else self._blocks[slots, positions]
+
+    def _draw(self, slot: int) -> None:
+        drawn = self._policy.draw_noise(self._episodes[slot], _BLOCK, 1)
+        if drawn is None:
+            return
+        if self._blocks is None or slot >= len(self._blocks):
+            grown = np.empty((len(self._first), _BLOCK, *drawn.shape[2:]), drawn.dtype)
+            if self._blocks is not None:
+                grown[: len(self._blocks)] = self._blocks
+            self._blocks = grown
+        self._blocks[slot] = drawn[:, 0]
+
+    def _correlated(self, fresh: Array, slots: Any) -> Array:
+        if self._last is None:
+            self._last = np.zeros((len(self._first), *fresh.shape[1:]), fresh.dtype)
+        rho = self._correlation
+        lasting = rho * self._last[slots] + math.sqrt(1.0 - rho**2) * fresh
+        noise = np.where(self._first[slots, None], fresh, lasting)
+        self._last[slots], self._first[slots] = noise, False
+        return noise  # the policy may overwrite it: `_last` is a copy
+
+    def get_state(self, slots: Array | slice = slice(None)) -> dict[str, Any]:
+        """What lasts of the noise of these slots."""
+        last = None if self._last is None else self._last[slots].copy()
+        return {"first": self._first[slots].copy(), "last": last}
+
+    def set_state(self, state: Mapping[str, Any], slots: Any = slice(None)) -> None:
+        """Take over what `get_state` returned, for the same agents, now in these slots."""
+        self._first[slots] = state["first"]
+        if state["last"] is not None:
+            last = np.asarray(state["last"])
+            if self._last is None:
+                self._last = np.zeros((len(self._first), *last.shape[1:]), last.dtype)
+            self._last[slots] = last
