@@ -195,6 +195,7 @@ class SerialVectorEnv:
             self.single_action_space,
             spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
         )
+        self._numbers = isinstance(self.single_action_space, spaces.Discrete)
         self._action_space = batch_space(self.single_action_space, size)
         self._rewards = np.zeros(size, np.float64)  # [B]
         self._terminateds = np.zeros(size, np.bool_)  # [B]
@@ -252,9 +253,8 @@ class SerialVectorEnv:
         rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
         by_lane: dict[int, dict[str, Any]] = {}
         lane = 0
-        if not (self._plain_actions and isinstance(actions, np.ndarray) and actions.ndim == 1):
-            actions = self._split(actions)
-        lanes = enumerate(zip(self._step_functions, actions, strict=True))
+        split = actions if self._numbers else self._split(actions)
+        lanes = enumerate(zip(self._step_functions, split, strict=True))
         failed: list[int] = []
         while True:
             try:
