@@ -124,7 +124,7 @@ class ActionNoise:
         self._last[slots], self._first[slots] = noise, False
         return noise  # the policy may overwrite it: `_last` is a copy
 
-    def get_state(self, slots: Array | slice = slice(None)) -> dict[str, Any]:
+    def get_state(self, slots: Any = slice(None)) -> dict[str, Any]:
         """What lasts of the noise of these slots."""
         last = None if self._last is None else self._last[slots].copy()
         return {"first": self._first[slots].copy(), "last": last}
