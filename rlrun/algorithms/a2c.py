@@ -6,40 +6,31 @@ M rows of a microbatch    P inputs of the action distribution
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.on_policy import (
+    ActorCriticTraining,
+    OneStepTraining,
+    PolicyUpdate,
+    Statistics,
+    synchronous_step,
+)
+from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
+from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
-from rlrun.learning.learner import value_at
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.rl_module import RLModule
 
 
-class A2CTraining(TrainingConfig):
+class A2CTraining(OneStepTraining, ActorCriticTraining):
     """A2C's own settings."""
 
     train_batch_size: Count = 256
-    """Env steps collected for one iteration, exactly; one gradient step is made on them."""
     lr: Schedule = 1e-3
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
-    lambda_: float = Field(default=1.0, ge=0, le=1)
-    """Lambda of generalised advantage estimation; 1 takes n-step returns, as the paper does."""
-    microbatch_size: Count | None = None
-    """Rows that go through the network at once; their gradients are added. null takes all."""
-    vf_loss_coeff: float = Field(default=0.5, ge=0)
-    """Weight of the value loss, which is half the mean squared error."""
-    entropy_coeff: Schedule = 0.01
-    """Weight of the entropy bonus; may be a schedule."""
-    grad_clip: float | None = Field(default=0.5, gt=0)
-    """Bound on the gradients; null leaves them alone."""
-    adam_epsilon: float = Field(default=1e-5, gt=0)
-    """Adam's epsilon."""
 
 
 class A2CConfig(AlgorithmConfig):
@@ -76,45 +67,29 @@ def a2c_loss(
     return loss, statistics
 
 
-class A2C(Algorithm):
+class A2C(Algorithm[A2CTraining]):
     """Sample a batch, take one step on it, hand the new weights to the env runners."""
 
     Training = A2CTraining
-    trains_several_policies = True
     Config = A2CConfig
+    trains_several_policies = True
     several_learners = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of the batch size, as ``(key, message)``."""
-        training = config.training
-        assert isinstance(training, A2CTraining)  # the loader made it from `Training`
-        yield from fragment_problems(training.train_batch_size, config.env_runners)
+        yield from fragment_problems(config.training.train_batch_size, config.env_runners)
 
-    def training_step(self) -> dict[str, Any]:
+    def training_step(self) -> Result:
         """One iteration: sample, estimate advantages, one gradient step, sync."""
-        steps_before = self.env_steps
-        result: dict[str, Any] = {}
-        for policy_id, batch in self.train_batches(self.sample()):
-            training, learner = self._settings(policy_id), self.learners[policy_id]
-            lr = value_at(training.lr, steps_before)
-            entropy_coeff = value_at(training.entropy_coeff, steps_before)
-            arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
-            with self.timers.phase("transfer"):
-                rows = learner.load(batch, (col.ACTIONS,))
-            with self.timers.phase("learn"):
-                explained = add_advantages(
-                    rows, batch, learner.module, training.gamma, training.lambda_
-                )
-                pieces = rows.pieces(training.microbatch_size)
-                means = learner.accumulate(pieces, rows.size, a2c_loss, arguments, lr=lr)
-                statistics = {name: float(value) for name, value in means.items()}
-            further = {"lr": lr, "entropy_coeff": entropy_coeff, "vf_explained_variance": explained}
-            result |= self.learner_result(rows.size, {**statistics, **further}, policy_id)
-        self.sync_weights()
-        return result
+        return synchronous_step(self, self._update)
 
-    def _settings(self, policy_id: str) -> A2CTraining:
-        training = self.policies[policy_id].training
-        assert isinstance(training, A2CTraining)  # the loader made it from `Training`
-        return training
+    def _update(self, policy: PolicyUpdate[A2CTraining]) -> Statistics:
+        training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
+        explained = add_advantages(
+            policy.rows, policy.batch, policy.module, training.gamma, training.lambda_
+        )
+        arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
+        statistics = policy.one_step(a2c_loss, arguments, training.microbatch_size)
+        further = {"entropy_coeff": entropy_coeff, "vf_explained_variance": explained}
+        return {**statistics, **further}

@@ -27,22 +27,15 @@ import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.algorithm_state import request_of
+from rlrun.algorithms.on_policy import ActorCriticTraining
 from rlrun.config.batch_arithmetic import stream_length, stream_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import (
-    Count,
-    ExperimentConfig,
-    LearnersConfig,
-    ModelConfig,
-    Schedule,
-    TrainingConfig,
-)
+from rlrun.config.schema import Count, ExperimentConfig, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.multi_agent_batch import MultiAgentBatch
 from rlrun.data.sample_batch import SampleBatch
@@ -56,23 +49,11 @@ from rlrun.sampling.runner_messages import PolicyFactory, SampleReply, SampleReq
 STEPS_OF_A_FRAGMENT = 20  # at most, with rollout_fragment_length: auto; the paper's t_max
 
 
-class A3CTraining(TrainingConfig):
+class A3CTraining(ActorCriticTraining):
     """A3C's own settings."""
 
     train_batch_size: Count = 2048
     """Env steps of one iteration, exactly; each fragment of them becomes one gradient step."""
-    lr: Schedule = 5e-4
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
-    lambda_: float = Field(default=1.0, ge=0, le=1)
-    """Lambda of generalised advantage estimation; 1 takes n-step returns, as the paper does."""
-    vf_loss_coeff: float = Field(default=0.5, ge=0)
-    """Weight of the value loss, which is half the mean squared error."""
-    entropy_coeff: Schedule = 0.01
-    """Weight of the entropy bonus; may be a schedule."""
-    grad_clip: float | None = Field(default=0.5, gt=0)
-    """Bound on the gradients; null leaves them alone."""
-    adam_epsilon: float = Field(default=1e-5, gt=0)
-    """Adam's epsilon."""
 
 
 class A3CConfig(AlgorithmConfig):
@@ -162,7 +143,7 @@ def sample_gradients(
     return GradientReply(replace(reply, batch=rest), found)
 
 
-class A3C(Algorithm):
+class A3C(Algorithm[A3CTraining]):
     """Take the gradients that come, apply each, send the weights back to where it came from."""
 
     Training = A3CTraining
@@ -180,18 +161,16 @@ class A3C(Algorithm):
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that computes gradients."""
-        return partial(A3CPolicy, training=self._settings(policy_id))
+        return partial(A3CPolicy, training=self.training_of(policy_id))
 
     def exploration(self, policy_id: str) -> dict[str, float]:
         """The weight of the entropy bonus, which runners need for their gradients."""
-        schedule = self._settings(policy_id).entropy_coeff
+        schedule = self.training_of(policy_id).entropy_coeff
         return {"entropy_coeff": value_at(schedule, self.env_steps)}
 
     def setup(self) -> None:
-        training = self.config.training
-        assert isinstance(training, A3CTraining)  # the loader made it from `Training`
         self._length = stream_length(
-            training.train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
+            self.training.train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
         )
         self.sampler = AsynchronousSampler(
             self.env_runner_group,
@@ -207,7 +186,7 @@ class A3C(Algorithm):
         trained: dict[str, int] = defaultdict(int)
         if self.sampler.weights_version != self.weights_version:
             self.sampler.set_weights(self.acting_weights, self.weights_version)
-        while self.counted_steps - steps_before < self.config.training.train_batch_size:
+        while self.counted_steps - steps_before < self.training.train_batch_size:
             with self.timers.phase("sample"):
                 reply: GradientReply = self.sampler.take()
                 self.book([reply.sampled])
@@ -236,7 +215,7 @@ class A3C(Algorithm):
     def _apply(self, policy_id: str, found: PolicyGradient) -> dict[str, float]:
         """One gradient step; returns its statistics."""
         learner = self.learners[policy_id]
-        lr = value_at(self._settings(policy_id).lr, self.env_steps)
+        lr = value_at(self.training_of(policy_id).lr, self.env_steps)
         grads = learner.parameters.grads
         grads.copy_(torch.tensor(found.gradients, device=grads.device))
         return {**found.statistics, "grad_norm": float(learner.apply_gradients(lr)), "lr": lr}
@@ -256,11 +235,6 @@ class A3C(Algorithm):
         self.sampler.set_state(
             state["sampler"], lambda asked: request_of(self, asked, self._length)
         )
-
-    def _settings(self, policy_id: str) -> A3CTraining:
-        training = self.policies[policy_id].training
-        assert isinstance(training, A3CTraining)  # the loader made it from `Training`
-        return training
 
 
 STATISTICS = (

@@ -11,9 +11,10 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, cast
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from rlrun.algorithms.algorithm_state import algorithm_state, set_algorithm_state
 from rlrun.algorithms.callbacks import make_callbacks
@@ -33,7 +34,7 @@ from rlrun.algorithms.runners import find_spaces, runner_spec, start_env_runners
 from rlrun.algorithms.unneeded_columns import unneeded_columns
 from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.policies import policy_settings
+from rlrun.config.policies import PolicySettings, policy_settings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
@@ -46,9 +47,11 @@ from rlrun.policies.seeded_module import seeded_module
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
 from rlrun.sampling.seeding import learner_rng, policy_key, weights_seed
 
+T_co = TypeVar("T_co", bound=TrainingConfig, covariant=True, default=TrainingConfig)
 
-class Algorithm(ABC):
-    """Base of all algorithms.
+
+class Algorithm(ABC, Generic[T_co]):
+    """Base of all algorithms; ``Algorithm[T]`` with the type of their training settings.
 
     Args:
         config: a checked experiment, or the builder of one.
@@ -120,6 +123,20 @@ class Algorithm(ABC):
         """What is wrong with a config of this algorithm, as ``(key, message)``."""
         return iter(())
 
+    @classmethod
+    def training_in(cls, settings: ExperimentConfig | PolicySettings) -> T_co:
+        """The training settings there, of the type that the loader made them: `Training`."""
+        return cast("T_co", settings.training)
+
+    @property
+    def training(self) -> T_co:
+        """The experiment's training settings."""
+        return self.training_in(self.config)
+
+    def training_of(self, policy_id: str) -> T_co:
+        """One policy's training settings."""
+        return self.training_in(self.policies[policy_id])
+
     @property
     def learner(self) -> Learner:
         """The learner of the default policy, where that is the only one."""
@@ -135,7 +152,7 @@ class Algorithm(ABC):
         training = self.policies[policy_id].training
         return build_learner(self.build_module(policy_id), training, self.config.learners)
 
-    def setup(self) -> None:  # noqa: B027 - an optional hook
+    def setup(self) -> None:
         """Make whatever the algorithm keeps besides its learners, which are there."""
 
     @abstractmethod
@@ -154,7 +171,7 @@ class Algorithm(ABC):
         """What a policy in env runners is told about exploring at this point of the run."""
         return None
 
-    def forget_policy(self, policy_id: str) -> None:  # noqa: B027 - an optional hook
+    def forget_policy(self, policy_id: str) -> None:
         """Drop what is kept of a policy besides its learner: it has been removed."""
 
     def _call_back(self, name: str, *arguments: Any) -> None:
@@ -375,7 +392,7 @@ class Algorithm(ABC):
         """What this algorithm keeps besides; overridden together with `set_extra_state`."""
         return {}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - an optional hook
+    def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take over what `get_extra_state` returned."""
 
     def save(self, path: str | Path) -> None:

@@ -17,6 +17,7 @@ about equal and resumed runs beyond that is said in `rlrun.algorithms.asynchrono
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,27 @@ from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.asynchronous import AsynchronousBatches, VTraceTraining, average
+from rlrun.algorithms.asynchronous import (
+    AsynchronousBatches,
+    VTraceTraining,
+    asynchronous_step,
+    average,
+)
 from rlrun.algorithms.by_policy import ByPolicy
-from rlrun.algorithms.ppo import adapted_kl_coeff
+from rlrun.algorithms.on_policy import PolicyUpdate, Statistics
+from rlrun.algorithms.ppo import AdaptiveKL
+from rlrun.algorithms.result import Result
+from rlrun.algorithms.target_network import TargetNetwork
 from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
 from rlrun.data.batch_state import batch_from_state, batch_state
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import standardized_advantages
 from rlrun.learning.vtrace import add_vtrace
-from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
 from rlrun.replay.circular_buffer import CircularBuffer
 
@@ -123,7 +131,7 @@ def appo_loss(
     return loss, statistics
 
 
-class APPO(Algorithm):
+class APPO(Algorithm[APPOTraining]):
     """Take the fragments that are there, improve on them within bounds, broadcast."""
 
     Training = APPOTraining
@@ -137,128 +145,105 @@ class APPO(Algorithm):
         yield from stream_problems(config.training.train_batch_size, config.env_runners)
 
     def setup(self) -> None:
-        training = self.config.training
-        assert isinstance(training, VTraceTraining)
-        self.batches = AsynchronousBatches(self, training)
+        self.batches = AsynchronousBatches(self, self.training)
         self.updaters = ByPolicy(self._updater, self.trained_policies)
 
-    def _updater(self, policy_id: str) -> PolicyUpdater:
-        learner = self.learners[policy_id]
-        target = self.build_module(policy_id).to(learner.device).requires_grad_(False)
-        return PolicyUpdater(learner, target, self._settings(policy_id))
+    def _updater(self, policy_id: str) -> APPOUpdater:
+        learner, training = self.learners[policy_id], self.training_of(policy_id)
+        return APPOUpdater(learner, self.build_module(policy_id), training)
 
     def forget_policy(self, policy_id: str) -> None:
         self.updaters.pop(policy_id, None)
 
-    def training_step(self) -> dict[str, Any]:
+    def training_step(self) -> Result:
         """One iteration: a train batch of what has come in, updates, a broadcast if it is due."""
-        steps_before = self.env_steps
-        sampled, lag = self.batches.next()
-        result: dict[str, Any] = {}
-        for policy_id, batch in self.train_batches(sampled):
-            updater = self.updaters[policy_id]
-            with self.timers.phase("transfer"):
-                updater.add(batch)
-            with self.timers.phase("learn"):
-                statistics = updater.update(steps_before, self.learner_rng(policy_id))
-            result |= self.learner_result(len(batch), {**statistics, **lag}, policy_id)
-        self.sync_weights()
-        self.batches.broadcast_if_due()
-        return result
+        return asynchronous_step(self, self.batches, self._update)
+
+    def _update(self, policy: PolicyUpdate[APPOTraining]) -> Statistics:
+        return self.updaters[policy.policy_id].update(policy)
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {
-            "batches": self.batches.get_state(),
-            "updaters": self.updaters.get_state(),
-        }
+        return {"batches": self.batches.get_state(), "updaters": self.updaters.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.batches.set_state(state["batches"])
         self.updaters.set_state(state["updaters"])
 
-    def _settings(self, policy_id: str) -> APPOTraining:
-        training = self.policies[policy_id].training
-        assert isinstance(training, APPOTraining)  # the loader made it from `Training`
-        return training
 
+class APPOUpdater:
+    """One policy's target policy, circular buffer and weight of the KL term.
 
-class PolicyUpdater:
-    """What one policy's updates need besides its learner: target policy, buffer, KL coefficient."""
+    Args:
+        target: another network like the learner's.
+    """
 
     def __init__(self, learner: Learner, target: RLModule, training: APPOTraining) -> None:
-        self._learner, self._target, self._training = learner, target, training
-        self._target_parameters = FlatParameters(target)
-        self._target_parameters.load(learner.parameters.vector)
+        self._learner, self._training = learner, training
+        self._target = TargetNetwork(target, learner)
         self._buffer: CircularBuffer[tuple[SampleBatch, LoadedBatch]] = CircularBuffer(
             training.circular_buffer_num_batches, training.circular_buffer_iterations_per_batch
         )
-        self._kl_coeff = training.kl_coeff
+        self._kl = AdaptiveKL(training.kl_coeff, training.kl_target)
         self._num_updates = 0
 
-    def add(self, batch: SampleBatch) -> None:
-        """Let updates use one more train batch."""
-        self._buffer.add((batch, self._load(batch)))
-
-    def _load(self, batch: SampleBatch) -> LoadedBatch:
-        rows = self._learner.load(batch, (col.ACTIONS,))
-        rows.add(BEHAVIOUR_LOGP, batch.column(col.ACTION_LOGP))
-        return rows
-
-    def update(self, env_steps: int, rng: np.random.Generator) -> dict[str, float | None]:
-        """The updates that are due after one new batch."""
-        training, kl_coeff = self._training, self._kl_coeff
-        lr = value_at(training.lr, env_steps)
-        arguments = {
-            "clip_param": value_at(training.clip_param, env_steps),
-            "entropy_coeff": value_at(training.entropy_coeff, env_steps),
-            "vf_loss_coeff": training.vf_loss_coeff,
-            "kl_coeff": kl_coeff,
+    def update(self, policy: PolicyUpdate[APPOTraining]) -> Statistics:
+        """Put the new batch into the buffer, and make the updates that are due for it."""
+        training = self._training
+        self._buffer.add((policy.batch, _with_behaviour(policy.batch, policy.rows)))
+        in_force = {
+            "clip_param": policy.at(training.clip_param),
+            "entropy_coeff": policy.at(training.entropy_coeff),
+            "kl_coeff": self._kl.coeff,
         }
+        arguments = {**in_force, "vf_loss_coeff": training.vf_loss_coeff}
         traced: dict[str, float | None] = {}
         epochs = []
         for _ in range(training.circular_buffer_iterations_per_batch):
-            batch, rows = self._buffer.sample(rng)
+            batch, rows = self._buffer.sample(policy.rng)
+            drawn = replace(policy, batch=batch, rows=rows)
             for _ in range(training.num_epochs):
-                traced = self._trace(batch, rows)
-                statistics = self._learner.update(
-                    rows.minibatches(1, training.minibatch_size or rows.size, rng),
-                    appo_loss,
-                    arguments,
-                    lr=lr,
+                traced = self._trace(drawn)
+                epochs.append(
+                    drawn.epochs(appo_loss, arguments, minibatch_size=training.minibatch_size)
                 )
-                epochs.append(statistics)
             self._num_updates += 1
-            if self._num_updates % training.target_network_update_freq == 0:
-                self._target_parameters.load(self._learner.parameters.vector)
+            self._target.copy_if_due(self._num_updates, training.target_network_update_freq)
         means = average(epochs)
-        self._kl_coeff = adapted_kl_coeff(kl_coeff, means.get("kl"), training.kl_target)
-        in_force = {name: arguments[name] for name in ("clip_param", "entropy_coeff", "kl_coeff")}
-        return {**means, **traced, "lr": lr, **in_force}
+        self._kl.adapt(means.get("kl"))
+        return {**means, **traced, "lr": policy.lr, **in_force}
 
-    def _trace(self, batch: SampleBatch, rows: LoadedBatch) -> dict[str, float | None]:
+    def _trace(self, policy: PolicyUpdate[APPOTraining]) -> dict[str, float | None]:
         """V-trace from mu to the target policy, with the learner's values."""
-        training = self._training
-        traced = add_vtrace(rows, batch, self._learner.module, training.vtrace, target=self._target)
+        rows, training = policy.rows, self._training
+        traced = add_vtrace(
+            rows, policy.batch, policy.module, training.vtrace, target=self._target.module
+        )
         if training.normalize_advantages:
             rows.columns = standardized_advantages(rows.columns)
         return traced
 
     def get_state(self) -> dict[str, Any]:
-        """The target policy, the buffer, the coefficient and where it began, the updates so far."""
+        """The target policy, the buffer, the weight of the KL term, the updates so far."""
         return {
-            "target": self._target_parameters.to_numpy(),
+            "target": self._target.get_state(),
             "buffer": [[batch_state(batch), left] for (batch, _), left in self._buffer.contents()],
             "num_updates": self._num_updates,
-            "kl_coeff": self._kl_coeff,
-            "kl_coeff_at_start": self._training.kl_coeff,
+            "kl": self._kl.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        self._target_parameters.load(state["target"])
+        self._target.set_state(state["target"])
+        self._kl.set_state(state["kl"])
         self._num_updates = int(state["num_updates"])
-        # Adapted from another start (an override, a mutation) it would hide the new one.
-        if state["kl_coeff_at_start"] == self._training.kl_coeff:
-            self._kl_coeff = float(state["kl_coeff"])
         held = [(batch_from_state(batch), left) for batch, left in state["buffer"]]
         self._buffer.set_contents(((batch, self._load(batch)), left) for batch, left in held)
+
+    def _load(self, batch: SampleBatch) -> LoadedBatch:
+        return _with_behaviour(batch, self._learner.load(batch, (col.ACTIONS,)))
+
+
+def _with_behaviour(batch: SampleBatch, rows: LoadedBatch) -> LoadedBatch:
+    """The rows with the log-probabilities under mu, which the target policy's replace."""
+    rows.add(BEHAVIOUR_LOGP, batch.column(col.ACTION_LOGP))
+    return rows

@@ -16,23 +16,31 @@ run learns from each step of each episode once, however often it is killed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from rlrun.actors.asynchronous import AsynchronousSampler
+from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.algorithm_state import request_of
+from rlrun.algorithms.on_policy import (
+    ActorCriticTraining,
+    PolicyUpdate,
+    Statistics,
+    Update,
+    update_policies,
+)
+from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import stream_length
-from rlrun.config.schema import Count, Schedule, TrainingConfig
+from rlrun.config.schema import Count, Section, TrainingConfig
 from rlrun.learning.vtrace import VTraceSettings
+from rlrun.sampling.runner_messages import SampleReply
 
-if TYPE_CHECKING:
-    from rlrun.algorithms.algorithm import Algorithm
-    from rlrun.sampling.runner_messages import SampleReply
+T = TypeVar("T", bound=TrainingConfig)
 
 
-class AsynchronousTraining(TrainingConfig):
-    """Settings that algorithms with asynchronous sampling share."""
+class AsynchronousTraining(Section):
+    """A mixin: settings of algorithms whose env runners do not wait for the learner."""
 
     train_batch_size: Count = 512
     """Env steps of one iteration, exactly: whole fragments, from whichever runners come first."""
@@ -42,11 +50,9 @@ class AsynchronousTraining(TrainingConfig):
     """Fragments that may wait for the learner; while so many do, env runners wait too."""
 
 
-class VTraceTraining(AsynchronousTraining):
-    """Settings of those that correct with V-trace for the age of their samples."""
+class VTraceTraining(AsynchronousTraining, ActorCriticTraining):
+    """Settings of algorithms that correct with V-trace for the age of their samples."""
 
-    lr: Schedule = 5e-4
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     minibatch_size: Count | None = None
     """Rows of one gradient step; null takes the whole train batch."""
     lambda_: float = Field(default=1.0, ge=0, le=1)
@@ -55,12 +61,8 @@ class VTraceTraining(AsynchronousTraining):
     """Bound on the importance weights of the value targets; null has none."""
     vtrace_clip_pg_rho_threshold: float | None = Field(default=1.0, gt=0)
     """Bound on the importance weights of the policy gradient; null has none."""
-    vf_loss_coeff: float = Field(default=0.5, ge=0)
-    """Weight of the value loss, which is half the mean squared error."""
-    entropy_coeff: Schedule = 0.01
-    """Weight of the entropy bonus; may be a schedule."""
     grad_clip: float | None = Field(default=40.0, gt=0)
-    """Bound on the gradients; null leaves them alone."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
 
     @property
     def vtrace(self) -> VTraceSettings:
@@ -135,6 +137,22 @@ class AsynchronousBatches:
         self.sampler.set_state(
             state["sampler"], lambda asked: request_of(self._algorithm, asked, self._length)
         )
+
+
+def asynchronous_step(
+    algorithm: Algorithm[T], batches: AsynchronousBatches, update: Update[T]
+) -> Result:
+    """One iteration: a train batch of what has come in, updates, a broadcast if it is due."""
+    steps_before = algorithm.env_steps
+    train_batch, lag = batches.next()
+
+    def with_lag(policy: PolicyUpdate[T]) -> Statistics:
+        return {**update(policy), **lag}
+
+    result = update_policies(algorithm, train_batch, with_lag, env_steps=steps_before)
+    algorithm.sync_weights()
+    batches.broadcast_if_due()
+    return result
 
 
 def average(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -14,14 +14,17 @@ from typing import Any
 
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.asynchronous import AsynchronousBatches, VTraceTraining, average
+from rlrun.algorithms.asynchronous import (
+    AsynchronousBatches,
+    VTraceTraining,
+    asynchronous_step,
+    average,
+)
+from rlrun.algorithms.on_policy import PolicyUpdate, Statistics
+from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig
-from rlrun.data import columns as col
-from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import value_at
-from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.vtrace import add_vtrace
 
 
@@ -38,7 +41,7 @@ class IMPALAConfig(AlgorithmConfig):
     algorithm = "IMPALA"
 
 
-class IMPALA(Algorithm):
+class IMPALA(Algorithm[IMPALATraining]):
     """Take the fragments that are there, correct for their age, learn, broadcast."""
 
     Training = IMPALATraining
@@ -52,53 +55,29 @@ class IMPALA(Algorithm):
         yield from stream_problems(config.training.train_batch_size, config.env_runners)
 
     def setup(self) -> None:
-        training = self.config.training
-        assert isinstance(training, VTraceTraining)
-        self.batches = AsynchronousBatches(self, training)
+        self.batches = AsynchronousBatches(self, self.training)
 
-    def training_step(self) -> dict[str, Any]:
+    def training_step(self) -> Result:
         """One iteration: a train batch of what has come in, an update, a broadcast if it is due."""
-        steps_before = self.env_steps
-        sampled, lag = self.batches.next()
-        result: dict[str, Any] = {}
-        for policy_id, batch in self.train_batches(sampled):
-            with self.timers.phase("transfer"):
-                rows = self.learners[policy_id].load(batch, (col.ACTIONS,))
-            with self.timers.phase("learn"):
-                statistics = self._update(policy_id, rows, batch, steps_before)
-            result |= self.learner_result(rows.size, {**statistics, **lag}, policy_id)
-        self.sync_weights()
-        self.batches.broadcast_if_due()
-        return result
+        return asynchronous_step(self, self.batches, self._update)
 
-    def _update(
-        self, policy_id: str, rows: LoadedBatch, batch: SampleBatch, env_steps: int
-    ) -> dict[str, float | None]:
-        training, learner = self._settings(policy_id), self.learners[policy_id]
-        lr = value_at(training.lr, env_steps)
-        entropy_coeff = value_at(training.entropy_coeff, env_steps)
-        rng = self.learner_rng(policy_id)
+    def _update(self, policy: PolicyUpdate[IMPALATraining]) -> Statistics:
+        """Epochs, each with V-trace computed anew."""
+        training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
+        # With V-trace's advantages and targets A2C's loss is the paper's.
+        arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
         traced: dict[str, float | None] = {}
         epochs = []
         for _ in range(training.num_epochs):
-            now = add_vtrace(rows, batch, learner.module, training.vtrace)
+            now = add_vtrace(policy.rows, policy.batch, policy.module, training.vtrace)
             traced = traced or now  # of the first pass: what the batch was worth when it came
-            statistics = learner.update(
-                rows.minibatches(1, training.minibatch_size or rows.size, rng),
-                a2c_loss,  # with V-trace's advantages and targets it is the paper's
-                {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff},
-                lr=lr,
+            epochs.append(
+                policy.epochs(a2c_loss, arguments, minibatch_size=training.minibatch_size)
             )
-            epochs.append(statistics)
-        return {**average(epochs), **traced, "lr": lr, "entropy_coeff": entropy_coeff}
+        return {**average(epochs), **traced, "lr": policy.lr, "entropy_coeff": entropy_coeff}
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"batches": self.batches.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.batches.set_state(state["batches"])
-
-    def _settings(self, policy_id: str) -> IMPALATraining:
-        training = self.policies[policy_id].training
-        assert isinstance(training, IMPALATraining)  # the loader made it from `Training`
-        return training

@@ -9,29 +9,24 @@ end. Longer fragments make it less biased, and no less noisy.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.on_policy import OneStepTraining, PolicyUpdate, Statistics, synchronous_step
+from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
+from rlrun.config.schema import ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.learning.learner import value_at
 from rlrun.learning.returns import discounted_returns, piece_lengths
 from rlrun.policies.rl_module import RLModule
 
 
-class PGTraining(TrainingConfig):
+class PGTraining(OneStepTraining, TrainingConfig):
     """PG's own settings."""
 
-    train_batch_size: Count = 2000
-    """Env steps collected for one iteration, exactly; one gradient step is made on them."""
     lr: Schedule = 4e-3
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
-    microbatch_size: Count | None = None
-    """Rows that go through the network at once; their gradients are added. null takes all."""
 
 
 class PGConfig(AlgorithmConfig):
@@ -55,47 +50,31 @@ def pg_loss(module: RLModule, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str
     return loss, {"policy_loss": loss.detach(), "entropy": entropies.detach().mean()}
 
 
-class PG(Algorithm):
+class PG(Algorithm[PGTraining]):
     """Sample a batch, take one step along the policy gradient, hand on the new weights."""
 
     Training = PGTraining
-    trains_several_policies = True
     Config = PGConfig
+    trains_several_policies = True
     several_learners = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of the batch size, as ``(key, message)``."""
-        training = config.training
-        assert isinstance(training, PGTraining)  # the loader made it from `Training`
-        yield from fragment_problems(training.train_batch_size, config.env_runners)
+        yield from fragment_problems(config.training.train_batch_size, config.env_runners)
 
-    def training_step(self) -> dict[str, Any]:
+    def training_step(self) -> Result:
         """One iteration: sample, sum up rewards, one gradient step, sync."""
-        steps_before = self.env_steps
-        result: dict[str, Any] = {}
-        for policy_id, batch in self.train_batches(self.sample()):
-            training, learner = self._settings(policy_id), self.learners[policy_id]
-            lr = value_at(training.lr, steps_before)
-            with self.timers.phase("transfer"):
-                rows = learner.load(batch, (col.ACTIONS,))
-            with self.timers.phase("learn"):
-                returns = discounted_returns(
-                    batch.column(col.REWARDS),
-                    batch.column(col.TERMINATEDS),
-                    batch.column(col.TRUNCATEDS),
-                    piece_lengths(batch.column(col.UNROLL_ID)),
-                    gamma=training.gamma,
-                )
-                rows.add(col.ADVANTAGES, returns)
-                pieces = rows.pieces(training.microbatch_size)
-                means = learner.accumulate(pieces, rows.size, pg_loss, {}, lr=lr)
-                statistics = {name: float(value) for name, value in means.items()}
-            result |= self.learner_result(rows.size, {**statistics, "lr": lr}, policy_id)
-        self.sync_weights()
-        return result
+        return synchronous_step(self, self._update)
 
-    def _settings(self, policy_id: str) -> PGTraining:
-        training = self.policies[policy_id].training
-        assert isinstance(training, PGTraining)  # the loader made it from `Training`
-        return training
+    def _update(self, policy: PolicyUpdate[PGTraining]) -> Statistics:
+        batch, training = policy.batch, policy.training
+        returns = discounted_returns(
+            batch.column(col.REWARDS),
+            batch.column(col.TERMINATEDS),
+            batch.column(col.TRUNCATEDS),
+            piece_lengths(batch.column(col.UNROLL_ID)),
+            gamma=training.gamma,
+        )
+        policy.rows.add(col.ADVANTAGES, returns)
+        return policy.one_step(pg_loss, {}, training.microbatch_size)

@@ -5,7 +5,7 @@ N rows of the train batch    M rows of a minibatch    P inputs of the action dis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -13,25 +13,28 @@ from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.by_policy import ByPolicy
+from rlrun.algorithms.on_policy import (
+    ActorCriticTraining,
+    PolicyUpdate,
+    Statistics,
+    synchronous_step,
+)
+from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
+from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
-from rlrun.learning.learner import value_at
-from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import add_advantages, standardized_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
 
 KL_COEFF_BOUNDS = (1e-6, 1e3)  # the adaptive coefficient must reach neither zero nor infinity
 
 
-class PPOTraining(TrainingConfig):
+class PPOTraining(ActorCriticTraining):
     """PPO's own settings."""
 
-    train_batch_size: Count = 2048
-    """Env steps collected for one iteration, exactly."""
     lr: Schedule = 3e-4
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
     lambda_: float = Field(default=0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation."""
     num_epochs: Count = 10
@@ -40,12 +43,9 @@ class PPOTraining(TrainingConfig):
     """Rows of one gradient step; the last of a pass may be smaller."""
     clip_param: Schedule = 0.2
     """Bound on how far one update moves the probability ratio from 1; may be a schedule."""
-    vf_loss_coeff: float = Field(default=0.5, ge=0)
-    """Weight of the value loss, which is half the mean squared error."""
     vf_clip_param: float | None = Field(default=None, gt=0)
     """Clip the change of the value prediction, in units of the return; null does not."""
     entropy_coeff: Schedule = 0.0
-    """Weight of the entropy bonus; may be a schedule."""
     kl_coeff: float = Field(default=0.0, ge=0)
     """Weight of KL(old || new), adapted after each update; 0 leaves the term out."""
     kl_target: float = Field(default=0.01, gt=0)
@@ -54,8 +54,6 @@ class PPOTraining(TrainingConfig):
     """End the update early once the approximate KL passes 1.5 times this; null never does."""
     normalize_advantages: Literal["minibatch", "batch"] | None = "minibatch"
     """Bring advantages to mean 0 and deviation 1 in each minibatch, in the batch, or not at all."""
-    grad_clip: float | None = Field(default=0.5, gt=0)
-    """Bound on the gradients; null leaves them alone."""
     adam_epsilon: float = Field(default=1e-5, gt=0)
     """Adam's epsilon; PPO's results rest on 1e-5, not on the usual 1e-8."""
 
@@ -172,18 +170,18 @@ def clipped_value_loss(
     return 0.5 * errors.mean()
 
 
-class PPO(Algorithm):
+class PPO(Algorithm[PPOTraining]):
     """Sample a batch, improve on it for some epochs, hand the new weights to the env runners."""
 
     Training = PPOTraining
-    trains_several_policies = True
     Config = PPOConfig
+    trains_several_policies = True
     several_learners = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch sizes, as ``(key, message)``."""
-        training = _settings(config)
+        training = cls.training_in(config)
         yield from fragment_problems(training.train_batch_size, config.env_runners)
         if training.minibatch_size > training.train_batch_size:
             yield (
@@ -193,93 +191,83 @@ class PPO(Algorithm):
             )
 
     def setup(self) -> None:
-        self.kl_coeffs: dict[str, float] = {}  # by policy, once it has learned
+        self.kl = ByPolicy(self._adaptive_kl)
 
-    def training_step(self) -> dict[str, Any]:
-        """One iteration: sample, estimate advantages, update, sync."""
-        steps_before = self.env_steps
-        result: dict[str, Any] = {}
-        for policy_id, batch in self.train_batches(self.sample()):
-            training, learner = self._settings(policy_id), self.learners[policy_id]
-            with self.timers.phase("transfer"):
-                rows = learner.load(batch, (col.ACTIONS,))
-            with self.timers.phase("learn"):
-                explained = add_advantages(
-                    rows, batch, learner.module, training.gamma, training.lambda_
-                )
-                statistics = self._update(policy_id, rows, steps_before)
-            statistics["vf_explained_variance"] = explained
-            result |= self.learner_result(rows.size, statistics, policy_id)
-        self.sync_weights()
-        return result
+    def _adaptive_kl(self, policy_id: str) -> AdaptiveKL:
+        training = self.training_of(policy_id)
+        return AdaptiveKL(training.kl_coeff, training.kl_target)
 
-    def _update(self, policy_id: str, rows: LoadedBatch, env_steps: int) -> dict[str, float | None]:
-        training, learner = self._settings(policy_id), self.learners[policy_id]
-        kl_coeff = self.kl_coeffs.setdefault(policy_id, training.kl_coeff)
-        lr = value_at(training.lr, env_steps)
+    def training_step(self) -> Result:
+        """One iteration: sample, update each policy, sync."""
+        return synchronous_step(self, self._update)
+
+    def _update(self, policy: PolicyUpdate[PPOTraining]) -> Statistics:
+        """Estimate advantages, then take epochs of minibatch steps."""
+        training, rows, module = policy.training, policy.rows, policy.module
+        explained = add_advantages(rows, policy.batch, module, training.gamma, training.lambda_)
         if training.normalize_advantages == "batch":
             rows.columns = standardized_advantages(rows.columns)
         elif training.normalize_advantages == "minibatch":
             rows.prepare = standardized_advantages
-        arguments = {
-            "clip_param": value_at(training.clip_param, env_steps),
-            "entropy_coeff": value_at(training.entropy_coeff, env_steps),
-            "vf_loss_coeff": training.vf_loss_coeff,
-            "vf_clip_param": training.vf_clip_param,
-            "kl_coeff": kl_coeff,
+        kl = self.kl[policy.policy_id]
+        in_force = {
+            "clip_param": policy.at(training.clip_param),
+            "entropy_coeff": policy.at(training.entropy_coeff),
+            "kl_coeff": kl.coeff,
         }
-        further_terms = training.vf_clip_param is not None or kl_coeff
-        written_out = learner.module.has_vjp and not further_terms
+        further_terms = training.vf_clip_param is not None or in_force["kl_coeff"]
         limit = None if training.target_kl is None else 1.5 * training.target_kl
-        statistics = learner.update(
-            rows.minibatches(
-                training.num_epochs, training.minibatch_size, self.learner_rng(policy_id)
-            ),
+        statistics = policy.epochs(
             ppo_loss,
-            arguments,
-            lr=lr,
-            gradient=ppo_gradient if written_out else None,
+            {
+                **in_force,
+                "vf_loss_coeff": training.vf_loss_coeff,
+                "vf_clip_param": training.vf_clip_param,
+            },
+            num_epochs=training.num_epochs,
+            minibatch_size=training.minibatch_size,
+            gradient=ppo_gradient if module.has_vjp and not further_terms else None,
             stop_early=None if limit is None else lambda s: float(s["approx_kl"]) > limit,
         )
-        self.kl_coeffs[policy_id] = adapted_kl_coeff(
-            kl_coeff, statistics.get("kl"), training.kl_target
-        )
-        return {
-            **statistics,
-            "lr": lr,
-            "clip_param": arguments["clip_param"],
-            "entropy_coeff": arguments["entropy_coeff"],
-            "kl_coeff": arguments["kl_coeff"],
-        }
+        kl.adapt(statistics.get("kl"))
+        return {**statistics, **in_force, "vf_explained_variance": explained}
 
     def forget_policy(self, policy_id: str) -> None:
-        self.kl_coeffs.pop(policy_id, None)
+        self.kl.pop(policy_id, None)
 
     def get_extra_state(self) -> dict[str, Any]:
-        at_start = {policy_id: self._settings(policy_id).kl_coeff for policy_id in self.kl_coeffs}
-        return {"kl_coeffs": dict(self.kl_coeffs), "kl_coeffs_at_start": at_start}
+        return {"kl": self.kl.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        for policy_id, coeff in state["kl_coeffs"].items():
-            # Adapted from another start (an override, a mutation) it would hide the new one.
-            if state["kl_coeffs_at_start"][policy_id] == self._settings(policy_id).kl_coeff:
-                self.kl_coeffs[policy_id] = float(coeff)
-
-    def _settings(self, policy_id: str) -> PPOTraining:
-        training = self.policies[policy_id].training
-        assert isinstance(training, PPOTraining)  # the loader made it from `Training`
-        return training
+        self.kl.set_state(state["kl"])
 
 
-def adapted_kl_coeff(coeff: float, kl: float | None, target: float) -> float:
-    """Section 4 of the paper: raise the penalty when the KL is far above target, else lower it."""
-    if not coeff or kl is None:
-        return coeff
-    factor = 1.5 if kl > 2.0 * target else 0.5 if kl < 0.5 * target else 1.0
-    low, high = KL_COEFF_BOUNDS
-    return min(max(coeff * factor, low), high)
+class AdaptiveKL:
+    """The weight of a KL term, adapted by the KL that comes of it (section 4 of the paper).
 
+    Args:
+        start: its value before the first update; 0 leaves the term out for good.
+        target: KL to aim at.
+    """
 
-def _settings(config: ExperimentConfig) -> PPOTraining:
-    assert isinstance(config.training, PPOTraining)  # the loader made it from `Training`
-    return config.training
+    def __init__(self, start: float, target: float) -> None:
+        self._start, self._target = start, target
+        self.coeff = start
+
+    def adapt(self, kl: float | None) -> None:
+        """Raise the weight when the KL was far above target, lower it when far below."""
+        if not self.coeff or kl is None:
+            return
+        factor = 1.5 if kl > 2.0 * self._target else 0.5 if kl < 0.5 * self._target else 1.0
+        low, high = KL_COEFF_BOUNDS
+        self.coeff = min(max(self.coeff * factor, low), high)
+
+    def get_state(self) -> dict[str, Any]:
+        """The weight, and where it started."""
+        return {"coeff": self.coeff, "start": self._start}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with a weight that started where this one did."""
+        # Adapted from another start (an override, a mutation) it would hide the new one.
+        if state["start"] == self._start:
+            self.coeff = float(state["coeff"])

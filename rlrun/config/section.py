@@ -18,6 +18,14 @@ class Section(BaseModel):
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """A field that a subclass only gives another default keeps its documentation."""
+        for base in cls.__mro__[1:]:
+            for name, field in getattr(base, "model_fields", {}).items():
+                own = cls.model_fields[name]
+                own.description = own.description or field.description
+
     @model_validator(mode="before")
     @classmethod
     def _from_plain(cls, data: Any) -> Any:

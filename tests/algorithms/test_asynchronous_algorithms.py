@@ -158,7 +158,7 @@ def test_appo_renews_its_target_policy_every_few_updates():
     for _ in range(6):
         algorithm.train()
         state = algorithm.get_extra_state()["updaters"]["default_policy"]
-        targets.append(state["target"])
+        targets.append(state["target"]["weights"])
         weights.append(algorithm.learner.get_weights())
     algorithm.stop()
     for i, renewed_at in enumerate([None, None, 2, 2, 2, 5]):

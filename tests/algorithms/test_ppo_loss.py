@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.algorithms.ppo import adapted_kl_coeff, clipped_value_loss, ppo_loss
+from rlrun.algorithms.ppo import AdaptiveKL, clipped_value_loss, ppo_loss
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.learning.returns import standardized, standardized_advantages
@@ -180,14 +180,23 @@ def test_pitfall_12_without_a_coefficient_an_infinite_kl_does_no_harm():
     ("kl", "expected"), [(0.03, 0.3), (0.02, 0.2), (0.01, 0.2), (0.004, 0.1), (None, 0.2)]
 )
 def test_the_kl_coefficient_follows_the_kl(kl, expected):
-    assert adapted_kl_coeff(0.2, kl, 0.01) == pytest.approx(expected)
+    weight = AdaptiveKL(0.2, target=0.01)
+    weight.adapt(kl)
+    assert weight.coeff == pytest.approx(expected)
 
 
-def test_pitfall_12_the_kl_coefficient_is_bounded():
-    coeff = 0.2
-    for _ in range(100):
-        coeff = adapted_kl_coeff(coeff, 1.0, 0.01)
-    assert coeff == 1e3
-    for _ in range(200):
-        coeff = adapted_kl_coeff(coeff, 0.0, 0.01)
-    assert coeff == 1e-6
+def test_the_kl_coefficient_is_bounded():
+    weight = AdaptiveKL(0.2, target=0.01)
+    for kl, bound in ((1.0, 1e3), (0.0, 1e-6)):
+        for _ in range(200):
+            weight.adapt(kl)
+        assert weight.coeff == bound
+
+
+def test_a_restored_kl_coefficient_goes_on_unless_it_started_elsewhere():
+    weight, same, other = (AdaptiveKL(start, target=0.01) for start in (0.2, 0.2, 0.5))
+    weight.adapt(1.0)
+    for restored in (same, other):
+        restored.set_state(weight.get_state())
+    assert same.coeff == weight.coeff == pytest.approx(0.3)
+    assert other.coeff == 0.5

@@ -1,0 +1,232 @@
+"""Learning from train batches as they are sampled: shared settings, and the one skeleton of it.
+
+Owns the way of a train batch to each policy's learner and of statistics into the result: load,
+update, report. An algorithm adds a function that updates one policy (`PolicyUpdate`); with a loss
+alone, `train_one_step` and `multi_gpu_train_one_step` are such functions. Must not know losses,
+advantages, or how batches are sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.result import Result
+from rlrun.config.schema import Count, Schedule, Section, TrainingConfig
+from rlrun.data import columns as col
+from rlrun.data.multi_agent_batch import MultiAgentBatch
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import Gradient, Learner, Loss, value_at
+from rlrun.learning.loaded_batch import LoadedBatch
+from rlrun.policies.rl_module import RLModule
+
+T = TypeVar("T", bound=TrainingConfig)
+
+Statistics = Mapping[str, float | None]
+
+
+class OneStepTraining(Section):
+    """A mixin: settings of algorithms that make one gradient step on each train batch."""
+
+    train_batch_size: Count = 2000
+    """Env steps collected for one iteration, exactly; one gradient step is made on them."""
+    microbatch_size: Count | None = None
+    """Rows that go through the network at once; their gradients are added. null takes all."""
+
+
+class ActorCriticTraining(TrainingConfig):
+    """Settings of algorithms with a policy and a value function."""
+
+    lr: Schedule = 5e-4
+    lambda_: float = Field(default=1.0, ge=0, le=1)
+    """Lambda of generalised advantage estimation; 1 takes n-step returns, as the paper does."""
+    vf_loss_coeff: float = Field(default=0.5, ge=0)
+    """Weight of the value loss, which is half the mean squared error."""
+    entropy_coeff: Schedule = 0.01
+    """Weight of the entropy bonus; may be a schedule."""
+    grad_clip: float | None = Field(default=0.5, gt=0)
+    adam_epsilon: float = Field(default=1e-5, gt=0)
+
+
+@dataclass(frozen=True)
+class PolicyUpdate(Generic[T]):
+    """What one policy learns from, and what it learns with.
+
+    Attributes:
+        batch: its part of the train batch, and ``rows``, the same on the learner's device.
+        rng: random numbers of this update.
+        env_steps: where on its schedules the run is.
+    """
+
+    policy_id: str
+    training: T
+    learner: Learner
+    batch: SampleBatch
+    rows: LoadedBatch
+    rng: np.random.Generator
+    env_steps: int
+
+    @property
+    def module(self) -> RLModule:
+        """The network that learns."""
+        return self.learner.module
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self.at(self.training.lr)
+
+    def at(self, schedule: Schedule) -> float:
+        """The present value of a schedule."""
+        return value_at(schedule, self.env_steps)
+
+    def one_step(
+        self, loss: Loss, arguments: Mapping[str, Any], microbatch_size: int | None = None
+    ) -> dict[str, float | None]:
+        """One gradient step on all rows, ``microbatch_size`` at a time; statistics and ``lr``."""
+        rows, lr = self.rows, self.lr
+        pieces = rows.pieces(microbatch_size)
+        means = self.learner.accumulate(pieces, rows.size, loss, arguments, lr=lr)
+        return {**{name: float(value) for name, value in means.items()}, "lr": lr}
+
+    def epochs(
+        self,
+        loss: Loss,
+        arguments: Mapping[str, Any],
+        *,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        gradient: Gradient | None = None,
+        stop_early: Callable[[dict[str, Tensor]], bool] | None = None,
+    ) -> dict[str, float]:
+        """Epochs of shuffled minibatches, see `Learner.update`; statistics and ``lr``.
+
+        Args:
+            minibatch_size: rows of one gradient step; None takes all.
+        """
+        size, lr = minibatch_size or self.rows.size, self.lr
+        minibatches = self.rows.minibatches(num_epochs, size, self.rng)
+        statistics = self.learner.update(
+            minibatches, loss, arguments, lr=lr, gradient=gradient, stop_early=stop_early
+        )
+        return {**statistics, "lr": lr}
+
+
+Update = Callable[[PolicyUpdate[T]], Statistics]
+"""Updates one policy; returns what its `learner_stats` hold."""
+
+
+def synchronous_step(algorithm: Algorithm[T], update: Update[T]) -> Result:
+    """One iteration: sample a train batch, update each policy, sync; the `learners` result."""
+    steps_before = algorithm.env_steps
+    result = update_policies(algorithm, algorithm.sample(), update, env_steps=steps_before)
+    algorithm.sync_weights()
+    return result
+
+
+def update_policies(
+    algorithm: Algorithm[T],
+    train_batch: SampleBatch | MultiAgentBatch,
+    update: Update[T],
+    *,
+    env_steps: int,
+    every_column: bool = False,
+) -> Result:
+    """Update each policy that learns on its part of a train batch.
+
+    Args:
+        env_steps: where on its schedules the run is.
+        every_column: load all columns of numbers, and not just what the module sees, and actions.
+
+    Returns:
+        ``learner_stats`` and ``num_agent_steps_trained`` by policy, for `training_step` to return.
+    """
+    result: Result = {}
+    for policy_id, batch in algorithm.train_batches(train_batch):
+        learner = algorithm.learners[policy_id]
+        columns = _columns_of_numbers(batch, learner.module) if every_column else (col.ACTIONS,)
+        with algorithm.timers.phase("transfer"):
+            rows = learner.load(batch, columns)
+        with algorithm.timers.phase("learn"):
+            training, rng = algorithm.training_of(policy_id), algorithm.learner_rng(policy_id)
+            statistics = update(
+                PolicyUpdate(policy_id, training, learner, batch, rows, rng, env_steps)
+            )
+        result |= algorithm.learner_result(rows.size, statistics, policy_id)
+    return result
+
+
+def train_one_step(
+    algorithm: Algorithm,
+    train_batch: SampleBatch | MultiAgentBatch,
+    loss: Loss,
+    loss_arguments: Mapping[str, Any] | None = None,
+    *,
+    microbatch_size: int | None = None,
+) -> Result:
+    """One gradient step of each policy, on all of its rows.
+
+    Args:
+        train_batch: of `Algorithm.sample`, with columns added as the loss wants them.
+        loss: ``loss(module, rows, **loss_arguments) -> (scalar, statistics)``, a mean over rows.
+            ``rows`` has the columns of the batch as tensors, and what the module sees.
+        microbatch_size: rows that go through the network at once; None takes all.
+
+    Returns:
+        ``learner_stats`` and ``num_agent_steps_trained`` by policy, for `training_step` to return.
+    """
+
+    def update(policy: PolicyUpdate[TrainingConfig]) -> Statistics:
+        return policy.one_step(loss, loss_arguments or {}, microbatch_size)
+
+    steps = algorithm.env_steps
+    return update_policies(algorithm, train_batch, update, env_steps=steps, every_column=True)
+
+
+def multi_gpu_train_one_step(
+    algorithm: Algorithm,
+    train_batch: SampleBatch | MultiAgentBatch,
+    loss: Loss,
+    loss_arguments: Mapping[str, Any] | None = None,
+    *,
+    num_epochs: int = 1,
+    minibatch_size: int | None = None,
+) -> Result:
+    """Epochs of minibatch steps of each policy; the batch goes to the device once.
+
+    With ``learners.num_learners`` each minibatch is shared by so many learners, on as many GPUs if
+    ``learners.num_gpus_per_learner`` gives them any.
+
+    Args:
+        train_batch, loss: as of `train_one_step`; the loss must be picklable.
+        minibatch_size: rows of one gradient step; None takes all.
+
+    Returns:
+        As `train_one_step`; statistics are averages over the gradient steps.
+    """
+
+    def update(policy: PolicyUpdate[TrainingConfig]) -> Statistics:
+        return policy.epochs(
+            loss, loss_arguments or {}, num_epochs=num_epochs, minibatch_size=minibatch_size
+        )
+
+    steps = algorithm.env_steps
+    return update_policies(algorithm, train_batch, update, env_steps=steps, every_column=True)
+
+
+def _columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:
+    """Columns with a number for each row; observations are loaded in any case."""
+    return tuple(
+        name
+        for name in batch
+        if name not in module.view_requirements
+        and col.is_countable(name)
+        and not name.startswith(col.NEXT_PREFIX)
+        and batch.column(name).dtype.kind in "biuf"
+    )
