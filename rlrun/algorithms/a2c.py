@@ -78,7 +78,8 @@ class A2C(Algorithm[A2CTraining]):
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of the batch size, as ``(key, message)``."""
-        yield from fragment_problems(config.training.train_batch_size, config.env_runners)
+        training = cls.training_in(config)
+        yield from fragment_problems(training.train_batch_size, config.env_runners)
 
     def training_step(self) -> Result:
         """One iteration: sample, estimate advantages, one gradient step, sync."""

@@ -61,7 +61,8 @@ class PG(Algorithm[PGTraining]):
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of the batch size, as ``(key, message)``."""
-        yield from fragment_problems(config.training.train_batch_size, config.env_runners)
+        training = cls.training_in(config)
+        yield from fragment_problems(training.train_batch_size, config.env_runners)
 
     def training_step(self) -> Result:
         """One iteration: sample, sum up rewards, one gradient step, sync."""

@@ -38,6 +38,8 @@ def _member_expressions(tree: nodes.Node) -> list[nodes.MemberExpr]:
 
 def _parts(found: types.Type | None) -> list[types.Instance]:
     found = types.get_proper_type(found) if found is not None else None
+    if isinstance(found, types.TypeVarType):
+        return _parts(found.upper_bound)
     if isinstance(found, types.UnionType):
         return [part for item in found.items for part in _parts(item)]
     return [found] if isinstance(found, types.Instance) else []
