@@ -51,7 +51,7 @@ MODELS: dict[str, str] = {"ActorCritic": "rlrun.policies.rl_module:ActorCritic"}
 
 COLLECTORS: dict[str, str] = {
     "ColumnarCollector": "rlrun.sampling.columnar_collector:ColumnarCollector",
-    "SimpleListCollector": "rlrun.data.simple_list_collector:SimpleListCollector",
+    "SimpleListCollector": "rlrun.sampling.simple_list_collector:SimpleListCollector",
 }
 """Sample collectors that come with rlrun, by name."""
 

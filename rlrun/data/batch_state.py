@@ -1,7 +1,7 @@
-"""A SampleBatch as plain arrays, for checkpoints, and back: the same rows in the same storages.
+"""Batches and columns as plain values, for checkpoints, and back.
 
-Rows that come out of one storage do so again: which rows a learner computes together decides the
-last digits of what it computes. Knows nothing of files.
+Rows of a SampleBatch that come out of one storage do so again: which rows a learner computes
+together decides the last digits of what it computes. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.data.column_data import leaves
+import numpy as np
+
+from rlrun.data.column_data import Array, leaves
 from rlrun.data.sample_batch import SampleBatch
 
 _FLAGS = ("zero_padded", "max_seq_len", "time_major", "num_grad_updates", "is_training")
@@ -51,3 +53,30 @@ def batch_from_state(state: Mapping[str, Any]) -> SampleBatch:
             number, index = state["shared"][name]
             batch.set_shared(name, state["storages"][number], index)
     return batch
+
+
+def columns_state(columns: Mapping[str, Array]) -> dict[str, Any]:
+    """Columns as a checkpoint takes them: objects as shape and list, others as they are."""
+    return {
+        name: {"shape": list(rows.shape), "objects": rows.ravel().tolist()}
+        if rows.dtype == np.object_
+        else rows
+        for name, rows in columns.items()
+    }
+
+
+def columns_from_state(state: Mapping[str, Any]) -> dict[str, Array]:
+    """The columns of such a state."""
+    return {
+        name: _objects(rows["objects"], rows["shape"])
+        if isinstance(rows, dict)
+        else np.asarray(rows)
+        for name, rows in state.items()
+    }
+
+
+def _objects(objects: list[Any], shape: list[int]) -> Array:
+    column = np.empty(len(objects), np.object_)
+    for i, value in enumerate(objects):  # one by one: numpy would look into lists
+        column[i] = value
+    return column.reshape(shape)

@@ -49,9 +49,9 @@ def dummy_batch(
     inputs = PolicyInputs(policy, _LANES)
     collector = ColumnarCollector(_LANES, observation_space.shape, observation_space.dtype)
     collector.set_views(inputs.views, inputs.rows)
-    collector.begin_fragment(_LENGTH, np.arange(_LANES))
+    collector.begin_fragment(_LENGTH)
     lanes, nothing = np.arange(_LANES), np.zeros_like(collector.obs)
-    collector.add_init_obs(lanes, lanes, nothing)
+    collector.begin_episodes(lanes, lanes, nothing)
     put_out: set[str] = set()
     never = np.zeros(_LANES, np.bool_)
     noise = policy.draw_noise(np.random.default_rng(0), _LENGTH, _LANES)
@@ -62,7 +62,7 @@ def dummy_batch(
                 collector.obs, explore=explore, noise=noise_row
             )
         else:
-            seen = collector.get_inference_input_dict()
+            seen = collector.inputs()
             inputs.act(seen, explore=not explore, noise=noise_row)
             actions, extras = inputs.act(seen, explore=explore, noise=noise_row)
         put_out.update(extras)
@@ -70,7 +70,7 @@ def dummy_batch(
         collector.add_step(actions, extras, np.zeros(_LANES), ended, never, nothing)
         if ended.any():
             collector.end_episodes(lanes[ended])
-            collector.add_init_obs(lanes[ended], lanes[ended] + _LANES, nothing[ended])
+            collector.begin_episodes(lanes[ended], lanes[ended] + _LANES, nothing[ended])
     derived: set[str] = set()
 
     def further_columns(columns: dict[str, Any]) -> dict[str, Any]:

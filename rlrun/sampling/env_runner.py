@@ -37,7 +37,7 @@ from rlrun.sampling.runner_messages import (
     SampleRequest,
     Unneeded,
     lone_request,
-    sample_collector,
+    make_collector,
     tell_exploration,
 )
 from rlrun.sampling.seeding import Role, fragment_noise
@@ -92,7 +92,12 @@ class EnvRunner:
         self._custom = self.connectors.custom
         self.policy = self.connectors.policy
         self.action_space = self.connectors.action_space
-        self.collector = sample_collector(spec, self.envs, self.observations.output_space)
+        self.collector = make_collector(
+            settings,
+            self.observations.output_space,
+            self.num_lanes,
+            every_step_counts=self.envs.every_step_counts,
+        )
         self.inputs = PolicyInputs(self.policy, self.num_lanes)
         self.collector.set_views(self.inputs.views, self.inputs.rows)
         callbacks = make_postprocessors(spec.postprocessors)
@@ -157,9 +162,8 @@ class EnvRunner:
         self._see_first_observations()
         unneeded = request.unneeded.get(DEFAULT_POLICY_ID, Unneeded())
         self._look_at_views(unneeded)
-        lanes = self._all_lanes
-        unroll_ids = lanes + ((self.runner_index << 48) | (request.fragment << 16))
-        self.collector.begin_fragment(request.length, unroll_ids)
+        first_unroll_id = (self.runner_index << 48) | (request.fragment << 16)
+        self.collector.begin_fragment(request.length, first_unroll_id)
         self._boundaries.records = []
         try:
             num_steps, timings = self._collect(request)
@@ -259,7 +263,7 @@ class EnvRunner:
                     collector.obs, explore=explore, noise=noise_row
                 )
             else:
-                seen = collector.get_inference_input_dict()
+                seen = collector.inputs()
                 actions, extras = inputs.act(seen, explore=explore, noise=noise_row)
             acted = perf_counter()
             try:

@@ -22,9 +22,9 @@ from rlrun.sampling.seeding import Role, episode_seed
 if TYPE_CHECKING:
     from rlrun.connectors.custom import EnvToModule
     from rlrun.connectors.observations import ObservationPipeline
-    from rlrun.data.sample_collector import SampleCollector
     from rlrun.envs.episode_vector_env import EpisodeVectorEnv
     from rlrun.sampling.action_noise import ActionNoise
+    from rlrun.sampling.sample_collector import SampleCollector
 
 Array = NDArray[Any]
 
@@ -241,7 +241,7 @@ class EpisodeBoundaries:
     def begin(self, lanes: Array, raw_obs: Any, *, update: bool = True) -> None:
         """Tell the collector what the policy sees first of the next episodes of these lanes."""
         obs = self.observations.first(raw_obs, lanes, update=update)
-        self.collector.add_init_obs(lanes, self.episodes.ids(lanes), obs)
+        self.collector.begin_episodes(lanes, self.episodes.ids(lanes), obs)
 
     def end(self, t: int, done: Array, infos: Mapping[str, Any] | None) -> None:
         """File the episodes that ended with the last of t steps, and start the next ones."""
@@ -267,7 +267,7 @@ class EpisodeBoundaries:
 
     def _begin_here(self, lanes: Array) -> None:
         ids, obs = self.episodes.ids(lanes), self.collector.obs[lanes]
-        self.collector.add_init_obs(lanes, ids, obs)
+        self.collector.begin_episodes(lanes, ids, obs)
 
     def _reset(self, t: int, mask: Array) -> None:
         """Reset the lanes of ``mask``: after t steps that is what their policy sees."""
@@ -282,7 +282,7 @@ class EpisodeBoundaries:
         if not self.observations.identity:
             obs = self.observations.first(first, lanes)
             self._first_rows.append((t, lanes, first))
-        self.collector.add_init_obs(lanes, self.episodes.ids(lanes), obs)
+        self.collector.begin_episodes(lanes, self.episodes.ids(lanes), obs)
 
     def without_transition(self, t: int) -> None:
         """Lanes whose step, the last of t, was no transition.
@@ -308,7 +308,7 @@ class EpisodeBoundaries:
     def drop(self, lanes: Iterable[int]) -> None:
         """Give up the running episodes of these lanes."""
         for lane in lanes:
-            self.collector.drop_episode(lane)
+            self.collector.drop(np.array([lane]), self.episodes.id_of(lane))
             self._noise.begin_episodes(lane)
             self.episodes.drop(lane)
 

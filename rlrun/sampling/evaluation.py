@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.data.sample_collector import step_columns
 from rlrun.envs.episode_vector_env import LaneInfos
 from rlrun.envs.errors import EnvError
 from rlrun.envs.vector_env import take_lanes
@@ -25,6 +24,7 @@ from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.multi_agent_evaluation import MultiAgentPlay
 from rlrun.sampling.played_step import PlayedStep, Recorder
 from rlrun.sampling.policy_inputs import PlayedInputs
+from rlrun.sampling.sample_collector import step_columns
 from rlrun.sampling.seeding import Role, episode_noise, episode_seed
 
 if TYPE_CHECKING:
@@ -141,10 +141,11 @@ class _Play:
         over = terminateds | truncateds | ~counted
         over[list(runner.envs.failed_lanes)] = True
         rewards = runner.rewards(rewards, terminateds, truncateds, update=False)
-        ids, fragment = np.array(self._episode), np.zeros(runner.num_lanes, np.int64)
+        lanes, fragment = np.arange(runner.num_lanes), np.zeros(runner.num_lanes, np.int64)
+        places = np.stack([lanes, fragment, np.array(self._episode)], axis=1)
         by_lane = None if infos is None else infos.by_lane
         columns = step_columns(
-            rewards, terminateds, truncateds, ids, self._lengths - 1, fragment, by_lane
+            places, rewards, terminateds, truncateds, self._lengths - 1, fragment, by_lane
         )
         inputs.stepped(over, columns)
 

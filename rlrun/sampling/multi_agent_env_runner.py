@@ -22,7 +22,6 @@ from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.agent_pieces import AgentPieces
 from rlrun.sampling.agent_play import Lane
-from rlrun.sampling.agent_store import Delivery
 from rlrun.sampling.agents_horizon import make_agents_horizon, raise_time_limits
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.lane_games import LaneGames
@@ -37,9 +36,9 @@ from rlrun.sampling.runner_messages import (
     SampleReply,
     SampleRequest,
     Unneeded,
-    agent_collector,
     for_policy,
     lone_request,
+    make_collector,
     tell_exploration,
 )
 from rlrun.sampling.seeding import Role, fragment_noise, policy_key
@@ -173,8 +172,8 @@ class MultiAgentEnvRunner:
             policy=settings,
         )
         pieces = None if connectors.custom is None else AgentPieces(connectors, agents)
-        make_collector = agent_collector(spec.settings)
-        actor = PolicyActor(connectors.policy, spaces, connectors, make_collector, pieces)
+        collector = make_collector(spec.settings, connectors.observations.output_space, None)
+        actor = PolicyActor(connectors.policy, spaces, connectors, collector, pieces)
         actor.explore = spec.settings.explore
         return actor
 
@@ -240,8 +239,9 @@ class MultiAgentEnvRunner:
         if request.policies is not None:
             self.set_policies(request.policies)
         self.load(weights, request.weights_version, request.connector_state)
+        first_unroll_id = (self.runner_index << 48) | (request.fragment << 16)
         for policy_id, actor in self.actors.items():
-            actor.begin_fragment(request.unneeded.get(policy_id, Unneeded()))
+            actor.begin_fragment(request.unneeded.get(policy_id, Unneeded()), first_unroll_id)
         tell_exploration(self.policies, request.exploration, self.runner_index)
         if self.spec.settings.explore:
             place = self.spec.seed, self.role, self.runner_index, request.fragment
@@ -332,16 +332,12 @@ class MultiAgentEnvRunner:
                 self.games.record(*taken)
             unneeded = request.unneeded.get(policy_id, Unneeded())
             leave_out[policy_id] = actor.inputs.leave_out
-            delivery = Delivery(
-                running=running,
-                whole_episodes=self._whole_episodes,
-                runner_index=self.runner_index,
-                fragment=request.fragment,
-                leave_out=leave_out[policy_id] if plain else frozenset(),
-                further_columns=None if unneeded.not_stored else actor.policy.fragment_columns,
+            batch = actor.collector.build(
+                leave_out[policy_id] if plain else frozenset(),
+                None if unneeded.not_stored else actor.policy.fragment_columns,
+                running,
             )
-            batch = actor.store.deliver(delivery)
-            if batch is not None:
+            if len(batch):
                 batches[policy_id] = batch
         if not plain:
             batches = self._postprocess(batches, self._agent_name)

@@ -1,8 +1,8 @@
 """PolicyActor: one policy acts for all its agents, in all sub-environments, with one forward pass.
 
-Owns what belongs to the policy in a multi-agent runner: its connectors, and who sits where. What
-its agents live through is its store's. Knows nothing of environments: it is told who sees what, and
-who has left.
+Owns what belongs to the policy in a multi-agent runner: its connectors, and who sits where. The
+trajectories are its collector's. Knows nothing of environments: it is told who sees what, and who
+has left.
 
 An agent has a seat: its index into this policy's arrays, for as long as it takes part.
 
@@ -25,14 +25,13 @@ from rlrun.policies.policy_mapping import Spaces
 from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.agent_pieces import AgentPieces
 from rlrun.sampling.agent_play import AgentFault, AgentPlay, News
-from rlrun.sampling.agent_store import AgentStore, Heard
 from rlrun.sampling.agent_watch import AgentWatch
-from rlrun.sampling.collected_agents import CollectedAgents
-from rlrun.sampling.logged_agents import LoggedAgents
+from rlrun.sampling.log_collector import LogCollector
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.raw_observations import RawObservations
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.runner_messages import CollectorFactory, Unneeded
+from rlrun.sampling.runner_messages import Unneeded
+from rlrun.sampling.sample_collector import SampleCollector
 from rlrun.sampling.seeding import agent_noise
 
 Array = NDArray[Any]
@@ -52,12 +51,10 @@ class PolicyActor:
     Args:
         spaces: of the environment, for agents of this policy.
         connectors: between those and the policy.
-        make_collector: a collector of the trajectory of one agent, for observations of a space;
-            None keeps all of them in one log.
+        collector: of the trajectories of its agents.
         pieces: the user's own connectors among these; None if there are none.
 
     Attributes:
-        store: what its agents live through.
         explore: sample actions, or take the best ones.
         wants_infos: whether it has a view of infos, and so is to be told of them.
         filter_learns: whether statistics of observations and rewards learn from what comes.
@@ -70,7 +67,7 @@ class PolicyActor:
         policy: Policy,
         spaces: Spaces,
         connectors: RunnerConnectors,
-        make_collector: CollectorFactory | None = None,
+        collector: SampleCollector,
         pieces: AgentPieces | None = None,
     ) -> None:
         self.policy, self.spaces, self.connectors = policy, spaces, connectors
@@ -79,8 +76,9 @@ class PolicyActor:
         self.explore = self.filter_learns = True
         self.inputs = PolicyInputs(policy, 1)
         self.wants_infos = col.INFOS in self.inputs.rows
-        self._make_collector = make_collector
-        self.store = self._make_store()
+        self.collector = collector
+        collector.set_views(self.inputs.views, self.inputs.rows)
+        collector.begin_fragment(None)
         self._raw_observations = RawObservations(spaces[0])
         self._plain_actions = isinstance(spaces[1], _PLAIN_SPACES)
         self._free: list[int] = []
@@ -95,44 +93,41 @@ class PolicyActor:
         self.news = News()
         self.watch: AgentWatch | None = None
 
-    def _make_store(self) -> AgentStore:
-        space, make = self.observations.output_space, self._make_collector
-        if make is None:
-            return LoggedAgents(self.inputs, space)
-        return CollectedAgents(self.inputs, lambda: make(space))
-
-    def begin_fragment(self, unneeded: Unneeded) -> None:
+    def begin_fragment(self, unneeded: Unneeded, first_unroll_id: int) -> None:
         """A fragment begins: make what the policy asks for now, without what nobody needs."""
         inputs = self.inputs
         if self.policy.view_requirements != inputs.requirements or unneeded != inputs.unneeded:
             inputs.resolve(unneeded)
             self.wants_infos = col.INFOS in inputs.rows
-            self.store.set_views()
-        self.store.ignored = unneeded.not_stored - inputs.rows.keys()
-        self.store.begin_fragment()
+            self.collector.set_views(inputs.views, inputs.rows)
+        self.collector.ignored = unneeded.not_stored - inputs.rows.keys()
+        self.collector.begin_fragment(None, first_unroll_id)
 
     # -- seats ---------------------------------------------------------------------------------
 
-    def seat(self, agent: AgentPlay, taken: int = 0) -> None:
+    def seat(self, agent: AgentPlay, taken: int = 0, seat: int | None = None) -> None:
         """Give an agent a seat.
 
         Args:
             taken: actions it has taken already, where a runner is restored.
+            seat: the one that it had then.
         """
-        if not self._free:
+        while not self._free or (seat is not None and seat >= len(self._count)):
             self._add_seats()
-        seat = agent.seat = self._free.pop()
+        if seat is None:
+            seat = self._free.pop()
+        else:
+            self._free.remove(seat)
+        agent.seat = seat
         self._count[seat], self._returns[seat] = taken, 0.0
-        self.store.begin(seat, agent.lane.index, agent.index, agent.lane.episode_id)
         self._noise.begin_episode(seat, agent_noise(agent.lane.seed, agent.index), taken)
 
     def _add_seats(self) -> None:
         old = len(self._count)
         new = max(_FIRST_SEATS, old)
-        self._free = list(range(old + new - 1, old - 1, -1))
+        self._free = [*range(old + new - 1, old - 1, -1), *self._free]
         self._count = np.append(self._count, np.zeros(new, np.int64))
         self._returns = np.append(self._returns, np.zeros(new))
-        self.store.resize(old + new)
         self._noise.resize(old + new)
 
     def actions_taken(self, agent: AgentPlay) -> int:
@@ -156,7 +151,7 @@ class PolicyActor:
         if not agents:
             return
         noise = self._noise.next(seats) if self.explore else None
-        seen = self.store.seen(seats)
+        seen = self.collector.inputs(seats)
         if self.inputs.views is None:
             actions, _, extras = self.policy.compute_actions(
                 seen, explore=self.explore, noise=noise
@@ -164,12 +159,12 @@ class PolicyActor:
         else:
             actions, extras = self.inputs.act(seen, explore=self.explore, noise=noise)
         actions = np.asarray(actions)
-        self.store.act(seats, actions, extras)
+        self.collector.act(seats, actions, extras)
         self._count[seats] += 1
         if self._pieces is not None:
             actions = self._pieces.act(agents, actions)
         taken = self.to_env(actions)
-        self._taken.append((self.store.places[seats], steps, actions))
+        self._taken.append((self.collector.places[seats], steps, actions))
         if self.watch is not None:
             taken = list(taken)
             self.watch.acted(agents, raw, taken)
@@ -218,16 +213,13 @@ class PolicyActor:
         if not news.staying and not news.leaving:
             return
         raw, seats, steps = news.observations, news.seats, news.steps
-        # What those who leave without an observation were led to is the last that they saw.
-        staying, left = len(news.staying), []
+        staying = len(news.staying)
+        sees = np.ones(staying + len(news.leaving), np.bool_)
         if news.leaving:
-            left = [i for i, last in enumerate(news.last_observations) if last is not None]
+            sees[staying:] = [last is not None for last in news.last_observations]
             seats = seats + [agent.seat for agent in news.leaving]
-            raw = raw + [news.last_observations[i] for i in left]
+            raw = raw + [last for last in news.last_observations if last is not None]
             steps = steps + news.last_steps
-        observed = (
-            np.r_[:staying, staying + np.array(left, np.int64)] if left else np.arange(staying)
-        )
         self.waiting += news.staying
         self._raw += news.observations
         all_seats, all_steps = np.array(seats), np.array(steps)
@@ -236,29 +228,44 @@ class PolicyActor:
         rewards, flags = self._rewards_and_flags(news, all_steps)
         if self.watch is not None:
             self.watch.heard(news, rewards, flags)
-        learned = rewards
-        if not self.rewards.identity:
-            learned = self._learned(rewards, flags, all_seats)
-        seen: Any = self._raw_observations.checked(raw, news) if raw else []
+        identity = self.rewards.identity
+        learned = rewards if identity else self._learned(rewards, flags, all_seats)
+        seen: Any = self._raw_observations.checked(raw, news) if raw else np.empty(0)
         if self._pieces is not None:
+            observed = np.flatnonzero(sees)
             seen = self._behind_pieces(news, seen, all_seats, observed, rewards)
         elif raw:
             seen = self.observations(seen, update=self.filter_learns)
-        heard = Heard(
-            seats=all_seats,
-            staying=staying,
-            observed=observed,
-            observations=seen,
-            rewards=rewards,
-            learned=learned,
-            flags=flags,
-            steps=all_steps,
-            infos=news.infos + news.last_infos if self.wants_infos else None,
-        )
-        self.store.hear(heard)
+        # Transitions of agents that have acted, then ends, then the agents that join.
+        acted = self._count[all_seats] > 0
+        if acted.any():
+            self.collector.add_step(
+                None,
+                {},
+                rewards[acted],
+                flags[acted, 0],
+                flags[acted, 1],
+                seen[acted[sees]],
+                slots=all_seats[acted],
+                observed=None if sees[acted].all() else sees[acted],
+                learned_rewards=learned[acted],
+                infos=self._infos(news, acted) if self.wants_infos else None,
+                steps=all_steps[acted],
+            )
+        if news.leaving:
+            self.collector.end_episodes(all_seats[len(news.staying) :])
+        if not acted.all():
+            joining = [agent for agent in news.staying if not self._count[agent.seat]]
+            places = np.array([(agent.lane.index, agent.index) for agent in joining])
+            ids = np.array([agent.lane.episode_id for agent in joining])
+            self.collector.begin_episodes(all_seats[~acted], ids, seen[~acted[sees]], places)
         for agent in news.leaving:
-            self.store.leave(agent.seat)
             self._leave(agent)
+
+    @staticmethod
+    def _infos(news: News, acted: Array) -> dict[int, Any]:
+        infos = news.infos + news.last_infos
+        return dict(enumerate(infos[i] for i in np.flatnonzero(acted)))
 
     def _behind_pieces(
         self, news: News, stacked: Any, seats: Array, observed: Array, rewards: Array
@@ -320,13 +327,15 @@ class PolicyActor:
         if self.watch is not None:
             self.watch.drop(agents)
         seated = [agent for agent in agents if agent.seat >= 0]
-        self.store.drop([agent.seat for agent in seated], lane, episode_id)
+        slots = np.array([agent.seat for agent in seated], np.int64)
+        self.collector.drop(slots, episode_id)
         for agent in seated:
             self._leave(agent)
 
     def forget(self) -> None:
         """Drop all transitions of a play that nobody collects."""
-        self.store.forget()
+        self.collector.discard()
+        self.collector.begin_fragment(None)
         self._taken = []
 
     def forget_pieces(self) -> None:
@@ -336,7 +345,10 @@ class PolicyActor:
 
     def for_play(self, explore: bool) -> PolicyActor:
         """An actor for play beside: the same policy and connectors, which learn nothing there."""
-        twin = PolicyActor(self.policy, self.spaces, self.connectors, pieces=self._pieces)
+        space = self.observations.output_space
+        assert space.shape is not None  # the pipeline puts out arrays
+        collector = LogCollector(None, space.shape, space.dtype)
+        twin = PolicyActor(self.policy, self.spaces, self.connectors, collector, self._pieces)
         twin.explore, twin.filter_learns = explore, False
         return twin
 
@@ -349,7 +361,8 @@ class PolicyActor:
         if self._raw:
             unfiltered = self.observations.preprocess(self._raw_observations.stack(self._raw))
         return {
-            "store": self.store.get_state(seats),
+            "collector": self.collector.get_state(),
+            "seats": seats,
             "agents": np.array([[agent.lane.index, agent.index] for agent in agents], np.int64),
             "count": self._count[seats],
             "returns": self._returns[seats],
@@ -371,10 +384,11 @@ class PolicyActor:
             self._pieces.set_state(state["unanswered"])
         counts = np.asarray(state["count"]).tolist()
         agents = [find(*place) for place in np.asarray(state["agents"]).tolist()]
-        for agent, count in zip(agents, counts, strict=True):
-            self.seat(agent, count)
-        seats = [agent.seat for agent in agents]
-        self.store.set_state(state["store"], seats)
+        seats = [int(seat) for seat in state["seats"]]
+        self._free = list(range(len(self._count)))
+        for agent, count, seat in zip(agents, counts, seats, strict=True):
+            self.seat(agent, count, seat)
+        self.collector.set_state(state["collector"])
         self._returns[seats] = state["returns"]
         self._noise.set_state(state["noise"], seats)
         self.waiting = [find(*place) for place in np.asarray(state["waiting"]).tolist()]

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
-from rlrun.data.sample_collector import STEP_COLUMNS
 from rlrun.data.trajectory_views import TrajectoryViews
 from rlrun.policies.action_sampling import action_sampler
 from rlrun.policies.policy import Policy
 from rlrun.sampling.runner_messages import Unneeded
+from rlrun.sampling.sample_collector import STEP_COLUMNS
 
 Array = NDArray[Any]
 

@@ -10,22 +10,20 @@ from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, import_object
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.connectors.rewards import RewardPipeline
-from rlrun.data.sample_collector import SampleCollector
 from rlrun.envs.atari import is_atari_id
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.policy import Policy
 from rlrun.sampling.episodes import EpisodeRecord
+from rlrun.sampling.log_collector import LogCollector
+from rlrun.sampling.sample_collector import SampleCollector
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 
 Exploration = dict[str, float] | tuple[dict[str, float], ...]
 """How far exploring actions of a policy deviate, by name; several for runners that each have their
 own."""
-
-CollectorFactory = Callable[["gym.Space[Any]"], SampleCollector]
 
 PolicyFactory = Callable[["gym.Space[Any]", "gym.Space[Any]", ModelConfig], Policy]
 
@@ -199,43 +197,25 @@ def _is_atari(spec: RunnerSpec) -> bool:
     return envpool_env.is_atari(spec.env.use)
 
 
-def sample_collector(
-    spec: RunnerSpec, envs: EpisodeVectorEnv, observation_space: gym.Space[Any]
-) -> SampleCollector:
-    """The collector that `env_runners.sample_collector` names, for preprocessed observations."""
-    return _made(
-        _collector_class(spec.settings),
-        spec.settings,
-        observation_space,
-        envs.num_envs,
-        every_step_counts=envs.every_step_counts,
-    )
-
-
-def agent_collector(settings: EnvRunnersConfig) -> CollectorFactory | None:
-    """Makes the collector of one agent's trajectory; None where one log for all agents does."""
-    kind = _collector_class(settings)
-    if kind is import_object(COLLECTORS[DEFAULT_COLLECTOR]):
-        return None
-    return lambda observation_space: _made(kind, settings, observation_space, 1)
-
-
-def _collector_class(settings: EnvRunnersConfig) -> Any:
-    name = settings.sample_collector or DEFAULT_COLLECTOR
-    return import_object(COLLECTORS.get(name, name))
-
-
-def _made(
-    kind: Any,
+def make_collector(
     settings: EnvRunnersConfig,
     observation_space: gym.Space[Any],
-    num_lanes: int,
+    num_slots: int | None,
     *,
     every_step_counts: bool = True,
 ) -> SampleCollector:
+    """The collector that `env_runners.sample_collector` names, for preprocessed observations.
+
+    Args:
+        num_slots, every_step_counts: see `SampleCollector`.
+    """
     assert observation_space.shape is not None  # the observation pipeline puts out arrays
+    name = settings.sample_collector or DEFAULT_COLLECTOR
+    kind = import_object(COLLECTORS.get(name, name))
+    if num_slots is None and name == DEFAULT_COLLECTOR:
+        kind = LogCollector
     made: SampleCollector = kind(
-        num_lanes,
+        num_slots,
         observation_space.shape,
         observation_space.dtype,
         whole_episodes=settings.batch_mode == "complete_episodes",

@@ -11,12 +11,12 @@ from test_multi_agent_env_runner import MLP, cartpole, make, sample
 from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import ConnectorsConfig, ModelConfig, TrainingConfig
-from rlrun.data.simple_list_collector import SimpleListCollector
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.sampling.columnar_collector import ColumnarCollector
 from rlrun.sampling.runner_messages import SampleRequest, Unneeded
+from rlrun.sampling.simple_list_collector import SimpleListCollector
 
 SOURCES = ("obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "infos", "mark")
+SOURCES += ("t", "env_id", "agent_index")
 SHIFTS = st.one_of(
     st.integers(-3, 2),
     st.lists(st.integers(-3, 2), min_size=1, max_size=3),
@@ -31,21 +31,17 @@ VIEWS = st.dictionaries(
 )
 
 
-class OneByOne(ColumnarCollector):
-    """The columnar collector, for one agent."""
-
-
 class Counting(SimpleListCollector):
-    """Counts what it is asked for."""
+    """Counts transitions."""
 
-    calls: list[str] = []  # noqa: RUF012 - of all instances
+    transitions = 0  # of all instances
 
-    def add_step(self, *arguments, **further):
-        Counting.calls.append("step")
-        super().add_step(*arguments, **further)
+    def add_step(self, *arguments, slots, **further):
+        Counting.transitions += len(slots)
+        super().add_step(*arguments, slots=slots, **further)
 
 
-COLLECTORS = (None, "SimpleListCollector", f"{__name__}:OneByOne")
+COLLECTORS = (None, "SimpleListCollector")
 
 
 def crowd(collector, views, *, states, policies, env=None, **settings):
@@ -145,10 +141,10 @@ def test_what_nobody_needs_is_neither_stored_nor_sent(collector, mode):
 
 
 def test_a_collector_of_ones_own_gets_every_transition():
-    Counting.calls.clear()
+    Counting.transitions = 0
     runner = cartpole({"p": MLP}, sample_collector=f"{__name__}:Counting")
     rows = sum(sample(runner, k, 10).batch.agent_steps() for k in range(2))
-    assert len(Counting.calls) == rows
+    assert Counting.transitions == rows
 
 
 def test_infos_are_there_where_a_view_asks_for_them():
@@ -171,7 +167,8 @@ def test_infos_are_there_where_a_view_asks_for_them():
     assert before[0] == {}
 
 
-@pytest.mark.parametrize("source", ["t", "env_id", "agent_index", "unroll_id"])
-def test_what_only_the_runner_knows_cannot_be_viewed(source):
-    with pytest.raises(ValueError, match=f"view 'x': with several agents .* '{source}'"):
-        crowd(None, {"x": ViewRequirement(source, shift=-1)}, states=False, policies=("p",))
+@pytest.mark.parametrize("collector", COLLECTORS)
+def test_unroll_ids_of_several_agents_cannot_be_viewed(collector):
+    views = {"x": ViewRequirement("unroll_id", shift=-1)}
+    with pytest.raises(ValueError, match=r"view 'x': with several agents .* 'unroll_id'"):
+        crowd(collector, views, states=False, policies=("p",))

@@ -9,7 +9,7 @@ from test_policy_inputs import Looking, check_views
 
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.data import sample_collector
+from rlrun.sampling import sample_collector
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
 

@@ -11,12 +11,12 @@ from test_policy_inputs import Looking
 
 import rlrun
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
-from rlrun.data import sample_collector
-from rlrun.data.simple_list_collector import SimpleListCollector
 from rlrun.data.view_requirement import ViewRequirement
+from rlrun.sampling import sample_collector
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.simple_list_collector import SimpleListCollector
 
 SOURCES = ("obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t", "unroll_id")
 SOURCES += ("env_id", "agent_index", "infos")

@@ -1,0 +1,353 @@
+"""LogCollector: the fast collector of slots that come and go, one log of rows for all of them.
+
+Agents come and go, so there is no grid of steps and slots: a row is one observation of one agent,
+appended in the order of arrival. What it led to is another row of the same log, named in ``next``.
+
+    row 7  sub-env 0, agent 1   acted       next 9
+    row 8  sub-env 2, agent 0   acted       next 8    left without a last observation
+    row 9  sub-env 0, agent 1   waits                 its action is due
+
+A row whose ``next`` is known is a transition. A fragment delivers its transitions. Rows that wait,
+or have acted and are not answered yet, go on in the next fragment, and so does the past that views
+look back at.
+
+    M  rows in use    S  slots    k  slots of a call    P  rows of the past that views look back at
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlrun.data import columns as col
+from rlrun.data.batch_state import columns_from_state, columns_state
+from rlrun.data.column_data import Array
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.trajectory_views import TrainingRows, TrajectoryViews, add_views
+from rlrun.sampling.sample_collector import (
+    FurtherColumns,
+    Infos,
+    SampleCollector,
+    number_unrolls,
+)
+
+_NEXT, _DELIVERED = "next", "delivered"
+_PLACE = (col.ENV_ID, col.AGENT_INDEX, col.EPS_ID)
+_FRESH: dict[str, tuple[Any, Any]] = {  # the log's own columns -> dtype, value of a fresh row
+    **dict.fromkeys(_PLACE, (np.int64, 0)),
+    _NEXT: (np.int64, -1),  # row of what the step led to, -1 while that is not known
+    _DELIVERED: (np.bool_, False),  # in an earlier batch, and here for views alone
+    col.T: (np.int64, 0),
+    col.REWARDS: (np.float32, 0.0),
+    col.TERMINATEDS: (np.bool_, False),
+    col.TRUNCATEDS: (np.bool_, False),
+}
+_FIRST_ROWS, _FIRST_SLOTS = 256, 16
+
+
+class LogCollector(SampleCollector):
+    """See the module, and `SampleCollector` for each method.
+
+    Attributes:
+        columns: by name, ``[M or more, ...]``; the first `size` rows are in use.
+    """
+
+    def __init__(self, num_slots: int | None, *arguments: Any, **settings: Any) -> None:
+        if num_slots is not None:
+            raise ValueError("LogCollector is for slots that come and go")
+        super().__init__(num_slots, *arguments, **settings)
+        self.size = 0
+        self.columns: dict[str, Array] = {
+            name: np.full(_FIRST_ROWS, fresh, dtype) for name, (dtype, fresh) in _FRESH.items()
+        }
+        self.columns[col.OBS] = np.empty((_FIRST_ROWS, *self.obs_shape), self.obs_dtype)
+        self._views: TrajectoryViews | None = None
+        self._here = np.empty(0, np.int64)  # [S] row that is to be acted on, or -1
+        self._open = np.empty(0, np.int64)  # [S] row of the action that was not answered, or -1
+        # [S, P + 1] rows of the last actions, oldest first: P before one that was not answered yet.
+        self._recent = np.empty((0, 0), np.int64)
+
+    def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
+        super().set_views(views, rows)
+        self._views = views
+        width = views.lookback + 1 if views is not None and views.lookback else 0
+        if self._recent.shape[1] != width:
+            self._recent = np.full((len(self._open), width), -1)
+        # Columns are looked at before their first step, when only their shapes are known.
+        for name, row in rows.items():
+            if name not in self.columns:
+                self._add_column(name, row)
+
+    def begin_fragment(self, length: int | None, first_unroll_id: int = 0) -> None:
+        self._first_unroll_id = first_unroll_id
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def begin_episodes(
+        self, slots: Array, episode_ids: Array, obs: Array, places: Array | None = None
+    ) -> None:
+        if int(slots.max()) >= len(self.places):
+            self._add_slots(int(slots.max()) + 1)
+        self.places[slots, 2] = episode_ids
+        if places is not None:
+            self.places[slots, :2] = places
+        self._here[slots] = self._append(obs, slots)
+
+    def _add_slots(self, wanted: int) -> None:
+        more = max(wanted, 2 * len(self.places), _FIRST_SLOTS) - len(self.places)
+        self.places = np.append(self.places, np.zeros((more, 3), np.int64), axis=0)
+        self._here = np.append(self._here, np.full(more, -1))
+        self._open = np.append(self._open, np.full(more, -1))
+        self._recent = np.append(self._recent, np.full((more, self._recent.shape[1]), -1), axis=0)
+
+    def inputs(self, slots: Array | None = None) -> Any:
+        if slots is None:
+            slots = np.flatnonzero(self._here >= 0)
+        rows, views = self._here[slots], self._views
+        if views is None:
+            return self.columns[col.OBS][rows]
+        recent, past = self._recent[slots, 1:], views.lookback
+        reachable = np.concatenate([recent, rows[:, None]], axis=1)  # [k, P + 1]
+        first = (recent < 0).sum(axis=1)[:, None]  # where the episode begins
+        seen = {}
+        for view in views.acting_views:
+            wanted = past + view.steps[None, :]  # [1, n]
+            inside = np.maximum(wanted, first)
+            column = self.columns[view.source]
+            values = column[np.take_along_axis(reachable, inside, axis=1)]  # [k, n, ...]
+            if view.fill is not None:
+                values[wanted < first] = view.fill
+            seen[view.name] = values if view.time_axis else values[:, 0]
+        return seen
+
+    def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
+        rows, columns = self._here[slots], self.columns
+        for name, values in {col.ACTIONS: actions, **extras}.items():
+            if name in self.ignored:
+                continue
+            if name not in columns:
+                self._add_column(name, values)
+            columns[name][rows] = values
+        self._open[slots], self._here[slots] = rows, -1
+        if self._recent.shape[1]:
+            self._recent[slots, :-1] = self._recent[slots, 1:]
+            self._recent[slots, -1] = rows
+
+    def add_step(  # noqa: PLR0913 - one parameter for each thing a step brings
+        self,
+        actions: Array | None,
+        extras: Mapping[str, Array],
+        rewards: Array,
+        terminateds: Array,
+        truncateds: Array,
+        obs: Array,
+        *,
+        slots: Array | None = None,
+        observed: Array | None = None,
+        learned_rewards: Array | None = None,
+        valid: Array | None = None,
+        infos: Infos | None = None,
+        steps: Array | None = None,
+    ) -> None:
+        assert slots is not None
+        assert steps is not None
+        if actions is not None:
+            self.act(slots, actions, extras)
+        rows = self._open[slots]
+        following = rows.copy()
+        if len(obs):
+            seeing = slots if observed is None else slots[observed]
+            new = self._append(obs, seeing)
+            following[slice(None) if observed is None else observed] = new
+            self._here[seeing] = new
+        columns = self.columns
+        columns[_NEXT][rows] = following
+        columns[col.T][rows] = steps - 1
+        columns[col.REWARDS][rows] = rewards if learned_rewards is None else learned_rewards
+        columns[col.TERMINATEDS][rows] = terminateds
+        columns[col.TRUNCATEDS][rows] = truncateds
+        if infos is not None:
+            for i, row in enumerate(rows.tolist()):
+                columns[col.INFOS][row] = infos.get(i, {})
+        self._open[slots] = -1
+
+    def end_episodes(self, slots: Array) -> None:
+        self._here[slots] = self._open[slots] = -1
+        self._recent[slots] = -1
+
+    def drop(self, slots: Array, episode_id: int) -> None:
+        used = slice(0, self.size)
+        self.columns[_DELIVERED][used] |= self.columns[col.EPS_ID][used] == episode_id
+        self.end_episodes(slots)
+
+    @property
+    def rewards(self) -> Array:
+        raise NotImplementedError("slots come and go")
+
+    @property
+    def actions(self) -> Array:
+        raise NotImplementedError("slots come and go")
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _append(self, obs: Array, slots: Array) -> Array:
+        """Rows for observations ``[k, ...]``; returns their numbers, ``[k]``."""
+        first, self.size = self.size, self.size + len(obs)
+        if self.size > len(self.columns[_NEXT]):
+            self._grow()
+        rows = slice(first, self.size)
+        self.columns[col.OBS][rows] = obs
+        for name, values in zip(_PLACE, self.places[slots].T, strict=True):
+            self.columns[name][rows] = values
+        return np.arange(first, self.size)
+
+    def _add_column(self, name: str, like: Any) -> None:
+        """Make room for a column of the shape and dtype of these rows."""
+        rows = np.asarray(like)  # a policy may put out a list
+        self.columns[name] = np.zeros((len(self.columns[_NEXT]), *rows.shape[1:]), rows.dtype)
+
+    def _grow(self) -> None:
+        more = max(len(self.columns[_NEXT]), self.size - len(self.columns[_NEXT]))
+        for name, column in self.columns.items():
+            fresh = _FRESH[name][1] if name in _FRESH else 0
+            added = np.full((more, *column.shape[1:]), fresh, column.dtype)
+            self.columns[name] = np.concatenate([column, added])
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def build(
+        self,
+        leave_out: frozenset[str] = frozenset(),
+        further_columns: FurtherColumns | None = None,
+        running: Collection[int] = (),
+    ) -> SampleBatch:
+        columns, used = self.columns, slice(0, self.size)
+        due = self._complete()
+        if self.whole_episodes:
+            due &= ~np.isin(columns[col.EPS_ID][used], list(running))
+        rows = self._by_agent(np.flatnonzero(due))
+        batch = SampleBatch()
+        if len(rows):
+            batch = self._batch(rows, leave_out, further_columns)
+            columns[_DELIVERED][rows] = True
+        self._forget_delivered()
+        return batch
+
+    def discard(self) -> None:
+        self.columns[_DELIVERED][: self.size] |= self._complete()
+        self._forget_delivered()
+
+    def _complete(self) -> Array:
+        """Which rows are transitions that have not been delivered, bool ``[M]``."""
+        used = slice(0, self.size)
+        complete: Array = (self.columns[_NEXT][used] >= 0) & ~self.columns[_DELIVERED][used]
+        return complete
+
+    def _by_agent(self, rows: Array) -> Array:
+        """These rows, which are in order of arrival, agent after agent."""
+        envs, agents = self.columns[col.ENV_ID][rows], self.columns[col.AGENT_INDEX][rows]
+        return rows[np.lexsort((agents, envs))]  # stable: each agent's stay in their order
+
+    def _batch(
+        self, rows: Array, leave_out: frozenset[str], further_columns: FurtherColumns | None
+    ) -> SampleBatch:
+        """The transitions ``rows`` as a batch, in this order."""
+        columns, views = self.columns, self._views
+        further = columns.keys() - _FRESH.keys() - {col.OBS}
+        batch_columns = {name: columns[name][rows] for name in columns if name in further}
+        if further_columns is not None:
+            batch_columns |= further_columns(batch_columns)
+        own = _FRESH.keys() - {_NEXT, _DELIVERED}
+        batch_columns |= {name: columns[name][rows] for name in columns if name in own}
+        batch_columns[col.UNROLL_ID] = number_unrolls(batch_columns, self._first_unroll_id)
+        for name in leave_out & batch_columns.keys():
+            del batch_columns[name]
+        batch = SampleBatch.from_columns(batch_columns)
+        # Views want the past too, where there is one: rows that were delivered before.
+        past = np.flatnonzero(columns[_DELIVERED][: self.size])
+        in_order = rows if not len(past) else self._by_agent(np.sort(np.append(past, rows)))
+        front = 0 if views is None else views.lookback
+        here, following, storage = self._observations(in_order, front)
+        mine = ~columns[_DELIVERED][in_order]
+        for name, index in ((col.OBS, here), (col.NEXT_OBS, following)):
+            if name not in leave_out:
+                batch.set_shared(name, storage, index[mine])
+        if views is not None:
+            places = np.stack([columns[name][in_order] for name in _PLACE])
+            begins = np.append(True, (places[:, 1:] != places[:, :-1]).any(axis=0))
+            starts = np.maximum.accumulate(np.where(begins, here, 0))
+            training = TrainingRows(
+                (here - starts)[:, None],
+                np.append(begins[1:], True)[:, None],
+                0,
+                lambda column: column[:, 0][mine],
+            )
+            padded = np.concatenate([np.zeros(front, np.int64), in_order])
+            history = {name: column[padded][:, None] for name, column in columns.items()}
+            add_views(batch, views, training, history, storage, following[:, None], leave_out)
+        return batch
+
+    def _observations(self, rows: Array, front: int) -> tuple[Array, Array, Array]:
+        """An index of the rows' observations, one of what they led to, and the storage of both.
+
+        Args:
+            front: rows that stand in front, where fragments of slots that act together have their
+                past; here the past lies among the rows.
+        """
+        following = self.columns[_NEXT][rows]
+        position = np.full(self.size, -1)
+        position[rows] = front + np.arange(len(rows))
+        # A row of the past can have led to one that is not kept, at which no view looks.
+        following = np.where(following < 0, rows, following)
+        others = np.unique(following[position[following] < 0])
+        position[others] = front + len(rows) + np.arange(len(others))
+        stored = np.concatenate([np.zeros(front, np.int64), rows, others])
+        return position[rows], position[following], self.columns[col.OBS][stored]
+
+    def _forget_delivered(self) -> None:
+        """Drop the rows that have been delivered, but for the past that views look back at."""
+        used = [self._here, self._open, self._recent.ravel()]
+        rows = [np.flatnonzero(self._complete()), *(part[part >= 0] for part in used)]
+        wanted = np.zeros(self.size, np.bool_)
+        wanted[np.concatenate(rows)] = True
+        following = self.columns[_NEXT][: self.size][wanted]
+        wanted[following[following >= 0]] = True
+        kept = np.flatnonzero(wanted)
+        moved = np.full(self.size + 1, -1)  # the new number of each row; what is -1 stays -1
+        moved[kept] = np.arange(len(kept))
+        for name, column in self.columns.items():
+            column[: len(kept)] = column[kept]
+            if name in _FRESH:
+                column[len(kept) : self.size] = _FRESH[name][1]
+        self.size = len(kept)
+        self.columns[_NEXT][: self.size] = moved[self.columns[_NEXT][: self.size]]
+        self._here, self._open = moved[self._here], moved[self._open]
+        self._recent = moved[self._recent]
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        rows = {name: column[: self.size].copy() for name, column in self.columns.items()}
+        return {
+            "log": columns_state(rows),
+            "places": self.places.copy(),
+            "here": self._here.copy(),
+            "open": self._open.copy(),
+            "recent": self._recent.copy(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        log = columns_from_state(state["log"])
+        self.size = 0
+        for name, (_, fresh) in _FRESH.items():
+            self.columns[name][:] = fresh
+        self.places, self._here, self._open, self._recent = (
+            np.array(state[name]) for name in ("places", "here", "open", "recent")
+        )
+        self._append(log[col.OBS], np.zeros(len(log[col.OBS]), np.int64))
+        for name, rows in log.items():
+            if name not in self.columns:
+                self._add_column(name, rows)
+            self.columns[name][: self.size] = rows

@@ -1,0 +1,293 @@
+"""SampleCollector: keeps the trajectories of slots, shows a policy its inputs, makes its batch.
+
+The interface between the loop of an env runner, which owns environments and policies, and the
+storage of its steps. Numpy alone; must not know environments, policies, the normalisation of
+rewards or metrics. `env_runners.sample_collector` names the class; batches are identical:
+
+| class | slots | stores |
+|---|---|---|
+| `ColumnarCollector` | act together | arrays ``[T, B, ...]``, written in place |
+| `LogCollector` | come and go | one log of rows, in the order of their arrival |
+| `SimpleListCollector` | either | Python lists: for reading, and as a start for others |
+
+A *slot* is one agent of one sub-environment. With one agent each, slots are the sub-environments
+and all of them act together. With several, an agent has a slot while it takes part in an episode.
+
+A step of the loop:
+
+1. `inputs`: what the policy sees
+2. `add_step`: the actions and what came of them. Where slots come and go, `act` takes the actions,
+   and `add_step` completes the transition once the environment answers, perhaps steps later
+3. `end_episodes`, then `begin_episodes`, for slots whose episodes ended and began
+
+    B  slots that act together    k  slots of a call    N  rows of the finished batch
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlrun.data import columns as names
+from rlrun.data.column_data import Array
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.trajectory_views import TrajectoryViews
+
+MOST_HELD = 5000  # steps of an unfinished episode, before a warning
+
+_log = logging.getLogger(__name__)
+
+STEP_COLUMNS: dict[str, type] = {
+    names.REWARDS: np.float32,
+    names.TERMINATEDS: np.bool_,
+    names.TRUNCATEDS: np.bool_,
+    names.EPS_ID: np.int64,
+    names.T: np.int64,
+    names.UNROLL_ID: np.int64,
+    names.ENV_ID: np.int64,
+    names.AGENT_INDEX: np.int64,
+    names.INFOS: np.object_,
+}
+"""Columns that a collector itself has of every step, if it is asked for them -> their dtype."""
+
+Infos = Mapping[int, Mapping[str, Any]]
+"""Info dicts of a step, by position among its slots."""
+
+FurtherColumns = Callable[[dict[str, Array]], dict[str, Array]]
+"""Makes columns ``[N, ...]`` from those that the policy put out."""
+
+
+class SampleCollector(ABC):
+    """Storage of the steps of an env runner.
+
+    Fragments are as long as asked for, or hold whole episodes only, at least as many steps; what is
+    not delivered comes first in the next one. Views see what happened in fragments before.
+
+    Args:
+        num_slots: B slots that act together; None: slots come and go.
+        obs_shape, obs_dtype: of one preprocessed observation.
+        whole_episodes: `batch_mode: complete_episodes`.
+        every_step_counts: False where a step may be no transition, so that slots fill up unevenly.
+
+    Attributes:
+        ignored: columns of the policy that need not be kept; set before a fragment begins.
+        places: sub-environment, agent index and episode id of each slot, int ``[S, 3]``.
+        obs: of slots that act together, the next observations ``[B, ...]``; of no meaning before
+            the first episodes began.
+        num_collected: of slots that act together, transitions that the batch has so far; of whole
+            episodes those that ended.
+    """
+
+    obs: Array
+    num_collected: int
+
+    def __init__(
+        self,
+        num_slots: int | None,
+        obs_shape: tuple[int, ...],
+        obs_dtype: Any,
+        *,
+        whole_episodes: bool = False,
+        every_step_counts: bool = True,
+    ) -> None:
+        self.num_slots, self.obs_shape, self.obs_dtype = num_slots, obs_shape, np.dtype(obs_dtype)
+        self.whole_episodes, self.every_step_counts = whole_episodes, every_step_counts
+        self.obs = np.zeros((num_slots or 0, *obs_shape), self.obs_dtype)
+        self.places = np.zeros((num_slots or 0, 3), np.int64)
+        self.places[:, 0] = np.arange(len(self.places))
+        self.num_collected = 0
+        self.ignored: frozenset[str] = frozenset()
+        self._warned = False
+
+    @abstractmethod
+    def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
+        """What the policy sees, from the next fragment on; None: the present observation alone.
+
+        Args:
+            rows: for each column that is viewed, besides observations, some rows ``[k, ...]`` of
+                its shape and dtype, one for each of slots that act together; views need it before
+                the column's first step.
+
+        Raises:
+            ValueError: slots come and go, and a view is of `unroll_id`.
+        """
+        for view in () if views is None or self.num_slots is not None else views.views:
+            if view.source == names.UNROLL_ID:
+                raise ValueError(
+                    f"view {view.name!r}: with several agents there is no view of {view.source!r}"
+                )
+
+    @abstractmethod
+    def begin_fragment(self, length: int | None, first_unroll_id: int = 0) -> None:
+        """Begin a fragment of ``length * B`` transitions; None: of any number, possibly none.
+
+        Args:
+            first_unroll_id: unroll ids count on from here.
+        """
+
+    @abstractmethod
+    def begin_episodes(
+        self, slots: Array, episode_ids: Array, obs: Array, places: Array | None = None
+    ) -> None:
+        """Begin episodes in slots, int ``[k]``, with their first observations ``[k, ...]``.
+
+        Args:
+            places: sub-environment and index of each agent, int ``[k, 2]``; None: where they were.
+        """
+
+    @abstractmethod
+    def inputs(self, slots: Array | None = None) -> Any:
+        """What the policy sees: observations ``[k, ...]``, or its views by name if it has any.
+
+        Args:
+            slots: int ``[k]``, whose next observations are known; None: all of them.
+        """
+
+    @abstractmethod
+    def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
+        """Take down actions, and further columns of the policy, that `add_step` completes."""
+
+    @abstractmethod
+    def add_step(  # noqa: PLR0913 - one parameter for each thing a step brings
+        self,
+        actions: Array | None,
+        extras: Mapping[str, Array],
+        rewards: Array,
+        terminateds: Array,
+        truncateds: Array,
+        obs: Array,
+        *,
+        slots: Array | None = None,
+        observed: Array | None = None,
+        learned_rewards: Array | None = None,
+        valid: Array | None = None,
+        infos: Infos | None = None,
+        steps: Array | None = None,
+    ) -> None:
+        """Complete a transition of each slot.
+
+        Args:
+            actions, extras: what the policy put out, each ``[k, ...]``, the same names always; None
+                and nothing: what `act` was given.
+            rewards: as the environments gave them, float64 ``[k]``.
+            obs: what the step led to, final observations included, ``[k, ...]``. May be a buffer.
+            slots: int ``[k]``; None: all of them.
+            observed: bool ``[k]``; `obs` has rows for these alone. A slot that ends its episode
+                without one was led to its last observation again. None: all have one.
+            learned_rewards: clipped or normalised, float32 ``[k]``; None: the rewards as they are.
+            valid: bool ``[k]``, False where the step was no transition; None: all were.
+            infos: None: there are none.
+            steps: env steps of the episodes, this one included, int ``[k]``; None: the slot's own.
+        """
+
+    @abstractmethod
+    def end_episodes(self, slots: Array) -> None:
+        """End the episodes of these slots, int ``[k]``, with their last step.
+
+        A slot that comes and goes is free then.
+        """
+
+    @abstractmethod
+    def drop(self, slots: Array, episode_id: int) -> None:
+        """Forget an episode as far as it has not been delivered; these slots took part."""
+
+    @property
+    @abstractmethod
+    def rewards(self) -> Array:
+        """Of slots that act together, this fragment's rewards as they came, float64 ``[t, B]``."""
+
+    @property
+    @abstractmethod
+    def actions(self) -> Array:
+        """Of slots that act together, this fragment's actions ``[t, B, ...]``."""
+
+    @abstractmethod
+    def build(
+        self,
+        leave_out: frozenset[str] = frozenset(),
+        further_columns: FurtherColumns | None = None,
+        running: Collection[int] = (),
+    ) -> SampleBatch:
+        """End the fragment: its transitions by sub-environment and agent, each in their order.
+
+        Args:
+            leave_out: columns and views that are not needed.
+            further_columns: of the policy's columns; None: there are none.
+            running: where slots come and go, ids of episodes that have not ended.
+        """
+
+    def discard(self) -> None:
+        """End the fragment without a batch, as evaluation does; views keep their past."""
+        self.build()
+
+    @abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """What the next fragment needs of the past, between fragments; arrays, numbers, dicts."""
+
+    @abstractmethod
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `get_state`, with the same slots."""
+
+    def warn_if_large(self, steps: int) -> None:
+        """Say once, where episodes must be complete, that this many steps wait for it."""
+        if self.whole_episodes and not self._warned and steps > MOST_HELD:
+            self._warned = True
+            _log.warning(
+                "%d steps of each environment are held back until an episode ends; "
+                "env_runners.batch_mode: truncate_episodes does not wait for that",
+                steps,
+            )
+
+
+def step_columns(
+    places: Array,
+    rewards: Array,
+    terminateds: Array,
+    truncateds: Array,
+    steps: Array,
+    unroll_ids: Array,
+    infos: Infos | None,
+) -> dict[str, Array]:
+    """A row ``[k]`` of each of `STEP_COLUMNS`.
+
+    Args:
+        places: see `SampleCollector`, ``[k, 3]``.
+        rewards: as learning sees them.
+        steps: in the episodes.
+    """
+    info_rows = np.empty(len(rewards), np.object_)
+    for i in range(len(rewards)):
+        info_rows[i] = {} if infos is None else infos.get(i, {})
+    return {
+        names.REWARDS: rewards.astype(np.float32),
+        names.TERMINATEDS: terminateds,
+        names.TRUNCATEDS: truncateds,
+        names.EPS_ID: places[:, 2],
+        names.T: steps,
+        names.UNROLL_ID: unroll_ids,
+        names.ENV_ID: places[:, 0],
+        names.AGENT_INDEX: places[:, 1],
+        names.INFOS: info_rows,
+    }
+
+
+def number_unrolls(columns: Mapping[str, Array], first: int) -> Array:
+    """Unroll ids of the rows of slots that come and go, int ``[N]``.
+
+    An unroll is an agent's rows with the flags that end episodes. Without a flag, at a soft
+    horizon, the next episode is another unroll: its agent of the same index may be another one.
+
+    Args:
+        columns: `env_id`, `agent_index`, `eps_id` and the flags are read.
+    """
+    ends = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS]
+    envs, agents = columns[names.ENV_ID], columns[names.AGENT_INDEX]
+    episodes = columns[names.EPS_ID]
+    new = np.ones(len(envs), np.bool_)
+    new[1:] = (envs[1:] != envs[:-1]) | (agents[1:] != agents[:-1])
+    new[1:] |= (episodes[1:] != episodes[:-1]) & ~ends[:-1]
+    return np.cumsum(new) - 1 + first
