@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.algorithm_state import request_of
 from rlrun.algorithms.on_policy import ActorCriticTraining
 from rlrun.config.batch_arithmetic import stream_length, stream_problems
 from rlrun.config.builder import AlgorithmConfig
@@ -181,31 +180,33 @@ class A3C(Algorithm[A3CTraining]):
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: gradients of as many fragments as make up a train batch."""
-        steps_before = self.counted_steps
+        steps_before = self.progress.counted_steps
         gathered: dict[str, list[dict[str, float]]] = defaultdict(list)
         trained: dict[str, int] = defaultdict(int)
-        if self.sampler.weights_version != self.weights_version:
-            self.sampler.set_weights(self.acting_weights, self.weights_version)
-        while self.counted_steps - steps_before < self.training.train_batch_size:
+        policies, progress = self.policies, self.progress
+        if self.sampler.weights_version != policies.weights_version:
+            self.sampler.set_weights(policies.acting_weights, policies.weights_version)
+        while progress.counted_steps - steps_before < self.training.train_batch_size:
             with self.timers.phase("sample"):
                 reply: GradientReply = self.sampler.take()
-                self.book([reply.sampled])
+                self.count([reply.sampled])
             for _ in self.train_batches(reply.sampled.batch):
                 pass  # what is left of it belongs to policies that learn by themselves
-            lag = self.weights_version - reply.sampled.weights_version
+            lag = self.policies.weights_version - reply.sampled.weights_version
             with self.timers.phase("learn"):
-                several = self.multi_agent
                 for policy_id, found in reply.by_policy.items():
                     if policy_id not in self.learners:
                         continue  # removed since it was asked for
                     # The rows have stayed with the runner, so whoever decides is shown none.
-                    if several is None or several.is_policy_to_train(policy_id):
+                    if self.policies.is_policy_to_train(policy_id):
                         row = self._apply(policy_id, found)
                         gathered[policy_id].append({**row, "policy_lag_mean": lag})
                         trained[policy_id] += found.num_rows
             self.sync_weights()
             with self.timers.phase("sync"):
-                self.sampler.set_weights(self.acting_weights, self.weights_version)
+                self.sampler.set_weights(
+                    self.policies.acting_weights, self.policies.weights_version
+                )
                 self.sampler.ask(reply.sampled.runner_index)
         result: dict[str, Any] = {}
         for policy_id, rows in gathered.items():
@@ -233,7 +234,7 @@ class A3C(Algorithm[A3CTraining]):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.sampler.set_state(
-            state["sampler"], lambda asked: request_of(self, asked, self._length)
+            state["sampler"], lambda asked: self.repeated_request(asked, self._length)
         )
 
 

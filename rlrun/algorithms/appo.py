@@ -32,8 +32,8 @@ from rlrun.algorithms.asynchronous import (
     asynchronous_step,
     average,
 )
-from rlrun.algorithms.by_policy import ByPolicy
 from rlrun.algorithms.on_policy import PolicyUpdate, Statistics
+from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.ppo import AdaptiveKL
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.target_network import TargetNetwork
@@ -146,7 +146,7 @@ class APPO(Algorithm[APPOTraining]):
 
     def setup(self) -> None:
         self.batches = AsynchronousBatches(self, self.training)
-        self.updaters = ByPolicy(self._updater, self.trained_policies)
+        self.updaters = ByPolicy(self._updater, self.policies.trained)
 
     def _updater(self, policy_id: str) -> APPOUpdater:
         learner, training = self.learners[policy_id], self.training_of(policy_id)

@@ -22,7 +22,6 @@ from pydantic import Field
 
 from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.algorithm_state import request_of
 from rlrun.algorithms.on_policy import (
     ActorCriticTraining,
     PolicyUpdate,
@@ -101,14 +100,14 @@ class AsynchronousBatches:
         # A policy that has been added would act with weights of nobody until the next broadcast.
         if self.sampler.weights_version < 0 or self._policies != list(algorithm.policies):
             self.broadcast()
-        steps_before = algorithm.counted_steps
+        steps_before = algorithm.progress.counted_steps
         with algorithm.timers.phase("sample"):
-            while algorithm.counted_steps - steps_before < training.train_batch_size:
+            while algorithm.progress.counted_steps - steps_before < training.train_batch_size:
                 reply: SampleReply = self.sampler.take()
-                algorithm.book([reply])
+                algorithm.count([reply])
                 replies.append(reply)
-            batch = algorithm.join(replies)
-        lags = [algorithm.weights_version - reply.weights_version for reply in replies]
+            batch = algorithm.train_batch(replies)
+        lags = [algorithm.policies.weights_version - reply.weights_version for reply in replies]
         return batch, {
             "policy_lag_mean": sum(lags) / len(lags),
             "policy_lag_max": float(max(lags)),
@@ -116,7 +115,7 @@ class AsynchronousBatches:
 
     def broadcast_if_due(self) -> None:
         """Send new weights out, once as many batches were learned from as `training` says."""
-        age = self._algorithm.weights_version - self.sampler.weights_version
+        age = self._algorithm.policies.weights_version - self.sampler.weights_version
         if age >= self._training.broadcast_interval:
             self.broadcast()
 
@@ -125,7 +124,9 @@ class AsynchronousBatches:
         algorithm = self._algorithm
         with algorithm.timers.phase("sync"):
             self._policies = list(algorithm.policies)
-            self.sampler.set_weights(algorithm.acting_weights, algorithm.weights_version)
+            self.sampler.set_weights(
+                algorithm.policies.acting_weights, algorithm.policies.weights_version
+            )
 
     def get_state(self) -> dict[str, Any]:
         """What is under way, and what runners act with."""
@@ -135,7 +136,7 @@ class AsynchronousBatches:
         """Take over what `get_state` returned; nothing that was asked before counts any more."""
         self._policies = list(state["policies"])
         self.sampler.set_state(
-            state["sampler"], lambda asked: request_of(self._algorithm, asked, self._length)
+            state["sampler"], lambda asked: self._algorithm.repeated_request(asked, self._length)
         )
 
 

@@ -9,7 +9,6 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import UseSpec
 
 if TYPE_CHECKING:
-    from rlrun.algorithms.algorithm import Algorithm
     from rlrun.algorithms.result import Result
     from rlrun.data.sample_batch import SampleBatch
     from rlrun.sampling.episodes import EpisodeRecord
@@ -19,16 +18,17 @@ class Callbacks:
     """Override what you need; all but one of the methods run in the training process.
 
     `callbacks: [{use: "my.code:Record", every: 20}]` calls ``Record(every=20)`` once a run. What a
-    callback raises ends the run with its traceback.
+    callback raises ends the run with its traceback. ``algorithm`` is the `rlrun.Algorithm` of the
+    run; a subclass may name its class.
     """
 
-    def on_algorithm_init(self, algorithm: Algorithm) -> None:
+    def on_algorithm_init(self, algorithm: Any) -> None:
         """The algorithm stands, nothing has been sampled."""
 
-    def on_episode_end(self, algorithm: Algorithm, episode: EpisodeRecord) -> None:
+    def on_episode_end(self, algorithm: Any, episode: EpisodeRecord) -> None:
         """A training episode has ended, in whichever runner."""
 
-    def on_sample_end(self, algorithm: Algorithm, batch: SampleBatch) -> None:
+    def on_sample_end(self, algorithm: Any, batch: SampleBatch) -> None:
         """A train batch has been sampled; what is changed in it is learned from."""
 
     def on_postprocess_trajectory(
@@ -55,16 +55,16 @@ class Callbacks:
                 of all agents that have one of the same episode in the fragment.
         """
 
-    def on_train_result(self, algorithm: Algorithm, result: Result) -> None:
+    def on_train_result(self, algorithm: Any, result: Result) -> None:
         """An iteration has ended. Keys added to ``result`` are reported; add them every time."""
 
-    def on_evaluate_start(self, algorithm: Algorithm) -> None:
+    def on_evaluate_start(self, algorithm: Any) -> None:
         """An evaluation is about to start."""
 
-    def on_evaluate_end(self, algorithm: Algorithm, evaluation: Result) -> None:
+    def on_evaluate_end(self, algorithm: Any, evaluation: Result) -> None:
         """An evaluation has ended."""
 
-    def on_checkpoint_loaded(self, algorithm: Algorithm) -> None:
+    def on_checkpoint_loaded(self, algorithm: Any) -> None:
         """The algorithm has taken over a checkpoint's state."""
 
 

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.by_policy import ByPolicy
 from rlrun.algorithms.c51 import c51_loss
+from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
@@ -210,7 +210,7 @@ class DQN(Algorithm):
     def setup(self) -> None:
         training = self.config.training
         assert isinstance(training, DQNTraining)  # the loader made it from `Training`
-        self.targets = ByPolicy(self._target, self.trained_policies)
+        self.targets = ByPolicy(self._target, self.policies.trained)
         self.replay = Replay(self.config.replay, training, self._settings, self._buffer)
         self._rounds = short_fragment_lengths(
             training.train_batch_size, self.config.env_runners, STEPS_OF_A_ROUND
@@ -264,7 +264,7 @@ class DQN(Algorithm):
                 "lr": value_at(self._settings(policy_id).lr, self.env_steps),
                 "epsilon": self._epsilon(policy_id),
             }
-            for policy_id in self.trained_policies
+            for policy_id in self.policies.trained
         }
         lrs = {policy_id: values["lr"] for policy_id, values in in_force.items()}
         made = take_turns(
@@ -284,7 +284,7 @@ class DQN(Algorithm):
     def _copy_if_due(self, policy_id: str) -> None:
         """Renew the target network."""
         every = self._settings(policy_id).target_network_update_freq
-        self.targets[policy_id].copy_if_due(self.counted_steps, every)
+        self.targets[policy_id].copy_if_due(self.progress.counted_steps, every)
 
     def _update(
         self,

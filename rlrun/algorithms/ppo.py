@@ -13,13 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.by_policy import ByPolicy
 from rlrun.algorithms.on_policy import (
     ActorCriticTraining,
     PolicyUpdate,
     Statistics,
     synchronous_step,
 )
+from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig

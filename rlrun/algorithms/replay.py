@@ -260,15 +260,16 @@ def take_turns(
     Returns:
         The updates of each policy that learns.
     """
-    learning, several = algorithm.trained_policies, algorithm.multi_agent
+    policies, progress = algorithm.policies, algorithm.progress
+    learning = policies.trained
     made = {policy_id: Updates() for policy_id in learning}
     for lengths in rounds:
-        before = algorithm.counted_steps
+        before = progress.counted_steps
         batches = dict(algorithm.train_batches(algorithm.sample([lengths])))
         # What is learned from comes out of buffers: whoever decides is shown no batch.
-        now = learning if several is None else [*filter(several.is_policy_to_train, learning)]
+        now = [*filter(policies.is_policy_to_train, learning)]
         with algorithm.timers.phase("transfer"):
-            replay.add(batches, algorithm.counted_steps - before, now)
+            replay.add(batches, progress.counted_steps - before, now)
         have_learned: dict[str, None] = {}
         with algorithm.timers.phase("learn"):
             for policy_id, batch, rng in replay.minibatches(

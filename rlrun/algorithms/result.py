@@ -11,57 +11,24 @@ has ended, no evaluation was due) is None.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from rlrun.config.schema import ReportConfig
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.runner_messages import SampleReply
-
-if TYPE_CHECKING:
-    from rlrun.algorithms.algorithm import Algorithm
-    from rlrun.algorithms.multi_agent import MultiAgentPolicies
 
 SCHEMA_VERSION = 1
 
 Result = dict[str, Any]
+AgentReturns = tuple[tuple[str, str, float], ...]
+"""Agent, policy and return, for each agent of an episode."""
 
 PHASES = ("sample", "transfer", "learn", "sync", "evaluate", "checkpoint", "report")
-
-
-def iteration_result(algorithm: Algorithm, new_steps: int, wall_s: float) -> Result:
-    """What an iteration of so many env steps and seconds adds up to.
-
-    The keys of what went on in it, `learners`, `evaluation` and `timers`, come behind these.
-    """
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "training_iteration": algorithm.iteration,
-        "env_steps": algorithm.env_steps,
-        "agent_steps": algorithm.agent_steps,
-        "env_steps_this_iter": new_steps,
-        **algorithm.episode_statistics.end_iteration(),
-        "env_steps_per_s": new_steps / wall_s,
-        "time_s": algorithm.time_s,
-        "weights_version": algorithm.weights_version,
-        "env_runners": _env_runner_result(algorithm),
-    }
-
-
-def _env_runner_result(algorithm: Algorithm) -> Result:
-    group, several = algorithm.env_runner_group, algorithm.multi_agent
-    return {
-        "healthy": group.num_healthy,
-        "restarts": group.num_restarts,
-        "in_flight": group.num_in_flight,
-        **algorithm.runner_statistics.result(),
-        **({} if several is None else several.end_iteration()),
-    }
 
 
 class EpisodeStatistics:
@@ -72,10 +39,11 @@ class EpisodeStatistics:
     """
 
     def __init__(self, window: int) -> None:
-        self._window = window
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
+        self._agents: deque[AgentReturns] = deque(maxlen=window)
         self._this_iteration: list[EpisodeRecord] = []
+        self._last_iteration: list[EpisodeRecord] = []
         self.total = 0
 
     def add(self, episodes: Sequence[EpisodeRecord]) -> None:
@@ -85,13 +53,15 @@ class EpisodeStatistics:
     def end_iteration(self) -> Result:
         """The episode keys of the iteration's result; the next one starts empty."""
         ended, self._this_iteration = self._this_iteration, []
+        self._last_iteration = ended
         self.total += len(ended)
-        self._returns.extend(episode.episode_return for episode in ended)
-        self._lengths.extend(episode.length for episode in ended)
         new_returns = [episode.episode_return for episode in ended]
+        self._returns.extend(new_returns)
+        self._lengths.extend(episode.length for episode in ended)
+        self._agents.extend(episode.agents for episode in ended)
         returns: Sequence[float] = self._returns
         lengths: Sequence[int] = self._lengths
-        if len(ended) > self._window:
+        if self._more_than_the_window:
             returns, lengths = new_returns, [episode.length for episode in ended]
         return {
             "episodes": self.total,
@@ -104,48 +74,89 @@ class EpisodeStatistics:
             "episode_len_mean": _mean(lengths),
         }
 
+    @property
+    def _more_than_the_window(self) -> bool:
+        return len(self._last_iteration) > len(self._returns)
+
+    def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
+        """`agent_return_means` of the episodes that the last `end_iteration` averaged."""
+        counted: Sequence[AgentReturns] = self._agents
+        if self._more_than_the_window:
+            counted = [episode.agents for episode in self._last_iteration]
+        return agent_return_means(counted, policies, agents)
+
     def get_state(self) -> dict[str, Any]:
         """The window and the count."""
+        rows = [(i, *agent) for i, agents in enumerate(self._agents) for agent in agents]
         return {
             "returns": np.array(self._returns, dtype=np.float64),
             "lengths": np.array(self._lengths, dtype=np.int64),
+            "agents": {
+                "episode": np.array([row[0] for row in rows], np.int64),
+                "agent": [row[1] for row in rows],
+                "policy": [row[2] for row in rows],
+                "return": np.array([row[3] for row in rows], np.float64),
+            },
             "total": self.total,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        self._returns = deque((float(x) for x in state["returns"]), maxlen=self._window)
-        self._lengths = deque((int(x) for x in state["lengths"]), maxlen=self._window)
+        window, table = self._returns.maxlen, state["agents"]
+        self._returns = deque((float(x) for x in state["returns"]), window)
+        self._lengths = deque((int(x) for x in state["lengths"]), window)
+        agents: dict[int, list[tuple[str, str, float]]] = defaultdict(list)
+        columns = (table[name] for name in ("episode", "agent", "policy", "return"))
+        for episode, agent, policy, value in zip(*columns, strict=True):
+            agents[int(episode)].append((str(agent), str(policy), float(value)))
+        self._agents = deque((tuple(agents[i]) for i in range(len(state["returns"]))), window)
         self.total = int(state["total"])
 
 
 def evaluation_result(
-    episodes: Sequence[EpisodeRecord] | None, several: MultiAgentPolicies | None = None
+    episodes: Sequence[EpisodeRecord] | None,
+    policies: Sequence[str] = (),
+    agents: Sequence[str] = (),
 ) -> Result:
     """What `evaluation` holds: statistics of these episodes; None everywhere if none were due.
 
     Args:
-        several: the policies whose returns belong to it, where there are several.
+        policies, agents: as of `agent_return_means`.
     """
-    returns = [episode.episode_return for episode in episodes or ()]
+    played = episodes or ()
+    returns = [episode.episode_return for episode in played]
     return {
         "episodes": len(returns) if episodes is not None else None,
         "episode_return_mean": _mean(returns),
         "episode_return_std": float(np.std(returns)) if returns else None,
         "episode_return_min": min(returns, default=None),
         "episode_return_max": max(returns, default=None),
-        "episode_len_mean": _mean([episode.length for episode in episodes or ()]),
-        **({} if several is None else several.evaluation_result(episodes)),
+        "episode_len_mean": _mean([episode.length for episode in played]),
+        **agent_return_means([episode.agents for episode in played], policies, agents),
     }
 
 
-def minimums_met(report: ReportConfig, elapsed_s: float, sampled: int, trained: int) -> bool:
-    """Whether an iteration has done as much as the report asks of one."""
-    return (
-        elapsed_s >= (report.min_time_s_per_iteration or 0)
-        and sampled >= (report.min_sample_timesteps_per_iteration or 0)
-        and trained >= (report.min_train_timesteps_per_iteration or 0)
-    )
+def agent_return_means(
+    episodes: Sequence[AgentReturns], policies: Sequence[str], agents: Sequence[str]
+) -> Result:
+    """``policy_return_mean`` and ``agent_return_mean``: an agent's return in an episode, averaged.
+
+    Args:
+        policies, agents: always named, with None where nothing is known. Without named agents the
+            environment has a single one, whose return is the episode's: there are no such keys.
+    """
+    if not agents:
+        return {}
+    by_policy: dict[str, list[float]] = {policy: [] for policy in policies}
+    by_agent: dict[str, list[float]] = {agent: [] for agent in agents}
+    for returns in episodes:
+        for agent, policy, value in returns:
+            by_policy.setdefault(policy, []).append(value)
+            by_agent.setdefault(agent, []).append(value)
+    return {
+        "policy_return_mean": {name: _mean(values) for name, values in by_policy.items()},
+        "agent_return_mean": {name: _mean(values) for name, values in by_agent.items()},
+    }
 
 
 class PhaseTimers:

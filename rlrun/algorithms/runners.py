@@ -1,16 +1,19 @@
 """From an experiment to the env runners that sample for it, for training and for evaluation.
 
-Owns what runners are built from, and the spaces that policies have because of the environment.
+Owns what runners are built from, the spaces that policies have because of the environment, and the
+runner of evaluation episodes, which is in this process. Nothing that training depends on is changed
+by an evaluation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.algorithms.callbacks import Callbacks, postprocessors
+from rlrun.algorithms.policies import Policies
 from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import EvaluationConfig, ExperimentConfig
@@ -18,22 +21,30 @@ from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.episodes import EpisodeRecord
+from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
-from rlrun.sampling.runner_messages import MultiAgentSpec, PolicyFactory, RunnerSpec
-from rlrun.sampling.seeding import Role
+from rlrun.sampling.runner_messages import (
+    Exploration,
+    MultiAgentSpec,
+    PolicyFactory,
+    RunnerSpec,
+    tell_exploration,
+)
+from rlrun.sampling.seeding import Role, evaluation_seed
 
 
 def runner_spec(
     config: ExperimentConfig,
     seed: int,
+    policies: Mapping[str, PolicySettings],
     factories: Mapping[str, PolicyFactory],
-    policies: dict[str, PolicySettings],
     callbacks: Sequence[Callbacks],
 ) -> RunnerSpec:
     """What all runners of an experiment are built from.
 
     Args:
-        factories: what makes each policy, by id.
+        policies, factories: settings of each policy, and what makes it, by id.
     """
     multi_agent = None
     if config.multi_agent.policies:
@@ -97,10 +108,69 @@ def find_spaces(spec: RunnerSpec, group: EnvRunnerGroup) -> tuple[dict[str, Spac
     return {DEFAULT_POLICY_ID: group.spaces()}, []
 
 
-def make_evaluation_runner(
+class Evaluator:
+    """Plays episodes with the policies as they are now.
+
+    Args:
+        spec: what the training runners are built from.
+        explorations: what each policy in env runners is told about exploring at present.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        spec: RunnerSpec,
+        policies: Policies,
+        explorations: Callable[[], Mapping[str, Exploration]],
+    ) -> None:
+        self._settings, self._spec = config.evaluation, spec
+        self._num_env_runners = config.env_runners.num_env_runners
+        self._policies, self._explorations = policies, explorations
+        self._runner: Any = None
+
+    def play(self) -> list[EpisodeRecord]:
+        """`evaluation.episodes` fresh episodes."""
+        return play_episodes(
+            self.runner(),
+            num_episodes=self._settings.episodes,
+            seed=self.seed(),
+            explore=self._settings.explore,
+        )
+
+    def seed(self) -> int:
+        """The seed of evaluation episodes: the experiment's own, or one derived from its seed."""
+        seed = self._settings.seed
+        return evaluation_seed(self._spec.seed) if seed is None else seed
+
+    def runner(self, render_mode: str | None = None) -> Any:
+        """The runner, with present policies, weights, connector statistics and exploration."""
+        policies = self._policies
+        if self._runner is None or render_mode is not None:
+            self._runner = _evaluation_runner(self._spec, self._settings, render_mode)
+        if policies.several:
+            self._runner.set_policies(policies.settings)
+        self._runner.load(
+            policies.acting_weights, policies.weights_version, policies.connectors.get_state()
+        )
+        # Where runners differ, the last one explores least.
+        tell_exploration(self._runner.policies, self._explorations(), self._num_env_runners)
+        return self._runner
+
+    def forget_weights(self) -> None:
+        """Weights of any version are new: those of another run may have the same number."""
+        if self._runner is not None:
+            self._runner.weights_version = -1
+
+    def stop(self) -> None:
+        """Close the environments; the next call makes others."""
+        if self._runner is not None:
+            self._runner.stop()
+            self._runner = None
+
+
+def _evaluation_runner(
     spec: RunnerSpec, evaluation: EvaluationConfig, render_mode: str | None
 ) -> Any:
-    """The runner that plays evaluation episodes in this process."""
     vectorize = spec.settings.gym_env_vectorize_mode
     changes = {
         "num_envs_per_env_runner": min(evaluation.num_envs, evaluation.episodes),

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.by_policy import ByPolicy
+from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
@@ -54,6 +54,7 @@ from rlrun.policies.squashed_gaussian import squashed_sample
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.sampling.runner_messages import PolicyFactory
 
+CRITICS = "critics."  # before the names of their weights
 STEPS_OF_A_ROUND = 1  # env steps between updates with rollout_fragment_length: auto
 STATISTICS = (
     *("critic_loss", "policy_loss", "q_mean", "td_error_mean"),
@@ -272,7 +273,7 @@ class SAC(Algorithm):
     def setup(self) -> None:
         training = self.config.training
         assert isinstance(training, SACTraining)  # the loader made it from `Training`
-        self.updaters = ByPolicy(self._updater, self.trained_policies)
+        self.updaters = ByPolicy(self._updater, self.policies.trained)
         self.replay = Replay(self.config.replay, training, self._settings, self._buffer)
         self._rounds = short_fragment_lengths(
             training.train_batch_size, self.config.env_runners, STEPS_OF_A_ROUND
@@ -280,7 +281,7 @@ class SAC(Algorithm):
 
     def _updater(self, policy_id: str) -> PolicyUpdater:
         training, learner = self._settings(policy_id), self.learners[policy_id]
-        space = self.connectors.action_space(policy_id)
+        _, space = self.policies.module_spaces(policy_id)
         if isinstance(space, gym.spaces.Box) and not self.config.connectors.normalize_actions:
             message = "SAC acts in (-1, 1), which must be stretched to the bounds; leave it out"
             origin = Origin("this experiment")
@@ -309,7 +310,7 @@ class SAC(Algorithm):
         """One iteration: rounds of sampling, each followed by the updates that are due."""
         rates = {
             policy_id: self.updaters[policy_id].rates(self.env_steps)
-            for policy_id in self.trained_policies
+            for policy_id in self.policies.trained
         }
         made = take_turns(self, self._rounds, self.replay, partial(self._update, rates))
         result: dict[str, Any] = {}
@@ -338,10 +339,10 @@ class SAC(Algorithm):
     # -- state: the weights of policies and critics together, as a checkpoint keeps them ---------
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Copies of all weights by parameter name; those of critics have `critics.` before it."""
+        """Copies of all weights by parameter name; the critics' begin with `critics.`."""
         weights = super().get_weights()
         for policy_id, updater in self.updaters.items():
-            prefix = self._critics_prefix(policy_id)
+            prefix = f"{policy_id}/{CRITICS}"
             named = updater.critic.named_weights()
             weights |= {f"{prefix}{name}": values for name, values in named.items()}
         return weights
@@ -350,7 +351,7 @@ class SAC(Algorithm):
         """Take over weights by name."""
         rest = dict(weights)
         for policy_id in self.learners:
-            prefix = self._critics_prefix(policy_id)
+            prefix = f"{policy_id}/{CRITICS}"
             named = {
                 name.removeprefix(prefix): rest.pop(name)
                 for name in weights
@@ -359,9 +360,6 @@ class SAC(Algorithm):
             if self.policies[policy_id].train:  # it may have learned before and be frozen now
                 self.updaters[policy_id].critic.load_named_weights(named)
         super().set_weights(rest)
-
-    def _critics_prefix(self, policy_id: str) -> str:
-        return "critics." if self.multi_agent is None else f"{policy_id}/critics."
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"updaters": self.updaters.get_state(), **self.replay.get_state()}

@@ -117,7 +117,7 @@ def _found_by_trial(algorithm: Algorithm, spec: RunnerSpec) -> dict[str, Unneede
     acted_on = {name: _watch_acting(policy) for name, policy in policies.items()}
     dummies = {
         name: dummy_batch(
-            policy, algorithm.connectors.output_space(name), explore=spec.settings.explore
+            policy, algorithm.policies.module_spaces(name)[0], explore=spec.settings.explore
         )
         for name, policy in policies.items()
     }
@@ -166,8 +166,7 @@ def _can_be_tried(algorithm: Algorithm, callbacks: Sequence[Callbacks]) -> bool:
 
 def _policy(algorithm: Algorithm, spec: RunnerSpec, policy_id: str) -> Policy:
     """A policy as runners act with it."""
-    connectors, settings = algorithm.connectors, algorithm.policies[policy_id]
-    spaces = connectors.output_space(policy_id), connectors.action_space(policy_id)
+    spaces, settings = algorithm.policies.module_spaces(policy_id), algorithm.policies[policy_id]
     if spec.multi_agent is not None:
         spec = for_policy(spec, policy_id, settings)
     return acting_policy(spec, settings, *spaces)
@@ -175,11 +174,11 @@ def _policy(algorithm: Algorithm, spec: RunnerSpec, policy_id: str) -> Policy:
 
 def _agents(algorithm: Algorithm, spec: RunnerSpec) -> dict[str, str]:
     """Agents of a first episode -> their policies; policies that nobody plays have one, too."""
-    if algorithm.multi_agent is None or spec.multi_agent is None:
+    if spec.multi_agent is None:
         return {ONLY_AGENT: DEFAULT_POLICY_ID}
     mapping = AgentMapping(spec.multi_agent.agents)
     episode = EpisodeStart(0, tuple(algorithm.policies), np.random.default_rng(0))
-    agents = {name: mapping.policy_of(name, episode) for name in algorithm.multi_agent.agents}
+    agents = {name: mapping.policy_of(name, episode) for name in algorithm.policies.agents}
     idle = algorithm.policies.keys() - set(agents.values())
     return {**agents, **{name: name for name in sorted(idle)}}
 

@@ -1,7 +1,8 @@
 """One checkpoint: a directory that is complete or not there, and is read without pickle.
 
-Owns the files of a checkpoint and the proof that they are complete. It must not know which
-checkpoints are kept (checkpoint_folder.py) nor what the state means.
+Owns the files of a checkpoint, the proof that they are complete, and the checks before an algorithm
+takes one over. It must not know which checkpoints are kept (checkpoint_folder.py) nor what the
+state means.
 
 ===================  =============================================================
 manifest.json        format, algorithm, result row, size and sha256 of the others
@@ -14,14 +15,18 @@ state.safetensors    the arrays that state.json refers to
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlrun.checkpoint.files import replace_directory
 from rlrun.checkpoint.state_codec import StateError, decode, encode
+from rlrun.config.dump import dump_yaml
+from rlrun.config.schema import ExperimentConfig
+from rlrun.data.results import plain_row
 
 FORMAT = "rlrun-checkpoint"
 FORMAT_VERSION = 3  # 2: a learner for each policy; 3: one layout for one and for several agents
@@ -67,6 +72,61 @@ class Checkpoint:
     def iteration(self) -> int:
         """Training iteration after which it was taken."""
         return int(self.row["training_iteration"])
+
+
+class Checkpointed(Protocol):
+    """An algorithm, as far as checkpoints go; see `rlrun.Algorithm` for the methods."""
+
+    config: ExperimentConfig
+
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: Mapping[str, Any]) -> None: ...
+    def get_weights(self) -> dict[str, np.ndarray]: ...
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None: ...
+    def match_policies(self, state: Mapping[str, Any]) -> None: ...
+
+
+def take_checkpoint(algorithm: Checkpointed, result: Mapping[str, Any]) -> Checkpoint:
+    """Everything that ``algorithm`` needs to go on after the iteration with this ``result``."""
+    return Checkpoint(
+        algorithm=algorithm.config.algorithm,
+        row=plain_row(result),
+        state=algorithm.get_state(),
+        weights=algorithm.get_weights(),
+        config_yaml=dump_yaml(algorithm.config),
+    )
+
+
+def put_back(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
+    """Let ``algorithm`` stand where the checkpoint was taken; CheckpointError if it misfits."""
+    expected = algorithm.config.algorithm
+    if checkpoint.algorithm != expected:
+        raise CheckpointError(
+            f"{checkpoint.path}: a checkpoint of {checkpoint.algorithm}, not of {expected}"
+        )
+    try:
+        algorithm.match_policies(checkpoint.state)
+        difference = _first_difference(algorithm.get_weights(), checkpoint.weights)
+        if difference is None:
+            algorithm.set_weights(checkpoint.weights)
+            algorithm.set_state(checkpoint.state)
+    except (KeyError, ValueError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{checkpoint.path}: its state does not fit this experiment: {reason}"
+        ) from error
+    if difference:
+        raise CheckpointError(f"{checkpoint.path}: does not fit this env and model: {difference}")
+
+
+def _first_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    for name, array in expected.items():
+        if name not in found:
+            return f"it has no parameter {name}"
+        if tuple(found[name].shape) != tuple(array.shape):
+            return f"{name} has shape {tuple(found[name].shape)}, not {tuple(array.shape)}"
+    extra = next((name for name in found if name not in expected), None)
+    return None if extra is None else f"there is no place for its parameter {extra}"
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:

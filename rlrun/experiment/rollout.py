@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlrun.algorithms.result import evaluation_result
-from rlrun.checkpoint.checkpoint import MANIFEST, Checkpoint, CheckpointError, read_checkpoint
+from rlrun.checkpoint.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    put_back,
+    read_checkpoint,
+)
 from rlrun.checkpoint.checkpoint_folder import best_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.config.registry import algorithm_class
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.run_folder import resolve_run
-from rlrun.experiment.saving import put_back
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.played_step import PlayedStep

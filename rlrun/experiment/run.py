@@ -17,7 +17,12 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlrun.checkpoint.checkpoint import Checkpoint, CheckpointWriteError
+from rlrun.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointWriteError,
+    put_back,
+    take_checkpoint,
+)
 from rlrun.checkpoint.checkpoint_folder import (
     CheckpointFolder,
     directory_name,
@@ -45,7 +50,6 @@ from rlrun.experiment.report.progress import RunHeader
 from rlrun.experiment.report.sinks import CONSOLE, Sink, make_sinks
 from rlrun.experiment.run_folder import RunFolder
 from rlrun.experiment.run_log import RunLog
-from rlrun.experiment.saving import put_back, take_checkpoint
 from rlrun.experiment.stopping import StopCriteria
 
 if TYPE_CHECKING:

@@ -193,7 +193,11 @@ class EnvRunner:
             agent_steps=env_steps,
             vector_steps=num_steps,
             episodes=self._boundaries.records,
-            connector_deltas=self.connectors.flush_deltas() if self.connectors.stateful else {},
+            connector_deltas=(
+                {DEFAULT_POLICY_ID: self.connectors.flush_deltas()}
+                if self.connectors.stateful
+                else {}
+            ),
             state=self.get_state(),
             timings_s=timings,
             longest_running_episode=int(self._episodes.game_length.max()),
@@ -230,14 +234,15 @@ class EnvRunner:
         self.policy.set_weights(weights[DEFAULT_POLICY_ID])
 
     def load(self, weights: Any, version: int, connector_state: dict[str, Any] | None) -> None:
-        """Take over weights and merged connector statistics."""
+        """Take over weights, the only policy's or by policy id, and merged connector statistics."""
         if weights is not None and version != self.weights_version:
-            self.policy.set_weights(weights)
+            by_policy = isinstance(weights, dict) and DEFAULT_POLICY_ID in weights
+            self.policy.set_weights(weights[DEFAULT_POLICY_ID] if by_policy else weights)
         self.weights_version = version
         if self.role is Role.EVALUATION and self._custom is not None:
             self._custom.forget()
         if connector_state is not None:
-            self.connectors.set_state(connector_state)
+            self.connectors.set_state(connector_state[DEFAULT_POLICY_ID])
 
     def _reset_all(self) -> None:
         raw_obs = self.envs.reset(self._episodes.seeds)

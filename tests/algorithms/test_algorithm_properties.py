@@ -229,7 +229,7 @@ def test_weights_that_are_set_are_those_that_act(built, name):
         change()
         algorithm.evaluate()
         algorithm.sample_round([3])
-        expected = algorithm.acting_weights
+        expected = algorithm.policies.acting_weights["default_policy"]
         for runner in (algorithm.evaluator.runner(), algorithm.env_runner_group.local_env_runner):
             np.testing.assert_array_equal(runner.policy.get_weights(), expected)
 

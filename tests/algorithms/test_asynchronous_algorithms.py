@@ -96,7 +96,7 @@ def test_what_was_under_way_when_a_state_was_taken_comes_again_with_the_same_row
     left_alone = train_until(algorithm, under_way.keys())
     algorithm.set_weights(weights)
     algorithm.set_state(state)
-    assert algorithm.env_steps == state["env_steps"]
+    assert algorithm.env_steps == state["progress"]["env_steps"]
     for name, value in algorithm.get_weights().items():
         np.testing.assert_array_equal(value, weights[name])
     restored = train_until(algorithm, under_way.keys())
@@ -108,7 +108,7 @@ def test_what_was_under_way_when_a_state_was_taken_comes_again_with_the_same_row
         assert before.keys() == after.keys()
         for name, values in before.items():
             np.testing.assert_array_equal(values, after[name])
-    assert (algorithm.env_steps - state["env_steps"]) % BATCH == 0
+    assert (algorithm.env_steps - state["progress"]["env_steps"]) % BATCH == 0
 
 
 def test_a_policy_that_came_after_the_broadcast_gets_weights_also_in_a_resumed_run():
@@ -192,7 +192,7 @@ def test_a3c_new_weights_go_to_the_runner_that_delivered_and_to_no_other(trained
 
     def taking():
         reply = take()
-        events.append(("taken", reply.sampled.runner_index, algorithm.weights_version))
+        events.append(("taken", reply.sampled.runner_index, algorithm.policies.weights_version))
         return reply
 
     def sending(index, asked):

@@ -222,7 +222,7 @@ def test_code_may_decide_who_learns_and_nobody_else_changes_a_byte(built):
             assert same == (name.partition("/")[0] not in learned[-1]), name
     assert {len(names) for names in learned} == {1}
     assert {name for names in learned for name in names} == {"agent_0", "agent_1"}
-    assert algorithm.multi_agent.is_policy_to_train("agent_0")
+    assert algorithm.policies.is_policy_to_train("agent_0")
 
 
 @pytest.mark.parametrize("name", ["A3C", "APPO", "DQN", "DQN, lockstep", "SAC"])
@@ -282,7 +282,7 @@ def test_a_policy_from_scratch_acts_learns_and_is_restored(built, name, tmp_path
     algorithm.save(tmp_path / "checkpoint")
     other = make()
     other.restore(tmp_path / "checkpoint")
-    assert other.multi_agent.scratch["agent_1"].w == algorithm.multi_agent.scratch["agent_1"].w
+    assert other.policies.scratch["agent_1"].w == algorithm.policies.scratch["agent_1"].w
     assert train(algorithm, 1) == train(other, 1)
 
 

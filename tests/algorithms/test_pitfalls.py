@@ -259,7 +259,8 @@ def test_pitfall_15_the_return_is_discounted_as_it_is_learned(built, gamma, low,
     algorithm = built(config.connectors(normalize_rewards=True), "CartPole-v1")
     algorithm.train()
     # Of rewards of 1, discounted by a half, no return comes to 2.
-    assert low < algorithm.connectors.get_state()["rewards"]["stat"]["mean"] < high
+    rewards = algorithm.policies.connectors.get_state()["default_policy"]["rewards"]
+    assert low < rewards["stat"]["mean"] < high
 
 
 @pytest.mark.parametrize(

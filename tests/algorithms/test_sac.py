@@ -291,7 +291,7 @@ def test_an_update_a_step_once_the_buffer_holds_enough(built):
         np.testing.assert_array_equal(value, before[name])
     assert statistics_of(algorithm)["num_updates"] == 21  # after steps 60, 61, ..., 80
     assert statistics_of(algorithm)["num_updates"] == 40
-    assert any(name.startswith("critics.q") for name in before)
+    assert any(name.startswith("default_policy/critics.q") for name in before)
     for name, value in algorithm.get_weights().items():
         assert not np.array_equal(value, before[name]), name
 

@@ -25,7 +25,6 @@ class CountingAlgorithm:
     """Its return rises by ``gain`` plus noise from a generator that is part of the state."""
 
     Training = CountingTraining
-    multi_agent = None
 
     def __init__(self, config: ExperimentConfig, *, address: str | None = None) -> None:
         self.config = config
@@ -84,6 +83,9 @@ class CountingAlgorithm:
     def set_state(self, state: dict[str, Any]) -> None:
         self.iteration = state["iteration"]
         self.rng.bit_generator.state = state["rng"]
+
+    def match_policies(self, state: dict[str, Any]) -> None:
+        """It has none."""
 
     def get_weights(self) -> dict[str, np.ndarray]:
         return {"pi.0.weight": self.weights.copy()}

@@ -53,15 +53,15 @@ class Ledger(Callbacks):
             file.write(json.dumps(line) + "\n")
 
     def on_checkpoint_loaded(self, algorithm):
-        self._write(goes_on_after=algorithm.iteration)
+        self._write(goes_on_after=algorithm.progress.iteration)
 
     def on_episode_end(self, algorithm, episode):
         line = {"episode": episode.episode_id, "length": episode.length}
-        self._write(iteration=algorithm.iteration + 1, **line)
+        self._write(iteration=algorithm.progress.iteration + 1, **line)
 
     def on_sample_end(self, algorithm, batch):
         rows = [batch[col.EPS_ID].tolist(), batch[col.T].tolist()]
-        self._write(iteration=algorithm.iteration + 1, rows=rows)
+        self._write(iteration=algorithm.progress.iteration + 1, rows=rows)
 
 
 def read_ledger(path):

@@ -235,7 +235,7 @@ def test_what_is_taken_over_reaches_learner_and_runner(tmp_path, monkeypatch):
         step(self, lr)
 
     def spy_sample(self, request, weights=None):
-        acted.append(np.array(weights if weights is not None else request.weights))
+        acted.append(np.array(weights["default_policy"]))
         return sample(self, request, weights)
 
     monkeypatch.setattr(FlatAdam, "step", spy_step)

@@ -20,7 +20,7 @@ def run(word):
 
 def test_what_became_of_calling_an_optimizers_step_runs():
     optimizer = run("optimizer.training_step()")["optimizer"]
-    assert (optimizer.env_steps, optimizer.weights_version) == (3 * 500, 3)
+    assert (optimizer.env_steps, optimizer.policies.weights_version) == (3 * 500, 3)
 
 
 def test_the_loop_over_an_asynchronous_sampler_runs_and_learns(capsys):

@@ -53,7 +53,9 @@ def test_the_piece_that_learns_is_merged(pieces, tmp_path) -> None:
     algorithm = build(tmp_path, "env_runners.env_to_module_connector=my.pieces:Scaled")
     try:
         algorithm.train()
-        (state,) = algorithm.connectors.get_state()["observations"]["pieces"].values()
+        (state,) = algorithm.policies.connectors.get_state()["default_policy"]["observations"][
+            "pieces"
+        ].values()
         assert (state["most"] >= 1).all()
         assert state["most"][2] > 1, "the velocity"
     finally:

@@ -67,9 +67,11 @@ def test_the_module_with_states_of_its_own_remembers_and_trains(page) -> None:
         assert batch["last_actions"].shape == (128, 2)
         assert max(batch["seq_lens"]) == 4
         assert batch["state_in_0"].shape == (len(batch["seq_lens"]), 8)
-        before = algorithm.get_weights()["rate"]
+        before = algorithm.get_weights()["default_policy/rate"]
         assert algorithm.train()["training_iteration"] == 1
-        assert (algorithm.get_weights()["rate"] != before).all(), "learned through time"
+        assert (algorithm.get_weights()["default_policy/rate"] != before).all(), (
+            "learned through time"
+        )
     finally:
         algorithm.stop()
 

@@ -101,13 +101,13 @@ def build(request):
 
 
 def central_stat(algorithm):
-    state = algorithm.get_state()["connectors"]["observations"]
+    state = algorithm.get_state()["policies"]["connectors"]["default_policy"]["observations"]
     return state.get("default", state)["stat"]
 
 
 def observations_so_far(algorithm, runners, lanes):
     """Those that steps led to, and the first ones: of finished episodes and of running ones."""
-    return algorithm.env_steps + algorithm.episode_statistics.total + max(runners, 1) * lanes
+    return algorithm.env_steps + algorithm.progress.episodes.total + max(runners, 1) * lanes
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_episodes_that_start_afresh_are_counted_too(build, env, lanes):
     state = algorithm.get_state()
     algorithm.set_state(state)
     assert central_stat(algorithm)["count"] == before
-    episodes, steps = algorithm.episode_statistics.total, algorithm.env_steps
+    episodes, steps = algorithm.progress.episodes.total, algorithm.env_steps
     algorithm.train()
     # The first observations come in place of those of the episodes that were given up.
-    news = algorithm.env_steps - steps + algorithm.episode_statistics.total - episodes + lanes
+    news = algorithm.env_steps - steps + algorithm.progress.episodes.total - episodes + lanes
     runner = algorithm.env_runner_group.local_env_runner
     if not runner.envs.every_step_counts:  # it resets itself in the next fragment's first step
         news -= int((runner._episodes.length == 0).sum())
@@ -204,7 +204,8 @@ def test_custom_connectors_go_on_to_the_bit_and_evaluate_the_same(build, runners
     for _ in range(2):
         straight.train()
     state, weights = straight.get_state(), straight.get_weights()
-    assert state["connectors"]["observations"]["pieces"]["0"]["most"] > 0
+    (learned,) = state["policies"]["connectors"].values()
+    assert learned["observations"]["pieces"]["0"]["most"] > 0
     resumed = build(runners=runners, **CUSTOM)
     resumed.set_weights(weights)
     resumed.set_state(state)
@@ -241,6 +242,6 @@ def test_a_killed_runner_counts_nothing_twice(build):
                 os.kill(victim, signal.SIGKILL)
             algorithm.train()
         assert algorithm.env_runner_group.num_restarts == int(kill)
-        return algorithm.get_state()["connectors"]
+        return algorithm.get_state()["policies"]["connectors"]
 
     assert repr(trained(kill=False)) == repr(trained(kill=True))

@@ -1,0 +1,342 @@
+"""Policies: what an algorithm has of each of its policies, whether there is one or several.
+
+Owns settings, learners, policies written from scratch, connectors and acting weights, all by policy
+id, and which policies learn and which come and go. Must not know how anything is sampled or
+counted. The only policy of a single agent has the id `default_policy`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from rlrun.algorithms.progress import Progress
+from rlrun.config.policies import PolicySettings, policy_settings
+from rlrun.config.registry import import_object
+from rlrun.config.schema import ExperimentConfig
+from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import Learner
+from rlrun.policies.multi_agent_rl_module import MultiAgentRLModule
+from rlrun.policies.policy import Policy
+from rlrun.policies.policy_mapping import Spaces
+from rlrun.sampling.runner_connectors import RunnerConnectors
+from rlrun.sampling.runner_messages import RunnerSpec
+
+State = dict[str, Any]
+
+
+class Policies(Mapping[str, PolicySettings]):
+    """Policy id -> settings, and what belongs to a policy beside them.
+
+    Attributes:
+        settings: what each policy is made from; all mappings here have policy ids as keys.
+        several: whether `multi_agent.policies` names policies, so that more can be added.
+        agents: names of all agents that may act; none where the environment has a single one.
+        spaces: the environment's observation and action space, as the policy's agents have them.
+        connectors: the training process's own.
+        learners: one for each policy that is a network.
+        scratch: policies written from scratch, which learn by `Policy.learn_on_batch`.
+        acting_weights: what env runners act with from the next request on.
+        weights_version: number of updates of `acting_weights`.
+    """
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self.settings = policy_settings(config, DEFAULT_POLICY_ID)
+        self.several = bool(config.multi_agent.policies)
+        self.agents: list[str] = []
+        self.spaces: dict[str, Spaces] = {}
+        self.connectors: CentralConnectors
+        self.learners: dict[str, Learner] = {}
+        self.scratch: dict[str, Policy] = {}
+        self.acting_weights: dict[str, Any] = {}
+        self.weights_version = 0
+        to_train = config.multi_agent.policies_to_train
+        self._to_train: Any = import_object(to_train) if isinstance(to_train, str) else None
+        self._rows: dict[str, Any] = {}  # of the result, for policies without a learner's step
+
+    def __getitem__(self, policy_id: str) -> PolicySettings:
+        return self.settings[policy_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.settings)
+
+    def __len__(self) -> int:
+        return len(self.settings)
+
+    def build(
+        self,
+        spec: RunnerSpec,
+        spaces: Mapping[str, Spaces],
+        agents: Sequence[str],
+        make_learner: Callable[[str], Learner],
+    ) -> None:
+        """Make connectors, learners and policies from scratch; the settings are there before.
+
+        Args:
+            spec: what env runners are built from.
+            spaces: the environment's, by policy.
+            make_learner: makes a policy's learner, given its id.
+        """
+        self.spaces, self.agents = dict(spaces), list(agents)
+        self._make_learner = make_learner
+        self.connectors = CentralConnectors(spec, self.settings, self.spaces)
+        for policy_id, settings in self.settings.items():
+            if settings.use is None:
+                self.learners[policy_id] = make_learner(policy_id)
+            else:
+                self.scratch[policy_id] = self._make_scratch(policy_id)
+
+    def module_spaces(self, policy_id: str) -> Spaces:
+        """Observation and action space of the policy itself, between its connectors."""
+        return self.connectors.module_spaces(policy_id)
+
+    def _make_scratch(self, policy_id: str) -> Policy:
+        settings = self.settings[policy_id]
+        assert settings.use is not None  # so it is written from scratch
+        spaces = self.module_spaces(policy_id)
+        policy: Policy = import_object(settings.use)(*spaces, dict(settings.kwargs))
+        return policy
+
+    # -- learning ------------------------------------------------------------------------------
+
+    @property
+    def trained(self) -> list[str]:
+        """Ids of the policies whose networks learn."""
+        return [policy_id for policy_id in self.learners if self.settings[policy_id].train]
+
+    def is_policy_to_train(self, policy_id: str, batch: MultiAgentBatch | None = None) -> bool:
+        """Whether a policy learns: from this train batch, or at present if none is given."""
+        if not self.settings[policy_id].train:
+            return False
+        return self._to_train is None or bool(self._to_train(policy_id, batch))
+
+    def train_batches(
+        self, batch: MultiAgentBatch, progress: Progress
+    ) -> Iterator[tuple[str, SampleBatch]]:
+        """What each network is to learn from; policies written from scratch learn here."""
+        for policy_id, settings in self.settings.items():
+            if not settings.train:
+                continue
+            if policy_id not in batch or not self.is_policy_to_train(policy_id, batch):
+                nothing = {"num_agent_steps_trained": 0, "learner_stats": {}}
+                self._rows.setdefault(policy_id, nothing)
+            elif policy_id in self.scratch:
+                self._learn_from_scratch(policy_id, batch[policy_id], progress)
+            else:
+                yield policy_id, batch[policy_id]
+
+    def _learn_from_scratch(self, policy_id: str, batch: SampleBatch, progress: Progress) -> None:
+        with progress.timers.phase("learn"):
+            statistics = self.scratch[policy_id].learn_on_batch(batch)
+        row = progress.learner_result(len(batch), statistics or {}, policy_id)[policy_id]
+        if policy_id in self._rows:  # from an earlier batch of this iteration
+            row["num_agent_steps_trained"] += self._rows[policy_id]["num_agent_steps_trained"]
+        self._rows[policy_id] = row
+
+    def learner_results(self, learners: Mapping[str, Any]) -> dict[str, Any]:
+        """The `learners` part of an iteration's result, completed by policies without a step.
+
+        Args:
+            learners: what `training_step` has returned.
+        """
+        rows, self._rows = {**self._rows, **learners}, {}
+        order = [*self.settings, *(name for name in rows if name not in self.settings)]
+        return {name: rows[name] for name in order if name in rows}
+
+    def modules(self) -> MultiAgentRLModule:
+        """The networks of all policies that have one, as they learn."""
+        return MultiAgentRLModule({name: made.module for name, made in self.learners.items()})
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Act with the present weights from the next request on, under a new version."""
+        self.acting_weights = self.present_weights()
+        self.weights_version += 1
+
+    def present_weights(self) -> dict[str, Any]:
+        """The weights as learned so far; a network's are one flat vector."""
+        # A copy: a policy may change in place what it hands out, and would change the past.
+        scratch = {name: copy.deepcopy(made.get_weights()) for name, made in self.scratch.items()}
+        return {**{name: made.get_weights() for name, made in self.learners.items()}, **scratch}
+
+    def named_weights(self) -> dict[str, Any]:
+        """Copies of all networks' weights, as ``<policy id>/<parameter>``."""
+        return {
+            f"{policy_id}/{name}": array
+            for policy_id, learner in self.learners.items()
+            for name, array in learner.named_weights().items()
+        }
+
+    def load_named_weights(self, weights: Mapping[str, Any]) -> None:
+        """Take over what `named_weights` returned."""
+        for policy_id, learner in self.learners.items():
+            prefix = f"{policy_id}/"
+            own = {name: array for name, array in weights.items() if name.startswith(prefix)}
+            learner.load_named_weights({n.removeprefix(prefix): a for n, a in own.items()})
+
+    # -- policies that come and go -------------------------------------------------------------
+
+    def add(self, policy_id: str, like: str, train: bool) -> None:
+        """Have one policy more, with the settings and present weights of another.
+
+        Raises:
+            ValueError: there is one agent only, or the id is taken or impossible.
+        """
+        if not self.several:
+            raise ValueError("policies come and go only where multi_agent.policies names some")
+        if policy_id in self.settings:
+            raise ValueError(f"there is a policy {policy_id!r} already")
+        if not policy_id or "/" in policy_id:
+            raise ValueError(f"a policy id is not empty and has no slash: {policy_id!r}")
+        root = self.settings[like].like or like
+        self.settings[policy_id] = replace(self.settings[like], train=train, like=root)
+        self.spaces[policy_id] = self.spaces[like]
+        self.connectors.add(policy_id, like)
+        if like in self.scratch:
+            policy = self._make_scratch(policy_id)
+            policy.set_state(self.scratch[like].get_state())
+            self.scratch[policy_id] = policy
+        else:
+            learner = self._make_learner(policy_id)
+            learner.load_named_weights(self.learners[like].named_weights())
+            self.learners[policy_id] = learner
+
+    def remove(self, policy_id: str) -> None:
+        """Drop a policy that was added; ValueError for any other."""
+        if policy_id not in self.settings:
+            raise ValueError(f"there is no policy {policy_id!r}")
+        if self.settings[policy_id].like is None:
+            raise ValueError(f"the policy {policy_id!r} is one of the experiment's own")
+        tables: list[dict[str, Any]] = [self.settings, self.spaces, self.learners, self.scratch]
+        for table in tables:
+            table.pop(policy_id, None)
+        self.connectors.remove(policy_id)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """Everything besides the networks' weights."""
+        return {
+            "ids": list(self.settings),
+            "added": {
+                policy_id: {"like": settings.like, "train": settings.train}
+                for policy_id, settings in self.settings.items()
+                if settings.like is not None
+            },
+            "weights_version": self.weights_version,
+            "connectors": self.connectors.get_state(),
+            "learners": {name: learner.get_state() for name, learner in self.learners.items()},
+            "scratch": {name: policy.get_state() for name, policy in self.scratch.items()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned, for policies of the same ids."""
+        self.connectors.set_state(state["connectors"])
+        for policy_id, learner in self.learners.items():
+            learner.set_state(state["learners"][policy_id])
+        for policy_id, policy_state in state["scratch"].items():
+            self.scratch[policy_id].set_state(policy_state)
+        self.acting_weights = self.present_weights()
+        self.weights_version = int(state["weights_version"])
+
+
+class CentralConnectors:
+    """The training process's connectors, by policy: they see no data, and merge what runners learn.
+
+    Args:
+        policies: what each policy is made from.
+        spaces: the environment's, by policy.
+    """
+
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        policies: Mapping[str, PolicySettings],
+        spaces: Mapping[str, Spaces],
+    ) -> None:
+        self._spec, self._policies, self._spaces = spec, policies, spaces
+        self._by_policy = {policy_id: self._made(policy_id) for policy_id in policies}
+
+    def _made(self, policy_id: str) -> RunnerConnectors:
+        spaces, settings = self._spaces[policy_id], self._policies[policy_id]
+        return RunnerConnectors(self._spec, *spaces, policy=settings)
+
+    @property
+    def identity(self) -> bool:
+        """Whether there is nothing to learn, and nothing to send."""
+        return not any(connectors.stateful for connectors in self._by_policy.values())
+
+    def module_spaces(self, policy_id: str) -> Spaces:
+        """What the policy's network sees, and what it acts in."""
+        connectors = self._by_policy[policy_id]
+        return connectors.observations.output_space, connectors.action_space
+
+    def add(self, policy_id: str, like: str) -> None:
+        """Have connectors for one policy more, which know what another policy's do."""
+        self._by_policy[policy_id] = self._made(policy_id)
+        self._by_policy[policy_id].set_state(self._by_policy[like].get_state())
+
+    def remove(self, policy_id: str) -> None:
+        """Drop a policy's."""
+        del self._by_policy[policy_id]
+
+    def apply_deltas(self, deltas: Sequence[Mapping[str, Any]]) -> None:
+        """Merge what runners have learned since their last replies."""
+        for policy_id, connectors in self._by_policy.items():
+            connectors.apply_deltas([delta[policy_id] for delta in deltas if policy_id in delta])
+
+    def get_state(self) -> State:
+        """The merged statistics, as runners take them over."""
+        return {policy_id: made.get_state() for policy_id, made in self._by_policy.items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        for policy_id, connectors in self._by_policy.items():
+            connectors.set_state(state[policy_id])
+
+
+class Stateful(Protocol):
+    """What can be written into a checkpoint."""
+
+    def get_state(self) -> State:
+        """Plain numbers, text, arrays, and dicts and lists of them."""
+
+    def set_state(self, state: State) -> None:
+        """Take over what `get_state` returned."""
+
+
+Kept = TypeVar("Kept", bound=Stateful)
+
+
+class ByPolicy(dict[str, Kept]):
+    """Policy id -> what an algorithm keeps beside the learner: a target network, a coefficient.
+
+    Made when it is first asked for, since policies come and go.
+
+    Args:
+        make: makes it, given the id.
+        policies: for which it is made at once.
+    """
+
+    def __init__(self, make: Callable[[str], Kept], policies: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._make = make
+        for policy_id in policies:
+            self[policy_id]
+
+    def __missing__(self, policy_id: str) -> Kept:
+        self[policy_id] = made = self._make(policy_id)
+        return made
+
+    def get_state(self) -> State:
+        """All states, by policy."""
+        return {policy_id: kept.get_state() for policy_id, kept in self.items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        for policy_id, of_policy in state.items():
+            self[policy_id].set_state(of_policy)

@@ -1,0 +1,146 @@
+"""Progress: how far a run has come, and the result of each iteration made of it.
+
+Owns the counters, the statistics of episodes, agents and env runners, and the timers. Must not know
+how anything is sampled or learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlrun.actors.env_runner_group import EnvRunnerGroup
+from rlrun.algorithms.result import (
+    SCHEMA_VERSION,
+    EpisodeStatistics,
+    PhaseTimers,
+    Result,
+    RunnerStatistics,
+)
+from rlrun.config.schema import ExperimentConfig
+from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
+from rlrun.sampling.runner_messages import SampleReply
+
+_COUNTERS = ("iteration", "env_steps", "agent_steps", "trained_steps", "next_fragment")
+
+
+class Progress:
+    """What has been done so far.
+
+    Attributes:
+        iteration: finished iterations.
+        env_steps, agent_steps: sampled steps of environments, and of agents.
+        trained_steps: rows learned from, of all policies, each as often as it was.
+        next_fragment: number of the next request to env runners.
+        time_s: seconds of all finished iterations.
+        episodes, env_runners: statistics.
+        timers: where the time of this iteration goes; the experiment counts its own phases, too.
+    """
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self._report = config.report
+        self._by_agent = config.multi_agent.count_steps_by == "agent_steps"
+        self.iteration = self.env_steps = self.agent_steps = self.trained_steps = 0
+        self.next_fragment = 0
+        self.time_s = 0.0
+        self.episodes = EpisodeStatistics(config.report.smoothing_episodes)
+        self.env_runners = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
+        self.timers = PhaseTimers()
+        self.begin_iteration()
+
+    @property
+    def counted_steps(self) -> int:
+        """Env steps, or agent steps where `multi_agent.count_steps_by` says so."""
+        return self.agent_steps if self._by_agent else self.env_steps
+
+    def count(self, reply: SampleReply) -> None:
+        """Count what a reply says: steps, episodes, timings."""
+        self.env_steps += reply.env_steps
+        self.agent_steps += reply.agent_steps
+        self.episodes.add(reply.episodes)
+        self.env_runners.add(reply)
+
+    def learner_result(
+        self, trained_steps: int, statistics: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID
+    ) -> Result:
+        """One policy's row of the result's `learners`; its steps are counted."""
+        self.trained_steps += trained_steps
+        row = {"num_agent_steps_trained": trained_steps, "learner_stats": dict(statistics)}
+        return {policy_id: row}
+
+    # -- iterations ----------------------------------------------------------------------------
+
+    def begin_iteration(self) -> None:
+        """Count what comes from now on towards the next result."""
+        self._env_steps_before, self._trained_before = self.env_steps, self.trained_steps
+
+    def minimums_met(self) -> bool:
+        """Whether this iteration has done as much as the report asks of one."""
+        report, sampled = self._report, self.env_steps - self._env_steps_before
+        return (
+            self.timers.elapsed() >= (report.min_time_s_per_iteration or 0)
+            and sampled >= (report.min_sample_timesteps_per_iteration or 0)
+            and self.trained_steps - self._trained_before
+            >= (report.min_train_timesteps_per_iteration or 0)
+        )
+
+    def end_iteration(
+        self,
+        *,
+        env_runners: EnvRunnerGroup,
+        policies: Sequence[str],
+        agents: Sequence[str],
+        weights_version: int,
+        learners: Result,
+        evaluation: Result,
+    ) -> Result:
+        """The result of this iteration, whose time ends here.
+
+        Args:
+            env_runners: whose health is reported.
+            policies, agents: named in the result, whether or not they took part.
+            learners, evaluation: parts of the result.
+        """
+        timers, wall_s = self.timers.lap()
+        self.time_s += wall_s
+        new_steps = self.env_steps - self._env_steps_before
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "training_iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "agent_steps": self.agent_steps,
+            "env_steps_this_iter": new_steps,
+            **self.episodes.end_iteration(),
+            "env_steps_per_s": new_steps / wall_s,
+            "time_s": self.time_s,
+            "weights_version": weights_version,
+            "env_runners": {
+                "healthy": env_runners.num_healthy,
+                "restarts": env_runners.num_restarts,
+                "in_flight": env_runners.num_in_flight,
+                **self.env_runners.result(),
+                **self.episodes.agent_returns(policies, agents),
+            },
+            "learners": learners,
+            "evaluation": evaluation,
+            "timers": timers,
+        }
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Counters and statistics at the end of an iteration."""
+        return {
+            **{name: getattr(self, name) for name in _COUNTERS},
+            "time_s": self.time_s,
+            "episodes": self.episodes.get_state(),
+            "env_runners": self.env_runners.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        for name in _COUNTERS:
+            setattr(self, name, int(state[name]))
+        self.time_s = float(state["time_s"])
+        self.episodes.set_state(state["episodes"])
+        self.env_runners.set_state(state["env_runners"])
