@@ -75,15 +75,24 @@ class Checkpoint:
 
 
 class Checkpointed(Protocol):
-    """An algorithm, as far as checkpoints go; see `rlrun.Algorithm` for the methods."""
+    """An algorithm, as far as checkpoints go."""
 
     config: ExperimentConfig
 
-    def get_state(self) -> dict[str, Any]: ...
-    def set_state(self, state: Mapping[str, Any]) -> None: ...
-    def get_weights(self) -> dict[str, np.ndarray]: ...
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None: ...
-    def match_policies(self, state: Mapping[str, Any]) -> None: ...
+    def get_state(self) -> dict[str, Any]:
+        """Everything besides the weights that the next iteration depends on."""
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `get_state` was called; the weights have come already."""
+
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """Parameters by name."""
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Take over what `get_weights` returned."""
+
+    def match_policies(self, state: Mapping[str, Any]) -> None:
+        """Have the policies that there were at `get_state`; the weights come next."""
 
 
 def take_checkpoint(algorithm: Checkpointed, result: Mapping[str, Any]) -> Checkpoint:

@@ -170,8 +170,8 @@ def test_appo_renews_its_target_policy_every_few_updates():
 
 def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute():
     algorithm = build("A3C", runners=0)
-    runner = EnvRunner(algorithm._runner_spec)
-    twin = EnvRunner(algorithm._runner_spec)
+    runner = EnvRunner(algorithm.env_runner_group.spec)
+    twin = EnvRunner(algorithm.env_runner_group.spec)
     request, weights = algorithm.next_request(20), algorithm.learner.get_weights()
     reply = sample_gradients(runner, request, weights)
     batch = twin.sample_fragment(request, weights).batch

@@ -242,7 +242,8 @@ def test_deleting_columns_by_hand_is_warned_of_once(caplog):
 def test_the_trial_leaves_no_trace():
     algorithm = build("PPO")
     state, weights = algorithm.get_state(), algorithm.get_weights()
-    assert state["weights_version"] == state["trained_steps"] == state["env_steps"] == 0
+    assert state["policies"]["weights_version"] == 0
+    assert state["progress"]["trained_steps"] == state["progress"]["env_steps"] == 0
     again = build("PPO")
     for name, value in again.get_weights().items():
         np.testing.assert_array_equal(value, weights[name])
