@@ -28,7 +28,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "EnvRunnerGroup": "rlrun.actors.env_runner_group",
     "IMPALA": "rlrun.algorithms.impala",
     "IMPALAConfig": "rlrun.algorithms.impala",
-    "ItemReplayBuffer": "rlrun.replay.item_replay_buffer",
+    "ItemReplayBuffer": "rlrun.replay.sequence_replay_buffer",
     "Learner": "rlrun.learning.learner",
     "LearnerGroup": "rlrun.learning.learner_group",
     "load_experiment": "rlrun.config.loader",

@@ -1,7 +1,6 @@
 """CircularBuffer: the last few train batches, each for a few uses.
 
-The buffer of IMPACT (Luo et al. 2020, arXiv:1912.00167). Owns which batches there are and how often
-each was handed out; knows nothing of what is in them.
+The buffer of IMPACT (Luo et al. 2020, arXiv:1912.00167). Must not know what the batches contain.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ class _Slot(Generic[Batch]):
 
 
 class CircularBuffer(Generic[Batch]):
-    """Keeps the newest batches and hands out each of them a limited number of times.
+    """Keeps the newest batches; each can be sampled a limited number of times.
 
     Args:
-        num_batches: how many are kept; a further one takes the place of the oldest.
-        uses: how often each may be handed out.
+        num_batches: most batches that are kept; a further one takes the place of the oldest.
+        uses: times that each can be sampled.
     """
 
     def __init__(self, num_batches: int, uses: int) -> None:
@@ -37,14 +36,14 @@ class CircularBuffer(Generic[Batch]):
         return len(self._slots)
 
     def add(self, batch: Batch) -> None:
-        """Keep one more."""
+        """Add a batch, with all its uses left."""
         self._slots = [*self._slots, _Slot(batch, self._uses)][-self._num_batches :]
 
     def sample(self, rng: np.random.Generator) -> Batch:
         """One of the batches, all with the same probability; its last use removes it.
 
         Raises:
-            IndexError: there is none.
+            IndexError: the buffer is empty.
         """
         if not self._slots:
             raise IndexError("the buffer is empty")
@@ -56,9 +55,9 @@ class CircularBuffer(Generic[Batch]):
         return slot.batch
 
     def contents(self) -> list[tuple[Batch, int]]:
-        """The batches, the oldest first, and how often each may be handed out yet."""
+        """The batches, the oldest first, each with its uses left."""
         return [(slot.batch, slot.uses_left) for slot in self._slots]
 
     def set_contents(self, contents: Iterable[tuple[Batch, int]]) -> None:
-        """Hold what `contents` returned, and nothing else."""
+        """Replace everything by batches with their uses left, the oldest first."""
         self._slots = [_Slot(batch, uses_left) for batch, uses_left in contents]

@@ -1,6 +1,11 @@
-"""ObservationStore: observations that several transitions refer to, each kept once.
+"""Observations that several transitions refer to, each kept once.
 
-Owns the slots, who still needs them and which are free. Must not know what a transition is.
+`ObservationStore` keeps them as they are. `FrameStore` keeps stacks of frames, each frame once: a
+stack of the last k frames shares all but one of them with the stack before it, so stacks of four
+would take four times the memory of their frames. Owns slots, references to them, and which are
+free. Must not know what a transition is.
+
+    n  slots of a call      k  frames of a stack, on its first axis as in gymnasium
 """
 
 from __future__ import annotations
@@ -34,17 +39,12 @@ class ObservationStore:
         self._num_free = num_slots
 
     @property
-    def num_used(self) -> int:
-        """Slots that hold an observation."""
-        return len(self._rows) - self._num_free
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the observations held."""
-        return self.num_used * self._rows[:1].nbytes
+        return (len(self._rows) - self._num_free) * self._rows[:1].nbytes
 
     def reserve(self, count: int) -> Array:
-        """So many free slots ``[count]``, without a reference yet, for `fill`."""
+        """Free slots ``[count]``, without a reference yet, for `fill`."""
         while count > self._num_free:
             self._grow()
         slots = self._free[self._num_free - count : self._num_free][::-1].copy()
@@ -55,14 +55,14 @@ class ObservationStore:
         """Copy observations ``[n, ...]`` into reserved slots ``[n]``.
 
         Args:
-            previous: slots ``[n]`` of the observations before these, or -1; unused here.
+            previous: slots ``[n]`` of the observations one step earlier, or -1 where unknown.
         """
         self._rows[slots] = observations
 
-    def put(self, observations: Array) -> Array:
-        """Copy observations ``[n, ...]`` into slots ``[n]``, without a reference yet."""
-        slots = self.reserve(len(observations))
-        self._rows[slots] = observations
+    def put(self, rows: Array) -> Array:
+        """Copy rows ``[n, ...]`` into new slots ``[n]``, without a reference yet."""
+        slots = self.reserve(len(rows))
+        self._rows[slots] = rows
         return slots
 
     def refer(self, slots: Array) -> None:
@@ -70,7 +70,7 @@ class ObservationStore:
         np.add.at(self._references, slots, 1)
 
     def release(self, slots: Array) -> Array:
-        """Count one reference less for each entry; returns slots without any: they are free."""
+        """Count one reference less for each entry; return the slots that this made free."""
         np.subtract.at(self._references, slots, 1)
         freed = np.unique(slots[self._references[slots] == 0])
         self._free[self._num_free : self._num_free + len(freed)] = freed
@@ -82,11 +82,11 @@ class ObservationStore:
         return self._rows.take(slots, axis=0)  # a fifth of the time that indexing takes
 
     def get_state(self, slots: Array) -> dict[str, Array]:
-        """What these slots ``[n]`` hold."""
+        """The content of these slots ``[n]``."""
         return {"rows": self[slots]}
 
     def set_state(self, state: Mapping[str, Array]) -> Array:
-        """Put back into an empty store what `get_state` returned; returns the slots ``[n]``."""
+        """Restore a state of `get_state` into an empty store; return its slots ``[n]``."""
         return self.put(state["rows"])
 
     def _grow(self) -> None:
@@ -106,3 +106,96 @@ class ObservationStore:
         assert np.array_equal(counts, self._references), "references were lost"
         free = self._free[: self._num_free]
         assert np.array_equal(np.sort(free), np.flatnonzero(counts == 0)), "free slots were lost"
+
+
+class FrameStore(ObservationStore):
+    """Slots for stacks ``[k, ...]``; its own rows are the slots ``[k]`` of their frames.
+
+    Args:
+        capacity: as for `ObservationStore`.
+        shape, dtype: of one stack.
+    """
+
+    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: Any) -> None:
+        super().__init__(capacity, shape[:1], np.int64)
+        self._frames = ObservationStore(capacity, shape[1:], dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._frames.nbytes
+
+    def fill(self, slots: Array, observations: Array, previous: Array) -> None:
+        """Copy stacks ``[n, k, ...]`` into reserved slots ``[n]``.
+
+        Args:
+            previous: slots ``[n]`` of the stacks one step earlier, filled before or in this order,
+                or -1 where unknown: such a stack shares only the frames that it repeats.
+        """
+        unfilled = set(slots.tolist())
+        for slot, stack, before in zip(
+            slots.tolist(), observations, previous.tolist(), strict=True
+        ):
+            frames = None
+            if before >= 0 and before not in unfilled:
+                frames = self._continued(before, stack)
+            if frames is None:
+                frames = self._new(stack)
+            unfilled.discard(slot)
+            self._rows[slot] = frames
+            self._frames.refer(frames)
+
+    def _continued(self, before: int, stack: Array) -> Array | None:
+        """Slots of the frames ``[k]``, if the stack is the one before it moved on by a frame."""
+        known = self._rows[before, 1:]
+        if not np.array_equal(self._frames[known], stack[:-1]):
+            return None
+        return np.append(known, self._frames.put(stack[-1:]))
+
+    def _new(self, stack: Array) -> Array:
+        """Slots of the frames ``[k]`` of a first stack, which repeats the first frame."""
+        differs = (stack[1:] != stack[:-1]).reshape(len(stack) - 1, -1).any(axis=1)
+        fresh = np.append(True, differs)
+        return self._frames.put(stack[fresh])[np.cumsum(fresh) - 1]
+
+    def release(self, slots: Array) -> Array:
+        freed = super().release(slots)
+        self._frames.release(self._rows[freed].ravel())
+        return freed
+
+    def __getitem__(self, slots: Array) -> Array:
+        return self._frames[super().__getitem__(slots)]
+
+    def get_state(self, slots: Array) -> dict[str, Array]:
+        """The content of these slots ``[n]``, each frame once."""
+        used, stacks = np.unique(self._rows[slots], return_inverse=True)
+        return {"rows": self._frames[used], "stacks": stacks.reshape(len(slots), -1)}
+
+    def set_state(self, state: Mapping[str, Array]) -> Array:
+        frames = self._frames.put(state["rows"])[state["stacks"]]
+        self._frames.refer(frames.ravel())
+        return self.put(frames)
+
+    def check_valid(self, referring: Array) -> None:
+        super().check_valid(referring)
+        self._frames.check_valid(self._rows[np.unique(referring)].ravel())
+
+
+def store_for(capacity: int, observations: Array, following: Array) -> ObservationStore:
+    """An empty store for observations ``[n, ...]`` like these and those one step later."""
+    kind = FrameStore if _are_stacks(observations, following) else ObservationStore
+    return kind(capacity, observations.shape[1:], observations.dtype)
+
+
+def _are_stacks(observations: Array, following: Array) -> bool:
+    if observations.ndim < 4 or observations.shape[1] < 2:  # a frame is an image at least
+        return False
+    return bool((observations[:, 1:] == following[:, :-1]).all())
+
+
+def restored_store(capacity: int, state: Mapping[str, Array]) -> tuple[ObservationStore, Array]:
+    """A new store that holds a state of `get_state`, and the slots ``[n]`` of its content."""
+    shape, dtype = state["rows"].shape[1:], state["rows"].dtype
+    store = ObservationStore(capacity, shape, dtype)
+    if "stacks" in state:
+        store = FrameStore(capacity, (state["stacks"].shape[1], *shape), dtype)
+    return store, store.set_state(state)

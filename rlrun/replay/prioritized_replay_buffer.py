@@ -5,6 +5,8 @@ Schaul et al. 2016, arXiv:1511.05952, the proportional variant:
     p_i  priority given to `update_priorities`, |td error| + epsilon
     P(i) = p_i^alpha / sum_j p_j^alpha                                      (eq. 1)
     w_i  = (N P(i))^-beta / max_j w_j, the maximum over the whole buffer    (section 3.4)
+
+Priorities lie in a `SegmentTree`, which adds up, changes and finds many of them at a time.
 """
 
 from __future__ import annotations
@@ -18,11 +20,10 @@ from numpy.typing import NDArray
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.replay.replay_buffer import Array, ReplayBuffer
-from rlrun.replay.segment_tree import SegmentTree
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A ring of transitions; new ones get the highest priority that any update has set.
+    """A ring of transitions; new ones get the highest priority of all updates so far.
 
     Args:
         capacity, n_step, gamma, further_columns: as for `ReplayBuffer`.
@@ -79,7 +80,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return newest - (newest - places) % self.capacity, weights
 
     def update_priorities(self, item_ids: Array, priorities: Array) -> None:
-        """Give sampled transitions new priorities; those overwritten meanwhile are left out.
+        """Give sampled transitions new priorities; overwritten ones are skipped.
 
         Raises:
             ValueError: for a priority that is not positive and finite.
@@ -99,25 +100,70 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._minima[places] = values
 
     def get_state(self) -> dict[str, Any]:
-        places = np.arange(self._oldest, self.num_added) % self.capacity
         return {
             **super().get_state(),
             "max_priority": self.max_priority,
-            "scaled_priorities": self._sums[places],
+            "scaled_priorities": self._sums[self._places],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
         self.max_priority = float(state["max_priority"])
         self._clear()
-        places = np.arange(self._oldest, self.num_added) % self.capacity
-        self._sums[places] = state["scaled_priorities"]
-        self._minima[places] = state["scaled_priorities"]
+        self._sums[self._places] = state["scaled_priorities"]
+        self._minima[self._places] = state["scaled_priorities"]
 
     def check_valid(self) -> None:
         super().check_valid()
-        places = np.arange(self._oldest, self.num_added) % self.capacity
-        held = self._sums[places]
+        held = self._sums[self._places]
         assert (held > 0.0).all(), "a transition without priority"
         assert np.isclose(self._sums.root, held.sum()), "the sum is wrong"
         assert not len(held) or self._minima.root == held.min(), "the minimum is wrong"
+
+
+class SegmentTree:
+    """``capacity`` leaves; each inner node combines its two children.
+
+    Node i has the children 2 i and 2 i + 1, the root is 1. Nodes are recomputed from their
+    children, never adjusted by differences, so no rounding error piles up.
+
+    Args:
+        combine: ``np.add`` or ``np.minimum``.
+        empty: what leaves hold at first, neutral for ``combine``.
+    """
+
+    def __init__(self, capacity: int, combine: np.ufunc, empty: float) -> None:
+        self._depth = max(capacity - 1, 0).bit_length()
+        self._first_leaf = 1 << self._depth
+        self._combine = combine
+        self._nodes = np.full(2 * self._first_leaf, empty, dtype=np.float64)
+
+    @property
+    def root(self) -> float:
+        """All leaves combined."""
+        return float(self._nodes[1])
+
+    def __getitem__(self, leaves: Array) -> Array:
+        return self._nodes[self._first_leaf + leaves]
+
+    def __setitem__(self, leaves: Array, values: Array | float) -> None:
+        """Set leaves ``[n]``; where a leaf occurs twice, the last value counts."""
+        nodes = self._first_leaf + leaves
+        self._nodes[nodes] = values
+        for _ in range(self._depth):
+            nodes = nodes >> 1  # siblings compute their parent twice: cheaper than finding them
+            self._nodes[nodes] = self._combine(self._nodes[2 * nodes], self._nodes[2 * nodes + 1])
+
+    def find(self, masses: Array) -> Array:
+        """For a tree of sums: the leaves ``[n]`` at which the running sum passes ``masses``.
+
+        A leaf that holds 0 is never found, even where rounding lets a mass reach the total.
+        """
+        nodes = np.ones(len(masses), dtype=np.int64)
+        left_over = np.array(masses, dtype=np.float64)
+        for _ in range(self._depth):
+            left = self._nodes[2 * nodes]
+            goes_right = ((left_over >= left) & (self._nodes[2 * nodes + 1] > 0.0)) | (left == 0.0)
+            left_over -= np.where(goes_right, left, 0.0)
+            nodes = 2 * nodes + goes_right
+        return nodes - self._first_leaf

@@ -1,8 +1,8 @@
-"""ReplayBuffer: the last transitions of all lanes, sampled uniformly, with n-step returns.
+"""ReplayBuffer: the last transitions of all sub-environments, sampled uniformly, n-step returns.
 
-Transitions are numbered in the order in which they came; the number, not a place in memory, is
-what names one. Each knows the number of the transition that followed it in its episode, so that
-n-step returns go along an episode, however lanes and fragments were interleaved.
+Transitions are numbered in the order in which they were added; this number identifies a transition
+wherever it lies in memory. Each has the number of the transition that followed it in its episode,
+so that n-step returns go along an episode, however sub-environments and fragments were interleaved.
 
     n  rows of a sample      k  steps that an n-step return really took, 1 <= k <= n_step
 
@@ -11,11 +11,11 @@ n-step returns go along an episode, however lanes and fragments were interleaved
 | obs, actions | as stored | the first of the k steps |
 | rewards | () float32 | r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1) |
 | new_obs, terminateds, truncateds | as stored | of the last of the k steps |
-| discounts | () float32 | gamma^k, what the value of new_obs counts; apply terminateds besides |
+| discounts | () float32 | gamma^k, the weight of the value of new_obs where not terminated |
 | item_ids | () int64 | the number of the first transition |
 
 A return is cut where the episode ends (terminated or truncated) and at the newest transition of an
-agent, which has no successor yet; it never runs on into what the ring holds in the next place.
+agent, which has no successor yet; it never goes on with another episode in the next place.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.replay.frame_store import FrameStore, are_stacks
-from rlrun.replay.observation_store import ObservationStore
+from rlrun.replay.observation_store import ObservationStore, restored_store, store_for
 
 Array = NDArray[Any]
 
@@ -37,14 +36,46 @@ _STORED = (col.ACTIONS, col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS)
 _NONE = -1
 
 
-class ReplayBuffer:
+class TransitionBuffer:
+    """Columns of transitions, which are numbered in the order in which they were added.
+
+    Args:
+        capacity: most transitions that are kept.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity} must be at least 1")
+        self.capacity = capacity
+        self.num_added = 0
+        self._columns: dict[str, Array] = {}
+
+    def __len__(self) -> int:
+        return min(self.num_added, self.capacity)
+
+    def _require_some(self) -> None:
+        if not self.num_added:
+            raise ValueError("an empty replay buffer cannot be sampled; add a batch first")
+
+    def _write(self, places: Array, columns: Mapping[str, Array]) -> None:
+        """Copy rows ``[n, ...]`` to places ``[n]``; a name's first rows make its column."""
+        for name, rows in columns.items():
+            if name not in self._columns:
+                self._columns[name] = np.empty((self.capacity, *rows.shape[1:]), rows.dtype)
+            self._columns[name][places] = rows
+
+    def _read(self, places: Array | slice) -> dict[str, Array]:
+        return {name: column[places] for name, column in self._columns.items()}
+
+
+class ReplayBuffer(TransitionBuffer):
     """A ring of transitions.
 
     Args:
         capacity: transitions that are kept; each further one takes the place of the oldest.
         n_step: most steps of a return.
         gamma: discount between them.
-        further_columns: to be kept besides those that single transitions need.
+        further_columns: columns to keep besides those that single transitions need.
     """
 
     def __init__(
@@ -55,26 +86,22 @@ class ReplayBuffer:
         gamma: float = 0.99,
         further_columns: Sequence[str] = (),
     ) -> None:
-        if capacity < 1 or n_step < 1:
-            raise ValueError(f"capacity {capacity} and n_step {n_step} must be at least 1")
-        self.capacity, self.n_step, self.gamma = capacity, n_step, gamma
-        self.num_added = 0
+        super().__init__(capacity)
+        if n_step < 1:
+            raise ValueError(f"n_step {n_step} must be at least 1")
+        self.n_step, self.gamma = n_step, gamma
         self._stored = (*_STORED, *further_columns)
-        self._columns: dict[str, Array] = {}
-        self._observations: ObservationStore | FrameStore | None = None
+        self._observations: ObservationStore | None = None
         self._obs_slot = np.full(capacity, _NONE, dtype=np.int64)
         self._next_obs_slot = np.full(capacity, _NONE, dtype=np.int64)
         self._successor = np.full(capacity, _NONE, dtype=np.int64)
         # Episode and agent -> step within it and number of the newest transition.
         self._newest: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def __len__(self) -> int:
-        return min(self.num_added, self.capacity)
-
     @property
     def size_bytes(self) -> int:
         """Bytes of the transitions held."""
-        stored = sum(column[: len(self)].nbytes for column in self._columns.values())
+        stored = sum(column.nbytes for column in self._read(slice(len(self))).values())
         return stored + (self._observations.nbytes if self._observations else 0)
 
     def add(self, batch: SampleBatch) -> None:
@@ -98,9 +125,10 @@ class ReplayBuffer:
     def _oldest(self) -> int:
         return self.num_added - len(self)
 
-    def _require_some(self) -> None:
-        if not self.num_added:
-            raise ValueError("an empty replay buffer cannot be sampled; add a batch first")
+    @property
+    def _places(self) -> Array:
+        """Places of all transitions held, from the oldest to the newest."""
+        return np.arange(self._oldest, self.num_added) % self.capacity
 
     def _add(self, batch: SampleBatch) -> None:
         count = len(batch)
@@ -108,12 +136,7 @@ class ReplayBuffer:
             return
         storage, obs_index, next_index = _observations_of(batch)
         if self._observations is None:
-            self._observations = ObservationStore(self.capacity, storage.shape[1:], storage.dtype)
-            if are_stacks(storage[obs_index], storage[next_index]):
-                self._observations = FrameStore(self.capacity, storage.shape[1:], storage.dtype)
-            for name in self._stored:
-                column = batch.column(name)
-                self._columns[name] = np.empty((self.capacity, *column.shape[1:]), column.dtype)
+            self._observations = store_for(self.capacity, storage[obs_index], storage[next_index])
         places = (self.num_added + np.arange(count)) % self.capacity
         self._forget(places)
         obs_index, earlier = self._link(batch, places, storage, obs_index, next_index)
@@ -129,16 +152,19 @@ class ReplayBuffer:
         previous = np.full(len(used), _NONE, dtype=np.int64)
         previous[next_position] = known[obs_position]
         self._observations.fill(known[fresh], storage[used[fresh]], previous[fresh])
-        for name, column in self._columns.items():
-            column[places] = batch.column(name)
-        self._obs_slot[places] = known[obs_position]
-        self._next_obs_slot[places] = known[next_position]
-        self._observations.refer(self._obs_slot[places])
-        self._observations.refer(self._next_obs_slot[places])
+        self._write(places, {name: batch.column(name) for name in self._stored})
+        self._refer(places, known[obs_position], known[next_position])
         self.num_added += count
 
+    def _refer(self, places: Array, obs_slots: Array, next_obs_slots: Array) -> None:
+        """Tie transitions to the slots of their observations."""
+        assert self._observations is not None
+        self._obs_slot[places], self._next_obs_slot[places] = obs_slots, next_obs_slots
+        self._observations.refer(obs_slots)
+        self._observations.refer(next_obs_slots)
+
     def _forget(self, places: Array) -> None:
-        """Give up what is about to be overwritten."""
+        """Release the observations of transitions that are about to be overwritten."""
         assert self._observations is not None
         old = places[self._obs_slot[places] != _NONE]
         slots = np.concatenate([self._obs_slot[old], self._next_obs_slot[old]])
@@ -152,12 +178,12 @@ class ReplayBuffer:
         obs_index: Array,
         next_index: Array,
     ) -> tuple[Array, list[tuple[int, int]]]:
-        """Tell each transition what follows it; first rows may follow one added earlier.
+        """Link each transition to its successor; a first row may follow one added earlier.
 
         Returns:
-            ``obs_index`` in which a row starts from the very observation that the row before it led
-            to, even where the batch has it twice; and the rows that start from an observation the
-            buffer has, each with the number of the transition that led to it.
+            ``obs_index``, so that a row refers to the observation that the row before it led to
+            even where the batch has it twice; and the rows whose observation the buffer holds
+            already, each with the number of the transition that led to it.
         """
         follows = follows_row_before(batch)
         obs_index, linked = obs_index.copy(), np.flatnonzero(follows)
@@ -172,12 +198,12 @@ class ReplayBuffer:
         oldest_kept = max(start + len(places) - self.capacity, 0)
         earlier: list[tuple[int, int]] = []
         for first, last in zip(first_rows.tolist(), last_rows.tolist(), strict=True):
-            who = int(episodes[first]), int(agents[first])
-            step, before = self._newest.pop(who, (_NONE, _NONE))
+            key = int(episodes[first]), int(agents[first])
+            step, before = self._newest.pop(key, (_NONE, _NONE))
             gap = int(steps[first]) - step - 1
             if before >= oldest_kept and gap >= 0:
                 known = None if before < start else next_index[before - start]
-                # An agent may have been silent in between; its next step starts where it was.
+                # Where the agent did not act in between, its next step starts where it was.
                 if not gap or np.array_equal(
                     self._observation_after(before) if known is None else storage[known],
                     storage[obs_index[first]],
@@ -188,13 +214,13 @@ class ReplayBuffer:
                     else:
                         obs_index[first] = known
             if not ended[last]:
-                self._newest[who] = int(steps[last]), start + last
-        # Of an episode that never ends, because its environment was lost, nothing is left one day.
-        self._newest = {who: at for who, at in self._newest.items() if at[1] >= oldest_kept}
+                self._newest[key] = int(steps[last]), start + last
+        # An episode never ends where its environment was lost: drop it once it is overwritten.
+        self._newest = {key: at for key, at in self._newest.items() if at[1] >= oldest_kept}
         return obs_index, earlier
 
     def _observation_after(self, number: int) -> Array:
-        """What the transition of this number, which is held, led to."""
+        """The observation that this transition, which must be held, led to."""
         assert self._observations is not None
         place = number % self.capacity
         return self._observations[self._next_obs_slot[place : place + 1]][0]
@@ -228,22 +254,22 @@ class ReplayBuffer:
             }
         )
 
-    def _runs(self, first: Array, length: int) -> tuple[Array, Array]:
+    def _sequences(self, first: Array, length: int) -> tuple[Array, Array]:
         """Transitions that follow one another, from each of ``first`` ``[S]`` on.
 
-        A run ends with its episode, with the newest transition of a lane, or after ``length``.
+        A sequence ends with its episode, with an agent's newest transition, or after ``length``.
 
         Returns:
-            Their numbers, run after run, and how many of them each run has, ``[S]``.
+            Their numbers, sequence after sequence, and the lengths of the sequences, ``[S]``.
         """
-        runs = np.full((len(first), length), _NONE, dtype=np.int64)
-        runs[:, 0] = first
+        numbers = np.full((len(first), length), _NONE, dtype=np.int64)
+        numbers[:, 0] = first
         for step in range(1, length):
-            before = runs[:, step - 1]
+            before = numbers[:, step - 1]
             successor = self._successor[before % self.capacity]
-            runs[:, step] = np.where(before == _NONE, _NONE, successor)
-        there = runs != _NONE
-        return runs[there], there.sum(axis=1)
+            numbers[:, step] = np.where(before == _NONE, _NONE, successor)
+        there = numbers != _NONE
+        return numbers[there], there.sum(axis=1)
 
     def _rows(self, ids: Array) -> dict[str, Array]:
         """The transitions of these numbers as they were added."""
@@ -253,21 +279,21 @@ class ReplayBuffer:
             col.OBS: self._observations[self._obs_slot[places]],
             col.NEXT_OBS: self._observations[self._next_obs_slot[places]],
             col.ITEM_IDS: ids,
-            **{name: column[places] for name, column in self._columns.items()},
+            **self._read(places),
         }
 
     def get_state(self) -> dict[str, Any]:
-        """All that is held, as arrays from the oldest transition to the newest."""
+        """All transitions, as arrays from the oldest to the newest."""
         state: dict[str, Any] = {"num_added": self.num_added}
         if self._observations is None:
             return state
-        places = np.arange(self._oldest, self.num_added) % self.capacity
+        places = self._places
         slots = np.concatenate([self._obs_slot[places], self._next_obs_slot[places]])
         used, positions = np.unique(slots, return_inverse=True)
-        newest = [(*who, *at) for who, at in self._newest.items()]
+        newest = [(*key, *at) for key, at in self._newest.items()]
         return {
             **state,
-            "columns": {name: column[places] for name, column in self._columns.items()},
+            "columns": self._read(places),
             "observations": self._observations.get_state(used),
             "obs": positions[: len(places)],
             "new_obs": positions[len(places) :],
@@ -276,39 +302,28 @@ class ReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` of a buffer of the same capacity returned."""
+        """Restore a state of a buffer of the same capacity."""
         self.num_added = int(state["num_added"])
         self._observations = None
+        self._columns = {}
         self._newest.clear()
         for slots in (self._obs_slot, self._next_obs_slot, self._successor):
             slots[:] = _NONE
         if "columns" not in state:
             return
-        places = np.arange(self._oldest, self.num_added) % self.capacity
-        for name, held in state["columns"].items():
-            self._columns[name] = np.empty((self.capacity, *held.shape[1:]), held.dtype)
-            self._columns[name][places] = held
-        observations = state["observations"]
-        rows = observations["rows"]
-        self._observations = ObservationStore(self.capacity, rows.shape[1:], rows.dtype)
-        if "stacks" in observations:
-            shape = (observations["stacks"].shape[1], *rows.shape[1:])
-            self._observations = FrameStore(self.capacity, shape, rows.dtype)
-        slots = self._observations.set_state(observations)
-        self._obs_slot[places] = slots[state["obs"]]
-        self._next_obs_slot[places] = slots[state["new_obs"]]
-        self._observations.refer(self._obs_slot[places])
-        self._observations.refer(self._next_obs_slot[places])
+        places = self._places
+        self._write(places, state["columns"])
+        self._observations, slots = restored_store(self.capacity, state["observations"])
+        self._refer(places, slots[state["obs"]], slots[state["new_obs"]])
         self._successor[places] = state["successor"]
         for episode, agent, step, newest in state["newest"].tolist():
             self._newest[episode, agent] = (step, newest)
 
     def check_valid(self) -> None:
-        """Raise AssertionError where the books are wrong; tests call it after each operation."""
+        """Raise AssertionError if the buffer contradicts itself; for tests."""
         if self._observations is None:
             return
-        ids = np.arange(self._oldest, self.num_added)
-        places = ids % self.capacity
+        ids, places = np.arange(self._oldest, self.num_added), self._places
         referring = np.concatenate([self._obs_slot[places], self._next_obs_slot[places]])
         self._observations.check_valid(referring)
         followed = self._successor[places] != _NONE
@@ -316,13 +331,12 @@ class ReplayBuffer:
         assert (successors > ids[followed]).all(), "a successor came earlier"
         assert (successors < self.num_added).all(), "a successor does not exist"
         shared = self._obs_slot[successors % self.capacity]
-        assert np.array_equal(shared, self._next_obs_slot[places][followed]), (
-            "a frame is kept twice"
-        )
+        following = self._next_obs_slot[places][followed]
+        assert np.array_equal(shared, following), "an observation is kept twice"
 
 
 def _observations_of(batch: SampleBatch) -> tuple[Array, Array, Array]:
-    """One storage ``[M, ...]`` and the rows of it that are obs and new_obs, each ``[n]``."""
+    """One storage ``[M, ...]`` and its rows that are obs and new_obs, each ``[n]``."""
     shared, shared_next = batch.shared(col.OBS), batch.shared(col.NEXT_OBS)
     if shared is not None and shared_next is not None and shared[0] is shared_next[0]:
         return shared[0], shared[1], shared_next[1]
@@ -331,17 +345,16 @@ def _observations_of(batch: SampleBatch) -> tuple[Array, Array, Array]:
 
 
 def agents_of(batch: SampleBatch) -> Array:
-    """Which agent of its episode each row ``[n]`` is of; 0 where there is one only."""
+    """Index of each row's agent, ``[n]``; 0 in batches of a single agent."""
     if col.AGENT_INDEX in batch:
         return batch.column(col.AGENT_INDEX)
     return np.zeros(len(batch), dtype=np.int64)
 
 
 def follows_row_before(batch: SampleBatch) -> Array:
-    """Whether each row ``[n]`` is what the same agent did next, in the same episode and fragment.
+    """Whether each row ``[n]`` is the same agent's next step, in the same episode and fragment.
 
-    A fragment has all that an agent did in it, so steps of the environment in between are those in
-    which the agent was silent.
+    A fragment has all steps of an agent, so at env steps in between the agent did not act.
     """
     unroll, episode, step = (batch.column(name) for name in (col.UNROLL_ID, col.EPS_ID, col.T))
     ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)

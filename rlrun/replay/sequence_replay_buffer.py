@@ -1,8 +1,9 @@
-"""SequenceReplayBuffer: sequences of one episode, drawn by the priority of their first step.
+"""Buffers that sample several steps of an episode together, in their order.
 
-For recurrent networks (R2D2, Kapturowski et al. 2019): each step is kept with the state that the
-network was in before it, so that a sequence may begin anywhere. Sequences overlap as they like and
-no observation is kept twice; the ring is that of `ReplayBuffer`.
+`SequenceReplayBuffer` samples sequences of limited length by priority, for recurrent networks
+(R2D2, Kapturowski et al. 2019); each step is kept with the network's state before it, so that a
+sequence may begin anywhere. `ItemReplayBuffer` samples whole episodes or whole fragments uniformly.
+Both are rings of transitions, so an observation that several sequences contain is kept once.
 
     S  sequences of a sample      M  steps of all of them
 
@@ -11,14 +12,15 @@ no observation is kept twice; the ring is that of `ReplayBuffer`.
 | obs, actions, rewards, new_obs, terminateds, truncateds | as added, ``[M, ...]`` | single steps |
 | t | () ``[M]`` | step within the episode |
 | further columns | as added, ``[M, ...]`` | but ``state_in_k``: ``[S, ...]``, of first steps |
-| weights | () float32 ``[M]`` | of the sequence that the step is in |
+| weights | () float32 ``[M]`` | of the step's sequence; only where there are priorities |
 | item_ids | () int64 ``[M]`` | the number of the transition |
 | seq_lens | () int64 ``[S]`` | steps of each sequence |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,15 +28,15 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
-from rlrun.replay.replay_buffer import Array
+from rlrun.replay.replay_buffer import Array, ReplayBuffer, agents_of, follows_row_before
 
 
 class SequenceReplayBuffer(PrioritizedReplayBuffer):
-    """A ring of transitions that are sampled as sequences.
+    """A ring of transitions that are sampled as sequences, by the priority of their first step.
 
     Args:
         capacity: transitions that are kept, whatever the length of sequences.
-        length: most steps of a sequence; it is shorter where its episode ends or has no more yet.
+        length: most steps of a sequence; it is shorter where its episode has no more of them.
         further_columns: as for `ReplayBuffer`; states need one row for each step.
         alpha: as for `PrioritizedReplayBuffer`; 0 draws first steps uniformly.
     """
@@ -53,13 +55,13 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         self.length = length
 
     def sample(self, num_items: int, rng: np.random.Generator, *, beta: float = 0.4) -> SampleBatch:
-        """So many sequences, with replacement.
+        """Sequences ``[S = num_items]``, drawn with replacement.
 
         Raises:
             ValueError: when nothing has been added yet.
         """
         first, weights = self._draw(num_items, rng, beta)
-        ids, lengths = self._runs(first, self.length)
+        ids, lengths = self._sequences(first, self.length)
         starts = sequence_offsets(lengths)[:-1]
         columns = {
             name: rows[starts] if name.startswith(col.STATE_IN_PREFIX) else rows
@@ -73,3 +75,95 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         """Give the first steps of sampled sequences new priorities ``[S]``."""
         starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
         self.update_priorities(batch.column(col.ITEM_IDS)[starts], priorities)
+
+
+class ItemReplayBuffer(ReplayBuffer):
+    """A ring of transitions that are sampled an episode or a fragment at a time.
+
+    Args:
+        capacity: transitions that are kept, whatever the unit; an item whose first transition has
+            been overwritten is not sampled any more.
+        unit: "episodes" are complete ones, from their first step to their end, in however many
+            fragments they were added; "fragments" are the batches that were added.
+        further_columns: as for `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        *,
+        unit: Literal["episodes", "fragments"],
+        further_columns: Sequence[str] = (),
+    ) -> None:
+        if unit not in ("episodes", "fragments"):
+            raise ValueError(f"unit {unit!r} is neither episodes nor fragments")
+        super().__init__(capacity, further_columns=(col.EPS_ID, col.T, *further_columns))
+        self.unit = unit
+        self._items: list[tuple[int, int]] = []  # number of the first transition, length
+        # Episode and agent -> number of the first transition, length, step of the last.
+        self._open: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    @property
+    def num_items(self) -> int:
+        """Items that can be sampled."""
+        self._items = [item for item in self._items if item[0] >= self._oldest]
+        return len(self._items)
+
+    def _add(self, batch: SampleBatch) -> None:
+        first = self.num_added
+        super()._add(batch)
+        if not len(batch):
+            return
+        if self.unit == "fragments":
+            self._items.append((first, len(batch)))
+        else:
+            self._add_episodes(batch, first)
+
+    def _add_episodes(self, batch: SampleBatch, first_id: int) -> None:
+        """Find the episodes that ended in this batch; the others stay open."""
+        begins = np.flatnonzero(~follows_row_before(batch))
+        ends = np.append(begins[1:] - 1, len(batch) - 1)
+        episodes, agents, steps = batch.column(col.EPS_ID), agents_of(batch), batch.column(col.T)
+        done = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            key, step = (int(episodes[begin]), int(agents[begin])), int(steps[begin])
+            first, count, last = self._open.pop(key, (first_id + begin, 0, -1))
+            if step != last + 1:
+                continue  # its first steps were never added
+            count += end - begin + 1
+            if done[end]:
+                self._items.append((first, count))
+            else:
+                self._open[key] = first, count, int(steps[end])
+
+    def sample(self, num_items: int, rng: np.random.Generator) -> SampleBatch:
+        """Items ``[S = num_items]``, drawn with replacement.
+
+        Raises:
+            ValueError: when there is none yet.
+        """
+        available = self.num_items
+        if not available:
+            raise ValueError(f"the replay buffer holds no {self.unit} yet")
+        chosen = [self._items[i] for i in rng.integers(available, size=num_items)]
+        ids = np.concatenate([self._ids_of(*item) for item in chosen])
+        lengths = np.array([count for _, count in chosen], dtype=np.int64)
+        return SampleBatch.from_columns({**self._rows(ids), col.SEQ_LENS: lengths})
+
+    def _ids_of(self, first: int, count: int) -> Array:
+        if self.unit == "fragments":
+            return np.arange(first, first + count)
+        return self._sequences(np.array([first]), count)[0]
+
+    def get_state(self) -> dict[str, Any]:
+        open_episodes = [(*key, *at) for key, at in self._open.items()]
+        return {
+            **super().get_state(),
+            "items": np.array(self._items, dtype=np.int64).reshape(-1, 2),
+            "open": np.array(open_episodes, dtype=np.int64).reshape(-1, 5),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        self._items = [(first, count) for first, count in state["items"].tolist()]
+        self._open = {(episode, agent): tuple(at) for episode, agent, *at in state["open"].tolist()}

@@ -1,0 +1,103 @@
+"""Each observation is kept once, and each frame of stacks of frames."""
+
+import numpy as np
+import pytest
+from experience import Experience
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.data import columns as col
+from rlrun.replay.replay_buffer import ReplayBuffer
+from rlrun.replay.sequence_replay_buffer import ItemReplayBuffer, SequenceReplayBuffer
+
+STORED = 8 + 4 + 1 + 1  # bytes of a transition's action, reward and ends
+FRAME, STACK = 2 * 3 * 4, 4 * 8  # bytes of a frame of 2 x 3 floats, and of the numbers of 4 frames
+
+
+def observations_of(rows):
+    return {moment for row in rows for moment in (row.obs, row.new_obs)}
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_each_observation_is_kept_once(length):
+    experience, buffer = Experience(2), ReplayBuffer(1000)
+    for _ in range(60):
+        buffer.add(experience.batch(length, shared=True))
+    rows = experience.rows["a"]
+    assert buffer.size_bytes == STORED * len(rows) + 4 * len(observations_of(rows))
+
+
+def stacked(experience, batch):
+    """The batch with stacks of the episode's last 4 frames, and the frames of each moment."""
+    frames = {}
+    for row in experience.rows["a"]:
+        if row.t == 0:
+            frames[row.obs] = [row.obs] * 4
+        frames[row.new_obs] = [*frames[row.obs][1:], row.new_obs]
+    for name in (col.OBS, col.NEXT_OBS):
+        batch[name] = images([frames[moment] for moment in batch[name][:, 0].tolist()])
+    return batch, frames
+
+
+def images(frames):
+    """``[n, 4]`` numbers as n stacks of 4 images."""
+    pixels = np.arange(6, dtype=np.float32).reshape(2, 3)
+    return np.array(frames, np.float32)[:, :, None, None] + pixels
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    capacity=st.integers(3, 60),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    kind=st.sampled_from([("transitions", 0), ("sequences", 8), ("fragments", 16)]),
+)
+def test_of_stacks_each_frame_is_kept_once(seed, capacity, lengths, kind):
+    name, further_bytes = kind  # sequences keep `t` too, fragments also the episode
+    make = {
+        "transitions": ReplayBuffer,
+        "sequences": SequenceReplayBuffer,
+        "fragments": lambda capacity: ItemReplayBuffer(capacity, unit="fragments"),
+    }[name]
+    experience, buffer, restored = Experience(seed), make(capacity), make(capacity)
+    for length in lengths:
+        batch, frames = stacked(experience, experience.batch(length))
+        buffer.add(batch)
+        buffer.check_valid()
+        held = experience.rows["a"][-capacity:]
+        stacks = observations_of(held)
+        distinct = {frame for moment in stacks for frame in frames[moment]}
+        size = (STORED + further_bytes) * len(held) + FRAME * len(distinct) + STACK * len(stacks)
+        assert buffer.size_bytes == size
+    restored.set_state(buffer.get_state())
+    assert restored.size_bytes == size
+    for each in (buffer, restored):
+        each.check_valid()
+        rows = each.gather(np.arange(buffer.num_added)[-capacity:])
+        for column, moments in ((col.OBS, "obs"), (col.NEXT_OBS, "new_obs")):
+            expected = images([frames[getattr(row, moments)] for row in held])
+            np.testing.assert_array_equal(rows[column], expected)
+
+
+def test_stacks_of_atari_take_a_quarter_of_their_bytes():
+    frames = np.random.default_rng(0).integers(0, 256, (104, 8, 8), np.uint8)
+    stacks = np.stack([frames[i : i + 101] for i in range(4)], axis=1)  # [101, 4, 8, 8]
+    batch = Experience(0, num_envs=1).batch(100)
+    for name in (col.TERMINATEDS, col.TRUNCATEDS):
+        batch[name] = np.zeros(100, dtype=np.bool_)
+    batch[col.EPS_ID], batch[col.T] = np.zeros(100, dtype=np.int64), np.arange(100)
+    batch.set_shared(col.OBS, stacks, np.arange(100))
+    batch.set_shared(col.NEXT_OBS, stacks, np.arange(1, 101))
+    buffer = ReplayBuffer(200)
+    buffer.add(batch)
+    assert buffer.size_bytes == STORED * 100 + frames.nbytes + STACK * 101
+
+
+def test_images_that_are_no_stacks_are_kept_as_they_are():
+    experience, buffer = Experience(3), ReplayBuffer(50)
+    batch, _ = stacked(experience, experience.batch(9))
+    for name in (col.OBS, col.NEXT_OBS):
+        batch[name] = batch[name][:, ::-1].copy()
+    buffer.add(batch)
+    assert buffer.size_bytes == STORED * 18 + 4 * FRAME * len(observations_of(experience.rows["a"]))
+    np.testing.assert_array_equal(buffer.gather(np.arange(18))[col.OBS], batch[col.OBS])

@@ -1,0 +1,245 @@
+"""Sampling transitions: n-step returns, priorities, a reservoir, a few train batches."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from experience import GAMMA, Experience, assert_equal_batches, assert_returns
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch, concat_samples
+from rlrun.replay.circular_buffer import CircularBuffer
+from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer, SegmentTree
+from rlrun.replay.replay_buffer import ReplayBuffer
+from rlrun.replay.reservoir_buffer import ReservoirBuffer
+
+
+def test_two_fragments_in_one_batch_are_joined():
+    experience = Experience(1, num_envs=3)
+    buffer = ReplayBuffer(100, n_step=3, gamma=GAMMA)
+    buffer.add(concat_samples([experience.batch(4), experience.batch(5)]))
+    buffer.check_valid()
+    assert_returns(buffer.sample(64, experience.rng), experience.rows["a"], 3)
+
+
+def test_the_last_steps_of_an_episode_have_shorter_returns():
+    batch = SampleBatch(
+        {
+            col.OBS: np.arange(3, dtype=np.float32)[:, None],
+            col.NEXT_OBS: np.arange(1, 4, dtype=np.float32)[:, None],
+            col.ACTIONS: np.zeros(3, np.int64),
+            col.REWARDS: np.array([1, 2, 4], np.float32),
+            col.TERMINATEDS: np.zeros(3, np.bool_),
+            col.TRUNCATEDS: np.array([False, False, True]),
+            col.EPS_ID: np.zeros(3, np.int64),
+            col.T: np.arange(3),
+            col.UNROLL_ID: np.zeros(3, np.int64),
+        }
+    )
+    buffer = ReplayBuffer(8, n_step=3, gamma=0.5)
+    buffer.add(batch)
+    sample = buffer.gather(np.arange(3))
+    assert sample[col.REWARDS].tolist() == [1 + 1 + 1, 2 + 2, 4]
+    assert sample[col.DISCOUNTS].tolist() == [0.125, 0.25, 0.5]
+    # Cut short by truncation, the final observation counts; it is no terminal.
+    assert sample[col.NEXT_OBS].ravel().tolist() == [3, 3, 3]
+    assert not sample[col.TERMINATEDS].any()
+    assert sample[col.TRUNCATEDS].all()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("fragments", [0, 2, 30])
+def test_a_restored_buffer_goes_on_the_same(kind, fragments):
+    experience = Experience(4)
+    buffer, restored = (kind(50, n_step=3, gamma=GAMMA) for _ in range(2))
+    for _ in range(fragments):
+        buffer.add(experience.batch(3))
+        if kind is PrioritizedReplayBuffer:
+            ids = buffer.sample(5, experience.rng)[col.ITEM_IDS]
+            buffer.update_priorities(ids, experience.rng.random(5) * 3 + 0.1)
+    restored.set_state(buffer.get_state())
+    restored.check_valid()
+    for _ in range(3):
+        more = experience.batch(2)
+        for each in (buffer, restored):
+            each.add(more)
+            each.check_valid()
+        one, other = (each.sample(32, np.random.default_rng(7)) for each in (buffer, restored))
+        assert_equal_batches(one, other)
+
+
+@pytest.mark.parametrize("buffer", [ReplayBuffer(), PrioritizedReplayBuffer(), ReservoirBuffer()])
+def test_an_empty_buffer_cannot_be_sampled(buffer):
+    with pytest.raises(ValueError, match="empty"):
+        buffer.sample(1, np.random.default_rng(0))
+    with pytest.raises(IndexError, match="empty"):
+        CircularBuffer(2, 1).sample(np.random.default_rng(0))
+
+
+def chi_square(counts, probabilities):
+    expected = counts.sum() * probabilities
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_uniform_sampling_is_uniform():
+    buffer = ReplayBuffer(20)
+    buffer.add(Experience(5, num_envs=1).batch(50))
+    ids = buffer.sample(20_000, np.random.default_rng(1))[col.ITEM_IDS]
+    counts = np.bincount(ids - 30, minlength=20)
+    assert chi_square(counts, np.full(20, 1 / 20)) < 43.8  # 99.9 % of chi-square with 19 degrees
+
+
+def prioritized(alpha):
+    """A full buffer of 16 transitions, and what it was filled from."""
+    experience, buffer = Experience(6, num_envs=1), PrioritizedReplayBuffer(16, alpha=alpha)
+    buffer.add(experience.batch(16))
+    return buffer, experience
+
+
+def test_frequencies_match_the_priorities_and_weights_make_up_for_them():
+    buffer, _ = prioritized(alpha=0.7)
+    priorities = np.random.default_rng(2).random(16) + 0.05
+    buffer.update_priorities(np.arange(16), priorities)
+    batch = buffer.sample(40_000, np.random.default_rng(3), beta=0.5)
+    probabilities = priorities**0.7 / (priorities**0.7).sum()
+    counts = np.bincount(batch[col.ITEM_IDS], minlength=16)
+    assert chi_square(counts, probabilities) < 37.7  # 99.9 % with 15 degrees
+    weights = (16 * probabilities) ** -0.5
+    expected = (weights / weights.max())[batch[col.ITEM_IDS]]
+    np.testing.assert_allclose(batch[col.WEIGHTS], expected, rtol=1e-5)
+
+
+def held_priorities(buffer):
+    """Of the transitions from the oldest to the newest, with an alpha of 1."""
+    return buffer.get_state()["scaled_priorities"].tolist()
+
+
+def test_new_items_get_the_highest_priority_so_far():
+    buffer, experience = prioritized(alpha=1.0)
+    buffer.update_priorities(np.arange(16), np.full(16, 0.5))
+    for priority in (7.0, 0.5):
+        buffer.update_priorities(np.array([3]), np.array([priority]))
+    buffer.add(experience.batch(2))
+    assert held_priorities(buffer) == [0.5] * 14 + [7.0] * 2
+
+
+def test_transitions_that_were_overwritten_meanwhile_are_not_updated():
+    buffer, experience = prioritized(alpha=1.0)
+    sampled = np.array([0, 1, 9])
+    buffer.add(experience.batch(2))  # in the places of 0 and 1
+    buffer.update_priorities(sampled, np.array([9.0, 9.0, 4.0]))
+    assert held_priorities(buffer) == [4.0 if number == 9 else 1.0 for number in range(2, 18)]
+    assert buffer.max_priority == 4.0
+    buffer.check_valid()
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan, np.inf])
+def test_priorities_must_be_positive_and_finite(wrong):
+    buffer, _ = prioritized(alpha=0.6)
+    with pytest.raises(ValueError, match="positive"):
+        buffer.update_priorities(np.array([0, 1]), np.array([1.0, wrong]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), capacity=st.integers(1, 70))
+def test_the_tree_finds_what_a_search_through_the_sums_finds(seed, capacity):
+    rng = np.random.default_rng(seed)
+    tree = SegmentTree(capacity, np.add, 0.0)
+    values = np.zeros(capacity)
+    for _ in range(4):
+        leaves = rng.integers(capacity, size=5)
+        new = rng.random(5) * rng.choice([1e-12, 1.0, 1e9], size=5) * (rng.random(5) < 0.7)
+        tree[leaves] = new
+        values[leaves] = new
+    np.testing.assert_array_equal(tree[np.arange(capacity)], values)
+    assert tree.root == pytest.approx(values.sum())
+    if not values.any():
+        return
+    # The total itself, which rounding may reach, must not lead to an empty leaf either.
+    masses = np.append(rng.random(50), 1.0) * tree.root
+    found = tree.find(masses)
+    assert (found < capacity).all()
+    assert (values[found] > 0).all()
+    if capacity <= 8 and values.max() < 10 * values[values > 0].min():
+        expected = np.searchsorted(np.cumsum(values), masses[:-1], side="right")
+        np.testing.assert_array_equal(found[:-1], expected)
+
+
+def test_a_reservoir_holds_each_transition_with_the_same_probability():
+    counts, experience = np.zeros(60), Experience(8, num_envs=1)
+    fragments = [experience.batch(20) for _ in range(3)]
+    for seed in range(2000):
+        rng = np.random.default_rng(seed)
+        buffer = ReservoirBuffer(10)
+        for fragment in fragments:
+            buffer.add(fragment, rng)
+        counts[buffer.get_state()["item_ids"]] += 1
+    # Places are filled without replacement, so the counts vary less than chi-square allows.
+    assert chi_square(counts, np.full(60, 1 / 60)) < 98.3  # 99.9 % with 59 degrees
+
+
+def test_a_reservoirs_rows_belong_together_and_are_restored():
+    experience, rng = Experience(9), np.random.default_rng(0)
+    buffer, restored = ReservoirBuffer(15), ReservoirBuffer(15)
+    for _ in range(6):
+        buffer.add(experience.batch(4), rng)
+    restored.set_state(buffer.get_state())
+    batch, again = (each.sample(40, np.random.default_rng(1)) for each in (buffer, restored))
+    assert_equal_batches(batch, again)
+    for i, item in enumerate(batch[col.ITEM_IDS].tolist()):
+        row = experience.rows["a"][item]
+        found = [batch[name][i].item() for name in (col.OBS, col.NEXT_OBS, col.REWARDS)]
+        assert found == [row.obs, row.new_obs, np.float32(row.reward)]
+
+
+@given(
+    num_batches=st.integers(1, 4),
+    uses=st.integers(1, 3),
+    actions=st.lists(st.booleans(), max_size=40),
+    seed=st.integers(0, 1000),
+)
+def test_a_circular_buffer_keeps_the_newest_batches_and_counts_uses(
+    num_batches, uses, actions, seed
+):
+    buffer, rng = CircularBuffer(num_batches, uses), np.random.default_rng(seed)
+    kept, added, handed_out = [], 0, Counter()
+    for add in actions:
+        if add:
+            buffer.add(added)
+            kept = [*kept, added][-num_batches:]
+            added += 1
+        elif kept:
+            batch = buffer.sample(rng)
+            assert batch in kept
+            handed_out[batch] += 1
+            if handed_out[batch] == uses:
+                kept.remove(batch)
+        assert len(buffer) == len(kept)
+    assert max(handed_out.values(), default=0) <= uses
+
+
+def test_a_circular_buffer_draws_every_batch_with_the_same_probability():
+    rng, counts = np.random.default_rng(0), Counter()
+    for _ in range(600):
+        buffer = CircularBuffer(3, 2)
+        for batch in "abc":
+            buffer.add(batch)
+        counts[buffer.sample(rng)] += 1
+    assert all(150 < counts[batch] < 250 for batch in "abc")
+
+
+def test_contents_go_from_one_buffer_to_another_with_the_uses_that_are_left():
+    buffer, other = CircularBuffer(3, 2), CircularBuffer(3, 2)
+    for batch in "abcd":
+        buffer.add(batch)
+    for _ in range(2):
+        buffer.sample(np.random.default_rng(1))
+    assert sum(left for _, left in buffer.contents()) == 4
+    other.add("x")
+    other.set_contents(buffer.contents())
+    rng, again = np.random.default_rng(3), np.random.default_rng(3)
+    handed_out = [buffer.sample(rng) for _ in range(4)]
+    assert [other.sample(again) for _ in range(4)] == handed_out
+    assert len(other) == len(buffer) == 0

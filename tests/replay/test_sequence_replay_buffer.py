@@ -1,0 +1,104 @@
+"""Sequences, episodes and fragments in replay, against the transitions added."""
+
+import numpy as np
+import pytest
+from experience import STATE, Experience, assert_equal_batches, followers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.data import columns as col
+from rlrun.replay.sequence_replay_buffer import ItemReplayBuffer, SequenceReplayBuffer
+
+
+def sequences(batch):
+    """The rows of each sequence of a sample."""
+    return np.split(np.arange(len(batch)), np.cumsum(batch[col.SEQ_LENS])[:-1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    capacity=st.integers(3, 60),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    length=st.integers(1, 7),
+)
+def test_a_sequence_stays_in_its_episode_and_begins_with_its_state(seed, capacity, lengths, length):
+    experience = Experience(seed)
+    buffer = SequenceReplayBuffer(capacity, length=length, further_columns=[STATE], alpha=1.0)
+    for size in lengths:
+        buffer.add(experience.batch(size))
+        buffer.check_valid()
+    rows, batch = experience.rows["a"], buffer.sample(20, experience.rng)
+    assert len(batch[STATE]) == len(batch[col.SEQ_LENS]) == 20
+    for k, at in enumerate(sequences(batch)):
+        ids = batch[col.ITEM_IDS][at].tolist()
+        assert ids == followers(rows, ids[0])[:length]
+        assert batch[col.T][at].tolist() == [rows[i].t for i in ids]
+        assert batch[col.OBS][at, 0].tolist() == [rows[i].obs for i in ids]
+        assert batch[col.NEXT_OBS][at, 0].tolist() == [rows[i].new_obs for i in ids]
+        assert batch[STATE][k].tolist() == [-rows[ids[0]].obs]
+        assert len(set(batch[col.WEIGHTS][at].tolist())) == 1
+        assert min(ids) >= len(rows) - capacity
+
+
+def test_sequences_are_drawn_by_the_priority_of_their_first_step():
+    experience = Experience(1)
+    buffer = SequenceReplayBuffer(100, length=4, alpha=1.0)
+    buffer.add(experience.batch(20))
+    buffer.update_priorities(np.arange(40), np.full(40, 1e-6))
+    drawn = buffer.sample(5, experience.rng)
+    buffer.update_sequence_priorities(drawn, np.where(np.arange(5) == 2, 1e6, 1e-6))
+    favourite = drawn[col.ITEM_IDS][sequences(drawn)[2][0]]
+    again = buffer.sample(10, experience.rng)
+    assert {int(again[col.ITEM_IDS][rows[0]]) for rows in sequences(again)} == {int(favourite)}
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    capacity=st.integers(5, 80),
+    lengths=st.lists(st.integers(1, 9), min_size=4, max_size=9),
+)
+def test_an_episode_is_sampled_whole_or_not_at_all(seed, capacity, lengths):
+    experience = Experience(seed)
+    buffer, resumed = (ItemReplayBuffer(capacity, unit="episodes") for _ in range(2))
+    for size in lengths:
+        buffer.add(experience.batch(size))
+    rows = experience.rows["a"]
+    first_steps = [i for i, row in enumerate(rows) if not row.t and i >= len(rows) - capacity]
+    episodes = [followers(rows, first) for first in first_steps]
+    complete = [episode for episode in episodes if rows[episode[-1]].done]
+    assert buffer.num_items == len(complete)
+    if not complete:
+        with pytest.raises(ValueError, match="no episodes yet"):
+            buffer.sample(1, experience.rng)
+        return
+    batch = buffer.sample(30, experience.rng)
+    assert all(batch[col.ITEM_IDS][at].tolist() in complete for at in sequences(batch))
+    assert (batch[col.TERMINATEDS] | batch[col.TRUNCATEDS]).sum() == 30
+    resumed.set_state(buffer.get_state())
+    further = experience.batch(8)
+    for each in (buffer, resumed):
+        each.add(further)
+    assert buffer.num_items == resumed.num_items
+    if buffer.num_items:
+        one, other = (each.sample(9, np.random.default_rng(0)) for each in (buffer, resumed))
+        assert_equal_batches(one, other)
+
+
+def test_fragments_are_the_batches_that_were_added():
+    experience = Experience(2)
+    buffer = ItemReplayBuffer(25, unit="fragments")
+    batches = [experience.batch(size) for size in (3, 5, 4)]  # 6, 10 and 8 transitions
+    for batch in batches:
+        buffer.add(batch)
+    assert buffer.num_items == 3
+    buffer.add(experience.batch(2))  # takes the places of the first
+    assert buffer.num_items == 3
+    batch = buffer.sample(40, experience.rng)
+    assert set(batch[col.SEQ_LENS].tolist()) == {10, 8, 4}
+    for rows in sequences(batch):
+        if len(rows) == 10:
+            np.testing.assert_array_equal(batch[col.OBS][rows], batches[1][col.OBS])
+    with pytest.raises(ValueError, match="neither"):
+        ItemReplayBuffer(unit="steps")
