@@ -34,7 +34,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "load_experiment": "rlrun.config.loader",
     "make_multi_agent": "rlrun.envs.multi_agent_env",
     "multi_gpu_train_one_step": "rlrun.algorithms.on_policy",
-    "MultiAgentBatch": "rlrun.data.multi_agent_batch",
+    "MultiAgentBatch": "rlrun.data.sample_batch",
     "MultiAgentEnv": "rlrun.envs.multi_agent_env",
     "MultiAgentEnvRunner": "rlrun.sampling.multi_agent_env_runner",
     "MultiAgentRLModule": "rlrun.policies.multi_agent_rl_module",

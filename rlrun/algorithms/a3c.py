@@ -36,8 +36,7 @@ from rlrun.config.batch_arithmetic import stream_length, stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
-from rlrun.data.multi_agent_batch import MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import Learner, value_at
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.torch_policy import TorchPolicy

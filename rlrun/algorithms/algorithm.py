@@ -32,8 +32,7 @@ from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch, concat_samples
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import build_learner
 from rlrun.policies.numpy_policy import build_policy

@@ -20,8 +20,7 @@ from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.result import Result
 from rlrun.config.schema import Count, Schedule, Section, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.data.multi_agent_batch import MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import Gradient, Learner, Loss, value_at
 from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.policies.rl_module import RLModule

@@ -16,8 +16,7 @@ from rlrun.algorithms.progress import Progress
 from rlrun.config.policies import PolicySettings, policy_settings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.policies.multi_agent_rl_module import MultiAgentRLModule
 from rlrun.policies.policy import Policy

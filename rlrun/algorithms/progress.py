@@ -18,7 +18,7 @@ from rlrun.algorithms.result import (
     RunnerStatistics,
 )
 from rlrun.config.schema import ExperimentConfig
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.sampling.runner_messages import SampleReply
 
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "trained_steps", "next_fragment")

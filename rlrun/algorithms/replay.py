@@ -27,8 +27,7 @@ from rlrun.config.schema import (
     TrainingConfig,
 )
 from rlrun.data import columns as col
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import value_at
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer

@@ -17,7 +17,7 @@ from rlrun.algorithms.policies import Policies
 from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import EvaluationConfig, ExperimentConfig
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner

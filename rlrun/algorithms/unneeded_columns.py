@@ -29,8 +29,7 @@ import torch
 
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.data import columns as col
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch, concat_samples
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
 from rlrun.data.tracked_batch import TrackedRows, tracked, untracked
 from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import LoadedBatch, Rows

@@ -1,8 +1,7 @@
 """ColumnBatch: named columns with the same N rows, and the flags that say how to read them.
 
 Owns what any batch needs: the columns themselves, counting, appending, copying and sending. What a
-column can be is in `column_data`, columns that share a storage in `shared_column`. Knows nothing
-of trajectories; `sample_batch` builds on it.
+column can be is in `column_data`. Knows nothing of trajectories; `sample_batch` builds on it.
 
 Glossary: N rows; a *row* is one step of one agent; S sequences (`seq_lens`), for recurrent models.
 Learner rows are `[N, ...]`. A time-major batch holds `[T, B, ...]` instead and is for learners that
@@ -19,10 +18,14 @@ import numpy as np
 from rlrun.data import columns as names
 from rlrun.data.column_data import (
     Array,
-    LazyColumn,
+    SharedColumn,
     as_column,
+    compact,
     concat,
+    concat_shared,
+    convert_columns,
     deep_copy,
+    is_tensor,
     leaves,
     map_leaves,
     num_rows,
@@ -30,8 +33,6 @@ from rlrun.data.column_data import (
     read,
     size_bytes,
 )
-from rlrun.data.shared_column import SharedColumn, compact, concat_shared, copy_shared
-from rlrun.data.summary import summary
 
 
 class ColumnBatch:
@@ -129,7 +130,9 @@ class ColumnBatch:
         return iter(self._columns)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.count} rows, {summary(self._columns.items())})"
+        lines = [f"{name!r}: {_described(read(self._columns[name]))}" for name in sorted(self)]
+        summary = "{ " + ",\n    ".join(lines) + " }" if lines else "{}"
+        return f"{type(self).__name__}({self.count} rows, {summary})"
 
     def keys(self) -> KeysView[str]:
         """Names of the columns."""
@@ -177,8 +180,7 @@ class ColumnBatch:
         column = self._columns.get(name)
         if not isinstance(column, SharedColumn):
             return None
-        storage = column.storage
-        return (storage if type(storage) is np.ndarray else read(storage)), column.index
+        return column.storage, column.index
 
     # Counting
 
@@ -210,19 +212,41 @@ class ColumnBatch:
         """A copy with the same flags; deep (no memory in common) unless `shallow`."""
         if shallow:
             return self._like(dict(self._columns))
-        shared = copy_shared(self._shared_columns())
-        return self._like(
-            {
-                name: shared[name] if name in shared else deep_copy(column)
-                for name, column in self._columns.items()
-            }
-        )
+        return self._like(convert_columns(self._columns, deep_copy, deep_copy))
+
+    def to_device(self, device: Any) -> Self:
+        """A batch with torch tensors on `device`; shared storages are moved once, stay shared.
+
+        Dtypes are kept; columns of objects and strings stay numpy. On the CPU writable arrays and
+        their tensors are the same memory. What works on tensors: reading, setting, `take`, and
+        slicing without seq_lens; sequences are cut and batches appended before they are moved.
+        """
+        import torch
+
+        target = torch.device(device)
+
+        def tensor(leaf: Any) -> Any:
+            if is_tensor(leaf):
+                return leaf.to(target)
+            if leaf.dtype.kind not in "biufc":
+                return leaf
+            # Torch would write through to read-only memory, as of Ray's object store.
+            array = np.ascontiguousarray(leaf) if leaf.flags.writeable else leaf.copy()
+            return torch.from_numpy(array).to(target)
+
+        def index_tensor(index: Any) -> Any:  # torch gathers by int64 only, uint8 is a mask
+            return tensor(index if is_tensor(index) else index.astype(np.int64, copy=False))
+
+        def column_tensors(column: Any) -> Any:
+            return map_leaves(tensor, column)
+
+        return self._like(convert_columns(self._columns, column_tensors, index_tensor))
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = {**self._columns, **compact(self._shared_columns())}
         # Only contiguous arrays leave the pickle as buffers of their own (protocol 5).
         contiguous = {
-            name: col if isinstance(col, LazyColumn) else map_leaves(_contiguous, col)
+            name: col if isinstance(col, SharedColumn) else map_leaves(_contiguous, col)
             for name, col in columns.items()
         }
         return _restored, (type(self), contiguous, self._flags())
@@ -291,7 +315,7 @@ class ColumnBatch:
                 continue
             if not concerns(name) or self._is_per_sequence(name):
                 continue
-            lengths = {len(column)} if isinstance(column, LazyColumn) else _leaf_lengths(column)
+            lengths = {len(column)} if isinstance(column, SharedColumn) else _leaf_lengths(column)
             if lengths - {expected}:
                 raise ValueError(
                     f"column {name!r} has {sorted(lengths)} rows where others have {expected}"
@@ -387,3 +411,23 @@ def _contiguous(leaf: Any) -> Any:
 
 def _leaf_lengths(column: Any) -> set[int]:
     return {len(leaf) for leaf in leaves(column)}
+
+
+def _described(column: Any) -> str:
+    if isinstance(column, dict):
+        inner = (f"{key!r}: {_described(child)}" for key, child in column.items())
+        return "{" + ", ".join(inner) + "}"
+    if isinstance(column, tuple):
+        return "(" + ", ".join(_described(child) for child in column) + ")"
+    if is_tensor(column):
+        return f"torch.Tensor({tuple(column.shape)}, dtype={column.dtype}, device={column.device})"
+    return f"np.ndarray({column.shape}, dtype={column.dtype}{_values(column)})"
+
+
+def _values(array: Any) -> str:
+    if not array.size:
+        return ""
+    if array.dtype.kind not in "biuf":
+        return f", head={array[0]}"
+    numbers = {"min": array.min(), "max": array.max(), "mean": np.mean(array, dtype=np.float64)}
+    return "".join(f", {name}={round(float(value), 3)}" for name, value in numbers.items())

@@ -3,52 +3,66 @@
 A column is one of
 - an array, first dimension = rows (numpy; torch tensors after `SampleBatch.to_device`),
 - a nest: a dict (str keys) or tuple of columns, as Dict and Tuple spaces give them,
-- a `LazyColumn`: something that turns into one of the above when it is read.
+- a `SharedColumn`: rows of a storage that other columns use too.
 
-Owns conversion, row selection, concatenation and copying of one column. Knows nothing of batches
-and of column names.
+`obs` and `new_obs` of a trajectory overlap in all but one row. Both are kept as an index into one
+storage [M, ...] that holds each observation once; a column's rows [N, ...] are gathered when they
+are read. Selecting, shuffling, appending and sending rows works on the index and never touches the
+observations.
+
+Owns conversion, row selection, concatenation and copying of columns. Knows nothing of batches and
+of column names.
 """
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Number
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Selection = slice | Array
-"""Which rows: a slice (views) or an int array [n] (copies)."""
 
 
-class LazyColumn(ABC):
-    """A column that is stored in another form than it is read in."""
+@dataclass(slots=True, eq=False)
+class SharedColumn:
+    """Rows `index` of `storage` [M, ...]; the gathered rows are cached and read-only.
 
-    __slots__ = ()
+    An index int [N] makes a column [N, ...], one of int [N, n] a column [N, n, ...].
 
-    @abstractmethod
+    The storage must not be written to while a batch refers to it. Identity counts: columns share
+    when they refer to the same storage *object*.
+    """
+
+    storage: Any
+    index: Any
+    _rows: Any = None
+
     def __len__(self) -> int:
-        """Number of rows."""
+        return len(self.index)
 
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of what is stored, without what other columns store too."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the cached rows; pickle's memo keeps a storage that two columns share one object.
+        return SharedColumn, (self.storage, self.index)
 
-    @abstractmethod
     def rows(self) -> Any:
-        """The rows as a plain column."""
+        """The rows [N, ...], read-only: a write would not reach the storage, nor other columns."""
+        if self._rows is None:
+            rows = self.storage[self.index]
+            if isinstance(rows, np.ndarray):
+                rows.flags.writeable = False
+            self._rows = rows
+        return self._rows
 
-    @abstractmethod
-    def pick(self, selection: Selection) -> Any:
-        """The selected rows, as any kind of column."""
-
-    @abstractmethod
-    def copied(self) -> LazyColumn:
-        """A copy that shares no memory with this column."""
+    def pick(self, selection: slice | Array) -> SharedColumn:
+        """The selected rows, still shared."""
+        rows = None
+        if self._rows is not None and isinstance(selection, slice):
+            rows = self._rows[selection]
+        return SharedColumn(self.storage, self.index[selection], rows)
 
 
 def as_column(value: Any) -> Any:
@@ -60,7 +74,7 @@ def as_column(value: Any) -> Any:
     """
     if isinstance(value, np.ndarray) or is_tensor(value):
         return value if value.ndim else value.reshape(1)
-    if isinstance(value, LazyColumn):
+    if isinstance(value, SharedColumn):
         return value
     if isinstance(value, dict):
         return {key: as_column(child) for key, child in value.items()}
@@ -113,7 +127,7 @@ def read(column: Any) -> Any:
     """The column in its plain form."""
     if type(column) is np.ndarray:  # first and by type: nearly all are, and an ABC checks slowly
         return column
-    return column.rows() if isinstance(column, LazyColumn) else column
+    return column.rows() if isinstance(column, SharedColumn) else column
 
 
 def num_rows(column: Any) -> int:
@@ -127,7 +141,7 @@ def pick(column: Any, selection: Any) -> Any:
     """The selected rows: views for a slice, copies for an index array."""
     if type(column) is np.ndarray:
         return column[selection]
-    if isinstance(column, LazyColumn):
+    if isinstance(column, SharedColumn):
         return column.pick(selection)
     return map_leaves(lambda leaf: leaf[selection], column)
 
@@ -160,9 +174,7 @@ def stack_rows(rows: Sequence[Any]) -> Any:
 
 
 def deep_copy(column: Any) -> Any:
-    """A copy that shares no memory; the objects of object arrays are deep-copied too."""
-    if isinstance(column, LazyColumn):
-        return column.copied()
+    """A copy of a plain column that shares no memory, nor objects of object arrays."""
     return map_leaves(_copy_leaf, column)
 
 
@@ -173,15 +185,97 @@ def _copy_leaf(leaf: Any) -> Any:
 
 
 def size_bytes(column: Any) -> int:
-    """Bytes of a column's arrays.
+    """Bytes of a column's arrays, of a shared column those of its index.
 
     Packed rows (bytes objects) count in full, other objects only with their reference.
     """
-    if isinstance(column, LazyColumn):
-        return column.nbytes
+    if isinstance(column, SharedColumn):
+        return int(column.index.nbytes)
     total = 0
     for leaf in leaves(column):
         total += int(leaf.nbytes)
         if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
             total += sum(len(item) for item in leaf.flat if isinstance(item, bytes))
     return total
+
+
+# Columns that share storages
+
+
+def concat_shared(
+    parts: Mapping[str, Sequence[SharedColumn]],
+) -> dict[str, SharedColumn]:
+    """Appends shared columns, each distinct storage once.
+
+    `parts` holds, per column name, the pieces in order. All storages of one dtype and row shape go
+    into one new storage, whichever columns they served; pieces of one storage go on using it as it
+    is. Columns whose storages differ in dtype or row shape cannot share and are left out of the
+    answer.
+    """
+    grouped: dict[Any, dict[str, Sequence[SharedColumn]]] = {}
+    for name, pieces in parts.items():
+        kinds = {_kind(piece.storage) for piece in pieces}
+        if len(kinds) == 1:
+            grouped.setdefault(kinds.pop(), {})[name] = pieces
+    joined: dict[str, SharedColumn] = {}
+    for columns in grouped.values():
+        storages: dict[int, Array] = {}
+        for pieces in columns.values():
+            for piece in pieces:
+                storages.setdefault(id(piece.storage), piece.storage)
+        arrays = list(storages.values())
+        storage = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        starts = np.cumsum([0, *map(len, arrays)])
+        offsets = dict(zip(storages, starts.tolist(), strict=False))
+        for name, pieces in columns.items():
+            index = np.concatenate([piece.index + offsets[id(piece.storage)] for piece in pieces])
+            joined[name] = SharedColumn(storage, index)
+    return joined
+
+
+def _kind(storage: Any) -> tuple[Any, ...]:
+    return storage.dtype, storage.shape[1:]
+
+
+def convert_columns(
+    columns: Mapping[str, Any],
+    convert: Callable[[Any], Any],
+    convert_index: Callable[[Any], Any] = lambda index: index,
+) -> dict[str, Any]:
+    """The columns converted, a storage that several of them share once: they go on sharing it."""
+    storages: dict[int, Any] = {}
+    converted: dict[str, Any] = {}
+    for name, column in columns.items():
+        if not isinstance(column, SharedColumn):
+            converted[name] = convert(column)
+            continue
+        key = id(column.storage)
+        if key not in storages:
+            storages[key] = convert(column.storage)
+        converted[name] = SharedColumn(storages[key], convert_index(column.index))
+    return converted
+
+
+def compact(columns: Mapping[str, SharedColumn]) -> dict[str, SharedColumn]:
+    """The same columns without the storage rows that none of them uses.
+
+    Storages at least half of which is in use stay as they are: a slice must not drag the whole
+    fragment through the object store, but a whole fragment must not be copied either.
+    """
+    users: dict[int, list[str]] = {}
+    for name, column in columns.items():
+        users.setdefault(id(column.storage), []).append(name)
+    result = dict(columns)
+    for names in users.values():
+        storage = columns[names[0]].storage
+        lengths = [columns[name].index.size for name in names]
+        if not isinstance(storage, np.ndarray) or 2 * sum(lengths) >= len(storage):
+            continue
+        used, places = np.unique(
+            np.concatenate([columns[name].index.ravel() for name in names]), return_inverse=True
+        )
+        smaller = storage[used]
+        pieces = np.split(places, np.cumsum(lengths)[:-1])
+        for name, index in zip(names, pieces, strict=True):
+            result[name] = SharedColumn(smaller, index.reshape(columns[name].index.shape))
+    return result

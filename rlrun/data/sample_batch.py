@@ -1,7 +1,7 @@
-"""SampleBatch: fragments of trajectories as columns, the form all data travels in.
+"""SampleBatch and MultiAgentBatch: fragments of trajectories as columns, as all data travels.
 
 Owns what is said about rows as steps of trajectories: slicing, episodes, sequences and their
-padding, the input of a single step, appending what several runners sampled. The columns as such are
+padding, the input of a single step, several policies' batches, appending. The columns as such are
 in `column_batch`. Knows numpy alone: neither environments nor policies.
 """
 
@@ -15,9 +15,8 @@ import numpy as np
 
 from rlrun.data import columns as names
 from rlrun.data.column_batch import ColumnBatch, append
-from rlrun.data.column_data import Array, num_rows, pick
-from rlrun.data.compression import Compressor
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
+from rlrun.data.column_data import Array, convert_columns, num_rows, pick
+from rlrun.data.compression import pack_column, unpack_column
 from rlrun.data.sequences import (
     change_points,
     padded_column,
@@ -27,7 +26,10 @@ from rlrun.data.sequences import (
     slice_bounds,
     trimmed_seq_lens,
 )
-from rlrun.data.single_step import View, single_step_columns
+from rlrun.data.view_requirement import ViewRequirement, single_step_columns
+
+DEFAULT_POLICY_ID = "default_policy"
+"""The policy of everything that does not name one."""
 
 # Inside the class, `slice` in a signature would be the method of that name.
 RowRange = slice
@@ -249,33 +251,18 @@ class SampleBatch(ColumnBatch):
         """A MultiAgentBatch in which this is the batch of `policy_id`."""
         return MultiAgentBatch({policy_id: self}, self.count)
 
-    def to_device(self, device: Any) -> SampleBatch:
-        """A batch with torch tensors on `device`; shared storages are moved once, stay shared.
+    def compress(self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)) -> SampleBatch:
+        """Packs columns in place with LZ4, each row for itself: they read as arrays of bytes.
 
-        Dtypes are kept; columns of objects and strings stay numpy. On the CPU writable arrays and
-        their tensors are the same memory. What works on tensors: reading, setting, `take`, and
-        slicing without seq_lens; sequences are cut and batches appended before they are moved.
+        Of a shared storage every row is packed once.
         """
-        from rlrun.data.device import DeviceTransfer
-
-        transfer = DeviceTransfer(device)
-        return self._like({name: transfer.column(col) for name, col in self._columns.items()})
-
-    def compress(
-        self, bulk: bool = False, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)
-    ) -> SampleBatch:
-        """Packs columns in place with LZ4: each row for itself, or with `bulk` the whole column.
-
-        A row-wise packed column reads as an array of bytes objects, a bulk-packed one is unpacked
-        whenever it is read. Of a shared storage every row is packed once.
-        """
-        return self._recode(columns, lambda coder, column: coder.packed(column, bulk=bulk))
+        return self._converted(columns, pack_column)
 
     def decompress_if_needed(
         self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)
     ) -> SampleBatch:
         """Unpacks those of the columns that are packed, in place."""
-        return self._recode(columns, lambda coder, column: coder.unpacked(column))
+        return self._converted(columns, unpack_column)
 
     # What the rows say
 
@@ -290,7 +277,7 @@ class SampleBatch(ColumnBatch):
         return bool(self._ends()[-1:].any())
 
     def get_single_step_input_dict(
-        self, view_requirements: Mapping[str, View], index: int | str = "last"
+        self, view_requirements: Mapping[str, ViewRequirement], index: int | str = "last"
     ) -> SampleBatch:
         """The model's input for one step: that of row `index`, or of the step after the last row.
 
@@ -354,14 +341,149 @@ class SampleBatch(ColumnBatch):
             return ends[real_rows(seq_lens, self._padded_length())]
         return ends
 
-    def _recode(
-        self, columns: Iterable[str], recode: Callable[[Compressor, Any], Any]
-    ) -> SampleBatch:
-        coder = Compressor()
-        for name in columns:
-            if name in self._columns:
-                self._columns[name] = recode(coder, self._columns[name])
+    def _converted(self, columns: Iterable[str], convert: Callable[[Any], Any]) -> SampleBatch:
+        given = {name: self._columns[name] for name in columns if name in self._columns}
+        self._columns |= convert_columns(given, convert)
         return self
+
+
+class MultiAgentBatch:
+    """Batches of several policies from the same env steps.
+
+    | attribute | meaning |
+    |---|---|
+    | policy_batches | policy id -> SampleBatch |
+    | count | env steps: calls of an env's `step`, however many agents acted in each |
+    """
+
+    __slots__ = ("count", "policy_batches")
+
+    def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int):
+        self.policy_batches = dict(policy_batches)
+        self.count = int(env_steps)
+
+    @staticmethod
+    def wrap_as_needed(
+        policy_batches: Mapping[str, SampleBatch], env_steps: int
+    ) -> SampleBatch | MultiAgentBatch:
+        """The plain batch if the default policy is the only one, else a MultiAgentBatch."""
+        if policy_batches.keys() == {DEFAULT_POLICY_ID}:
+            return policy_batches[DEFAULT_POLICY_ID]
+        return MultiAgentBatch(policy_batches, env_steps)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, policy_id: str) -> SampleBatch:
+        """The SampleBatch of a policy."""
+        return self.policy_batches[policy_id]
+
+    def __contains__(self, policy_id: object) -> bool:
+        return policy_id in self.policy_batches
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.policy_batches)
+
+    def __repr__(self) -> str:
+        return f"MultiAgentBatch({self.policy_batches!r}, env_steps={self.count})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MultiAgentBatch, (self.policy_batches, self.count)
+
+    def env_steps(self) -> int:
+        """Env steps: `count`."""
+        return self.count
+
+    def agent_steps(self) -> int:
+        """Rows of all policies together."""
+        return sum(batch.agent_steps() for batch in self.policy_batches.values())
+
+    def timeslices(self, k: int) -> list[MultiAgentBatch]:
+        """Slices of `k` env steps (the last may be shorter), the same steps for every policy.
+
+        An env step is one (eps_id, t); slices go through them in sorted order. A policy without
+        rows in a slice is not in it. Raises ValueError for k < 1 and for batches with seq_lens,
+        whose rows cannot be reordered.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}")
+        batches = {pid: batch for pid, batch in self.policy_batches.items() if len(batch)}
+        if not batches:
+            return []
+        steps = step_ranks(batches.values())
+        slices: list[MultiAgentBatch] = []
+        splits = np.cumsum([len(batch) for batch in batches.values()])[:-1]
+        by_policy = dict(zip(batches, np.split(steps, splits), strict=True))
+        num_steps = int(steps.max()) + 1
+        for start in range(0, num_steps, k):
+            stop = min(start + k, num_steps)
+            parts = {}
+            for policy_id, ranks in by_policy.items():
+                rows = np.flatnonzero((ranks >= start) & (ranks < stop))
+                if len(rows):
+                    rows = rows[np.argsort(ranks[rows], kind="stable")]
+                    parts[policy_id] = batches[policy_id].take(rows)
+            slices.append(MultiAgentBatch(parts, stop - start))
+        return slices
+
+    def as_multi_agent(self) -> MultiAgentBatch:
+        """Itself."""
+        return self
+
+    def copy(self, shallow: bool = False) -> MultiAgentBatch:
+        """A copy of every policy's batch, deep unless `shallow`."""
+        copies = {pid: batch.copy(shallow) for pid, batch in self.policy_batches.items()}
+        return MultiAgentBatch(copies, self.count)
+
+    def size_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(batch.size_bytes() for batch in self.policy_batches.values())
+
+    def compress(self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)) -> MultiAgentBatch:
+        """Compresses columns of every policy's batch in place and returns itself."""
+        for batch in self.policy_batches.values():
+            batch.compress(columns)
+        return self
+
+    def decompress_if_needed(
+        self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)
+    ) -> MultiAgentBatch:
+        """Undoes `compress` in place where it was done and returns itself."""
+        for batch in self.policy_batches.values():
+            batch.decompress_if_needed(columns)
+        return self
+
+    def set_training(self, training: bool = True) -> MultiAgentBatch:
+        """Marks every policy's batch as (not) being trained on and returns itself."""
+        for batch in self.policy_batches.values():
+            batch.set_training(training)
+        return self
+
+    def to_device(self, device: Any) -> MultiAgentBatch:
+        """The batches with torch tensors on `device` for columns."""
+        moved = {pid: batch.to_device(device) for pid, batch in self.policy_batches.items()}
+        return MultiAgentBatch(moved, self.count)
+
+    def check_valid(self) -> None:
+        """Raises ValueError if a policy's batch is invalid or the steps cannot be counted so."""
+        for policy_id, batch in self.policy_batches.items():
+            try:
+                batch.check_valid()
+            except ValueError as error:
+                raise ValueError(f"policy {policy_id!r}: {error}") from None
+        if self.count < 0:
+            raise ValueError(f"env_steps is {self.count}")
+
+
+def step_ranks(batches: Iterable[SampleBatch]) -> Array:
+    """For the rows of all batches, one after the other, the rank of their (eps_id, t)."""
+    present = list(batches)
+    episodes = np.concatenate([batch.column(names.EPS_ID) for batch in present])
+    times = np.concatenate([batch.column(names.T) for batch in present]).astype(np.int64)
+    _, episode_ranks = np.unique(episodes, return_inverse=True)
+    times -= times.min()
+    _, ranks = np.unique(episode_ranks * (times.max() + 1) + times, return_inverse=True)
+    return ranks
 
 
 @overload

@@ -1,6 +1,7 @@
 """ViewRequirement: which part of a trajectory a model sees under which name.
 
-Owns what can be said about one view. What the rows of a view are is in `trajectory_views`. Time is
+Owns what can be said about one view, and the input of a single step. What the rows of views are in
+whole fragments is in `trajectory_views`. Time is
 counted in steps of an episode, from 0: the first observation, action and reward are all step 0.
 """
 
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from rlrun.data import columns as names
+from rlrun.data.column_batch import ColumnBatch
+from rlrun.data.column_data import Array, map_leaves, pick
 from rlrun.data.space_codec import space_from_dict, space_to_dict
 
 
@@ -129,3 +132,75 @@ def _frozen(shift: Any) -> int | str | tuple[int, ...]:
     if isinstance(shift, str):
         return shift
     return int(shift) if isinstance(shift, int | np.integer) else tuple(steps)
+
+
+# For the step after the batch there is no row of these yet: it follows from another column.
+_PREVIOUS = {names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
+
+
+def single_step_columns(
+    batch: ColumnBatch, views: Mapping[str, ViewRequirement], index: int | str
+) -> dict[str, Any]:
+    """Columns of one row for the step `index`, or for the step after the batch ("last").
+
+    Time is relative to the batch: row i was step i, and the step after the last row saw
+    `new_obs[-1]`. What lies before the batch is filled: observations with the first one, everything
+    else with zeros.
+
+    A list or range of shifts adds a time axis: [1, num_shifts, ...]. Raises KeyError for a column
+    that the batch lacks, ValueError for an empty batch and IndexError outside of it.
+    """
+    count = len(batch)
+    if not count:
+        raise ValueError("an empty batch has no step to take the input of")
+    if isinstance(index, str) and index != "last":
+        raise ValueError(f'index must be a row or "last", not {index!r}')
+    if not isinstance(index, str) and not -count <= index < count:
+        raise IndexError(f"row {index} of a batch of {count} rows")
+    step = count if isinstance(index, str) else index % count
+    columns = {}
+    for name, view in views.items():
+        source = view.data_col or name
+        if not _acted_on(view, source):
+            continue
+        if step < count and source != name and name in batch:
+            # The batch holds the view itself, computed when more of the past was known.
+            columns[name] = pick(batch.column(name), slice(step, step + 1))
+            continue
+        steps = step + np.array(view.steps)
+        if step == count and _PREVIOUS.get(source) in batch:
+            source, steps = _PREVIOUS[source], steps - 1
+        columns[name] = _rows_at(batch, source, steps, count, time_axis=view.time_axis)
+    return columns
+
+
+def _acted_on(view: ViewRequirement, source: str) -> bool:
+    if view.used_for_compute_actions is not None:
+        return view.used_for_compute_actions
+    return max(view.steps) <= (0 if source == names.OBS else -1)
+
+
+def _rows_at(batch: ColumnBatch, source: str, steps: Array, count: int, *, time_axis: bool) -> Any:
+    """The column at `steps`; beyond the last row an observation is known, else that row stands."""
+    column = batch.column(source)
+    last = count - 1
+    if source == names.OBS and steps.max() >= count:
+        column, last = _appended(column, batch.column(names.NEXT_OBS)), count
+    rows = np.clip(steps, 0, last)
+
+    def gather(leaf: Array) -> Array:
+        values: Array = leaf[rows]
+        if source not in (names.OBS, names.INFOS):
+            values[steps < 0] = np.zeros((), dtype=leaf.dtype)
+        return values[None] if time_axis else values
+
+    return map_leaves(gather, column)
+
+
+def _appended(column: Any, following: Any) -> Any:
+    """The observations of a trajectory: of every step, then the one it led to."""
+    if isinstance(column, dict):
+        return {key: _appended(child, following[key]) for key, child in column.items()}
+    if isinstance(column, tuple):
+        return tuple(_appended(*pair) for pair in zip(column, following, strict=True))
+    return np.concatenate([column, following[-1:]])

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.data.multi_agent_batch import MultiAgentBatch, step_ranks
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch, step_ranks
 from rlrun.replay.replay_buffer import Array, ReplayBuffer
 
 _NEVER = np.iinfo(np.int64).max

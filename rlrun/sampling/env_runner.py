@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 from rlrun.envs.env import EnvContext
 from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 from rlrun.envs.errors import EnvError

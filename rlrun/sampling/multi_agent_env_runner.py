@@ -13,8 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from rlrun.config.policies import PolicySettings
-from rlrun.data.multi_agent_batch import MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.envs.env import EnvContext
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import SubEnvs, make_multi_agent_env

@@ -5,8 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from rlrun.data.multi_agent_batch import MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 
 ROWS = 64
 
@@ -99,8 +98,7 @@ def test_ray_object_store_hands_out_the_same_memory_read_only():
         ray.shutdown()
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_compression_is_undone_exactly(bulk):
+def test_compression_is_undone_exactly():
     def nested():
         return SampleBatch(
             {
@@ -111,11 +109,11 @@ def test_compression_is_undone_exactly(bulk):
         )
 
     batch = nested()
-    packed = batch.compress(bulk, columns=("obs", "new_obs", "infos", "absent"))
-    packed.compress(bulk)
+    packed = batch.compress(columns=("obs", "new_obs", "infos", "absent"))
+    packed.compress()
     assert packed is batch
     assert packed.count == ROWS
-    assert bulk or isinstance(packed["obs"][0], bytes)
+    assert isinstance(packed["obs"][0], bytes)
     assert packed.size_bytes() < 40_000
     received, _, _ = sent(packed[2:9])
     for result, rows in ((received, slice(2, 9)), (packed, slice(None))):
@@ -130,12 +128,11 @@ def test_compression_is_undone_exactly(bulk):
         result.check_valid()
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_compressed_columns_stay_shared(bulk):
-    batch = fragment().compress(bulk)
-    assert batch.size_bytes() < fragment().compress(bulk, ["obs"]).size_bytes()
+def test_compressed_columns_stay_shared():
+    batch = fragment().compress()
+    assert batch.size_bytes() < fragment().compress(["obs"]).size_bytes()
     batch.shuffle(np.random.default_rng(0))
-    whole = batch.concat(fragment().compress(bulk)).decompress_if_needed()
+    whole = batch.concat(fragment().compress()).decompress_if_needed()
     whole.check_valid()
     assert whole.shared("obs")[0] is whole.shared("new_obs")[0]
     rows = whole["rewards"].astype(int)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from rlrun.data.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 
 
 def rows(eps_id, t, **more):

@@ -7,8 +7,7 @@ import pytest
 
 import rlrun
 from rlrun.data import columns
-from rlrun.data.multi_agent_batch import MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch, concat_samples
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 
 
 def steps(n, first=0):

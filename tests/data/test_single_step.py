@@ -1,19 +1,14 @@
 """get_single_step_input_dict: the model's input for one step of a trajectory."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.view_requirement import ViewRequirement
 
 
-@dataclass
-class Wanted:
-    data_col: str | None = None
-    shift: int | str | list[int] = 0
-    used_for_compute_actions: bool = True
-    space: object = None
+def seen(data_col=None, shift=0):
+    return ViewRequirement(data_col, shift=shift, used_for_compute_actions=True)
 
 
 def trajectory(**more):
@@ -30,13 +25,13 @@ def trajectory(**more):
 
 
 VIEWS = {
-    "obs": Wanted(),
-    "prev_actions": Wanted("actions", -1),
-    "prev_rewards": Wanted("rewards", -1),
-    "state_in_0": Wanted("state_out_0", -1),
-    "stack": Wanted("obs", "-2:0"),
-    "past_actions": Wanted("actions", [-1, -3]),
-    "advantages": Wanted("rewards", 1, used_for_compute_actions=False),
+    "obs": seen(),
+    "prev_actions": seen("actions", -1),
+    "prev_rewards": seen("rewards", -1),
+    "state_in_0": seen("state_out_0", -1),
+    "stack": seen("obs", "-2:0"),
+    "past_actions": seen("actions", [-1, -3]),
+    "advantages": ViewRequirement("rewards", shift=1, used_for_compute_actions=False),
 }
 
 
@@ -76,10 +71,10 @@ def test_a_row_sees_what_was_known_then(index, obs, previous, state, stack, past
 
 def test_a_view_that_the_batch_holds_is_used_for_its_rows():
     batch = trajectory(prev_actions=np.array([5, 10, 20]))
-    views = {"prev_actions": Wanted("actions", -1)}
+    views = {"prev_actions": seen("actions", -1)}
     assert as_lists(batch.get_single_step_input_dict(views, 0))["prev_actions"] == [5]
     assert as_lists(batch.get_single_step_input_dict(views))["prev_actions"] == [30]
-    own = {"prev_actions": Wanted(), "t": Wanted("prev_actions", [-1, 0])}
+    own = {"prev_actions": seen(), "t": seen("prev_actions", [-1, 0])}
     assert as_lists(batch.get_single_step_input_dict(own))["prev_actions"] == [30]
     assert as_lists(batch.get_single_step_input_dict(own))["t"] == [[20, 30]]
 
@@ -91,14 +86,14 @@ def test_nested_observations():
             "new_obs": {"a": np.array([2, 5]), "b": (np.array([[4], [6]]),)},
         }
     )
-    row = batch.get_single_step_input_dict({"obs": Wanted(shift=[-1, 0])})
+    row = batch.get_single_step_input_dict({"obs": seen(shift=[-1, 0])})
     assert row["obs"]["a"].tolist() == [[2, 5]]
     assert row["obs"]["b"][0].tolist() == [[[4], [6]]]
 
 
 def test_what_cannot_be_answered():
     with pytest.raises(KeyError, match="vf_preds"):
-        trajectory().get_single_step_input_dict({"vf_preds": Wanted()})
+        trajectory().get_single_step_input_dict({"vf_preds": seen()})
     with pytest.raises(ValueError, match="empty batch"):
         SampleBatch().get_single_step_input_dict(VIEWS)
     with pytest.raises(IndexError, match="row 3"):

@@ -32,7 +32,7 @@ PLACES = {
 # Where a library may also be imported inside a function, by a user who asked for it.
 LAZY_PLACES = {
     "torch": [
-        "data/device.py",
+        "data/column_batch.py",
         "experiment/report/tensorboard.py",
     ],
     # EnvRunner.as_remote, and Tune's walk over grids

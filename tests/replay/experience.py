@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlrun.data import columns as col
-from rlrun.data.multi_agent_batch import MultiAgentBatch
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 
 GAMMA = 0.9
 STATE = "state_in_0"

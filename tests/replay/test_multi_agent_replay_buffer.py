@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.data import columns as col
-from rlrun.data.multi_agent_batch import MultiAgentBatch
+from rlrun.data.sample_batch import MultiAgentBatch
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
 from rlrun.replay.replay_buffer import ReplayBuffer
