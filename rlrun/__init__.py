@@ -37,7 +37,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "MultiAgentBatch": "rlrun.data.sample_batch",
     "MultiAgentEnv": "rlrun.envs.multi_agent_env",
     "MultiAgentEnvRunner": "rlrun.sampling.multi_agent_env_runner",
-    "MultiAgentRLModule": "rlrun.policies.multi_agent_rl_module",
+    "MultiAgentRLModule": "rlrun.policies.rl_module",
     "MultiAgentReplayBuffer": "rlrun.replay.multi_agent_replay_buffer",
     "PG": "rlrun.algorithms.pg",
     "PGConfig": "rlrun.algorithms.pg",

@@ -153,7 +153,7 @@ def update_parts() -> Parts:
     from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
     from rlrun.data.sample_batch import SampleBatch
     from rlrun.learning.learner import Learner
-    from rlrun.policies.rl_module import build_module
+    from rlrun.policies.catalog import build_module
 
     columns = random_batch()
     names = tuple(name for name in columns if name not in ("obs", "new_obs"))

@@ -35,9 +35,9 @@ from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import build_learner
+from rlrun.policies.catalog import ModuleFactory, build_module, seeded_module
 from rlrun.policies.numpy_policy import build_policy
-from rlrun.policies.rl_module import ModuleFactory, RLModule, build_module
-from rlrun.policies.seeded_module import seeded_module
+from rlrun.policies.rl_module import RLModule
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
 from rlrun.sampling.seeding import learner_rng, policy_key, weights_seed
 

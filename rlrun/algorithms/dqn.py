@@ -54,10 +54,11 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import value_at
 from rlrun.learning.value_rescaling import bellman_goals
+from rlrun.policies.catalog import ModuleFactory
+from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import QNetwork, build_q_network
-from rlrun.policies.q_options import QOptions
 from rlrun.policies.q_policy import build_q_policy
-from rlrun.policies.rl_module import ModuleFactory, RLModule
+from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory

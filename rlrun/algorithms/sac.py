@@ -47,10 +47,11 @@ from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, value_at
-from rlrun.policies.rl_module import ModuleFactory, RLModule
+from rlrun.policies.catalog import ModuleFactory
+from rlrun.policies.distributions import squashed_sample
+from rlrun.policies.rl_module import RLModule
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
-from rlrun.policies.squashed_gaussian import squashed_sample
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.sampling.runner_messages import PolicyFactory
 

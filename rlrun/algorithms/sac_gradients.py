@@ -11,9 +11,9 @@ from torch import Tensor
 
 from rlrun.algorithms.soft_values import NOISE, critic_statistics, soft_goals
 from rlrun.data import columns as col
+from rlrun.policies.distributions import squashed_sample_vjp
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.soft_actor_critic import SACPolicyNetwork, TwinQNetwork
-from rlrun.policies.squashed_gaussian import squashed_sample_vjp
 
 
 @torch.no_grad()

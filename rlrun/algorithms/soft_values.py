@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rlrun.data import columns as col
+from rlrun.policies.distributions import squashed_sample
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.soft_actor_critic import Q_VALUES
-from rlrun.policies.squashed_gaussian import squashed_sample
 
 NOISE, NEXT_NOISE = "noise", "new_noise"
 """Rows ``[M, A]`` from which the actions in ``obs`` and in ``new_obs`` are made."""

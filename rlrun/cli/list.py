@@ -64,12 +64,12 @@ def _envs() -> Iterable[tuple[str, str]]:
 
 def _models() -> Iterable[tuple[str, str]]:
     from rlrun.config.registry import MODELS, import_object
-    from rlrun.policies.rl_module import MEMORIES
+    from rlrun.policies.catalog import MEMORIES
 
     for name, path in MODELS.items():
         yield name, _first_line(import_object(path).__doc__)
-    for switch, path in MEMORIES.items():
-        yield f"model.{switch}: true", _first_line(import_object(path).__doc__)
+    for switch, module in MEMORIES.items():
+        yield f"model.{switch}: true", _first_line(module.__doc__)
 
 
 def _configs() -> Iterable[tuple[str, str]]:

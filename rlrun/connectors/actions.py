@@ -2,7 +2,7 @@
 
 Owns stretching to the bounds, clipping, and the shape that a batched action space wants. The batch
 keeps the policy's own action: what leaves here goes to the environments only. Must not know of
-environments, networks or torch. n rows; see `policies.action_layout` for the policy's arrays.
+environments, networks or torch. n rows; see `policies.action_sampling` for the policy's arrays.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.connectors.connector import Connector
-from rlrun.policies.action_layout import ActionLeaf, action_layout
+from rlrun.policies.action_sampling import ActionLeaf, action_layout
 
 Array = NDArray[Any]
 
@@ -38,7 +38,7 @@ class ActionPipeline(Connector):
         self._space = action_space
         self._leaves = [_LeafActions(leaf, normalize, clip) for leaf in layout.leaves]
         self._nested = layout.nested
-        self.identity = layout.scalar and action_space.start == 0  # type: ignore[attr-defined]
+        self.identity = layout.kind == "categorical" and action_space.start == 0  # type: ignore[attr-defined]
 
     def __call__(self, actions: Array) -> Any:
         """N actions of the policy -> n actions of the action space, batched as gymnasium does.

@@ -1,26 +1,29 @@
-"""Sampling actions in numpy, for every policy, whatever computed its distribution inputs.
+"""Action spaces as policies see them: their layout in arrays, and sampling in numpy.
 
-Acting draws all its random numbers per fragment from the seed tree (`draw`), so a step only adds
-noise to the inputs: Gumbel noise and an argmax for a categorical action (Gumbel 1954; Maddison et
-al. 2014), logistic noise and a threshold for a binary one, scaled normal noise for a real one.
+Owns the one enumeration of an action space's leaves, from which the samplers here, the torch
+distributions and the action connectors are made. Acting draws all its random numbers per fragment
+from the seed tree (`draw`), so a step only adds noise to the inputs: Gumbel noise and an argmax for
+a categorical action (Gumbel 1954; Maddison et al. 2014), logistic noise and a threshold for a
+binary one, scaled normal noise for a real one. Must not know of torch, networks or environments.
 
     N  rows                       A  action dimensions
     P  distribution inputs        K  noise numbers per row
 
-    space           inputs [N, P]               actions [N, ...]
-    Discrete        n logits                    int64 [N]
-    MultiDiscrete   sum(nvec) logits            int64 [N, k]
-    MultiBinary     n logits                    float32 [N, n]
-    Box of ints     one logit a value           int64 [N, A], a - low
-    Box             mean ++ log_std (2 A)       float32 [N, A]
-    Dict, Tuple     the leaves, concatenated    float32 [N, sum of leaf widths]
+    space           kind               inputs [N, P]             actions [N, ...]
+    Discrete(n)     categorical        n logits                  int64 [N], the index from 0
+    MultiDiscrete   multi_categorical  sum(nvec) logits          int64 [N, k]
+    Box of ints     multi_categorical  one logit a value         int64 [N, A], a - low
+    MultiBinary(n)  bernoulli          n logits                  float32 [N, n] of 0 or 1
+    Box             gaussian           mean ++ log_std (2 A)     float32 [N, A]
+    Dict, Tuple     product            the leaves, concatenated  float32 [N, sum of leaf widths]
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +35,112 @@ _LOG_2PI = float(np.log(2.0 * np.pi))
 
 LOG_STD_BOUNDS = (-20.0, 2.0)
 """Of a squashed normal distribution; beyond them a standard deviation says nothing any more."""
+
+Kind = Literal["categorical", "multi_categorical", "bernoulli", "gaussian"]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionLeaf:
+    """One leaf of an action space and where it lies in both arrays."""
+
+    space: gym.Space[Any]
+    kind: Kind
+    inputs: slice
+    """Its columns in the distribution inputs [N, P]."""
+    columns: slice
+    """Its columns in the actions, seen as an array [N, K]."""
+    categories: tuple[int, ...]
+    """Number of categories of each column; empty unless categorical."""
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns of the actions the leaf takes."""
+        return int(self.columns.stop - self.columns.start)
+
+    @property
+    def size(self) -> int | tuple[int, ...]:
+        """Its categories, of each column if there are several; otherwise its columns."""
+        if self.kind == "categorical":
+            return self.categories[0]
+        return self.categories or self.num_columns
+
+
+@dataclass(frozen=True, slots=True)
+class ActionLayout:
+    """The leaves of an action space in order, with the widths of its arrays."""
+
+    leaves: tuple[ActionLeaf, ...]
+    nested: bool
+    """True for Dict and Tuple spaces: their actions are float32 [N, K]."""
+
+    @property
+    def num_inputs(self) -> int:
+        """P, the width of the distribution inputs."""
+        return int(self.leaves[-1].inputs.stop)
+
+    @property
+    def num_columns(self) -> int:
+        """K, the width of the actions."""
+        return int(self.leaves[-1].columns.stop)
+
+    @property
+    def kind(self) -> Kind | Literal["product"]:
+        """Of the only leaf, or "product" for Dict and Tuple spaces."""
+        return "product" if self.nested else self.leaves[0].kind
+
+
+def action_layout(space: gym.Space[Any]) -> ActionLayout:
+    """Lay out an action space.
+
+    Raises:
+        TypeError: for a space that holds something other than Box, Discrete, MultiDiscrete,
+            MultiBinary, Dict and Tuple.
+        ValueError: for a Box of integers without finite bounds.
+    """
+    leaves: list[ActionLeaf] = []
+    inputs = columns = 0
+    for leaf_space in _leaf_spaces(space):
+        kind, categories, width = _describe(leaf_space)
+        num_inputs = sum(categories) or (2 * width if kind == "gaussian" else width)
+        places = slice(inputs, inputs + num_inputs), slice(columns, columns + width)
+        leaves.append(ActionLeaf(leaf_space, kind, *places, categories))
+        inputs, columns = inputs + num_inputs, columns + width
+    return ActionLayout(tuple(leaves), isinstance(space, gym.spaces.Dict | gym.spaces.Tuple))
+
+
+def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """The leaves of a nested space, Dict entries in sorted key order."""
+    if isinstance(space, gym.spaces.Dict):
+        for key in sorted(space.spaces):
+            yield from _leaf_spaces(space.spaces[key])
+    elif isinstance(space, gym.spaces.Tuple):
+        for part in space.spaces:
+            yield from _leaf_spaces(part)
+    else:
+        yield space
+
+
+def _describe(space: gym.Space[Any]) -> tuple[Kind, tuple[int, ...], int]:
+    """Kind, categories and number of action columns of a leaf."""
+    match space:
+        case gym.spaces.Discrete():
+            return "categorical", (int(space.n),), 1
+        case gym.spaces.MultiDiscrete():
+            categories = tuple(int(n) for n in space.nvec.ravel())
+            return "multi_categorical", categories, len(categories)
+        case gym.spaces.MultiBinary():
+            return "bernoulli", (), int(np.prod(space.shape))
+        case gym.spaces.Box() if space.dtype.kind not in "iu":
+            return "gaussian", (), int(np.prod(space.shape))
+        case gym.spaces.Box():
+            if not space.is_bounded():
+                raise ValueError(f"cannot choose among unboundedly many integers: {space}")
+            counts = space.high.astype(np.int64) - space.low.astype(np.int64) + 1
+            return "multi_categorical", tuple(int(n) for n in counts.ravel()), counts.size
+    raise TypeError(
+        f"cannot act in a {type(space).__name__} space; supported are Box, Discrete, "
+        "MultiDiscrete, MultiBinary, Dict and Tuple"
+    )
 
 
 class ActionSampler(ABC):
@@ -52,8 +161,8 @@ class ActionSampler(ABC):
         """Take over how far samples deviate from the mode, where the inputs do not say so."""
 
     @abstractmethod
-    def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        """Noise for a fragment, float32 ``[length, lanes, K]``."""
+    def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        """Noise for a fragment, float32 ``[length, slots, K]``."""
 
     @abstractmethod
     def sample(self, inputs: Array, noise: Array) -> Array:
@@ -68,8 +177,8 @@ class ActionSampler(ABC):
         """log pi(a|s) per row, float32 ``[N]``, summed over action dimensions."""
 
 
-def _gumbel(rng: np.random.Generator, length: int, lanes: int, width: int) -> Array:
-    exponential = rng.standard_exponential((length, lanes, width), dtype=np.float32)
+def _gumbel(rng: np.random.Generator, length: int, slots: int, width: int) -> Array:
+    exponential = rng.standard_exponential((length, slots, width), dtype=np.float32)
     np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
     np.log(exponential, out=exponential)
     return np.negative(exponential, out=exponential)
@@ -81,15 +190,15 @@ def _log_softmax(logits: Array) -> Array:
 
 
 class CategoricalSampler(ActionSampler):
-    """Discrete(n); action values run from ``start``."""
+    """Discrete(n); actions are counted from 0."""
 
     width, dtype, shape = 1, np.int64, ()
 
-    def __init__(self, space: gym.spaces.Discrete) -> None:
-        self.num_inputs = self.num_noise = int(space.n)
+    def __init__(self, num_actions: int) -> None:
+        self.num_inputs = self.num_noise = num_actions
 
-    def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        return _gumbel(rng, length, lanes, self.num_inputs)
+    def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        return _gumbel(rng, length, slots, self.num_inputs)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         return (inputs + noise).argmax(axis=-1)
@@ -110,15 +219,15 @@ class EpsilonGreedySampler(ActionSampler):
 
     num_noise, width, dtype, shape = 2, 1, np.int64, ()
 
-    def __init__(self, space: gym.spaces.Discrete) -> None:
-        self.num_inputs = int(space.n)
+    def __init__(self, num_actions: int) -> None:
+        self.num_inputs = num_actions
         self.epsilon = 0.0
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
         self.epsilon = settings["epsilon"]
 
-    def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        return rng.random((length, lanes, 2), dtype=np.float32)
+    def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        return rng.random((length, slots, 2), dtype=np.float32)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         best, explores = self.mode(inputs), noise[:, 0] < self.epsilon
@@ -142,15 +251,15 @@ class MultiCategoricalSampler(ActionSampler):
 
     dtype = np.int64
 
-    def __init__(self, sizes: list[int]) -> None:
-        self.num_inputs = self.num_noise = sum(sizes)
-        self.width = len(sizes)
+    def __init__(self, categories: tuple[int, ...]) -> None:
+        self.num_inputs = self.num_noise = sum(categories)
+        self.width = len(categories)
         self.shape = (self.width,)
-        ends = np.cumsum(sizes)
-        self._slices = [slice(int(e) - n, int(e)) for n, e in zip(sizes, ends, strict=True)]
+        ends = np.cumsum(categories)
+        self._slices = [slice(int(e) - n, int(e)) for n, e in zip(categories, ends, strict=True)]
 
-    def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        return _gumbel(rng, length, lanes, self.num_inputs)
+    def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        return _gumbel(rng, length, slots, self.num_inputs)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         return self.mode(inputs + noise)
@@ -172,12 +281,12 @@ class BernoulliSampler(ActionSampler):
 
     dtype = np.float32
 
-    def __init__(self, space: gym.spaces.MultiBinary) -> None:
-        self.num_inputs = self.num_noise = self.width = int(np.prod(space.shape))
+    def __init__(self, num_bits: int) -> None:
+        self.num_inputs = self.num_noise = self.width = num_bits
         self.shape = (self.width,)
 
-    def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        return rng.logistic(size=(length, lanes, self.num_inputs)).astype(np.float32)
+    def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        return rng.logistic(size=(length, slots, self.num_inputs)).astype(np.float32)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         return (inputs + noise > 0.0).astype(np.float32)
@@ -196,13 +305,13 @@ class GaussianSampler(ActionSampler):
 
     dtype = np.float32
 
-    def __init__(self, space: gym.spaces.Box) -> None:
-        self.width = self.num_noise = int(np.prod(space.shape))
+    def __init__(self, num_dimensions: int) -> None:
+        self.width = self.num_noise = num_dimensions
         self.num_inputs = 2 * self.width
         self.shape = (self.width,)
 
-    def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        return rng.standard_normal((length, lanes, self.width), dtype=np.float32)
+    def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        return rng.standard_normal((length, slots, self.width), dtype=np.float32)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         return inputs[:, : self.width] + np.exp(inputs[:, self.width :]) * noise
@@ -243,33 +352,33 @@ class ProductSampler(ActionSampler):
 
     dtype = np.float32
 
-    def __init__(self, leaves: list[ActionSampler]) -> None:
-        self._leaves = leaves
-        self.num_inputs = sum(leaf.num_inputs for leaf in self._leaves)
-        self.width = sum(leaf.width for leaf in self._leaves)
-        self.num_noise = sum(leaf.num_noise for leaf in self._leaves)
+    def __init__(self, parts: list[ActionSampler]) -> None:
+        self._parts = parts
+        self.num_inputs = sum(part.num_inputs for part in parts)
+        self.num_noise = sum(part.num_noise for part in parts)
+        self.width = sum(part.width for part in parts)
         self.shape = (self.width,)
-        self._input_ends = np.cumsum([leaf.num_inputs for leaf in self._leaves])[:-1]
-        self._noise_ends = np.cumsum([leaf.num_noise for leaf in self._leaves])[:-1]
-        self._action_ends = np.cumsum([leaf.width for leaf in self._leaves])[:-1]
+        self._input_ends = np.cumsum([part.num_inputs for part in parts])[:-1]
+        self._noise_ends = np.cumsum([part.num_noise for part in parts])[:-1]
+        self._action_ends = np.cumsum([part.width for part in parts])[:-1]
 
-    def draw(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        return np.concatenate([leaf.draw(rng, length, lanes) for leaf in self._leaves], axis=-1)
+    def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        return np.concatenate([part.draw(rng, length, slots) for part in self._parts], axis=-1)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         noises = np.split(noise, self._noise_ends, axis=-1)
-        parts = zip(self._leaves, self._split_inputs(inputs), noises, strict=True)
-        return self._join([leaf.sample(x, z) for leaf, x, z in parts])
+        parts = zip(self._parts, self._split_inputs(inputs), noises, strict=True)
+        return self._join([part.sample(x, z) for part, x, z in parts])
 
     def mode(self, inputs: Array) -> Array:
-        parts = zip(self._leaves, self._split_inputs(inputs), strict=True)
-        return self._join([leaf.mode(x) for leaf, x in parts])
+        parts = zip(self._parts, self._split_inputs(inputs), strict=True)
+        return self._join([part.mode(x) for part, x in parts])
 
     def log_prob(self, inputs: Array, actions: Array) -> Array:
         columns = np.split(actions, self._action_ends, axis=-1)
         total = np.zeros(len(inputs), dtype=np.float32)
-        for leaf, x, a in zip(self._leaves, self._split_inputs(inputs), columns, strict=True):
-            total += leaf.log_prob(x, a[:, 0].astype(np.int64) if leaf.shape == () else a)
+        for part, x, a in zip(self._parts, self._split_inputs(inputs), columns, strict=True):
+            total += part.log_prob(x, a[:, 0].astype(np.int64) if part.shape == () else a)
         return total
 
     def _split_inputs(self, inputs: Array) -> list[Array]:
@@ -281,39 +390,17 @@ class ProductSampler(ActionSampler):
         return np.concatenate(columns, axis=-1, dtype=np.float32)
 
 
-def action_leaves(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """The leaf spaces of a nested action space, Dict entries in sorted key order."""
-    if isinstance(space, gym.spaces.Dict):
-        for key in sorted(space.spaces):
-            yield from action_leaves(space.spaces[key])
-    elif isinstance(space, gym.spaces.Tuple):
-        for part in space.spaces:
-            yield from action_leaves(part)
-    else:
-        yield space
+SAMPLERS: dict[str, Callable[[Any], ActionSampler]] = {
+    "categorical": CategoricalSampler,
+    "multi_categorical": MultiCategoricalSampler,
+    "bernoulli": BernoulliSampler,
+    "gaussian": GaussianSampler,
+}
+"""Kind -> sampler, constructed with `ActionLeaf.size`."""
 
 
 def action_sampler(space: gym.Space[Any]) -> ActionSampler:
-    """The sampler for an action space.
-
-    Raises:
-        TypeError: for a space that no action distribution covers.
-    """
-    match space:
-        case gym.spaces.Discrete():
-            return CategoricalSampler(space)
-        case gym.spaces.MultiDiscrete():
-            return MultiCategoricalSampler([int(n) for n in np.ravel(space.nvec)])
-        case gym.spaces.MultiBinary():
-            return BernoulliSampler(space)
-        case gym.spaces.Box() if space.dtype.kind in "iu":
-            spans = space.high.astype(np.int64) - space.low.astype(np.int64) + 1
-            return MultiCategoricalSampler([int(n) for n in np.ravel(spans)])
-        case gym.spaces.Box():
-            return GaussianSampler(space)
-        case gym.spaces.Dict() | gym.spaces.Tuple():
-            return ProductSampler([action_sampler(leaf) for leaf in action_leaves(space)])
-    raise TypeError(
-        f"no action distribution for {type(space).__name__}; "
-        "use Discrete, MultiDiscrete, MultiBinary, Box, Dict or Tuple"
-    )
+    """The sampler for an action space; raises as `action_layout` does."""
+    layout = action_layout(space)
+    parts = [SAMPLERS[leaf.kind](leaf.size) for leaf in layout.leaves]
+    return ProductSampler(parts) if layout.nested else parts[0]

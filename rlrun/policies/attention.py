@@ -9,8 +9,6 @@ same.
     D  width of a unit's inputs    H  heads    d  width of a head
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -20,18 +18,17 @@ from torch import Tensor, nn
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.policies.action_layout import action_layout
+from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.networks import linear
-from rlrun.policies.padding import pad_sequences, step_mask, unpad_sequences
-from rlrun.policies.recurrent import Heads, one_hot_actions, one_hot_width
-from rlrun.policies.rl_module import (
-    RLModule,
-    TensorBatch,
-    as_features,
-    default_encoder,
-    output_size,
-    wants_conv,
+from rlrun.policies.recurrent import (
+    Heads,
+    one_hot_actions,
+    one_hot_width,
+    pad_sequences,
+    step_mask,
+    unpad_sequences,
 )
+from rlrun.policies.rl_module import RLModule, TensorBatch, as_features, encoder_of, flattens
 
 
 class AttentionActorCritic(RLModule):
@@ -39,26 +36,16 @@ class AttentionActorCritic(RLModule):
 
     State k holds the inputs of unit k, zeros before the episode: ``state_in_k`` [S, M, D] is the
     view of M steps of ``state_out_k`` [S, D].
-
-    Args:
-        make_encoder: makes the user's own encoder, which tells its width as ``output_size``.
     """
 
     def __init__(
-        self,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        model: ModelConfig,
-        *,
-        make_encoder: Callable[[], nn.Module] | None = None,
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        self._flatten = make_encoder is None and not wants_conv(observation_space, model)
-        make_encoder = make_encoder or partial(default_encoder, observation_space, model)
-        self.encoder = make_encoder()
+        self._flatten = flattens(observation_space, model)
+        self.encoder, width = encoder_of(observation_space, model)
         self._layout = action_layout(action_space)
-        width = output_size(self.encoder) + self._declare_views(model)
-        self.project = linear(width, model.attention_dim, 1.0)
+        self.project = linear(width + self._declare_views(model), model.attention_dim, 1.0)
         self.units = nn.ModuleList(
             GTrXLUnit(model) for _ in range(model.attention_num_transformer_units)
         )

@@ -1,18 +1,19 @@
 """Action distributions in torch, for losses: log-probabilities, entropies and KL divergences.
 
-Owns the formulas, one object per action space, made once. They work on the raw distribution
-inputs; building and validating an object per minibatch, as torch.distributions does, costs more
-than the arithmetic. Sampling is numpy's (`action_sampling`). Must not know of networks or losses.
+The torch side of `action_sampling`, which owns the layout of the arrays and samples in numpy. Owns
+the formulas, one object per action space, made once. They work on the raw distribution inputs;
+building and validating an object per minibatch, as torch.distributions does, costs more than the
+arithmetic. Must not know of networks or losses.
 
     N  rows                     P  distribution inputs
-    A  action dimensions        K  columns of the action array (see `action_layout`)
+    A  action dimensions        K  columns of the actions
 
 Every result is float [N], summed over the dimensions of the action, which are independent.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -20,12 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlrun.policies.action_layout import ActionLeaf, action_layout
+from rlrun.policies.action_sampling import LOG_STD_BOUNDS, ActionLeaf, action_layout
 
 Vjp = tuple[Tensor, Tensor, Callable[[Tensor, float], Tensor]]
 """Log-probabilities [N], entropies [N] and ``(gradient of the former [N], of each entropy) ->
 gradient of the inputs [N, P]``."""
 
+_LOG_2 = math.log(2.0)
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
@@ -66,15 +68,12 @@ class Categorical(Distribution):
         self.num_inputs = num_categories
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """Log pi(a|s) [N]."""
         return _pick(inputs.log_softmax(-1), actions)
 
     def entropy(self, inputs: Tensor) -> Tensor:
-        """Entropy [N]."""
         return _categorical_entropy(inputs.log_softmax(-1))
 
     def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
-        """KL(p || q) [N]."""
         logp_p = inputs_p.log_softmax(-1)
         return (logp_p.exp() * (logp_p - inputs_q.log_softmax(-1))).sum(-1)
 
@@ -109,31 +108,24 @@ class MultiCategorical(Distribution):
         self._components = [Categorical(n) for n in categories]
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """Log pi(a|s) [N]."""
         parts = zip(self._split(inputs), actions.unbind(-1), strict=True)
-        return self._sum([_pick(x.log_softmax(-1), a) for x, a in parts])
+        return _sum(_pick(x.log_softmax(-1), a) for x, a in parts)
 
     def entropy(self, inputs: Tensor) -> Tensor:
-        """Entropy [N]."""
-        return self._sum([_categorical_entropy(x.log_softmax(-1)) for x in self._split(inputs)])
+        return _sum(_categorical_entropy(x.log_softmax(-1)) for x in self._split(inputs))
 
     def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
-        """KL(p || q) [N]."""
         parts = zip(self._components, self._split(inputs_p), self._split(inputs_q), strict=True)
-        return self._sum([component.kl(p, q) for component, p, q in parts])
+        return _sum(component.kl(p, q) for component, p, q in parts)
 
     def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Both from one log-softmax for each component."""
         logps = [x.log_softmax(-1) for x in self._split(inputs)]
         picked = [_pick(x, a) for x, a in zip(logps, actions.unbind(-1), strict=True)]
-        return self._sum(picked), self._sum([_categorical_entropy(x) for x in logps])
+        return _sum(picked), _sum(_categorical_entropy(x) for x in logps)
 
     def _split(self, inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.split(inputs, self._categories, -1)
-
-    @staticmethod
-    def _sum(parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts).sum(0)
 
 
 class Bernoulli(Distribution):
@@ -147,11 +139,9 @@ class Bernoulli(Distribution):
         return (actions * inputs - functional.softplus(inputs)).sum(-1)
 
     def entropy(self, inputs: Tensor) -> Tensor:
-        """Entropy [N]."""
         return (functional.softplus(inputs) - inputs * inputs.sigmoid()).sum(-1)
 
     def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
-        """KL(p || q) [N]."""
         on = inputs_p.sigmoid() * (inputs_p - inputs_q)
         return (on + functional.softplus(inputs_q) - functional.softplus(inputs_p)).sum(-1)
 
@@ -165,17 +155,14 @@ class DiagGaussian(Distribution):
         self._entropy_offset = self._log_norm + 0.5 * num_dimensions
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """Log pi(a|s) [N]."""
         mean, log_std = inputs.chunk(2, -1)
         scaled = (actions - mean) * (-log_std).exp()
         return scaled.square().sum(-1) * -0.5 - log_std.sum(-1) - self._log_norm
 
     def entropy(self, inputs: Tensor) -> Tensor:
-        """Entropy [N]."""
         return inputs.chunk(2, -1)[1].sum(-1) + self._entropy_offset
 
     def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
-        """KL(p || q) [N]."""
         mean_p, log_std_p = inputs_p.chunk(2, -1)
         mean_q, log_std_q = inputs_q.chunk(2, -1)
         log_ratio = log_std_p - log_std_q
@@ -215,60 +202,48 @@ class Product(Distribution):
 
     def __init__(self, leaves: tuple[ActionLeaf, ...]) -> None:
         self.num_inputs = leaves[-1].inputs.stop
-        self._parts = [(leaf, _leaf_distribution(leaf)) for leaf in leaves]
+        self._parts = [(leaf, DISTRIBUTIONS[leaf.kind](leaf.size)) for leaf in leaves]
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """Log pi(a|s) [N]."""
-        return torch.stack(
-            [
-                part.logp(inputs[:, leaf.inputs], self._leaf_actions(leaf, actions))
-                for leaf, part in self._parts
-            ]
-        ).sum(0)
+        return _sum(
+            part.logp(inputs[:, leaf.inputs], self._leaf_actions(leaf, actions))
+            for leaf, part in self._parts
+        )
 
     def entropy(self, inputs: Tensor) -> Tensor:
-        """Entropy [N]."""
-        return torch.stack(
-            [part.entropy(inputs[:, leaf.inputs]) for leaf, part in self._parts]
-        ).sum(0)
+        return _sum(part.entropy(inputs[:, leaf.inputs]) for leaf, part in self._parts)
 
     def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
-        """KL(p || q) [N]."""
-        return torch.stack(
-            [
-                part.kl(inputs_p[:, leaf.inputs], inputs_q[:, leaf.inputs])
-                for leaf, part in self._parts
-            ]
-        ).sum(0)
+        return _sum(
+            part.kl(inputs_p[:, leaf.inputs], inputs_q[:, leaf.inputs])
+            for leaf, part in self._parts
+        )
 
     @staticmethod
     def _leaf_actions(leaf: ActionLeaf, actions: Tensor) -> Tensor:
         columns = actions[:, leaf.columns]
-        if leaf.kind != "categorical":
+        if not leaf.categories:
             return columns
         # A category counted in float32 is exact below 2**24.
         indices = columns.long()
-        return indices.squeeze(-1) if isinstance(leaf.space, gym.spaces.Discrete) else indices
+        return indices.squeeze(-1) if leaf.kind == "categorical" else indices
+
+
+DISTRIBUTIONS: dict[str, Callable[[Any], Distribution]] = {
+    "categorical": Categorical,
+    "multi_categorical": MultiCategorical,
+    "bernoulli": Bernoulli,
+    "gaussian": DiagGaussian,
+}
+"""Kind of an action leaf -> its distribution, constructed with `ActionLeaf.size`."""
 
 
 def build_distribution(space: gym.Space[Any]) -> Distribution:
-    """The distribution for an action space.
-
-    Raises:
-        TypeError: for a space that no distribution covers.
-    """
+    """The distribution for an action space; raises as `action_layout` does."""
     layout = action_layout(space)
-    return Product(layout.leaves) if layout.nested else _leaf_distribution(layout.leaves[0])
-
-
-def _leaf_distribution(leaf: ActionLeaf) -> Distribution:
-    if leaf.kind == "gaussian":
-        return DiagGaussian(leaf.num_columns)
-    if leaf.kind == "bernoulli":
-        return Bernoulli(leaf.num_columns)
-    if isinstance(leaf.space, gym.spaces.Discrete):
-        return Categorical(leaf.categories[0])
-    return MultiCategorical(leaf.categories)
+    if layout.nested:
+        return Product(layout.leaves)
+    return DISTRIBUTIONS[layout.leaves[0].kind](layout.leaves[0].size)
 
 
 def _pick(logp: Tensor, actions: Tensor) -> Tensor:
@@ -277,3 +252,55 @@ def _pick(logp: Tensor, actions: Tensor) -> Tensor:
 
 def _categorical_entropy(logp: Tensor) -> Tensor:
     return -(logp.exp() * logp).sum(-1)
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of independent dimensions' numbers, each [N]."""
+    return torch.stack(tuple(parts)).sum(0)
+
+
+def squashed_sample(inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples of a normal distribution squashed into (-1, 1) by tanh, and their log-probabilities.
+
+        u = mean + std * noise      the sample before squashing
+        a = tanh(u)                 the action, which gradients flow through
+        log pi(a|s) = sum log N(u; mean, std) - sum log (1 - tanh(u)^2)
+
+    (Haarnoja et al. 2018, appendix C.) The second sum is computed from u, because tanh cannot be
+    undone near +-1, as ``2 (log 2 - u - softplus(-2 u))``, which stays finite for any u.
+
+    Args:
+        inputs: A means, then A log standard deviations, ``[N, 2 A]``; the latter are bounded here.
+        noise: standard normal, ``[N, A]``.
+
+    Returns:
+        Actions ``[N, A]`` and log pi(a|s) ``[N]``, in the units of the squashed action.
+    """
+    mean, log_std = inputs.chunk(2, -1)
+    log_std = log_std.clamp(*LOG_STD_BOUNDS)
+    unsquashed = torch.addcmul(mean, log_std.exp(), noise)
+    log_volume = log_std + 2.0 * (_LOG_2 - unsquashed - functional.softplus(-2.0 * unsquashed))
+    logp = -(0.5 * noise.square() + log_volume).sum(-1) - 0.5 * _LOG_2PI * noise.shape[-1]
+    return unsquashed.tanh(), logp
+
+
+def squashed_sample_vjp(
+    inputs: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor, Callable[[Tensor, float | Tensor], Tensor]]:
+    """`squashed_sample` without autograd.
+
+    Returns:
+        Its actions and log-probabilities, and what turns the gradient of the actions ``[N, A]`` and
+        that of the log-probabilities, the same number for all rows, into that of ``inputs``.
+    """
+    actions, logp = squashed_sample(inputs, noise)
+
+    def backward(d_actions: Tensor, d_logp: float | Tensor) -> Tensor:
+        log_std = inputs.chunk(2, -1)[1]
+        bounded = log_std.clamp(*LOG_STD_BOUNDS)
+        # of tanh, and of -log(1 - tanh(u)^2), whose derivative is 2 tanh(u)
+        d_mean = d_actions * (1.0 - actions.square()) + 2.0 * d_logp * actions
+        d_log_std = torch.where(log_std == bounded, d_mean * bounded.exp() * noise - d_logp, 0.0)
+        return torch.cat((d_mean, d_log_std), -1)
+
+    return actions, logp, backward

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-Layout = dict[str, tuple[int, tuple[int, ...]]]
+from rlrun.policies.layers import Layout
 
 
 class FlatParameters:

@@ -1,6 +1,7 @@
-"""Building blocks of the default networks: MLP, image encoder, initial weights.
+"""The torch side of networks written as `layers`, with the gradient written beside the forward.
 
-Owns layer arithmetic only. Must not know of action spaces, policies or training. Shapes: N rows.
+Owns layer arithmetic and initial weights, and the encoder of images. Must not know of action
+spaces, policies or training. Shapes: N rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,9 +9,12 @@ from itertools import pairwise
 from math import prod, sqrt
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from rlrun.policies.layers import Layers, factorised_noise
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -53,14 +57,6 @@ class Backward(Protocol):
         ...
 
 
-# Channels, kernel, stride of each layer (Mnih et al. 2015), for images of 36 pixels or more.
-NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-# For smaller pictures, such as the 10x10 ones of MinAtar.
-SMALL_CONV = ((16, 3, 1), (32, 3, 1))
-NATURE_MIN_PIXELS = 36
-SMALL_MIN_PIXELS = 5
-
-
 def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
     """Orthogonal weights, zero biases ("The 37 Implementation Details of PPO", detail 2)."""
     nn.init.orthogonal_(layer.weight, gain)
@@ -84,64 +80,89 @@ class Init(NamedTuple):
     hidden_gain: float
 
 
-ORTHOGONAL = Init(init_orthogonal, sqrt(2.0))
-# The start of Mnih et al. (2015): between hidden layers two fifths of the orthogonal one's size.
-# Q-learning bootstraps from its own maximum: what a network adds to values of states that it was
-# not trained on comes back in its targets, and with large weights the values run away.
-UNIFORM = Init(init_uniform, 1.0)
+INITS = {
+    "orthogonal": Init(init_orthogonal, sqrt(2.0)),
+    # The start of Mnih et al. (2015): between hidden layers two fifths of the orthogonal one's
+    # size. Q-learning bootstraps from its own maximum: what a network adds to values of states that
+    # it was not trained on comes back in its targets, and with large weights the values run away.
+    "uniform": Init(init_uniform, 1.0),
+}
 
 
-def linear(num_inputs: int, num_outputs: int, gain: float, init: Init = ORTHOGONAL) -> nn.Linear:
+def linear(num_inputs: int, num_outputs: int, gain: float, init: str = "orthogonal") -> nn.Linear:
     """A linear layer that starts with this gain."""
     layer = nn.Linear(num_inputs, num_outputs)
-    init.fill(layer, gain)
+    INITS[init].fill(layer, gain)
     return layer
 
 
-class MLP(nn.Module):
-    """Linear layers, named "0", "1", ..., with an activation between them: [N, in] -> [N, out].
+def gains(layers: Layers) -> list[float]:
+    """The gain of each layer's initial weights."""
+    hidden = [INITS[layers.init].hidden_gain] * layers.num_activated
+    return hidden if layers.output_gain is None else [*hidden, layers.output_gain]
 
-    Args:
-        sizes: widths from input to output; one size alone makes the identity.
-        activation: a key of ``ACTIVATIONS``.
-        output_gain: gain of the last layer. None: the last layer is a hidden layer too, with its
-            gain and followed by the activation.
-        init: how the layers start.
+
+class MLP(nn.Module):
+    """The torch module of `Layers`, [N, in] -> [N, out], with autograd or by `vjp`.
+
+    With noise in the weights (Fortunato et al. 2018, eq. 10 and 11),
+
+        w = mu + sigma * (f(e_out) f(e_in)^T),  b = mu_b + sigma_b * f(e_out),
+
+    the means are the layers' weights and biases, the standard deviations lie beside them as
+    ``weight_sigma`` and ``bias_sigma``. There is no noise until `draw_noise` is called.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        activation: str,
-        *,
-        output_gain: float | None = None,
-        init: Init = ORTHOGONAL,
-    ) -> None:
+    def __init__(self, layers: Layers) -> None:
         super().__init__()
-        self.output_size = sizes[-1]
-        self._activation = ACTIVATIONS[activation]
-        self._in_place = IN_PLACE.get(activation)
-        self._num_activated = len(sizes) - (1 if output_gain is None else 2)
-        for i, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
-            last = i == len(sizes) - 2
-            gain = init.hidden_gain if output_gain is None or not last else output_gain
-            self.add_module(str(i), linear(num_inputs, num_outputs, gain, init))
+        self.output_size = layers.sizes[-1]
+        self._activation = ACTIVATIONS[layers.activation]
+        self._num_activated = layers.num_activated
+        self._in_place = IN_PLACE.get(layers.activation)
+        self.noisy = layers.sigma0 is not None
+        self.has_vjp = self._in_place is not None and not self.noisy
+        self._noise: list[tuple[Tensor, Tensor]] | None = None
+        widths = pairwise(layers.sizes)
+        for i, ((num_inputs, num_outputs), gain) in enumerate(
+            zip(widths, gains(layers), strict=True)
+        ):
+            layer = linear(num_inputs, num_outputs, gain, layers.init)
+            if layers.sigma0 is not None:
+                start = layers.sigma0 * num_inputs**-0.5  # as section 3.2 has it
+                for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
+                    sigma = nn.Parameter(torch.full_like(mean, start))
+                    layer.register_parameter(f"{name}_sigma", sigma)
+            self.add_module(str(i), layer)
 
     @property
     def last(self) -> nn.Linear:
         """The output layer."""
-        layer = next(reversed(self._modules.values()))
-        assert isinstance(layer, nn.Linear)
-        return layer
+        return self._linear_layers()[-1]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, in] -> [N, out]."""
+    def draw_noise(self, rng: np.random.Generator) -> None:
+        """Act and learn with new noise from now on; does nothing for weights without noise."""
+        if not self.noisy:
+            return
+        self._noise = []
+        for layer in self._linear_layers():
+            drawn = factorised_noise(rng, layer.in_features, layer.out_features)
+            into, out = (torch.from_numpy(e).to(layer.weight.device) for e in drawn)
+            self._noise.append((torch.outer(out, into), out))
+
+    def forward(self, x: Tensor, *, noisy: bool = True) -> Tensor:
+        """[N, in] -> [N, out]; with the means of noisy weights alone if ``noisy`` is False."""
         activation = self._activation
         num_activated = self._num_activated
+        noise = self._noise if noisy else None
         # Reading the parameters directly: a module call each would cost as much as a 64x64 layer.
         for i, layer in enumerate(self._modules.values()):
-            parameters = layer._parameters  # type: ignore[union-attr]
-            x = functional.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
+            parameters: dict[str, Tensor] = layer._parameters  # type: ignore[union-attr,assignment]
+            weight, bias = parameters["weight"], parameters["bias"]
+            if noise is not None:
+                of_weight, of_bias = noise[i]
+                weight = torch.addcmul(weight, parameters["weight_sigma"], of_weight)
+                bias = torch.addcmul(bias, parameters["bias_sigma"], of_bias)
+            x = functional.linear(x, weight, bias)
             if i < num_activated:
                 x = activation(x)
         return x
@@ -149,16 +170,12 @@ class MLP(nn.Module):
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self._modules.values() if isinstance(layer, nn.Linear)]
 
-    @property
-    def has_vjp(self) -> bool:
-        """Whether `vjp` knows the derivative of the activation."""
-        return self._in_place is not None
-
     def vjp(self, x: Tensor) -> tuple[Tensor, Backward]:
         """The output [N, out], and what turns its gradient [N, out] into the parameters'.
 
-        Autograd's bookkeeping costs as much as the arithmetic of small layers; this is the
-        arithmetic alone. Each parameter's ``.grad`` must be there already and is overwritten.
+        Only if `has_vjp`. Autograd's bookkeeping costs as much as the arithmetic of small layers;
+        this is the arithmetic alone. Each parameter's ``.grad`` must be there already and is
+        overwritten.
         """
         assert self._in_place is not None
         activate, derive = self._in_place
@@ -184,12 +201,113 @@ class MLP(nn.Module):
         return x, backward
 
 
-def dueling_values(value: Tensor, advantages: Tensor) -> Tensor:
-    """``V + A - mean(A)``, ``[N, n]``, for V ``[N, 1]`` and A ``[N, n]`` (Wang et al., eq. 9).
+class TwinMLP(nn.Module):
+    """Two modules of the same `Layers` side by side, ``[N, in] -> [2, N, out]``: half the calls."""
 
-    The mean is taken over actions; the numbers may have atoms ``[..., K]`` behind them.
+    def __init__(self, layers: Layers) -> None:
+        super().__init__()
+        self._activation = ACTIVATIONS[layers.activation]
+        self._in_place = IN_PLACE.get(layers.activation)
+        self.has_vjp = self._in_place is not None and layers.sizes[-1] == 1
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for sizes, gain in zip(pairwise(layers.sizes), gains(layers), strict=True):
+            weight = torch.empty(2, *sizes)
+            for half in weight:
+                nn.init.orthogonal_(half, gain)
+            self.weights.append(nn.Parameter(weight))
+            self.biases.append(nn.Parameter(torch.zeros(2, 1, sizes[1])))
+
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of each layer, read directly: a ParameterList takes a layer's time."""
+        weights, biases = self.weights._parameters, self.biases._parameters
+        return list(zip(weights.values(), biases.values(), strict=True))  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, in] -> [2, N, out]."""
+        x, layers = x.expand(2, *x.shape), self._layers()
+        for weight, bias in layers[:-1]:
+            x = self._activation(torch.baddbmm(bias, x, weight))
+        return last_layer(x, *layers[-1])
+
+    def vjp(self, x: Tensor) -> tuple[Tensor, "TwinBackward"]:
+        """[N, in] -> [2, N, out] without autograd, and the way back; see `MLP.vjp`."""
+        assert self._in_place is not None
+        kept, layers = [x.expand(2, *x.shape)], self._layers()
+        with torch.no_grad():
+            for weight, bias in layers[:-1]:
+                kept.append(self._in_place.forward(torch.baddbmm(bias, kept[-1], weight)))
+            values = last_layer(kept[-1], *layers[-1])
+        return values, TwinBackward(layers, kept, self._in_place.backward)
+
+
+def last_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``x weight + bias``, ``[2, N, out]``.
+
+    A product with one column is the worst case of BLAS, which takes five times as long for it as
+    for the sum of products that it is.
     """
-    return value + advantages - advantages.mean(dim=1, keepdim=True)
+    if weight.shape[2] > 1:
+        return torch.baddbmm(bias, x, weight)
+    return torch.linalg.vecdot(x, weight.transpose(1, 2)).unsqueeze(2) + bias
+
+
+class TwinBackward:
+    """The way back through a `TwinMLP` with one output, to its parameters or to its input.
+
+    Args:
+        layers: weight and bias of each.
+        kept: the input of each.
+        derive: the derivative of the activation, from `IN_PLACE`.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[Tensor, Tensor]],
+        kept: Sequence[Tensor],
+        derive: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        self._layers, self._kept, self._derive = layers, kept, derive
+
+    def to_parameters(self, gradient: Tensor) -> None:
+        """From the gradient of the output, ``[2, N]``, overwrite each parameter's ``.grad``."""
+        weight, bias = self._layers[-1]
+        of_layer = gradient.unsqueeze(2)
+        assert weight.grad is not None
+        # As a row times a matrix: the transposed product takes ten times as long.
+        torch.bmm(of_layer.mT, self._kept[-1], out=weight.grad.mT)
+        torch.sum(of_layer, 1, keepdim=True, out=bias.grad)
+        of_layer = of_layer * weight.mT
+        for i in reversed(range(len(self._layers) - 1)):
+            weight, bias = self._layers[i]
+            self._derive(of_layer, self._kept[i + 1])
+            torch.bmm(self._kept[i].mT, of_layer, out=weight.grad)
+            torch.sum(of_layer, 1, keepdim=True, out=bias.grad)
+            if i > 0:
+                of_layer = of_layer.bmm(weight.mT)
+
+    def to_input(self, gradient: Tensor) -> Tensor:
+        """From that of the output, ``[2, N]``, that of the input ``[N, in]``; no parameter's.
+
+        Rows without a gradient cost nothing: of the smaller value, that is half of them.
+        """
+        of_input = torch.zeros_like(self._kept[0][0])
+        for half in (0, 1):
+            rows = gradient[half].nonzero().squeeze(1)
+            of_layer = gradient[half].index_select(0, rows).unsqueeze(1)
+            for i in reversed(range(len(self._layers))):
+                of_layer = of_layer.mm(self._layers[i][0][half].t())
+                if i > 0:
+                    self._derive(of_layer, self._kept[i][half].index_select(0, rows))
+            of_input.index_add_(0, rows, of_layer)
+        return of_input
+
+
+# Channels, kernel, stride of each layer (Mnih et al. 2015), for images of 36 pixels or more.
+NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+# For smaller pictures, such as the 10x10 ones of MinAtar.
+SMALL_CONV = ((16, 3, 1), (32, 3, 1))
+NATURE_MIN_PIXELS = 36
+SMALL_MIN_PIXELS = 5
 
 
 def is_image(shape: Sequence[int]) -> bool:
@@ -221,7 +339,7 @@ class ConvEncoder(nn.Module):
         conv: (channels, kernel, stride) of each layer. None: ``NATURE_CONV``, or ``SMALL_CONV``
             for small images.
         output_size: width of the linear layer.
-        init: how the layers start.
+        init: a key of `INITS`.
 
     Raises:
         ValueError: when a layer's kernel is larger than what is left of the image.
@@ -232,7 +350,7 @@ class ConvEncoder(nn.Module):
         shape: Sequence[int],
         conv: Sequence[Sequence[int]] | None,
         output_size: int,
-        init: Init = ORTHOGONAL,
+        init: str = "orthogonal",
     ) -> None:
         super().__init__()
         if len(shape) != 3:
@@ -242,6 +360,7 @@ class ConvEncoder(nn.Module):
             conv = NATURE_CONV if min(height, width) >= NATURE_MIN_PIXELS else SMALL_CONV
         self.output_size = output_size
         self._channels_first = channels_first(shape)
+        start = INITS[init]
         self.conv = nn.ModuleList()
         for i, (num_filters, kernel, stride) in enumerate(conv):
             if kernel > min(height, width):
@@ -251,13 +370,13 @@ class ConvEncoder(nn.Module):
                     "use fewer layers or smaller kernels and strides"
                 )
             layer = nn.Conv2d(channels, num_filters, kernel, stride)
-            init.fill(layer, init.hidden_gain)
+            start.fill(layer, start.hidden_gain)
             self.conv.append(layer)
             channels = num_filters
             height = (height - kernel) // stride + 1
             width = (width - kernel) // stride + 1
         num_features = prod((channels, height, width))
-        self.fc = linear(num_features, output_size, init.hidden_gain, init)
+        self.fc = linear(num_features, output_size, start.hidden_gain, init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Float images [N, ...] -> [N, output_size]."""

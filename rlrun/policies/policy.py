@@ -1,10 +1,11 @@
 """Policy: what an env runner acts with. Knows nothing of torch, Ray or YAML.
 
 A subclass may be anything that maps observations to actions; the two that rlrun ships are
-`MLPPolicy` (plain numpy) and `TorchPolicy` (any `RLModule`).
+`MLPPolicy` (plain numpy) and `TorchPolicy` (any `RLModule`), with a network and a sampler each.
 
-    B  rows of a batch: one per sub-environment (or per agent) that waits for an action
+    B  rows of a batch: one for each slot that needs an action
     P  numbers that parametrise the action distribution of one row
+    K  random numbers that one action takes
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
+from rlrun.policies.action_sampling import ActionSampler
 
 Array = NDArray[Any]
 
@@ -28,9 +30,9 @@ class Policy:
     Only `compute_actions` must be written; a policy without weights keeps the other defaults.
 
     Attributes:
-        view_requirements: what the policy sees and learns from, by name. May be edited while the
-            policy lives: a runner looks at it when a fragment begins.
-        draws_for_fragments: whether `begin_fragment` does something, as renewing noisy weights.
+        view_requirements: what the policy sees and learns from, by name. May be edited at any
+            time: a runner looks at it when a fragment begins.
+        draws_for_fragments: whether `begin_fragment` does something.
         noise_correlation: how much of a step's noise lasts into the next, in [0, 1): what
             `draw_noise` returns must be standard normal then, and the policy is given the
             autoregressive process that `sampling.action_noise` makes of it.
@@ -91,12 +93,12 @@ class Policy:
         states = [input_dict[name] for name in state_names(input_dict)]
         return self.compute_actions(input_dict[col.OBS], states, explore=explore, noise=noise)
 
-    def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array | None:
-        """All random numbers of a fragment, ``[length, lanes, K]``; None if it uses none."""
+    def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array | None:
+        """All random numbers of a fragment, ``[length, slots, K]``; None if it uses none."""
         return None
 
     def begin_fragment(self, rng: np.random.Generator) -> None:
-        """Draw what holds for a whole fragment with exploration."""
+        """Draw what stays the same for a whole fragment, such as the noise of noisy weights."""
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
         """Take over how far exploring actions deviate from the best ones, by name."""
@@ -112,10 +114,10 @@ class Policy:
     def postprocess_trajectory(
         self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
     ) -> Any:
-        """Edit one agent's piece of one episode before it enters the train batch.
+        """Edit one agent's chunk of one episode before it enters the train batch.
 
         Args:
-            other_agent_batches: agent -> policy id, policy and piece of the same episode, of the
+            other_agent_batches: agent -> policy id, policy and chunk of the same episode, of the
                 other agents; rows go together by ``t``.
             episode: its id, the `eps_id` of the rows.
         """
@@ -141,12 +143,44 @@ class Policy:
         self.set_weights(state["weights"])
 
     def is_recurrent(self) -> bool:
-        """Whether the policy carries a state from step to step."""
+        """Whether the policy has a state that goes from step to step."""
         return bool(self.get_initial_state())
 
     def get_initial_state(self) -> list[Array]:
         """The state at an episode's start, one array per state, without batch dimension."""
         return []
+
+
+class NetworkPolicy(Policy):
+    """Samples actions from what a network puts out.
+
+    Args:
+        sampler: turns the network's outputs into actions.
+        with_logp: whether batches get ``action_logp``.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        sampler: ActionSampler,
+        *,
+        with_logp: bool = True,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self.sampler, self._with_logp = sampler, with_logp
+
+    def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        return self.sampler.draw(rng, length, slots)
+
+    def set_exploration(self, settings: Mapping[str, float]) -> None:
+        self.sampler.set_exploration(settings)
+
+    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        if not self._with_logp:
+            return {}
+        inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
+        return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}
 
 
 def state_names(columns: Iterable[str]) -> list[str]:

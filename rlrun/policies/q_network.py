@@ -1,10 +1,9 @@
-"""QNetwork: action values for Discrete actions, and the torch policy that acts by them.
+"""QNetwork and RecurrentQNetwork: action values for Discrete actions.
+
+Owns what is computed from the layers that `layers.q_network` describes; `q_policy` acts with the
+same vector in numpy, if observations are flat. Must not know how values are learned.
 
     N  rows of a batch      n  actions      K  atoms of a value's distribution
-
-The parameter names are a contract with `q_policy`, which acts with the same vector in numpy:
-``q.<i>``, or with dueling ``encoder.<i>``, ``advantage.<i>`` and ``value.<i>``; networks for images
-and users' own encoders have an ``encoder`` in either case.
 """
 
 from __future__ import annotations
@@ -15,35 +14,39 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.networks import (
-    IN_PLACE,
-    MLP,
-    UNIFORM,
-    ConvEncoder,
-    dueling_values,
-    is_image,
+from rlrun.policies.layers import QOptions, q_network, q_streams
+from rlrun.policies.networks import MLP
+from rlrun.policies.policy import state_views
+from rlrun.policies.recurrent import RecurrentActorCritic
+from rlrun.policies.rl_module import (
+    RLModule,
+    TensorBatch,
+    as_features,
+    box_of,
+    encoder_of,
+    flattens,
 )
-from rlrun.policies.noisy import NoisyMLP
-from rlrun.policies.q_options import QOptions
-from rlrun.policies.recurrent_q import RecurrentQNetwork
-from rlrun.policies.rl_module import RLModule, TensorBatch, as_features
-from rlrun.policies.torch_policy import TorchPolicy
 
-VALUE_GAIN = 1.0
 ATOM_LOGITS = "atom_logits"
+
+
+def dueling_values(value: Tensor, advantages: Tensor) -> Tensor:
+    """``V + A - mean(A)``, ``[N, n]``, for V ``[N, 1]`` and A ``[N, n]`` (Wang et al., eq. 9).
+
+    The mean is taken over actions; the numbers may have atoms ``[..., K]`` behind them.
+    """
+    return value + advantages - advantages.mean(dim=1, keepdim=True)
 
 
 class QNetwork(RLModule):
     """Q(s, a) of all actions at once; ``action_dist_inputs`` [N, n] are these values.
 
-    Dueling (Wang et al. 2016, eq. 9) adds a state's value to its advantages, less their mean. Each
-    of the two streams has the last hidden layer for itself: with linear streams on shared features
-    the sum would be one linear layer like any other.
+    Dueling (Wang et al. 2016, eq. 9) adds a state's value to its advantages, less their mean.
 
     With K > 1 atoms a value is the mean of a categorical distribution over K points (C51), whose
     logits ``atom_logits`` [N, n, K] come along in `forward_train`. What follows the encoder has
@@ -54,6 +57,9 @@ class QNetwork(RLModule):
     """
 
     support: Tensor
+    q: MLP
+    advantage: MLP
+    value: MLP
 
     def __init__(
         self,
@@ -64,52 +70,30 @@ class QNetwork(RLModule):
     ) -> None:
         super().__init__(observation_space, action_space, model)
         self.options = options = options or QOptions()
+        self.noisy = options.noisy
         self._num_actions = self.distribution.num_inputs
-        features = gym.spaces.flatdim(observation_space)
-        encoder = self._encoder_of_images_or_users(observation_space, model)
-        self._flatten = encoder is None
-        if encoder is not None:
-            width = int(encoder.output_size)
-            trunk, sizes = encoder, [width, width] if options.dueling else [width]
-        elif options.dueling:
-            trunk = MLP([features, *model.hidden[:-1]], model.activation, init=UNIFORM)
-            sizes = [trunk.output_size, *model.hidden[-1:]]
+        self._flatten = flattens(observation_space, model)
+        if self._flatten:
+            num_features = gym.spaces.flatdim(box_of(observation_space))
+            branches = dict(q_network(num_features, self._num_actions, model, options).branches)
+            self.encoder: Any = MLP(branches.pop("encoder"))
         else:
-            trunk, sizes = nn.Identity(), [features, *model.hidden]
-        self.encoder = trunk
-        num_outputs = self._num_actions * options.num_atoms
-        if options.dueling:
-            self.advantage = self._head([*sizes, num_outputs])
-            self.value = self._head([*sizes, options.num_atoms])
-        else:
-            self.q = self._head([*sizes, num_outputs])
+            self.encoder, width = encoder_of(observation_space, model, "uniform")
+            sizes = (width, width) if options.dueling else (width,)
+            branches = q_streams(sizes, self._num_actions, model, options)
+        for name, layers in branches.items():
+            self.add_module(name, MLP(layers))
         self.register_buffer("support", torch.from_numpy(options.support), persistent=False)
         self.has_vjp = (
             type(self) is QNetwork  # a subclass may compute something else
-            and encoder is None
-            and not options.noisy
+            and self._flatten
             and options.num_atoms == 1
-            and model.activation in IN_PLACE
+            and all(self.get_submodule(name).has_vjp for name in branches)
         )
 
-    def _head(self, sizes: list[int]) -> nn.Module:
-        activation = self.model.activation
-        if self.options.noisy:
-            return NoisyMLP(sizes, activation, sigma=self.options.sigma0)
-        return MLP(sizes, activation, output_gain=VALUE_GAIN, init=UNIFORM)
-
-    @staticmethod
-    def _encoder_of_images_or_users(space: gym.Space[Any], model: ModelConfig) -> Any:
-        if model.use is not None:
-            return import_object(model.use)(space, **model.kwargs)
-        if model.conv is None and not is_image(space.shape or ()):
-            return None
-        return ConvEncoder(space.shape or (), model.conv, model.conv_head, UNIFORM)
-
     def draw_noise(self, rng: np.random.Generator) -> None:
-        """Renew the noise of all noisy layers; does nothing without any."""
         for part in self.children():
-            if isinstance(part, NoisyMLP):
+            if isinstance(part, MLP):
                 part.draw_noise(rng)
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
@@ -134,11 +118,7 @@ class QNetwork(RLModule):
         """
         obs = as_features(batch[col.OBS], flatten=True)
         if not self.options.dueling:
-            assert isinstance(self.q, MLP)
             return self.q.vjp(obs)
-        assert isinstance(self.encoder, MLP)
-        assert isinstance(self.value, MLP)
-        assert isinstance(self.advantage, MLP)
         features, encoder_backward = self.encoder.vjp(obs)
         value, value_backward = self.value.vjp(features)
         advantages, advantage_backward = self.advantage.vjp(features)
@@ -156,11 +136,10 @@ class QNetwork(RLModule):
     def _outputs(self, batch: TensorBatch, *, noisy: bool) -> Tensor:
         """Values [N, n], or logits [N, n, K]."""
         features = self.encoder(as_features(batch[col.OBS], flatten=self._flatten))
-        # What has no noise takes no switch.
-        switch = {} if noisy or not self.options.noisy else {"noisy": False}
         if not self.options.dueling:
-            return self._by_action(self.q(features, **switch))
-        value, advantages = self.value(features, **switch), self.advantage(features, **switch)
+            return self._by_action(self.q(features, noisy=noisy))
+        value = self.value(features, noisy=noisy)
+        advantages = self.advantage(features, noisy=noisy)
         if self.options.num_atoms > 1:
             value = value.unsqueeze(1)
         return dueling_values(value, self._by_action(advantages))
@@ -176,14 +155,43 @@ class QNetwork(RLModule):
         return outputs.softmax(-1) @ self.support
 
 
-class TorchQPolicy(TorchPolicy):
-    """Acts by a network of which each fragment gets noise of its own."""
+class RecurrentQNetwork(RecurrentActorCritic):
+    """Q(s, a) of all actions at once; ``action_dist_inputs`` [M, n] are these values.
 
-    draws_for_fragments = True
+    The heads are those of an actor-critic: with dueling, the value head is the state's value and
+    the other one the advantages. States have a row for each step of a batch, since replay may begin
+    a sequence anywhere.
+    """
 
-    def begin_fragment(self, rng: np.random.Generator) -> None:
-        if isinstance(self.module, QNetwork):
-            self.module.draw_noise(rng)
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        model: ModelConfig,
+        *,
+        dueling: bool,
+    ) -> None:
+        super().__init__(observation_space, action_space, model)
+        self.dueling = dueling
+        views = state_views(self.initial_state(), 1)
+        self.view_requirements = {**views, **self.view_requirements}
+
+    def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """``action_dist_inputs`` [M, n]: the values of all actions."""
+        features, _ = self.remember(batch)
+        return {col.ACTION_DIST_INPUTS: self._values(features)}
+
+    def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """One step: ``action_dist_inputs`` [S, n], and the states [S, C] after it."""
+        features, states = self.remember(batch)
+        outs = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
+        return {col.ACTION_DIST_INPUTS: self._values(features), **outs}
+
+    def _values(self, features: Tensor) -> Tensor:
+        values = self.heads.dist_inputs(features)
+        if not self.dueling:
+            return values
+        return dueling_values(self.heads.values(features)[:, None], values)
 
 
 def build_q_network(

@@ -3,11 +3,13 @@
 Owns what the memory is given and how it runs over sequences. Sampling it step by step and learning
 from sequences are one function: a step is a sequence of length 1.
 
+Batches hold the steps of sequences one after the other, [M, ...], without padding: encoders, heads
+and losses work on those, so that no padding can enter a mean. Only what runs through time needs
+sequences side by side, [S, L, ...]; `pad_sequences` and `unpad_sequences` go back and forth.
+
     S  sequences    L  steps of the longest    M  steps of all    C  units    F  features
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -17,20 +19,43 @@ from torch import Tensor, nn
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.policies.action_layout import ActionLayout, action_layout
+from rlrun.policies.action_sampling import ActionLayout, action_layout
+from rlrun.policies.layers import POLICY_GAIN, VALUE_GAIN, free_log_std
 from rlrun.policies.networks import linear
-from rlrun.policies.padding import pad_sequences, step_mask, unpad_sequences
 from rlrun.policies.rl_module import (
-    POLICY_GAIN,
-    VALUE_GAIN,
     RLModule,
     TensorBatch,
     as_features,
-    default_encoder,
-    output_size,
+    dist_inputs,
+    encoder_of,
+    flattens,
+    log_std_parameter,
     set_log_std_bias,
-    wants_conv,
 )
+
+
+def step_mask(seq_lens: Tensor) -> Tensor:
+    """True where a row of [S, L] is a step, False where it is padding; bool [S, L].
+
+    Args:
+        seq_lens: steps of each sequence, int [S].
+    """
+    steps = torch.arange(int(seq_lens.max()), device=seq_lens.device)
+    return steps < seq_lens[:, None]
+
+
+def pad_sequences(steps: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
+    """Steps [M, ...] as sequences [S, L, ...], ``value`` to the right of shorter ones."""
+    if len(steps) == mask.numel():
+        return steps.view(*mask.shape, *steps.shape[1:])
+    padded = steps.new_full((*mask.shape, *steps.shape[1:]), value)
+    padded[mask] = steps
+    return padded
+
+
+def unpad_sequences(padded: Tensor, mask: Tensor) -> Tensor:
+    """Sequences [S, L, ...] as steps [M, ...], without the padding."""
+    return padded[mask]
 
 
 class RecurrentActorCritic(RLModule):
@@ -38,24 +63,14 @@ class RecurrentActorCritic(RLModule):
 
     The memory sees the encoder's features and, if asked for, the action (one-hot) and the reward of
     the step before. Its states, h and c of an LSTM or h of a GRU, start at zero.
-
-    Args:
-        make_encoder: makes the user's own encoder, which tells its width as ``output_size``.
     """
 
     def __init__(
-        self,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        model: ModelConfig,
-        *,
-        make_encoder: Callable[[], nn.Module] | None = None,
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        self._flatten = make_encoder is None and not wants_conv(observation_space, model)
-        make_encoder = make_encoder or partial(default_encoder, observation_space, model)
-        self.encoder = make_encoder()
-        width = output_size(self.encoder)
+        self._flatten = flattens(observation_space, model)
+        self.encoder, width = encoder_of(observation_space, model)
         self.previous = PreviousStep(self, model)
         kind = nn.LSTM if model.use_lstm else nn.GRU
         self.memory = kind(width + self.previous.width, model.lstm_cell_size, batch_first=True)
@@ -73,7 +88,7 @@ class RecurrentActorCritic(RLModule):
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [M, P] and ``vf_preds`` [M]."""
-        features, _ = self._remember(batch)
+        features, _ = self.remember(batch)
         return {
             col.ACTION_DIST_INPUTS: self.heads.dist_inputs(features),
             col.VF_PREDS: self.heads.values(features),
@@ -81,15 +96,15 @@ class RecurrentActorCritic(RLModule):
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
         """One step: ``action_dist_inputs`` [S, P], and the states [S, C] after it."""
-        features, states = self._remember(batch)
+        features, states = self.remember(batch)
         outs = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
         return {col.ACTION_DIST_INPUTS: self.heads.dist_inputs(features), **outs}
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [M]."""
-        return self.heads.values(self._remember(batch)[0])
+        return self.heads.values(self.remember(batch)[0])
 
-    def _remember(self, batch: TensorBatch) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def remember(self, batch: TensorBatch) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The memory's outputs [M, C], and its states [S, C] after the last step of [S, L]."""
         obs = as_features(batch[col.OBS], flatten=self._flatten)
         x = self.previous.append(self.encoder(obs), batch)
@@ -117,23 +132,17 @@ class Heads(nn.Module):
 
     def __init__(self, module: RLModule, width: int) -> None:
         super().__init__()
-        model, num_outputs = module.model, module.distribution.num_inputs
-        self.log_std: nn.Parameter | None = None
-        free = model.free_log_std and action_layout(module.action_space).kind == "gaussian"
-        if free:
-            num_outputs //= 2
-            self.log_std = nn.Parameter(torch.full((num_outputs,), float(model.log_std_init)))
-        self.pi = linear(width, num_outputs, POLICY_GAIN)
+        action_space, model = module.action_space, module.model
+        actions = action_layout(action_space)
+        self.log_std = log_std_parameter(action_space, model)
+        self.pi = linear(width, actions.num_inputs - free_log_std(actions, model), POLICY_GAIN)
         self.vf = linear(width, 1, VALUE_GAIN)
-        if not free:
-            set_log_std_bias(self.pi, module.action_space, model.log_std_init)
+        if self.log_std is None:
+            set_log_std_bias(self.pi, action_space, model.log_std_init)
 
     def dist_inputs(self, features: Tensor) -> Tensor:
         """Features [N, F] -> [N, P]."""
-        outputs: Tensor = self.pi(features)
-        if self.log_std is None:
-            return outputs
-        return torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
+        return dist_inputs(self.log_std, self.pi(features))
 
     def values(self, features: Tensor) -> Tensor:
         """Features [N, F] -> [N]."""

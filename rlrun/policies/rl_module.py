@@ -1,7 +1,8 @@
 """RLModule: the network that acts and is trained, and the default one.
 
-Owns what a network must offer to policies and learners, the default actor-critic networks, and the
-factory that turns the `model` section into one. Must not know of Ray, environments or losses.
+Owns what a network must offer to policies and learners, encoders, and the default actor-critic
+networks; `catalog` makes a module of a `model` section. Must not know of Ray, environments or
+losses.
 
     N  rows of a batch                      P  inputs of the action distribution
     obs [N, ...] preprocessed observations: float32, or uint8 for images
@@ -9,12 +10,14 @@ factory that turns the `model` section into one. Must not know of Ray, environme
 The rows a module receives and returns are dicts of tensors named as batch columns are.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,22 +25,12 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.policies.action_layout import action_layout
+from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.distributions import Distribution, build_distribution
-from rlrun.policies.networks import MLP, ConvEncoder, is_image, linear
-from rlrun.policies.policy import state_views
+from rlrun.policies.layers import Layers, actor_critic_heads, actor_critic_network, free_log_std
+from rlrun.policies.networks import MLP, ConvEncoder, is_image
 
 TensorBatch = Mapping[str, Tensor]
-
-MEMORIES = {
-    "use_lstm": "rlrun.policies.recurrent:RecurrentActorCritic",
-    "use_gru": "rlrun.policies.recurrent:RecurrentActorCritic",
-    "use_attention": "rlrun.policies.attention:AttentionActorCritic",
-}
-"""Settings of the `model` section that give the networks a memory, and the module that has it."""
-
-POLICY_GAIN = 0.01
-VALUE_GAIN = 1.0
 
 
 class RLModule(nn.Module, ABC):
@@ -73,7 +66,7 @@ class RLModule(nn.Module, ABC):
         State k reaches the forward passes as ``state_in_<k>`` [S, ...], one row for each sequence,
         and a pass over single steps returns the next one as ``state_out_<k>``. The rows of a train
         batch are sequences of ``seq_lens`` steps, one after the other, without padding:
-        `rlrun.policies.padding` brings them into the form [S, L, ...] and back. Without
+        `rlrun.policies.recurrent` brings them into the form [S, L, ...] and back. Without
         ``seq_lens`` every row is a sequence of one step.
         """
         return []
@@ -106,7 +99,12 @@ class RLModule(nn.Module, ABC):
         return self.forward_train(batch)[col.VF_PREDS]
 
     has_vjp = False
-    """Whether `ActorCritic.vjp` can stand in for autograd."""
+    """Whether the module has a `vjp` that can stand in for autograd."""
+    noisy = False
+    """Whether `draw_noise` does something."""
+
+    def draw_noise(self, rng: np.random.Generator) -> None:
+        """Renew the noise of noisy weights."""
 
     def forward(self, batch: TensorBatch) -> dict[str, Tensor]:
         """The same as `forward_train`."""
@@ -122,48 +120,38 @@ class ActorCritic(RLModule):
     0; a free log standard deviation for each dimension of a Box action space starts at
     ``model.log_std_init``.
 
-    The parameter names are fixed (`numpy_policy` acts with the same vector): ``pi.<i>`` and
-    ``vf.<i>``, or ``encoder``, ``pi_head``, ``vf_head`` (and ``vf_encoder`` for images and users'
-    encoders with ``share_layers: false``), and ``log_std``.
-
-    Args:
-        make_encoder: makes the user's own encoder, which tells its width as ``output_size``; called
-            once, or twice with ``share_layers: false``.
+    The parameters of separate networks are ``pi.<i>`` and ``vf.<i>`` of `actor_critic_network`;
+    otherwise there are ``encoder``, ``pi_head``, ``vf_head``, and ``vf_encoder`` for images and
+    users' encoders with ``share_layers: false``. ``log_std`` comes before all of them.
     """
 
+    pi: MLP
+    vf: MLP
+    pi_head: MLP
+    vf_head: MLP
+
     def __init__(
-        self,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        model: ModelConfig,
-        *,
-        make_encoder: Callable[[], nn.Module] | None = None,
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        num_outputs = self.distribution.num_inputs
-        self.log_std: nn.Parameter | None = None
-        free_log_std = model.free_log_std and action_layout(action_space).kind == "gaussian"
-        if free_log_std:
-            num_outputs //= 2
-            self.log_std = nn.Parameter(torch.full((num_outputs,), float(model.log_std_init)))
-        conv = make_encoder is None and wants_conv(observation_space, model)
-        self._flatten = make_encoder is None and not conv
+        actions = action_layout(action_space)
+        self.log_std = log_std_parameter(action_space, model)
+        self._flatten = flattens(observation_space, model)
         shared = not self._flatten if model.share_layers is None else model.share_layers
         self._separate_mlps = self._flatten and not shared
         if self._separate_mlps:
-            sizes = [gym.spaces.flatdim(box_of(observation_space)), *model.hidden]
-            self.pi = MLP([*sizes, num_outputs], model.activation, output_gain=POLICY_GAIN)
-            self.vf = MLP([*sizes, 1], model.activation, output_gain=VALUE_GAIN)
-            head = self.pi.last
+            num_features = gym.spaces.flatdim(box_of(observation_space))
+            branches = actor_critic_network(num_features, actions, model).branches
         else:
-            make_encoder = make_encoder or partial(default_encoder, observation_space, model)
-            self.encoder = make_encoder()
-            self.vf_encoder = None if shared else make_encoder()
-            width = output_size(self.encoder)
-            head = self.pi_head = linear(width, num_outputs, POLICY_GAIN)
-            self.vf_head = linear(width, 1, VALUE_GAIN)
-        if not free_log_std:
-            set_log_std_bias(head, action_space, model.log_std_init)
+            self.encoder, width = encoder_of(observation_space, model)
+            self.vf_encoder = None if shared else encoder_of(observation_space, model)[0]
+            num_outputs = actions.num_inputs - free_log_std(actions, model)
+            branches = actor_critic_heads(width, num_outputs)
+        for name, layers in branches.items():
+            self.add_module(name, MLP(layers))
+        head = self.pi if self._separate_mlps else self.pi_head
+        if self.log_std is None:
+            set_log_std_bias(head.last, action_space, model.log_std_init)
         self.has_vjp = (
             type(self) is ActorCritic  # a subclass may compute something else
             and self._separate_mlps
@@ -176,13 +164,13 @@ class ActorCritic(RLModule):
         obs = as_features(batch[col.OBS], flatten=self._flatten)
         if self._separate_mlps:
             return {
-                col.ACTION_DIST_INPUTS: self._dist_inputs(self.pi(obs)),
+                col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(obs)),
                 col.VF_PREDS: self.vf(obs).squeeze(-1),
             }
         features = self.encoder(obs)
         value_features = features if self.vf_encoder is None else self.vf_encoder(obs)
         return {
-            col.ACTION_DIST_INPUTS: self._dist_inputs(self.pi_head(features)),
+            col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi_head(features)),
             col.VF_PREDS: self.vf_head(value_features).squeeze(-1),
         }
 
@@ -190,7 +178,7 @@ class ActorCritic(RLModule):
         """``action_dist_inputs`` [N, P] alone."""
         obs = as_features(batch[col.OBS], flatten=self._flatten)
         outputs = self.pi(obs) if self._separate_mlps else self.pi_head(self.encoder(obs))
-        return {col.ACTION_DIST_INPUTS: self._dist_inputs(outputs)}
+        return {col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, outputs)}
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [N], without the policy branch."""
@@ -218,12 +206,29 @@ class ActorCritic(RLModule):
             policy_backward(d_inputs)
             value_backward(d_values.unsqueeze(-1))
 
-        return self._dist_inputs(outputs), values.squeeze(-1), backward
+        return dist_inputs(self.log_std, outputs), values.squeeze(-1), backward
 
-    def _dist_inputs(self, outputs: Tensor) -> Tensor:
-        if self.log_std is None:
-            return outputs
-        return torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
+
+def log_std_parameter(action_space: gym.Space[Any], model: ModelConfig) -> nn.Parameter | None:
+    """A free log standard deviation for each dimension of a Box, if the model has them."""
+    count = free_log_std(action_layout(action_space), model)
+    return nn.Parameter(torch.full((count,), float(model.log_std_init))) if count else None
+
+
+def dist_inputs(log_std: Tensor | None, outputs: Tensor) -> Tensor:
+    """The outputs of a policy head, with free log standard deviations: [N, P]."""
+    if log_std is None:
+        return outputs
+    return torch.cat((outputs, log_std.expand_as(outputs)), dim=-1)
+
+
+def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], log_std_init: float) -> None:
+    """Start log standard deviations that the head computes at ``log_std_init`` too."""
+    with torch.no_grad():
+        for leaf in action_layout(action_space).leaves:
+            if leaf.kind == "gaussian":
+                start = leaf.inputs.start + leaf.num_columns
+                head.bias[start : leaf.inputs.stop] = log_std_init
 
 
 def as_features(obs: Tensor, *, flatten: bool) -> Tensor:
@@ -234,17 +239,49 @@ def as_features(obs: Tensor, *, flatten: bool) -> Tensor:
     return obs.flatten(1) if flatten and obs.dim() > 2 else obs
 
 
-def wants_conv(space: gym.Space[Any], model: ModelConfig) -> bool:
-    """Whether observations of this space are encoded by convolutions."""
-    return model.conv is not None or is_image(box_of(space).shape)
+def flattens(space: gym.Space[Any], model: ModelConfig) -> bool:
+    """Whether observations are encoded by an MLP, flat, and not by convolutions or user's code."""
+    if _own_encoder(model) is not None:
+        return False
+    return model.conv is None and not is_image(box_of(space).shape)
 
 
-def default_encoder(space: gym.Space[Any], model: ModelConfig) -> nn.Module:
-    """Convolutions or hidden layers, as the `model` section has them."""
-    box = box_of(space)
-    if wants_conv(space, model):
-        return ConvEncoder(box.shape, model.conv, model.conv_head)
-    return MLP([gym.spaces.flatdim(box), *model.hidden], model.activation)
+def encoder_of(
+    space: gym.Space[Any],
+    model: ModelConfig,
+    init: Literal["orthogonal", "uniform"] = "orthogonal",
+) -> tuple[Any, int]:
+    """An encoder as the `model` section describes it, and the number of its features.
+
+    Convolutions for images, hidden layers for flat observations, or the torch module that
+    ``model.use`` names.
+
+    Raises:
+        TypeError: when the user's encoder does not tell its ``output_size``.
+    """
+    own = _own_encoder(model)
+    encoder: nn.Module
+    if own is not None:
+        encoder = own(space, **model.kwargs)
+    elif flattens(space, model):
+        sizes = (gym.spaces.flatdim(box_of(space)), *model.hidden)
+        encoder = MLP(Layers(sizes, model.activation, init=init))
+    else:
+        encoder = ConvEncoder(box_of(space).shape, model.conv, model.conv_head, init)
+    size = getattr(encoder, "output_size", None)
+    if not isinstance(size, int):
+        raise TypeError(
+            f"model.use: {type(encoder).__name__} must have an integer attribute output_size, the "
+            f"number of features it returns for each row; it has {size!r}"
+        )
+    return encoder, size
+
+
+def _own_encoder(model: ModelConfig) -> Callable[..., nn.Module] | None:
+    """What ``model.use`` names, unless it is a whole module."""
+    named = None if model.use is None else import_object(model.use)
+    whole = isinstance(named, type) and issubclass(named, RLModule)
+    return None if whole else named
 
 
 def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
@@ -258,65 +295,58 @@ def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
     return space
 
 
-def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], log_std_init: float) -> None:
-    """Start log standard deviations that the head computes at ``log_std_init`` too."""
-    with torch.no_grad():
-        for leaf in action_layout(action_space).leaves:
-            if leaf.kind == "gaussian":
-                start = leaf.inputs.start + leaf.num_columns
-                head.bias[start : leaf.inputs.stop] = log_std_init
+class MultiAgentRLModule(nn.Module, Mapping[str, RLModule]):
+    """A mapping of policy ids to modules, and a torch module itself: its parameters are all theirs.
 
-
-ModuleFactory = Callable[[gym.Space[Any], gym.Space[Any], ModelConfig], RLModule]
-"""Makes a module for an observation space, an action space and the `model` section."""
-
-
-def build_module(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
-) -> RLModule:
-    """The module of a `model` section, its states among its views; see `_make_module`."""
-    module = _make_module(observation_space, action_space, model)
-    views = state_views(module.initial_state(), model.max_seq_len)
-    module.view_requirements = {**views, **module.view_requirements}
-    return module
-
-
-def _make_module(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
-) -> RLModule:
-    """The module that a `model` section describes, on the CPU, with freshly drawn weights.
-
-    ``model.use`` names an `RLModule` subclass, or a ``torch.nn.Module`` that only encodes: it is
-    constructed with the observation space and the section's further keys, maps observations
-    [N, ...] (float32; images scaled to [0, 1]) to features [N, output_size] and says that
-    ``output_size``; the two heads are added to it.
-
-    Raises:
-        TypeError: when ``model.use`` names neither.
+    Args:
+        modules: policy id -> module; an id may hold any characters.
     """
-    default = ActorCritic
-    for switch, path in MEMORIES.items():
-        if getattr(model, switch):
-            default = import_object(path)
-    if model.use is None:
-        return default(observation_space, action_space, model)
-    factory = import_object(model.use)
-    if isinstance(factory, type) and issubclass(factory, RLModule):
-        return factory(observation_space, action_space, model, **model.kwargs)
-    if isinstance(factory, type) and issubclass(factory, nn.Module):
-        make_encoder = partial(factory, observation_space, **model.kwargs)
-        return default(observation_space, action_space, model, make_encoder=make_encoder)
-    raise TypeError(
-        f"model.use: {model.use} is neither a subclass of rlrun.RLModule nor one of torch.nn.Module"
-    )
 
+    def __init__(self, modules: Mapping[str, RLModule]) -> None:
+        super().__init__()
+        self._ids = list(modules)
+        self._list = nn.ModuleList(modules.values())
 
-def output_size(encoder: nn.Module) -> int:
-    """Features of one row; raises TypeError for an encoder that does not tell."""
-    size = getattr(encoder, "output_size", None)
-    if not isinstance(size, int):
-        raise TypeError(
-            f"model.use: {type(encoder).__name__} must have an integer attribute output_size, the "
-            f"number of features it returns for each row; it has {size!r}"
-        )
-    return size
+    def __getitem__(self, policy_id: str) -> RLModule:
+        if policy_id not in self._ids:
+            raise KeyError(policy_id)
+        module: Any = self._list[self._ids.index(policy_id)]
+        return module
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def add(self, policy_id: str, module: RLModule) -> None:
+        """Have a further module; raises ValueError for an id that is taken."""
+        if policy_id in self._ids:
+            raise ValueError(f"there is a module {policy_id!r} already")
+        self._ids.append(policy_id)
+        self._list.append(module)
+
+    def remove(self, policy_id: str) -> None:
+        """Forget a module; raises KeyError for an id that nobody has."""
+        if policy_id not in self._ids:
+            raise KeyError(policy_id)
+        index = self._ids.index(policy_id)
+        del self._list[index], self._ids[index]
+
+    def forward_inference(self, batch: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+        """`RLModule.forward_inference` of each module that has a part of the batch."""
+        return {name: self[name].forward_inference(dict(part)) for name, part in batch.items()}
+
+    def forward_exploration(self, batch: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+        """`RLModule.forward_exploration` of each module that has a part of the batch."""
+        return {name: self[name].forward_exploration(dict(part)) for name, part in batch.items()}
+
+    def forward_train(self, batch: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+        """`RLModule.forward_train` of each module that has a part of the batch."""
+        return {name: self[name].forward_train(dict(part)) for name, part in batch.items()}

@@ -15,12 +15,14 @@ import torch
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.action_sampling import ActionSampler, action_sampler
-from rlrun.policies.flat_parameters import FlatParameters, Layout, to_tensor
-from rlrun.policies.policy import Array, Policy
-from rlrun.policies.rl_module import RLModule, build_module
+from rlrun.policies.catalog import build_module
+from rlrun.policies.flat_parameters import FlatParameters, to_tensor
+from rlrun.policies.layers import Layout
+from rlrun.policies.policy import Array, NetworkPolicy
+from rlrun.policies.rl_module import RLModule
 
 
-class TorchPolicy(Policy):
+class TorchPolicy(NetworkPolicy):
     """Acts with an `RLModule`, in evaluation mode and without gradients.
 
     Args:
@@ -28,7 +30,9 @@ class TorchPolicy(Policy):
         action_space: of the environment.
         model: the `model` section; builds the module unless one is given.
         module: act with this module, re-homed into one flat vector and moved to ``device``.
-        sampler: turns what the module puts out into actions; by default samples from it.
+        sampler: turns the module's outputs into actions; by default samples from the action
+            distribution.
+        with_logp: whether batches get ``action_logp``.
         device: where the forward pass runs.
     """
 
@@ -40,15 +44,18 @@ class TorchPolicy(Policy):
         *,
         module: RLModule | None = None,
         sampler: ActionSampler | None = None,
+        with_logp: bool = True,
         device: str | torch.device = "cpu",
     ) -> None:
-        super().__init__(observation_space, action_space)
+        if sampler is None:
+            sampler = action_sampler(action_space)
+        super().__init__(observation_space, action_space, sampler, with_logp=with_logp)
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"
         if module is None:
             module = build_module(observation_space, action_space, model)
         self.module = module.to(self.device).eval()
-        self.sampler = action_sampler(action_space) if sampler is None else sampler
+        self.draws_for_fragments = module.noisy
         self._flat = FlatParameters(self.module)
         self.view_requirements = dict(self.module.view_requirements)
         self._state_outs = [
@@ -100,18 +107,8 @@ class TorchPolicy(Policy):
             noise = self.sampler.draw(np.random.default_rng(), 1, len(inputs))[0]
         return self.sampler.sample(inputs, noise), states, fetches
 
-    def draw_noise(self, rng: np.random.Generator, length: int, lanes: int) -> Array:
-        """Noise for a fragment, ``[length, lanes, K]``."""
-        return self.sampler.draw(rng, length, lanes)
-
-    def set_exploration(self, settings: Mapping[str, float]) -> None:
-        """Hand the settings to the sampler."""
-        self.sampler.set_exploration(settings)
-
-    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        """``action_logp`` [N] of a finished fragment."""
-        inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
-        return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}
+    def begin_fragment(self, rng: np.random.Generator) -> None:
+        self.module.draw_noise(rng)
 
     def get_weights(self) -> Array:
         """The flat vector, float32 [P], copied."""

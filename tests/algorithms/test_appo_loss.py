@@ -9,7 +9,7 @@ from finite_differences import check_gradients
 from rlrun.algorithms.appo import BEHAVIOUR_LOGP, appo_loss
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.rl_module import build_module
+from rlrun.policies.catalog import build_module
 
 N, ACTIONS = 9, 3
 ARGUMENTS = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "entropy_coeff": 0.01, "kl_coeff": 0.3}

@@ -15,8 +15,8 @@ from rlrun.algorithms.dqn import dqn_loss
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.learning.value_rescaling import rescale, unrescale
+from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork
-from rlrun.policies.q_options import QOptions
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 

@@ -20,8 +20,8 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import add_advantages
 from rlrun.learning.vtrace import VTraceSettings, add_vtrace
+from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import build_q_network
-from rlrun.policies.q_options import QOptions
 from rlrun.policies.rl_module import ActorCritic
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
 
@@ -190,7 +190,7 @@ def test_pitfall_11_what_a_loss_compares_with_is_computed_without_dropout_as_act
     algorithm.unneeded = {}
     module = algorithm.learner.module
     with torch.no_grad():  # logits far enough apart for dropout to matter
-        module.pi_head.weight.mul_(300.0)
+        module.pi_head.last.weight.mul_(300.0)
     algorithm.sync_weights()
     batch = algorithm.sample()
     rows = algorithm.learner.load(batch, (col.ACTIONS,))

@@ -11,7 +11,8 @@ from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import standardized_advantages
-from rlrun.policies.rl_module import ActorCritic, build_module
+from rlrun.policies.catalog import build_module
+from rlrun.policies.rl_module import ActorCritic
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 SPACES = {

@@ -9,7 +9,7 @@ from rlrun.algorithms.ppo import AdaptiveKL, clipped_value_loss, ppo_loss
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.learning.returns import standardized, standardized_advantages
-from rlrun.policies.rl_module import build_module
+from rlrun.policies.catalog import build_module
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 SPACES = {

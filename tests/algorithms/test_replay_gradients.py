@@ -14,8 +14,8 @@ from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
 from rlrun.policies.action_sampling import LOG_STD_BOUNDS
+from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import QNetwork, build_q_network
-from rlrun.policies.q_options import QOptions
 from rlrun.policies.soft_actor_critic import SACPolicyNetwork, TwinQNetwork
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.connectors.actions import ActionPipeline
-from rlrun.policies.action_layout import action_layout
+from rlrun.policies.action_sampling import action_layout
 
 N = 4
 SPACES: dict[str, gym.Space] = {
@@ -47,9 +47,9 @@ def module_actions(space: gym.Space, seed: int = 0) -> np.ndarray:
             columns.append(rng.integers(0, 2, (N, leaf.num_columns)))
         else:
             columns.append(rng.integers(0, leaf.categories, (N, leaf.num_columns)))
-    dtype = np.int64 if layout.kind == "categorical" else np.float32
+    dtype = np.int64 if "categorical" in layout.kind else np.float32
     actions = np.concatenate(columns, axis=1).astype(dtype)
-    return actions[:, 0] if layout.scalar else actions
+    return actions[:, 0] if layout.kind == "categorical" else actions
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -43,6 +43,8 @@ ACTING = (
     "policies/policy.py",
     "policies/numpy_policy.py",
     "policies/q_policy.py",
+    "policies/sac_policy.py",
+    "policies/layers.py",
     "policies/action_sampling.py",
 )
 

@@ -10,7 +10,7 @@ from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
-from rlrun.policies.rl_module import build_module
+from rlrun.policies.catalog import build_module
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 

@@ -20,7 +20,7 @@ from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import LearnerGroup, LearnersError, build_learner
 from rlrun.learning.peers import Peers
 from rlrun.learning.returns import standardized_advantages
-from rlrun.policies.rl_module import build_module
+from rlrun.policies.catalog import build_module
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 NAMES = (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS, col.ACTION_LOGP, col.VF_PREDS)

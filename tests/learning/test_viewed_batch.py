@@ -18,8 +18,9 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.learning.learner import Learner
+from rlrun.policies.catalog import build_module
 from rlrun.policies.policy import state_names
-from rlrun.policies.rl_module import RLModule, build_module
+from rlrun.policies.rl_module import RLModule
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest

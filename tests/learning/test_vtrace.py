@@ -12,7 +12,7 @@ from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import discounted_returns
 from rlrun.learning.vtrace import VTraceSettings, add_vtrace, vtrace, vtrace_of_rows
-from rlrun.policies.rl_module import build_module
+from rlrun.policies.catalog import build_module
 from rlrun.sampling.runner_messages import SampleRequest
 
 

@@ -9,8 +9,7 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from rlrun.policies.action_layout import action_layout
-from rlrun.policies.action_sampling import action_sampler
+from rlrun.policies.action_sampling import action_layout, action_sampler
 from rlrun.policies.distributions import Distribution, build_distribution
 
 N = 6
@@ -74,7 +73,7 @@ each_space = pytest.mark.parametrize("name", SPACES)
 
 
 @each_space
-def test_pitfall_13_logp_and_entropy_are_those_of_torch(name: str) -> None:
+def test_logp_and_entropy_are_those_of_torch(name: str) -> None:
     space = SPACES[name]
     distribution, inputs = build_distribution(space), sample_inputs(space)
     actions = sample_actions(space, inputs)
@@ -124,7 +123,9 @@ def test_the_numpy_sampler_agrees_on_the_log_probability(name: str) -> None:
     distribution = build_distribution(space)
     assert distribution.num_inputs == sampler.num_inputs == layout.num_inputs
     assert layout.num_columns == sampler.width
-    assert tuple(actions.shape[1:]) == (() if layout.scalar else (layout.num_columns,))
+    assert tuple(actions.shape[1:]) == (
+        () if layout.kind == "categorical" else (layout.num_columns,)
+    )
     mine = sampler.log_prob(inputs.numpy(), actions.numpy())
     np.testing.assert_allclose(mine, distribution.logp(inputs, actions), rtol=1e-5, atol=1e-6)
 
@@ -153,7 +154,7 @@ def test_a_hand_worked_gaussian() -> None:
 def test_integer_boxes_are_categories() -> None:
     space = gym.spaces.Box(np.array([2, -1]), np.array([4, 0]), dtype=np.int64)
     layout = action_layout(space)
-    assert (layout.kind, layout.leaves[0].categories) == ("categorical", (3, 2))
+    assert (layout.kind, layout.leaves[0].categories) == ("multi_categorical", (3, 2))
     logp = build_distribution(space).logp(torch.zeros(1, 5), torch.tensor([[2, 1]]))
     assert logp.item() == pytest.approx(-np.log(6))
 

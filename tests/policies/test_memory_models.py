@@ -15,10 +15,10 @@ from rlrun.config.schema import ModelConfig
 from rlrun.connectors.observations import Preprocessor
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.policies import padding
-from rlrun.policies.padding import pad_sequences, step_mask, unpad_sequences
+from rlrun.policies.catalog import build_module
 from rlrun.policies.policy import state_names
-from rlrun.policies.rl_module import RLModule, build_module
+from rlrun.policies.recurrent import pad_sequences, step_mask, unpad_sequences
+from rlrun.policies.rl_module import RLModule
 
 NESTED = gym.spaces.Dict(
     {
@@ -186,7 +186,7 @@ CASES = st.one_of(
     seq_lens=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     seed=st.integers(0, 2**16),
 )
-def test_pitfall_62_sequences_are_the_same_as_steps(case, actions, seq_lens, seed):
+def test_sequences_are_the_same_as_steps(case, actions, seq_lens, seed):
     module = make(*case, actions)
     batch = random_batch(module, seq_lens, np.random.default_rng(seed))
     with torch.no_grad():
@@ -204,16 +204,16 @@ def test_pitfall_62_sequences_are_the_same_as_steps(case, actions, seq_lens, see
     seq_lens=st.lists(st.integers(1, 6), min_size=2, max_size=5).filter(lambda n: len(set(n)) > 1),
     junk=st.floats(-1e6, 1e6).filter(lambda x: abs(x) > 1e-3),
 )
-def test_pitfall_65_what_the_padding_holds_changes_nothing(case, actions, seq_lens, junk):
+def test_what_the_padding_holds_changes_nothing(case, actions, seq_lens, junk):
     """Neither outputs nor gradients, whatever stands behind the shorter sequences."""
     module = make(*case, actions)
     batch = random_batch(module, seq_lens, np.random.default_rng(1))
-    results, padded = [], []
+    results, padded, pad_with = [], [], pad_sequences
     for value in (0.0, junk):
 
         def pad(steps, mask, value=value):
             padded.append(int((~mask).sum()))
-            return padding.pad_sequences(steps, mask, value)
+            return pad_with(steps, mask, value)
 
         with pytest.MonkeyPatch.context() as patch:
             for place in ("rlrun.policies.recurrent", "rlrun.policies.attention", __name__):

@@ -7,7 +7,7 @@ import torch
 
 from rlrun import MultiAgentRLModule
 from rlrun.config.schema import ModelConfig
-from rlrun.policies.rl_module import build_module
+from rlrun.policies.catalog import build_module
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 

@@ -10,11 +10,11 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.action_sampling import EpsilonGreedySampler
 from rlrun.policies.flat_parameters import FlatParameters
-from rlrun.policies.networks import dueling_values
-from rlrun.policies.noisy import NoisyMLP
-from rlrun.policies.q_network import QNetwork, build_q_network
-from rlrun.policies.q_options import QOptions
-from rlrun.policies.q_policy import MLPQPolicy, build_q_policy
+from rlrun.policies.layers import Layers, QOptions
+from rlrun.policies.networks import MLP
+from rlrun.policies.numpy_policy import MLPPolicy
+from rlrun.policies.q_network import QNetwork, build_q_network, dueling_values
+from rlrun.policies.q_policy import build_q_policy
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = gym.spaces.Discrete(3)
@@ -30,7 +30,7 @@ def test_the_numpy_policy_acts_with_the_networks_values(dueling, hidden, noisy, 
     network = build_q_network(OBS_SPACE, ACTIONS, model, options=options)
     flat = FlatParameters(network)
     policy = build_q_policy(OBS_SPACE, ACTIONS, model, options=options)
-    assert isinstance(policy, MLPQPolicy)
+    assert isinstance(policy, MLPPolicy)
     assert policy.layout == flat.layout
     weights = np.random.default_rng(0).normal(size=policy.num_parameters).astype(np.float32)
     flat.load(weights)
@@ -58,14 +58,14 @@ def test_images_are_acted_on_with_torch_and_the_same_weights():
     np.testing.assert_allclose(extras[col.ACTION_DIST_INPUTS], values.numpy(), rtol=1e-5)
 
 
-def test_pitfall_41_dueling_subtracts_the_mean_over_actions():
+def test_dueling_subtracts_the_mean_over_actions():
     values = dueling_values(torch.tensor([[10.0]]), torch.tensor([[1.0, 2.0, 6.0]]))
     assert values.tolist() == [[8.0, 9.0, 13.0]]
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_epsilon_is_the_share_of_uniform_actions_and_logp_says_so(epsilon):
-    sampler = EpsilonGreedySampler(ACTIONS)
+    sampler = EpsilonGreedySampler(3)
     sampler.set_exploration({"epsilon": epsilon})
     noise = sampler.draw(np.random.default_rng(0), 1, 30_000)[0]
     values = np.tile(np.array([0.0, 5.0, -1.0], np.float32), (30_000, 1))
@@ -79,7 +79,7 @@ def test_epsilon_is_the_share_of_uniform_actions_and_logp_says_so(epsilon):
 
 
 def test_the_highest_noise_there_is_chooses_the_last_action():
-    sampler = EpsilonGreedySampler(ACTIONS)
+    sampler = EpsilonGreedySampler(3)
     sampler.set_exploration({"epsilon": 1.0})
     highest = np.nextafter(np.float32(1), np.float32(0))
     assert sampler.sample(np.zeros((1, 3), np.float32), np.array([[0.5, highest]])).tolist() == [2]
@@ -92,7 +92,7 @@ def test_other_action_spaces_are_refused_by_name():
         )
 
 
-def test_pitfall_43_noise_is_new_in_each_fragment_the_learners_own_and_not_there_in_evaluation():
+def test_noise_is_new_in_each_fragment_the_learners_own_and_not_there_in_evaluation():
     model, options = ModelConfig(hidden=(7, 6)), QOptions(dueling=True, noisy=True)
     network = build_q_network(OBS_SPACE, ACTIONS, model, options=options)
     policy = build_q_policy(OBS_SPACE, ACTIONS, model, options=options)
@@ -146,7 +146,7 @@ def test_layers_start_uniform_within_the_root_of_their_inputs(dueling, noisy, im
 def test_noisy_weights_are_their_means_and_factorised_noise():
     """Fortunato et al., eq. 10 and 11, for one layer, number by number."""
     torch.manual_seed(0)
-    layer = NoisyMLP([3, 2], "relu", sigma=0.5)
+    layer = MLP(Layers((3, 2), "relu", 1.0, "uniform", sigma0=0.5))
     rng = np.random.default_rng(7)
     layer.draw_noise(rng)
     e = np.random.default_rng(7).standard_normal(5, dtype=np.float32)

@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies import padding
-from rlrun.policies.action_layout import action_layout
-from rlrun.policies.recurrent import one_hot_actions, one_hot_width
-from rlrun.policies.rl_module import build_module
+from rlrun.policies.action_sampling import action_layout
+from rlrun.policies.catalog import build_module
+from rlrun.policies.recurrent import (
+    one_hot_actions,
+    one_hot_width,
+    pad_sequences,
+    step_mask,
+    unpad_sequences,
+)
 from rlrun.policies.torch_policy import TorchPolicy
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -59,15 +64,15 @@ def random_batch(module, seq_lens, rng, observations=VECTOR):
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
 def test_padding_goes_back_and_forth(seq_lens):
     steps = torch.arange(sum(seq_lens) * 2.0).view(-1, 2)
-    mask = padding.step_mask(torch.tensor(seq_lens))
-    padded = padding.pad_sequences(steps, mask, -1.0)
+    mask = step_mask(torch.tensor(seq_lens))
+    padded = pad_sequences(steps, mask, -1.0)
     assert padded.shape == (len(seq_lens), max(seq_lens), 2)
     begin = 0
     for sequence, length in zip(padded, seq_lens, strict=True):
         assert sequence[:length].tolist() == steps[begin : begin + length].tolist()
         assert (sequence[length:] == -1).all(), "padding stands to the right"
         begin += length
-    assert padding.unpad_sequences(padded, mask).tolist() == steps.tolist()
+    assert unpad_sequences(padded, mask).tolist() == steps.tolist()
 
 
 @pytest.mark.parametrize("actions", sorted(SPACES))

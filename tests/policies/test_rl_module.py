@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.config.schema import ModelConfig
-from rlrun.policies.action_layout import action_layout
+from rlrun.policies.action_sampling import action_layout
+from rlrun.policies.catalog import build_module
+from rlrun.policies.layers import Layers
 from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first, is_image
-from rlrun.policies.rl_module import ActorCritic, RLModule, build_module
+from rlrun.policies.rl_module import ActorCritic, RLModule
 
 VECTOR = gym.spaces.Box(-1, 1, (4,))
 ACTION_SPACES: dict[str, gym.Space] = {
@@ -79,8 +81,8 @@ def test_names_and_counts_of_separate_mlps() -> None:
 def test_names_and_counts_of_a_shared_mlp_and_of_linear_networks() -> None:
     module = build(VECTOR, gym.spaces.Discrete(3), hidden=(32,), share_layers=True)
     assert [name for name, _ in module.named_parameters()] == [
-        "encoder.0.weight", "encoder.0.bias", "pi_head.weight", "pi_head.bias",
-        "vf_head.weight", "vf_head.bias",
+        "encoder.0.weight", "encoder.0.bias", "pi_head.0.weight", "pi_head.0.bias",
+        "vf_head.0.weight", "vf_head.0.bias",
     ]  # fmt: skip
     assert count(module) == (4 * 32 + 32) + (32 * 3 + 3) + (32 + 1)
     for share_layers in (True, False):
@@ -122,7 +124,7 @@ def test_bytes_are_scaled_and_floats_are_not() -> None:
     torch.testing.assert_close(module.forward_train({"obs": images}), scaled)
 
 
-def test_pitfall_1_initialisation_is_the_papers() -> None:
+def test_initialisation_is_the_papers() -> None:
     module = build(VECTOR, gym.spaces.Box(-1, 1, (2,)), hidden=(64, 64), log_std_init=-0.5)
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
@@ -147,10 +149,10 @@ ROOT = 2**0.5
 @pytest.mark.parametrize(
     ("observations", "model", "gains"),
     [
-        ("vector", SHARED, {"encoder.0": ROOT, "encoder.1": ROOT, "pi_head": 0.01, "vf_head": 1.0}),
+        ("vector", SHARED, {"encoder.0": ROOT, "encoder.1": ROOT, "pi_head.0": 0.01, "vf_head.0": 1.0}),
         ("image", {"conv_head": 32}, {
             "encoder.conv.0": ROOT, "encoder.conv.2": ROOT, "encoder.fc": ROOT,
-            "pi_head": 0.01, "vf_head": 1.0,
+            "pi_head.0": 0.01, "vf_head.0": 1.0,
         }),
         ("vector", {"use_lstm": True, "lstm_cell_size": 8}, {
             "encoder.1": ROOT, "memory.weight_ih_l0": 1.0, "memory.weight_hh_l0": 1.0,
@@ -158,7 +160,7 @@ ROOT = 2**0.5
         }),
     ],
 )  # fmt: skip
-def test_pitfall_1_shared_encoders_images_and_memories_start_alike(
+def test_shared_encoders_images_and_memories_start_alike(
     observations: str, model: dict[str, Any], gains: dict[str, float]
 ) -> None:
     module = build(OBSERVATION_SPACES[observations], gym.spaces.Discrete(3), **model)
@@ -188,8 +190,8 @@ def test_log_std_of_the_head_starts_at_its_setting_too(actions: str) -> None:
      ("silu", nn.functional.silu), ("gelu", nn.functional.gelu)],
 )  # fmt: skip
 def test_mlp_against_sequential(activation: str, function: Any) -> None:
-    mlp = MLP([3, 8, 5, 2], activation, output_gain=1.0)
-    encoder = MLP([3, 8, 5], activation)
+    mlp = MLP(Layers((3, 8, 5, 2), activation, output_gain=1.0))
+    encoder = MLP(Layers((3, 8, 5), activation))
     encoder.load_state_dict({k: v for k, v in mlp.state_dict().items() if k[0] != "2"})
     x = torch.randn(4, 3)
     layers = list(mlp.children())

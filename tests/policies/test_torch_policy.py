@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rlrun.config.schema import ModelConfig
+from rlrun.policies.catalog import build_module
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.numpy_policy import MLPPolicy
-from rlrun.policies.rl_module import RLModule, build_module
+from rlrun.policies.rl_module import RLModule
 from rlrun.policies.torch_policy import TorchPolicy
 
 VECTOR = gym.spaces.Box(-1, 1, (4,))

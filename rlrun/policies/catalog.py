@@ -1,0 +1,77 @@
+"""Modules made from a `model` section: rlrun's own, with or without a memory, or the user's.
+
+Owns which module a section describes. Must not know of algorithms.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import nn
+
+from rlrun.config.registry import import_object
+from rlrun.config.schema import ModelConfig
+from rlrun.policies.attention import AttentionActorCritic
+from rlrun.policies.policy import state_views
+from rlrun.policies.recurrent import RecurrentActorCritic
+from rlrun.policies.rl_module import ActorCritic, RLModule
+
+MEMORIES: dict[str, type[RLModule]] = {
+    "use_lstm": RecurrentActorCritic,
+    "use_gru": RecurrentActorCritic,
+    "use_attention": AttentionActorCritic,
+}
+"""Settings of the `model` section that give the networks a memory, and the module that has it."""
+
+ModuleFactory = Callable[[gym.Space[Any], gym.Space[Any], ModelConfig], RLModule]
+"""Makes a module for an observation space, an action space and the `model` section."""
+
+
+def build_module(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
+) -> RLModule:
+    """The module that a `model` section describes, on the CPU, with freshly drawn weights.
+
+    ``model.use`` names an `RLModule` subclass, or a ``torch.nn.Module`` that only encodes: it is
+    constructed with the observation space and the section's further keys, maps observations
+    [N, ...] (float32; images scaled to [0, 1]) to features [N, output_size] and says that
+    ``output_size``; the two heads are added to it. The module's states are among its views.
+
+    Raises:
+        TypeError: when ``model.use`` names neither.
+    """
+    named = None if model.use is None else import_object(model.use)
+    if isinstance(named, type) and issubclass(named, RLModule):
+        module = named(observation_space, action_space, model, **model.kwargs)
+    elif named is None or (isinstance(named, type) and issubclass(named, nn.Module)):
+        kind: type[RLModule] = ActorCritic
+        for switch, with_memory in MEMORIES.items():
+            kind = with_memory if getattr(model, switch) else kind
+        module = kind(observation_space, action_space, model)
+    else:
+        raise TypeError(
+            f"model.use: {model.use} is neither a subclass of rlrun.RLModule nor one of "
+            "torch.nn.Module"
+        )
+    views = state_views(module.initial_state(), model.max_seq_len)
+    module.view_requirements = {**views, **module.view_requirements}
+    return module
+
+
+def seeded_module(
+    factory: ModuleFactory,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    model: ModelConfig,
+    seed: int,
+) -> RLModule:
+    """A module whose initial weights follow from the seed alone."""
+    torch.manual_seed(seed)
+    # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return factory(observation_space, action_space, model)
+    finally:
+        torch.set_num_threads(num_threads)
