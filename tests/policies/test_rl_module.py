@@ -149,7 +149,9 @@ ROOT = 2**0.5
 @pytest.mark.parametrize(
     ("observations", "model", "gains"),
     [
-        ("vector", SHARED, {"encoder.0": ROOT, "encoder.1": ROOT, "pi_head.0": 0.01, "vf_head.0": 1.0}),
+        ("vector", SHARED, {
+            "encoder.0": ROOT, "encoder.1": ROOT, "pi_head.0": 0.01, "vf_head.0": 1.0,
+        }),
         ("image", {"conv_head": 32}, {
             "encoder.conv.0": ROOT, "encoder.conv.2": ROOT, "encoder.fc": ROOT,
             "pi_head.0": 0.01, "vf_head.0": 1.0,
