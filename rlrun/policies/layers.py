@@ -92,20 +92,21 @@ class Network:
 def actor_critic_network(num_features: int, actions: ActionLayout, model: ModelConfig) -> Network:
     """Policy and value function: two networks, or two heads on one encoder."""
     num_log_std = free_log_std(actions, model)
-    num_outputs = actions.num_inputs - num_log_std
     sizes, activation = (num_features, *model.hidden), model.activation
     if model.share_layers:
-        encoder, heads = Layers(sizes, activation), actor_critic_heads(sizes[-1], num_outputs)
+        encoder = Layers(sizes, activation)
+        heads = actor_critic_heads(sizes[-1], actions, model)
         return Network({"encoder": encoder, **heads}, num_log_std)
-    pi = Layers((*sizes, num_outputs), activation, POLICY_GAIN)
+    pi = Layers((*sizes, actions.num_inputs - num_log_std), activation, POLICY_GAIN)
     return Network({"pi": pi, "vf": Layers((*sizes, 1), activation, VALUE_GAIN)}, num_log_std)
 
 
-def actor_critic_heads(width: int, num_outputs: int) -> dict[str, Layers]:
+def actor_critic_heads(width: int, actions: ActionLayout, model: ModelConfig) -> dict[str, Layers]:
     """One layer each for policy and value function, on features that both share."""
+    num_outputs = actions.num_inputs - free_log_std(actions, model)
     return {
-        "pi_head": Layers((width, num_outputs), "tanh", POLICY_GAIN),
-        "vf_head": Layers((width, 1), "tanh", VALUE_GAIN),
+        "pi_head": Layers((width, num_outputs), model.activation, POLICY_GAIN),
+        "vf_head": Layers((width, 1), model.activation, VALUE_GAIN),
     }
 
 

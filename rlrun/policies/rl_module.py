@@ -145,8 +145,7 @@ class ActorCritic(RLModule):
         else:
             self.encoder, width = encoder_of(observation_space, model)
             self.vf_encoder = None if shared else encoder_of(observation_space, model)[0]
-            num_outputs = actions.num_inputs - free_log_std(actions, model)
-            branches = actor_critic_heads(width, num_outputs)
+            branches = actor_critic_heads(width, actions, model)
         for name, layers in branches.items():
             self.add_module(name, MLP(layers))
         head = self.pi if self._separate_mlps else self.pi_head
