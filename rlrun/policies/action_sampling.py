@@ -27,9 +27,9 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rlrun.data import columns as col
+from rlrun.policies.policy import Array, Policy
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
 
@@ -404,3 +404,35 @@ def action_sampler(space: gym.Space[Any]) -> ActionSampler:
     layout = action_layout(space)
     parts = [SAMPLERS[leaf.kind](leaf.size) for leaf in layout.leaves]
     return ProductSampler(parts) if layout.nested else parts[0]
+
+
+class SamplingPolicy(Policy):
+    """A policy whose network gives distribution inputs, from which a sampler makes actions.
+
+    Args:
+        sampler: turns distribution inputs into actions.
+        with_logp: whether batches get ``action_logp``.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        sampler: ActionSampler,
+        *,
+        with_logp: bool = True,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self.sampler, self._with_logp = sampler, with_logp
+
+    def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        return self.sampler.draw(rng, length, slots)
+
+    def set_exploration(self, settings: Mapping[str, float]) -> None:
+        self.sampler.set_exploration(settings)
+
+    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        if not self._with_logp:
+            return {}
+        inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
+        return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}

@@ -1,29 +1,26 @@
-"""Networks written once, as layers: their parameters' layout, and the forward pass in numpy.
+"""Networks written once, as layers.
 
-A `Network` describes the networks for flat observations. What acts with one is here, in numpy: at
-the batch sizes of acting (one row per sub-environment) torch spends its time on dispatch, and two
-64-unit layers take numpy a third of it. What learns is `networks.MLP`, a torch module made from the
-same description with the gradient written beside it. Both work on the same flat vector of weights.
-Must not import torch: a Ray actor that never does starts a second earlier and is 200 MB smaller.
+Owns which layers the networks for flat observations have, and with them the layout of the flat
+vector of weights. Acting with such a network in numpy (`numpy_policy.NumpyMLP`) and learning with
+it in torch (`networks.MLP`, with the gradient written beside the forward pass) follow from the same
+description. Must not import torch.
 
-    B  rows    D  features of an observation    n  actions    K  atoms of a value's distribution
+    K  atoms of a value's distribution
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.action_sampling import ActionLayout
-
-Array = NDArray[Any]
 
 Layout = dict[str, tuple[int, tuple[int, ...]]]
 """Name of a parameter -> (offset into the flat vector, shape)."""
@@ -173,27 +170,6 @@ def sac_network(num_features: int, num_outputs: int, model: ModelConfig) -> Netw
     return Network({"pi": Layers(sizes, model.activation, POLICY_GAIN)})
 
 
-# -- acting, in numpy ------------------------------------------------------------------------------
-
-_ZERO = np.zeros((), np.float32)  # a Python number would be made an array in each step
-
-
-def _relu(x: Array, out: Array) -> Array:
-    return np.maximum(x, _ZERO, out=out)
-
-
-def _silu(x: Array, out: Array) -> Array:
-    # x * sigmoid(x), through tanh, which cannot overflow.
-    return np.multiply(x, 0.5 + 0.5 * np.tanh(0.5 * x), out=out)
-
-
-ACTIVATIONS: dict[str, Callable[..., Array]] = {
-    "tanh": np.tanh,
-    "relu": _relu,
-    "silu": _silu,
-}
-
-
 def factorised_noise(
     rng: np.random.Generator, num_inputs: int, num_outputs: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -205,132 +181,3 @@ def factorised_noise(
     draws = rng.standard_normal(num_inputs + num_outputs, dtype=np.float32)
     scaled = np.sign(draws) * np.sqrt(np.abs(draws))
     return scaled[:num_inputs], scaled[num_inputs:]
-
-
-class FlatArrays:
-    """The parameters of a network as views of one vector: the numpy side of `FlatParameters`.
-
-    Attributes:
-        vector: all parameters, float32 [P]. Changing it in place changes what is computed.
-    """
-
-    def __init__(self, network: Network) -> None:
-        self.network, self.layout = network, network.layout()
-        size = sum(math.prod(shape) for _, shape in self.layout.values())
-        self.vector = np.zeros(size, dtype=np.float32)
-
-    def view(self, name: str) -> Array:
-        """The part of the vector that is the parameter of this name, in its shape."""
-        offset, shape = self.layout[name]
-        return self.vector[offset : offset + math.prod(shape)].reshape(shape)
-
-
-class NumpyNetwork(Protocol):
-    """What an `MLPPolicy` acts with."""
-
-    parameters: FlatArrays
-
-    def __call__(self, obs: Array, noisy: bool, /) -> Array:
-        """Distribution inputs or action values for observations ``[B, D]``."""
-        ...
-
-    def draw_noise(self, rng: np.random.Generator) -> None:
-        """Renew the noise of noisy weights."""
-        ...
-
-
-class NumpyMLP:
-    """Branches of a network one after another: [B, in] -> [B, out], or [B, out + log_std].
-
-    Hidden layers are written into the same memory in each call, the output is fresh.
-
-    Args:
-        parameters: of the whole network.
-        branches: names, from input to output; only the last may end without activation.
-    """
-
-    def __init__(self, parameters: FlatArrays, *branches: str) -> None:
-        self.parameters = parameters
-        layers = [parameters.network.branches[branch] for branch in branches]
-        self._names = [
-            f"{branch}.{i}"
-            for branch, part in zip(branches, layers, strict=True)
-            for i in range(len(part.sizes) - 1)
-        ]
-        view = parameters.view
-        self._means = [(view(f"{name}.weight").T, view(f"{name}.bias")) for name in self._names]
-        self._with_noise = self._means
-        self._num_activated = sum(part.num_activated for part in layers)
-        self._activate = ACTIVATIONS[layers[-1].activation]
-        self._log_std = view("log_std") if parameters.network.num_log_std else None
-        self._hidden: list[Array] = []
-
-    def draw_noise(self, rng: np.random.Generator) -> None:
-        """Renew the noise of noisy weights."""
-        view, self._with_noise = self.parameters.view, []
-        for name, (weight, bias) in zip(self._names, self._means, strict=True):
-            if f"{name}.weight_sigma" not in self.parameters.layout:
-                self._with_noise.append((weight, bias))
-                continue
-            into, out = factorised_noise(rng, *weight.shape)
-            spread = view(f"{name}.weight_sigma").T * np.outer(into, out)
-            self._with_noise.append((weight + spread, bias + view(f"{name}.bias_sigma") * out))
-
-    def __call__(self, x: Array, noisy: bool) -> Array:
-        """The output for rows ``[B, in]``, with noise in the weights if there is any."""
-        layers = self._with_noise if noisy else self._means
-        if not self._hidden or len(self._hidden[0]) != len(x):
-            widths = [len(bias) for _, bias in layers[: self._num_activated]]
-            self._hidden = [np.empty((len(x), width), np.float32) for width in widths]
-        for (weight, bias), hidden in zip(layers, self._hidden, strict=False):
-            np.dot(x, weight, out=hidden)
-            np.add(hidden, bias, out=hidden)
-            x = self._activate(hidden, out=hidden)
-        if len(layers) == self._num_activated:
-            return x
-        weight, bias = layers[-1]
-        outputs: Array = np.dot(x, weight)  # fresh memory: the caller keeps it
-        outputs += bias
-        if self._log_std is None:
-            return outputs
-        return np.concatenate(
-            [outputs, np.broadcast_to(self._log_std, (len(outputs), len(self._log_std)))], axis=1
-        )
-
-
-class NumpyQNetwork:
-    """Action values ``[B, n]``: dueling, distributional and with noisy weights as in `QNetwork`."""
-
-    def __init__(self, network: Network, num_actions: int, options: QOptions) -> None:
-        self.parameters = FlatArrays(network)
-        self._num_actions, self._num_atoms = num_actions, options.num_atoms
-        self._support = options.support
-        branches = iter(network.branches)
-        self._value: NumpyMLP | None = None
-        if options.dueling:
-            self._encoder, self._outputs, self._value = (
-                NumpyMLP(self.parameters, name) for name in branches
-            )
-        else:
-            self._outputs = NumpyMLP(self.parameters, *branches)
-
-    def draw_noise(self, rng: np.random.Generator) -> None:
-        """Renew the noise of noisy weights."""
-        self._outputs.draw_noise(rng)
-        if self._value is not None:
-            self._value.draw_noise(rng)
-
-    def __call__(self, obs: Array, noisy: bool) -> Array:
-        """Action values for observations ``[B, D]``."""
-        features = obs if self._value is None else self._encoder(obs, noisy)
-        outputs = self._outputs(features, noisy)
-        if self._num_atoms > 1:
-            outputs = outputs.reshape(len(obs), self._num_actions, self._num_atoms)
-        if self._value is not None:
-            value = self._value(features, noisy)
-            value = value[:, None] if self._num_atoms > 1 else value
-            outputs = outputs - outputs.mean(axis=1, keepdims=True) + value
-        if self._num_atoms == 1:
-            return outputs
-        weights = np.exp(outputs - outputs.max(axis=2, keepdims=True))
-        return (weights @ self._support) / weights.sum(axis=2)

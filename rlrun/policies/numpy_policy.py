@@ -1,31 +1,144 @@
-"""MLPPolicy: acting in plain numpy with the layers of a network for flat observations.
+"""Acting in plain numpy with the layers of a network for flat observations.
 
-The weights are the learner's flat vector. Must not import torch: Ray actors act with it.
+At the batch sizes of acting (one row per sub-environment) torch spends its time on dispatch: a
+forward pass of two 64-unit layers takes numpy a third of it. And a Ray actor that never imports
+torch starts a second earlier and is 200 MB smaller. The weights are the learner's flat vector; the
+layers here are views into it. Must not import torch.
+
+    B  rows    D  features of an observation
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.action_sampling import ActionSampler, action_layout, action_sampler
-from rlrun.policies.layers import (
-    ACTIVATIONS,
-    FlatArrays,
-    Layout,
-    NumpyMLP,
-    NumpyNetwork,
-    actor_critic_network,
+from rlrun.policies.action_sampling import (
+    ActionSampler,
+    SamplingPolicy,
+    action_layout,
+    action_sampler,
 )
-from rlrun.policies.policy import Array, NetworkPolicy, Policy
+from rlrun.policies.layers import Layout, Network, actor_critic_network, factorised_noise
+from rlrun.policies.policy import Array, Policy
+
+_ZERO = np.zeros((), np.float32)  # a Python number would be made an array in each step
 
 
-class MLPPolicy(NetworkPolicy):
+def _relu(x: Array, out: Array) -> Array:
+    return np.maximum(x, _ZERO, out=out)
+
+
+def _silu(x: Array, out: Array) -> Array:
+    # x * sigmoid(x), through tanh, which cannot overflow.
+    return np.multiply(x, 0.5 + 0.5 * np.tanh(0.5 * x), out=out)
+
+
+ACTIVATIONS: dict[str, Callable[..., Array]] = {
+    "tanh": np.tanh,
+    "relu": _relu,
+    "silu": _silu,
+}
+
+
+class FlatArrays:
+    """The parameters of a network as views of one vector: the numpy side of `FlatParameters`.
+
+    Attributes:
+        vector: all parameters, float32 [P]. Changing it in place changes what is computed.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.layout = network, network.layout()
+        size = sum(math.prod(shape) for _, shape in self.layout.values())
+        self.vector = np.zeros(size, dtype=np.float32)
+
+    def view(self, name: str) -> Array:
+        """The part of the vector that is the parameter of this name, in its shape."""
+        offset, shape = self.layout[name]
+        return self.vector[offset : offset + math.prod(shape)].reshape(shape)
+
+
+class NumpyNetwork(Protocol):
+    """What an `MLPPolicy` acts with."""
+
+    parameters: FlatArrays
+
+    def __call__(self, obs: Array, noisy: bool, /) -> Array:
+        """Distribution inputs or action values for observations ``[B, D]``."""
+        ...
+
+    def draw_noise(self, rng: np.random.Generator) -> None:
+        """Renew the noise of noisy weights."""
+        ...
+
+
+class NumpyMLP:
+    """Branches of a network one after another: [B, in] -> [B, out], or [B, out + log_std].
+
+    Hidden layers are written into the same memory in each call, the output is fresh.
+
+    Args:
+        parameters: of the whole network.
+        branches: names, from input to output; only the last may end without activation.
+    """
+
+    def __init__(self, parameters: FlatArrays, *branches: str) -> None:
+        self.parameters = parameters
+        layers = [parameters.network.branches[branch] for branch in branches]
+        self._names = [
+            f"{branch}.{i}"
+            for branch, part in zip(branches, layers, strict=True)
+            for i in range(len(part.sizes) - 1)
+        ]
+        view = parameters.view
+        self._means = [(view(f"{name}.weight").T, view(f"{name}.bias")) for name in self._names]
+        self._with_noise = self._means
+        self._num_activated = sum(part.num_activated for part in layers)
+        self._activate = ACTIVATIONS[layers[-1].activation]
+        self._log_std = view("log_std") if parameters.network.num_log_std else None
+        self._hidden: list[Array] = []
+
+    def draw_noise(self, rng: np.random.Generator) -> None:
+        """Renew the noise of noisy weights."""
+        view, self._with_noise = self.parameters.view, []
+        for name, (weight, bias) in zip(self._names, self._means, strict=True):
+            if f"{name}.weight_sigma" not in self.parameters.layout:
+                self._with_noise.append((weight, bias))
+                continue
+            into, out = factorised_noise(rng, *weight.shape)
+            spread = view(f"{name}.weight_sigma").T * np.outer(into, out)
+            self._with_noise.append((weight + spread, bias + view(f"{name}.bias_sigma") * out))
+
+    def __call__(self, x: Array, noisy: bool) -> Array:
+        """The output for rows ``[B, in]``, with noise in the weights if there is any."""
+        layers = self._with_noise if noisy else self._means
+        if not self._hidden or len(self._hidden[0]) != len(x):
+            widths = [len(bias) for _, bias in layers[: self._num_activated]]
+            self._hidden = [np.empty((len(x), width), np.float32) for width in widths]
+        for (weight, bias), hidden in zip(layers, self._hidden, strict=False):
+            np.dot(x, weight, out=hidden)
+            np.add(hidden, bias, out=hidden)
+            x = self._activate(hidden, out=hidden)
+        if len(layers) == self._num_activated:
+            return x
+        weight, bias = layers[-1]
+        outputs: Array = np.dot(x, weight)  # fresh memory: the caller keeps it
+        outputs += bias
+        if self._log_std is None:
+            return outputs
+        return np.concatenate(
+            [outputs, np.broadcast_to(self._log_std, (len(outputs), len(self._log_std)))], axis=1
+        )
+
+
+class MLPPolicy(SamplingPolicy):
     """Acts with layers in numpy, by default those of the policy of `ActorCritic`.
 
     Args:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.policies.action_sampling import ActionSampler
 
 Array = NDArray[Any]
 
@@ -149,38 +148,6 @@ class Policy:
     def get_initial_state(self) -> list[Array]:
         """The state at an episode's start, one array per state, without batch dimension."""
         return []
-
-
-class NetworkPolicy(Policy):
-    """Samples actions from what a network puts out.
-
-    Args:
-        sampler: turns the network's outputs into actions.
-        with_logp: whether batches get ``action_logp``.
-    """
-
-    def __init__(
-        self,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        sampler: ActionSampler,
-        *,
-        with_logp: bool = True,
-    ) -> None:
-        super().__init__(observation_space, action_space)
-        self.sampler, self._with_logp = sampler, with_logp
-
-    def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array:
-        return self.sampler.draw(rng, length, slots)
-
-    def set_exploration(self, settings: Mapping[str, float]) -> None:
-        self.sampler.set_exploration(settings)
-
-    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        if not self._with_logp:
-            return {}
-        inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
-        return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}
 
 
 def state_names(columns: Iterable[str]) -> list[str]:

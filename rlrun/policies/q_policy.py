@@ -2,6 +2,8 @@
 
 Noisy weights are drawn when a fragment begins and kept for its length, the same in all slots;
 without exploration, and in evaluations, policies act with their means. Must not import torch.
+
+    B  rows    D  features of an observation    n  actions    K  atoms of a value's distribution
 """
 
 from __future__ import annotations
@@ -9,13 +11,52 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.action_sampling import EpsilonGreedySampler
-from rlrun.policies.layers import NumpyQNetwork, QOptions, q_network
-from rlrun.policies.numpy_policy import MLPPolicy
-from rlrun.policies.policy import Policy
+from rlrun.policies.layers import Network, QOptions, q_network
+from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
+from rlrun.policies.policy import Array, Policy
+
+
+class NumpyQNetwork:
+    """Action values ``[B, n]``: dueling, distributional and with noisy weights as in `QNetwork`."""
+
+    def __init__(self, network: Network, num_actions: int, options: QOptions) -> None:
+        self.parameters = FlatArrays(network)
+        self._num_actions, self._num_atoms = num_actions, options.num_atoms
+        self._support = options.support
+        branches = iter(network.branches)
+        self._value: NumpyMLP | None = None
+        if options.dueling:
+            self._encoder, self._outputs, self._value = (
+                NumpyMLP(self.parameters, name) for name in branches
+            )
+        else:
+            self._outputs = NumpyMLP(self.parameters, *branches)
+
+    def draw_noise(self, rng: np.random.Generator) -> None:
+        """Renew the noise of noisy weights."""
+        self._outputs.draw_noise(rng)
+        if self._value is not None:
+            self._value.draw_noise(rng)
+
+    def __call__(self, obs: Array, noisy: bool) -> Array:
+        """Action values for observations ``[B, D]``."""
+        features = obs if self._value is None else self._encoder(obs, noisy)
+        outputs = self._outputs(features, noisy)
+        if self._num_atoms > 1:
+            outputs = outputs.reshape(len(obs), self._num_actions, self._num_atoms)
+        if self._value is not None:
+            value = self._value(features, noisy)
+            value = value[:, None] if self._num_atoms > 1 else value
+            outputs = outputs - outputs.mean(axis=1, keepdims=True) + value
+        if self._num_atoms == 1:
+            return outputs
+        weights = np.exp(outputs - outputs.max(axis=2, keepdims=True))
+        return (weights @ self._support) / weights.sum(axis=2)
 
 
 def build_q_policy(

@@ -17,8 +17,8 @@ from rlrun.policies.action_sampling import (
     action_layout,
     action_sampler,
 )
-from rlrun.policies.layers import FlatArrays, NumpyMLP, sac_network
-from rlrun.policies.numpy_policy import MLPPolicy
+from rlrun.policies.layers import sac_network
+from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
 from rlrun.policies.policy import Policy
 
 

@@ -14,15 +14,15 @@ import torch
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.action_sampling import ActionSampler, action_sampler
+from rlrun.policies.action_sampling import ActionSampler, SamplingPolicy, action_sampler
 from rlrun.policies.catalog import build_module
 from rlrun.policies.flat_parameters import FlatParameters, to_tensor
 from rlrun.policies.layers import Layout
-from rlrun.policies.policy import Array, NetworkPolicy
+from rlrun.policies.policy import Array
 from rlrun.policies.rl_module import RLModule
 
 
-class TorchPolicy(NetworkPolicy):
+class TorchPolicy(SamplingPolicy):
     """Acts with an `RLModule`, in evaluation mode and without gradients.
 
     Args:
