@@ -28,42 +28,34 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.c51 import c51_loss
-from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
-    averages,
+    Statistics,
+    Updater,
     replay_problems,
-    take_turns,
     to_device,
     transition_buffer,
 )
-from rlrun.algorithms.sequence_replay import (
-    kept_columns,
-    load_sequences,
-    report_sequence_errors,
-    sequence_loss,
-)
-from rlrun.algorithms.target_network import TargetNetwork
-from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
+from rlrun.algorithms.result import Result
+from rlrun.algorithms.sequence_replay import kept_columns, load_sequences, sequence_loss
+from rlrun.algorithms.targets import TargetNetwork, bellman_targets, values_of_best
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schema import Count, ExperimentConfig, ModelConfig, Schedule
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import value_at
-from rlrun.learning.value_rescaling import bellman_goals
+from rlrun.learning.learner import Learner, value_at
 from rlrun.policies.catalog import ModuleFactory
 from rlrun.policies.layers import QOptions
-from rlrun.policies.q_network import QNetwork, build_q_network
+from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
 from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory
 
-STEPS_OF_A_ROUND = 4  # env steps between updates with rollout_fragment_length: auto
+ROUND_STEPS = 4  # env steps between updates with rollout_fragment_length: auto
 MEMORIES = ("use_lstm", "use_gru")
 STATISTICS = ("total_loss", "q_mean", "td_error_mean", "grad_norm")
 """Averaged over the updates of an iteration; None in one without any."""
@@ -128,10 +120,10 @@ def dqn_loss(
     """
     values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     chosen = values.gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
-    goals = one_step_goals(module, rows, target, double_q, value_rescaling)
-    losses = functional.huber_loss(chosen, goals, reduction="none")
+    targets = one_step_targets(module, rows, target, double_q, value_rescaling)
+    losses = functional.huber_loss(chosen, targets, reduction="none")
     loss = (rows[col.WEIGHTS] * losses).mean()
-    return loss, _statistics(loss.detach(), chosen.detach(), chosen.detach() - goals)
+    return loss, _statistics(loss.detach(), chosen.detach(), chosen.detach() - targets)
 
 
 @torch.no_grad()
@@ -151,8 +143,8 @@ def dqn_gradient(
     values, backward = module.vjp(rows)
     actions, weights = rows[col.ACTIONS][:, None], rows[col.WEIGHTS]
     chosen = values.gather(1, actions).squeeze(1)
-    goals = one_step_goals(module, rows, target, double_q, value_rescaling)
-    errors = chosen - goals
+    targets = one_step_targets(module, rows, target, double_q, value_rescaling)
+    errors = chosen - targets
     clipped = errors.clamp(-1.0, 1.0)
     d_chosen = weights * clipped / len(chosen)
     backward(torch.zeros_like(values).scatter_(1, actions, d_chosen[:, None]))
@@ -161,7 +153,7 @@ def dqn_gradient(
 
 
 @torch.no_grad()
-def one_step_goals(
+def one_step_targets(
     module: RLModule,
     rows: dict[str, Tensor],
     target: RLModule,
@@ -171,14 +163,9 @@ def one_step_goals(
     """y of `dqn_loss`, ``[M]``; a step here are the n that the replay buffer put together."""
     following = {col.OBS: rows[col.NEXT_OBS]}
     next_values = target.forward_train(following)[col.ACTION_DIST_INPUTS]
-    if double_q:
-        best = module.forward_train(following)[col.ACTION_DIST_INPUTS].argmax(dim=1, keepdim=True)
-        bootstrap = next_values.gather(1, best).squeeze(1)
-    else:
-        bootstrap = next_values.amax(dim=1)
-    # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
-    bootstrap = torch.where(rows[col.TERMINATEDS], 0.0, bootstrap)
-    return bellman_goals(rows, bootstrap, value_rescaling)
+    choosing = module.forward_train(following)[col.ACTION_DIST_INPUTS] if double_q else next_values
+    bootstrap = values_of_best(next_values, choosing)
+    return bellman_targets(rows, bootstrap, rescaled=value_rescaling)
 
 
 def _statistics(loss: Tensor, chosen: Tensor, errors: Tensor) -> dict[str, Tensor]:
@@ -190,7 +177,65 @@ def _statistics(loss: Tensor, chosen: Tensor, errors: Tensor) -> dict[str, Tenso
     }
 
 
-class DQN(Algorithm):
+def c51_loss(
+    module: RLModule, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean cross-entropy of the value's distribution to the projected one, weighted row by row.
+
+    The target is the distribution of ``R + discount Z(s', a*)``, brought back to the K atoms
+    (Bellemare et al. 2017, algorithm 1); a* is chosen by means, by ``module`` with ``double_q``.
+
+    Args and returns: as for `dqn_loss`; ``td_errors`` are the Kullback-Leibler
+    divergences of the targets, by which Rainbow sets priorities.
+    """
+    assert isinstance(module, QNetwork)  # no other has atoms
+    outputs = module.forward_train(rows)
+    index = torch.arange(len(rows[col.ACTIONS]), device=rows[col.ACTIONS].device)
+    chosen = outputs[ATOM_LOGITS][index, rows[col.ACTIONS]].log_softmax(-1)
+    with torch.no_grad():
+        support = module.support
+        following = {col.OBS: rows[col.NEXT_OBS]}
+        next_outputs = target.forward_train(following)
+        choosing = module.forward_train(following) if double_q else next_outputs
+        best = choosing[col.ACTION_DIST_INPUTS].argmax(dim=1)
+        probabilities = next_outputs[ATOM_LOGITS][index, best].softmax(-1)
+        discounts = torch.where(rows[col.TERMINATEDS], 0.0, rows[col.DISCOUNTS])
+        goals = project_distribution(probabilities, rows[col.REWARDS], discounts, support)
+    cross_entropies = -(goals * chosen).sum(-1)
+    loss = (rows[col.WEIGHTS] * cross_entropies).mean()
+    means = chosen.detach().exp() @ support
+    statistics = {
+        "total_loss": loss.detach(),
+        "q_mean": means.mean(),
+        "td_error_mean": (means - goals @ support).abs().mean(),
+        "td_errors": cross_entropies.detach() + torch.xlogy(goals, goals).sum(-1),
+    }
+    return loss, statistics
+
+
+def project_distribution(
+    probabilities: Tensor, rewards: Tensor, discounts: Tensor, support: Tensor
+) -> Tensor:
+    """The distribution of ``reward + discount Z`` on the atoms of Z, ``[M, K]``.
+
+    A point between two atoms is shared among them by its distance from each, so that the mean
+    stays; one beyond the ends goes to the end (Bellemare et al. 2017, eq. 7).
+
+    Args:
+        probabilities: of Z, ``[M, K]``.
+        rewards, discounts: ``[M]``; a discount of 0 leaves all mass at the reward.
+        support: the K atoms, ascending at equal distances.
+    """
+    low, high = support[0], support[-1]
+    points = torch.addcmul(rewards[:, None], discounts[:, None], support).clamp(low, high)
+    positions = (points - low) / (support[1] - low)
+    # share[m, i, j] is how much of point j goes to atom i.
+    atoms = torch.arange(len(support), device=support.device, dtype=support.dtype)[:, None]
+    share = (1.0 - (positions[:, None, :] - atoms).abs()).clamp(min=0.0)
+    return (share @ probabilities[:, :, None]).squeeze(-1)
+
+
+class DQN(Algorithm[DQNTraining]):
     """Sample a little, learn from what was sampled before, hand on the weights, again and again."""
 
     Training = DQNTraining
@@ -202,29 +247,30 @@ class DQN(Algorithm):
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch and buffer sizes, as ``(key, message)``."""
-        yield from fragment_problems(config.training.train_batch_size, config.env_runners)
-        yield from replay_problems(config, memories=MEMORIES)
+        yield from replay_problems(cls, config, memories=MEMORIES)
         for prefix, settings in addressed_settings(config):
-            for key, message in _network_problems(settings):
+            for key, message in _network_problems(settings, cls.training_in(settings)):
                 yield f"{prefix}{key}", message
 
     def setup(self) -> None:
-        training = self.config.training
-        assert isinstance(training, DQNTraining)  # the loader made it from `Training`
-        self.targets = ByPolicy(self._target, self.policies.trained)
-        self.replay = Replay(self.config.replay, training, self._settings, self._buffer)
-        self._rounds = short_fragment_lengths(
-            training.train_batch_size, self.config.env_runners, STEPS_OF_A_ROUND
+        self.replay = Replay(
+            self, self._updater, self._buffer, round_steps=ROUND_STEPS, reported=STATISTICS
         )
 
-    def _target(self, policy_id: str) -> TargetNetwork:
-        return TargetNetwork(self.build_module(policy_id), self.learners[policy_id])
+    def _updater(self, policy_id: str) -> DQNUpdater:
+        return DQNUpdater(
+            self.learners[policy_id],
+            self.build_module(policy_id),
+            self.training_of(policy_id),
+            self.policies[policy_id].exploration.epsilon,
+            self.config.replay.burn_in,
+        )
 
     def _buffer(self, policy_id: str) -> ReplayBuffer:
         """A policy's buffer: of sequences, if its network has a memory."""
         replay, model = self.config.replay, self.policies[policy_id].model
         if not _has_memory(model):
-            return transition_buffer(replay, self._settings(policy_id))
+            return transition_buffer(replay, self.training_of(policy_id))
         return SequenceReplayBuffer(
             replay.capacity,
             length=replay.burn_in + model.max_seq_len,
@@ -234,16 +280,16 @@ class DQN(Algorithm):
 
     def module_factory(self, policy_id: str) -> ModuleFactory:
         """The Q-network."""
-        return partial(build_q_network, options=_options(self._settings(policy_id)))
+        return partial(build_q_network, options=_options(self.training_of(policy_id)))
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that acts by the Q-network."""
-        return partial(build_q_policy, options=_options(self._settings(policy_id)))
+        return partial(build_q_policy, options=_options(self.training_of(policy_id)))
 
     def exploration(self, policy_id: str) -> Exploration:
         """Epsilon at this point of the run, or each runner's own; it stays for a fragment."""
-        epsilon = self._epsilon(policy_id)
-        exponent = self.policies[policy_id].exploration.runner_exponent
+        settings = self.policies[policy_id].exploration
+        epsilon, exponent = value_at(settings.epsilon, self.env_steps), settings.runner_exponent
         runners = self.config.env_runners.num_env_runners
         if exponent is None or runners < 2:
             return {"epsilon": epsilon}
@@ -251,104 +297,85 @@ class DQN(Algorithm):
         exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
         return tuple({"epsilon": epsilon**each} for each in exponents)
 
-    def _epsilon(self, policy_id: str) -> float:
-        return value_at(self.policies[policy_id].exploration.epsilon, self.env_steps)
-
     def forget_policy(self, policy_id: str) -> None:
-        self.targets.pop(policy_id, None)
         self.replay.forget(policy_id)
 
-    def training_step(self) -> dict[str, Any]:
+    def training_step(self) -> Result:
         """One iteration: rounds of sampling, each followed by the updates that are due."""
-        in_force = {
-            policy_id: {
-                "lr": value_at(self._settings(policy_id).lr, self.env_steps),
-                "epsilon": self._epsilon(policy_id),
-            }
-            for policy_id in self.policies.trained
-        }
-        lrs = {policy_id: values["lr"] for policy_id, values in in_force.items()}
-        made = take_turns(
-            self, self._rounds, self.replay, partial(self._update, lrs), self._copy_if_due
-        )
-        result: dict[str, Any] = {}
-        for policy_id, updates in made.items():
-            statistics = {
-                **averages(updates.statistics, STATISTICS),
-                "num_updates": len(updates.statistics),
-                **in_force[policy_id],
-                "replay_size": self.replay.size(policy_id),
-            }
-            result |= self.learner_result(updates.num_rows, statistics, policy_id)
-        return result
+        return self.replay.step()
 
-    def _copy_if_due(self, policy_id: str) -> None:
-        """Renew the target network."""
-        every = self._settings(policy_id).target_network_update_freq
-        self.targets[policy_id].copy_if_due(self.progress.counted_steps, every)
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.replay.get_state()
 
-    def _update(
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.replay.set_state(state)
+
+
+class DQNUpdater(Updater):
+    """Updates one policy's Q-network; owns its target network.
+
+    Args:
+        target: another network like the learner's.
+        epsilon: the schedule that the policy explores by.
+        burn_in: steps that only bring a memory up to date.
+    """
+
+    def __init__(
         self,
-        lrs: Mapping[str, float],
-        policy_id: str,
-        batch: SampleBatch,
-        rng: np.random.Generator,
-    ) -> dict[str, Tensor]:
-        """One gradient step on replayed transitions; their errors become their priorities."""
-        training, learner = self._settings(policy_id), self.learners[policy_id]
-        target, lr = self.targets[policy_id].module, lrs[policy_id]
+        learner: Learner,
+        target: RLModule,
+        training: DQNTraining,
+        epsilon: Schedule,
+        burn_in: int,
+    ) -> None:
+        self._learner, self._training = learner, training
+        self._epsilon, self._burn_in = epsilon, burn_in
+        self.target = TargetNetwork(target, learner)
+        self._lr = 0.0
+
+    def begin_iteration(self, env_steps: int) -> dict[str, float]:
+        self._lr = value_at(self._training.lr, env_steps)
+        return {"lr": self._lr, "epsilon": value_at(self._epsilon, env_steps)}
+
+    def update(self, batch: SampleBatch, rng: np.random.Generator) -> Statistics:
+        """One gradient step on replayed transitions or sequences."""
+        training, learner, target = self._training, self._learner, self.target.module
         arguments: dict[str, Any] = {"target": target, "double_q": training.double_q}
         if training.num_atoms == 1:
             arguments["value_rescaling"] = training.value_rescaling
-        buffer = self.replay.buffers[policy_id]
-        if isinstance(buffer, SequenceReplayBuffer):
+        if col.SEQ_LENS in batch:
+            settings = {"burn_in": self._burn_in, "n_step": training.n_step}
             rows = load_sequences(
-                batch,
-                learner.module,
-                learner.device,
-                burn_in=self.config.replay.burn_in,
-                n_step=training.n_step,
-                gamma=training.gamma,
+                batch, learner.module, learner.device, **settings, gamma=training.gamma
             )
-            statistics = learner.step(rows, sequence_loss, arguments, lr=lr)
-            errors = statistics.pop("td_errors")
-            if self.config.replay.prioritized:
-                epsilon = self.config.replay.epsilon
-                report_sequence_errors(buffer, batch, rows, errors, epsilon=epsilon)
-            return statistics
+            return learner.step(rows, sequence_loss, arguments, lr=self._lr)
         if training.noisy:
             for network in (learner.module, target):
                 if isinstance(network, QNetwork):
                     network.draw_noise(rng)
         rows = to_device(batch, learner.device)
-        loss = dqn_loss if training.num_atoms == 1 else c51_loss
-        written_out = loss is dqn_loss and learner.module.has_vjp
-        gradient = dqn_gradient if written_out else None
-        statistics = learner.step(rows, loss, arguments, lr=lr, gradient=gradient)
-        self.replay.report_errors(policy_id, batch, statistics.pop("td_errors"))
-        return statistics
+        if training.num_atoms > 1:
+            return learner.step(rows, c51_loss, arguments, lr=self._lr)
+        gradient = dqn_gradient if learner.module.has_vjp else None
+        return learner.step(rows, dqn_loss, arguments, lr=self._lr, gradient=gradient)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"targets": self.targets.get_state(), **self.replay.get_state()}
+    def end_round(self, steps: int) -> None:
+        """Renew the target network if that is due."""
+        self.target.copy_if_due(steps, self._training.target_network_update_freq)
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.targets.set_state(state["targets"])
-        self.replay.set_state(state)
+    def get_state(self) -> dict[str, Any]:
+        return self.target.get_state()
 
-    def _settings(self, policy_id: str) -> DQNTraining:
-        training = self.policies[policy_id].training
-        assert isinstance(training, DQNTraining)  # the loader made it from `Training`
-        return training
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.target.set_state(state)
 
 
 def _has_memory(model: ModelConfig) -> bool:
     return any(getattr(model, name) for name in MEMORIES)
 
 
-def _network_problems(settings: PolicySettings) -> Iterator[tuple[str, str]]:
+def _network_problems(settings: PolicySettings, training: DQNTraining) -> Iterator[tuple[str, str]]:
     """What does not go together in one policy's settings."""
-    training = settings.training
-    assert isinstance(training, DQNTraining)  # the loader made it from `Training`
     if _has_memory(settings.model):
         for name, off in (("num_atoms", 1), ("noisy", False)):
             if getattr(training, name) != off:

@@ -1,23 +1,29 @@
 """Replay: what algorithms that learn from buffers share, besides their losses.
 
-Owns the buffers of all policies that learn, how many updates each of them is owed for the steps
-sampled, the turns of sampling and learning, and the way of a sampled batch to the device. Must not
-know what is learned from it.
+Owns the buffers of all policies that learn, how many updates are due for the steps sampled, the
+turns of sampling and learning, priorities, and the way of a sampled batch to the device. Must not
+know what is learned from it: each policy has an `Updater` for that.
 
     M  rows of a minibatch
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.policies import ByPolicy
+from rlrun.algorithms.result import Result
+from rlrun.algorithms.sequence_replay import sequence_errors
+from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
@@ -34,17 +40,12 @@ from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
-if TYPE_CHECKING:
-    from rlrun.algorithms.algorithm import Algorithm
-
 COLUMNS = (
     *(col.OBS, col.ACTIONS, col.REWARDS, col.NEXT_OBS, col.TERMINATEDS),
     *(col.DISCOUNTS, col.WEIGHTS),
 )
 
 Statistics = dict[str, Tensor]
-Update = Callable[[str, SampleBatch, np.random.Generator], Statistics]
-"""``(policy id, minibatch, random numbers) -> statistics``: one update of one policy."""
 
 
 class ReplayTraining(TrainingConfig):
@@ -69,9 +70,40 @@ OF_ALL_IN_LOCKSTEP = (
 """Settings that no policy has for itself where all learn from the same env steps."""
 
 
+R = TypeVar("R", bound=ReplayTraining)
+U = TypeVar("U", bound="Updater")
+
+
+class Updater(ABC):
+    """Updates one policy; owns whatever that takes besides the policy's learner."""
+
+    @abstractmethod
+    def begin_iteration(self, env_steps: int) -> dict[str, float]:
+        """Read the schedules; what they are for the iteration, as it is reported."""
+
+    @abstractmethod
+    def update(self, batch: SampleBatch, rng: np.random.Generator) -> Statistics:
+        """One update on a replayed batch.
+
+        Returns:
+            Scalars, and ``td_errors`` ``[M]``, NaN where a step was not learned from.
+        """
+
+    def end_round(self, steps: int) -> None:  # noqa: B027 - an optional hook
+        """Called after the updates of a round of sampling, if there were any."""
+
+    @abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """Everything besides the learner's state and weights."""
+
+    @abstractmethod
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+
+
 @dataclass
 class _Debt:
-    """What a policy is owed; in lockstep, all of them together."""
+    """What is due for a policy; in lockstep, for all of them together."""
 
     steps: int = 0
     """Counted since the first transitions came into its buffer."""
@@ -79,118 +111,141 @@ class _Debt:
     """Transitions to replay for them."""
 
 
-@dataclass
-class Updates:
-    """What a policy has done in an iteration."""
-
-    statistics: list[Statistics] = field(default_factory=list)
-    num_rows: int = 0
-    """Transitions that it has learned from, each as often as it was replayed."""
-
-
-class Replay:
-    """The buffers of all policies that learn, and the updates that they are owed.
+class Replay(Generic[R, U]):
+    """Sampling and learning in turns, out of the buffers of all policies that learn.
 
     Args:
-        settings: the `replay` section.
-        common: the settings of all policies that have none of their own.
-        training_of: a policy's, given its id.
+        make_updater: makes what updates a policy, given its id.
         make_buffer: makes the buffer of a policy, given its id.
+        round_steps: env steps between updates with ``rollout_fragment_length: auto``.
+        reported: statistics of updates that are averaged over an iteration; None without updates.
 
     Attributes:
-        buffer: what holds them.
+        buffer: holds the buffers of all policies.
+        updaters: by policy id.
     """
 
     def __init__(
         self,
-        settings: ReplayConfig,
-        common: ReplayTraining,
-        training_of: Callable[[str], ReplayTraining],
+        algorithm: Algorithm[R],
+        make_updater: Callable[[str], U],
         make_buffer: Callable[[str], ReplayBuffer],
+        *,
+        round_steps: int,
+        reported: Sequence[str],
     ) -> None:
-        self.settings = settings
-        self._common, self._training_of = common, training_of
-        self.buffer = MultiAgentReplayBuffer(make_buffer, mode=settings.mode)
+        self._algorithm, self._reported = algorithm, reported
+        self._settings = algorithm.config.replay
+        self.updaters = ByPolicy(make_updater, algorithm.policies.trained)
+        self.buffer = MultiAgentReplayBuffer(make_buffer, mode=self._settings.mode)
         self._debts: dict[str, _Debt] = {}
+        self._rounds = short_fragment_lengths(
+            algorithm.training.train_batch_size, algorithm.config.env_runners, round_steps
+        )
 
     @property
     def buffers(self) -> Mapping[str, ReplayBuffer]:
         """Policy id -> its buffer, once it has something."""
         return self.buffer.buffers
 
-    def size(self, policy_id: str) -> int:
-        """Transitions that are held of a policy."""
-        return len(self.buffers.get(policy_id, ()))
+    def step(self) -> Result:
+        """One iteration: rounds of sampling, each followed by the updates that are due and a sync.
 
-    def forget(self, policy_id: str) -> None:
-        """Drop what is held of a policy."""
-        self.buffer.forget(policy_id)
-        self._debts.pop(policy_id, None)
-
-    def add(
-        self, batches: Mapping[str, SampleBatch], steps: int, learning: Collection[str]
-    ) -> None:
-        """Store what policies are to learn from, and count what that makes due.
-
-        Args:
-            steps: in which these batches were sampled, whoever took part.
-            learning: the policies that learn now.
+        Returns:
+            The `learners` part of the result.
         """
-        self.buffer.add(MultiAgentBatch(batches, steps))
-        for owed_to in self._owed(learning):
-            training = self._training(owed_to)
-            debt = self._debts.setdefault(owed_to, _Debt())
-            debt.steps += steps
-            if debt.steps >= training.num_steps_sampled_before_learning_starts:
-                debt.rows += steps * training.training_intensity
+        algorithm = self._algorithm
+        in_force = {
+            policy_id: self.updaters[policy_id].begin_iteration(algorithm.env_steps)
+            for policy_id in algorithm.policies.trained
+        }
+        updates: dict[str, list[Statistics]] = {policy_id: [] for policy_id in in_force}
+        num_rows = dict.fromkeys(in_force, 0)
+        for lengths in self._rounds:
+            learning = self._sample(lengths)
+            with algorithm.timers.phase("learn"):
+                updated: dict[str, None] = {}
+                for policy_id, batch, rng in self._minibatches(learning):
+                    statistics = self.updaters[policy_id].update(batch, rng)
+                    self._report_errors(policy_id, batch, statistics.pop("td_errors"))
+                    updates[policy_id].append(statistics)
+                    num_rows[policy_id] += len(batch)
+                    updated[policy_id] = None
+                for policy_id in updated:
+                    self.updaters[policy_id].end_round(algorithm.progress.counted_steps)
+            if updated:
+                algorithm.sync_weights()
+        result: Result = {}
+        for policy_id, values in in_force.items():
+            row = {
+                **averages(updates[policy_id], self._reported),
+                "num_updates": len(updates[policy_id]),
+                **values,
+                "replay_size": len(self.buffers.get(policy_id, ())),
+            }
+            result |= algorithm.learner_result(num_rows[policy_id], row, policy_id)
+        return result
+
+    def _sample(self, lengths: Sequence[int]) -> list[str]:
+        """Sample and store a round, and count what that makes due; the policies that learn now."""
+        algorithm, policies = self._algorithm, self._algorithm.policies
+        before = algorithm.progress.counted_steps
+        batches = dict(algorithm.train_batches(algorithm.sample([lengths])))
+        # Updates learn from buffers, so `policies_to_train` is asked without a batch.
+        learning = [*filter(policies.is_policy_to_train, policies.trained)]
+        with algorithm.timers.phase("transfer"):
+            steps = algorithm.progress.counted_steps - before
+            self.buffer.add(MultiAgentBatch(batches, steps))
+            for owed_to in self._owed(learning):
+                training = self._training(owed_to)
+                debt = self._debts.setdefault(owed_to, _Debt())
+                debt.steps += steps
+                if debt.steps >= training.num_steps_sampled_before_learning_starts:
+                    debt.rows += steps * training.training_intensity
+        return learning
 
     @property
     def _in_lockstep(self) -> bool:
-        return self.settings.mode == "lockstep"
+        return self._settings.mode == "lockstep"
 
-    def _owed(self, learning: Collection[str]) -> list[str]:
-        """Whose debts are counted; in lockstep it is one that all share."""
+    def _owed(self, learning: Sequence[str]) -> list[str]:
+        """Policies with debts of their own; in lockstep all share the default policy's."""
         there = [policy_id for policy_id in self.buffers if policy_id in learning]
         return [DEFAULT_POLICY_ID] if there and self._in_lockstep else there
 
-    def _training(self, owed_to: str) -> ReplayTraining:
-        return self._common if self._in_lockstep else self._training_of(owed_to)
+    def _training(self, owed_to: str) -> R:
+        algorithm = self._algorithm
+        return algorithm.training if self._in_lockstep else algorithm.training_of(owed_to)
 
-    def minibatches(
-        self,
-        rng_of: Callable[[str], np.random.Generator],
-        env_steps: int,
-        learning: Collection[str],
+    def _minibatches(
+        self, learning: Sequence[str]
     ) -> Iterator[tuple[str, SampleBatch, np.random.Generator]]:
         """What is to be learned from now: policy, M transitions with ``weights``, random numbers.
 
         Errors of one minibatch are to be reported before the next is drawn. With a memory there are
         as many sequences as hold M transitions at full length, and one at least; in lockstep, all
         transitions of M env steps.
-
-        Args:
-            rng_of: random numbers of the updates that a policy makes now.
-            env_steps: of the run, which place it on schedules.
         """
+        rng_of = self._algorithm.learner_rng
         for owed_to in self._owed(learning):
             num_updates = self._due(owed_to)
             rngs = {owed_to: rng_of(owed_to)} if num_updates else {}
             for _ in range(num_updates):
-                drawn = self._draw(owed_to, rngs[owed_to], env_steps, learning)
+                drawn = self._draw(owed_to, rngs[owed_to], learning)
                 for policy_id, batch in drawn.items():
                     if policy_id not in rngs:
                         rngs[policy_id] = rng_of(policy_id)
                     yield policy_id, batch, rngs[policy_id]
 
     def _due(self, owed_to: str) -> int:
-        """How many updates; they count as made."""
+        """How many updates are due; they count as made."""
         debt, size = self._debts[owed_to], self._training(owed_to).minibatch_size
         num_updates = int(debt.rows // size)
         debt.rows -= num_updates * size
         return num_updates
 
     def _draw(
-        self, owed_to: str, rng: np.random.Generator, env_steps: int, learning: Collection[str]
+        self, owed_to: str, rng: np.random.Generator, learning: Sequence[str]
     ) -> dict[str, SampleBatch]:
         """A minibatch of one policy, or in lockstep one of each."""
         size = self._training(owed_to).minibatch_size
@@ -198,7 +253,7 @@ class Replay:
         if self._in_lockstep:
             policies = list(learning)
         elif isinstance(buffer := self.buffers[owed_to], PrioritizedReplayBuffer):
-            beta = {"beta": value_at(self.settings.beta, env_steps)}
+            beta = {"beta": value_at(self._settings.beta, self._algorithm.env_steps)}
             if isinstance(buffer, SequenceReplayBuffer):
                 size = max(size // buffer.length, 1)
         batches = self.buffer.sample(size, rng, policies=policies, **beta).policy_batches
@@ -207,17 +262,27 @@ class Replay:
                 batch[col.WEIGHTS] = np.ones(len(batch), dtype=np.float32)
         return batches
 
-    def report_errors(self, policy_id: str, batch: SampleBatch, errors: Tensor) -> None:
+    def _report_errors(self, policy_id: str, batch: SampleBatch, td_errors: Tensor) -> None:
         """Let temporal-difference errors ``[M]`` become the priorities of a sampled batch."""
         buffer = self.buffers[policy_id]
-        if isinstance(buffer, PrioritizedReplayBuffer):
-            priorities = errors.abs().cpu().numpy() + self.settings.epsilon
-            buffer.update_priorities(batch.column(col.ITEM_IDS), priorities)
+        if self._settings.prioritized and isinstance(buffer, PrioritizedReplayBuffer):
+            errors = td_errors.abs().cpu().numpy()
+            ids = batch.column(col.ITEM_IDS)
+            if isinstance(buffer, SequenceReplayBuffer):
+                ids, errors = sequence_errors(batch, errors)
+            buffer.update_priorities(ids, errors + self._settings.epsilon)
+
+    def forget(self, policy_id: str) -> None:
+        """Drop what is kept of a policy."""
+        self.updaters.pop(policy_id, None)
+        self.buffer.forget(policy_id)
+        self._debts.pop(policy_id, None)
 
     def get_state(self) -> dict[str, Any]:
-        """What is due, and what is held if the `replay` section asks for that."""
-        stored = self.settings.store_in_checkpoints
+        """Updaters, what is due, and the buffers if the `replay` section asks for that."""
+        stored = self._settings.store_in_checkpoints
         return {
+            "updaters": self.updaters.get_state(),
             "rows_due": {name: debt.rows for name, debt in self._debts.items()},
             "steps": {name: debt.steps for name, debt in self._debts.items()} if stored else {},
             "buffer": self.buffer.get_state() if stored else None,
@@ -225,6 +290,7 @@ class Replay:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned; without buffers they are filled anew."""
+        self.updaters.set_state(state["updaters"])
         self._debts = {
             name: _Debt(int(state["steps"].get(name, 0)), float(rows))
             for name, rows in state["rows_due"].items()
@@ -240,49 +306,6 @@ def transition_buffer(settings: ReplayConfig, training: ReplayTraining) -> Repla
             settings.capacity, n_step=training.n_step, gamma=training.gamma, alpha=settings.alpha
         )
     return ReplayBuffer(settings.capacity, n_step=training.n_step, gamma=training.gamma)
-
-
-def take_turns(
-    algorithm: Algorithm,
-    rounds: Sequence[Sequence[int]],
-    replay: Replay,
-    update: Update,
-    after_updates: Callable[[str], None] | None = None,
-) -> dict[str, Updates]:
-    """One iteration: rounds of sampling, each followed by the updates that are due and a sync.
-
-    Args:
-        rounds: steps of each lane, by round and runner.
-        update: makes one update of one policy.
-        after_updates: called with each policy that has made some, at the end of those of a round.
-
-    Returns:
-        The updates of each policy that learns.
-    """
-    policies, progress = algorithm.policies, algorithm.progress
-    learning = policies.trained
-    made = {policy_id: Updates() for policy_id in learning}
-    for lengths in rounds:
-        before = progress.counted_steps
-        batches = dict(algorithm.train_batches(algorithm.sample([lengths])))
-        # What is learned from comes out of buffers: whoever decides is shown no batch.
-        now = [*filter(policies.is_policy_to_train, learning)]
-        with algorithm.timers.phase("transfer"):
-            replay.add(batches, progress.counted_steps - before, now)
-        have_learned: dict[str, None] = {}
-        with algorithm.timers.phase("learn"):
-            for policy_id, batch, rng in replay.minibatches(
-                algorithm.learner_rng, algorithm.env_steps, now
-            ):
-                made[policy_id].statistics.append(update(policy_id, batch, rng))
-                made[policy_id].num_rows += len(batch)
-                have_learned[policy_id] = None
-            if after_updates is not None:
-                for policy_id in have_learned:
-                    after_updates(policy_id)
-        if have_learned:
-            algorithm.sync_weights()
-    return made
 
 
 def to_device(batch: SampleBatch, device: torch.device) -> dict[str, Tensor]:
@@ -303,17 +326,20 @@ def averages(updates: Sequence[Statistics], names: Sequence[str]) -> dict[str, f
 
 
 def replay_problems(
-    config: ExperimentConfig, *, memories: Sequence[str] = ()
+    algorithm: type[Algorithm[R]], config: ExperimentConfig, *, memories: Sequence[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong with the settings of replay, as ``(key, message)``.
+    """What is wrong with batch and replay settings, as ``(key, message)``.
 
     Args:
         memories: switches of `model` that the algorithm replays sequences for.
     """
-    any_memory = False
+    training, any_memory = algorithm.training_in(config), False
+    yield from fragment_problems(training.train_batch_size, config.env_runners)
     for prefix, settings in addressed_settings(config):
         yield from _memory_problems(config.algorithm, prefix, settings, memories)
-        yield from _capacity_problems(config.replay.capacity, prefix, settings)
+        yield from _capacity_problems(
+            config.replay.capacity, prefix, algorithm.training_in(settings)
+        )
         any_memory |= any(getattr(settings.model, name) for name in memories)
     if config.replay.burn_in and not any_memory:
         message = "there is no memory to bring up to date; leave it out, or set model.use_lstm"
@@ -334,10 +360,8 @@ def _memory_problems(
 
 
 def _capacity_problems(
-    capacity: int, prefix: str, settings: PolicySettings
+    capacity: int, prefix: str, training: ReplayTraining
 ) -> Iterator[tuple[str, str]]:
-    training = settings.training
-    assert isinstance(training, ReplayTraining)  # the loader made it from `Training`
     needed = training.num_steps_sampled_before_learning_starts
     if needed > capacity:
         yield (

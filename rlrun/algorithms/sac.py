@@ -15,7 +15,6 @@ the continuous one takes a sample. The buffer is part of a checkpoint only with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,37 +25,36 @@ from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
-    averages,
+    Statistics,
+    Updater,
     replay_problems,
-    take_turns,
     to_device,
     transition_buffer,
 )
-from rlrun.algorithms.sac_gradients import critic_gradient, policy_gradient
-from rlrun.algorithms.soft_values import NEXT_NOISE, NOISE, critic_statistics, soft_goals
-from rlrun.algorithms.target_network import TargetNetwork
-from rlrun.algorithms.temperature import Temperature
-from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
+from rlrun.algorithms.result import Result
+from rlrun.algorithms.targets import TargetNetwork, bellman_targets
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.adam import FlatAdam
 from rlrun.learning.learner import Learner, value_at
 from rlrun.policies.catalog import ModuleFactory
-from rlrun.policies.distributions import squashed_sample
+from rlrun.policies.distributions import squashed_sample, squashed_sample_vjp
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.sampling.runner_messages import PolicyFactory
 
+NOISE, NEXT_NOISE = "noise", "new_noise"
+"""Rows ``[M, A]`` from which the actions in ``obs`` and in ``new_obs`` are made."""
 CRITICS = "critics."  # before the names of their weights
-STEPS_OF_A_ROUND = 1  # env steps between updates with rollout_fragment_length: auto
+ROUND_STEPS = 1  # env steps between updates with rollout_fragment_length: auto
 STATISTICS = (
     *("critic_loss", "policy_loss", "q_mean", "td_error_mean"),
     *("entropy", "alpha", "critic_grad_norm", "policy_grad_norm"),
@@ -114,14 +112,70 @@ def critic_loss(
     Returns:
         The loss, a scalar with gradient, and statistics without; ``td_errors`` is ``[M]``.
     """
-    goals = soft_goals(rows, policy=policy, target=target, alpha=alpha)
+    targets = soft_targets(rows, policy, target, alpha)
     values = module.forward_train(rows)[Q_VALUES]
     if NEXT_NOISE not in rows:
         actions = rows[col.ACTIONS][None, :, None].expand(2, -1, 1)
         values = values.gather(2, actions).squeeze(2)
-    errors = values - goals
+    errors = values - targets
     loss = 0.5 * (rows[col.WEIGHTS] * errors.square()).mean(1).sum()
     return loss, critic_statistics(loss.detach(), values.detach(), errors.detach())
+
+
+@torch.no_grad()
+def critic_gradient(
+    module: TwinQNetwork,
+    rows: dict[str, Tensor],
+    *,
+    policy: RLModule,
+    target: RLModule,
+    alpha: Tensor,
+) -> dict[str, Tensor]:
+    """The gradient of `critic_loss`, for critics that have a `vjp`.
+
+    Returns:
+        The statistics of `critic_loss`. The gradients are left in the module's parameters.
+    """
+    targets = soft_targets(rows, policy, target, alpha)
+    values, backward = module.vjp(rows)
+    errors = values - targets
+    weighted = rows[col.WEIGHTS] * errors
+    backward.to_parameters(weighted / len(targets))
+    return critic_statistics(0.5 * (weighted * errors).mean(1).sum(), values, errors)
+
+
+@torch.no_grad()
+def soft_targets(
+    rows: dict[str, Tensor], policy: RLModule, target: RLModule, alpha: Tensor
+) -> Tensor:
+    """y of `critic_loss`, ``[M]``: entropy is a part of the value of a state (eq. 3 and 5)."""
+    value = soft_value(policy, target, rows[col.NEXT_OBS], rows.get(NEXT_NOISE), alpha)
+    return bellman_targets(rows, value)
+
+
+def soft_value(
+    policy: RLModule, critics: RLModule, obs: Tensor, noise: Tensor | None, alpha: Tensor
+) -> Tensor:
+    """``min_i Q_i(s, a) - alpha log pi(a|s)`` ``[M]``: of a sampled a, or the mean over all."""
+    inputs = policy.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
+    if noise is None:
+        logp = inputs.log_softmax(-1)
+        first, second = critics.forward_train({col.OBS: obs})[Q_VALUES]
+        return (logp.exp() * (torch.minimum(first, second) - alpha * logp)).sum(-1)
+    actions, logp = squashed_sample(inputs, noise)
+    first, second = critics.forward_train({col.OBS: obs, col.ACTIONS: actions})[Q_VALUES]
+    return torch.minimum(first, second) - alpha * logp
+
+
+def critic_statistics(loss: Tensor, values: Tensor, errors: Tensor) -> dict[str, Tensor]:
+    """What is reported of the critics' loss; values and errors are ``[2, M]``."""
+    distances = errors.abs().mean(0)
+    return {
+        "critic_loss": loss,
+        "q_mean": values.mean(),
+        "td_error_mean": distances.mean(),
+        "td_errors": distances,
+    }
 
 
 def policy_loss(
@@ -156,17 +210,110 @@ def policy_loss(
     return loss, {"policy_loss": loss.detach(), "entropy": entropy}
 
 
-@dataclass(frozen=True)
-class LearningRates:
-    """Of one policy, at this point of the run."""
+@torch.no_grad()
+def policy_gradient(
+    module: SACPolicyNetwork, rows: dict[str, Tensor], *, critics: TwinQNetwork, alpha: Tensor
+) -> dict[str, Tensor]:
+    """The gradient of `policy_loss`, for a Box and networks that have a `vjp`.
 
-    policy: float
-    critic: float
-    alpha: float
+    Returns:
+        The statistics of `policy_loss`. The gradients are left in the module's parameters.
+    """
+    inputs, backward = module.vjp(rows)
+    actions, logp, sample_backward = squashed_sample_vjp(inputs, rows[NOISE])
+    values, critics_backward = critics.vjp({col.OBS: rows[col.OBS], col.ACTIONS: actions})
+    num_rows = len(logp)
+    first_is_smaller = values[0] <= values[1]
+    d_values = torch.stack((first_is_smaller, ~first_is_smaller)) * (-1.0 / num_rows)
+    d_actions = critics_backward.to_input(d_values)[:, -actions.shape[1] :]
+    backward(sample_backward(d_actions, alpha / num_rows))
+    loss = (alpha * logp - values.amin(0)).mean()
+    return {"policy_loss": loss, "entropy": -logp.mean()}
 
 
-class PolicyUpdater:
-    """What one policy's updates need besides its learner: critics, their target, temperature.
+class SAC(Algorithm[SACTraining]):
+    """Sample a step, learn from what was sampled before, hand on the weights, again and again."""
+
+    Training = SACTraining
+    Config = SACConfig
+    optional_sections = frozenset({"replay"})
+    trains_several_policies = True
+    trial_of_columns = "first_batch"
+
+    @classmethod
+    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+        """Problems of batch and buffer sizes, as ``(key, message)``."""
+        yield from replay_problems(cls, config)
+
+    def setup(self) -> None:
+        self.replay = Replay(
+            self, self._updater, self._buffer, round_steps=ROUND_STEPS, reported=STATISTICS
+        )
+
+    def _updater(self, policy_id: str) -> SACUpdater:
+        training, learner = self.training_of(policy_id), self.learners[policy_id]
+        _, space = self.policies.module_spaces(policy_id)
+        if isinstance(space, gym.spaces.Box) and not self.config.connectors.normalize_actions:
+            message = "SAC acts in (-1, 1), which must be stretched to the bounds; leave it out"
+            origin = Origin("this experiment")
+            raise ConfigError([Problem(origin, "connectors.normalize_actions", message)])
+        critics, target = (self.build_module(policy_id, TwinQNetwork) for _ in range(2))
+        critic = Learner(critics, training, self.config.learners)
+        return SACUpdater(learner, critic, target, training, space)
+
+    def _buffer(self, policy_id: str) -> ReplayBuffer:
+        return transition_buffer(self.config.replay, self.training_of(policy_id))
+
+    def module_factory(self, policy_id: str) -> ModuleFactory:
+        """The policy network; the critics are made by `setup`."""
+        return SACPolicyNetwork
+
+    def policy_factory(self, policy_id: str) -> PolicyFactory:
+        """The policy that acts by the policy network."""
+        correlation = self.training_of(policy_id).noise_correlation
+        return partial(build_sac_policy, noise_correlation=correlation)
+
+    def forget_policy(self, policy_id: str) -> None:
+        self.replay.forget(policy_id)
+
+    def training_step(self) -> Result:
+        """One iteration: rounds of sampling, each followed by the updates that are due."""
+        return self.replay.step()
+
+    # -- state: the weights of policies and critics together, as a checkpoint keeps them ---------
+
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """Copies of all weights by parameter name; the critics' begin with `critics.`."""
+        weights = super().get_weights()
+        for policy_id, updater in self.replay.updaters.items():
+            prefix = f"{policy_id}/{CRITICS}"
+            named = updater.critic.named_weights()
+            weights |= {f"{prefix}{name}": values for name, values in named.items()}
+        return weights
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Take over weights by name."""
+        rest = dict(weights)
+        for policy_id in self.learners:
+            prefix = f"{policy_id}/{CRITICS}"
+            named = {
+                name.removeprefix(prefix): rest.pop(name)
+                for name in weights
+                if name.startswith(prefix)
+            }
+            if self.policies[policy_id].train:  # it may have learned before and be frozen now
+                self.replay.updaters[policy_id].critic.load_named_weights(named)
+        super().set_weights(rest)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.replay.get_state()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.replay.set_state(state)
+
+
+class SACUpdater(Updater):
+    """Updates one policy; owns its critics, their target, and the temperature.
 
     Args:
         learner: of the policy network.
@@ -189,20 +336,18 @@ class PolicyUpdater:
         if entropy is None:
             entropy = default_target_entropy(action_space)
         self.temperature = Temperature(training.initial_alpha, entropy, learner.device)
+        self._lr = self._critic_lr = self._alpha_lr = 0.0
 
-    def rates(self, env_steps: int) -> LearningRates:
-        """Learning rates after so many env steps of the run."""
+    def begin_iteration(self, env_steps: int) -> dict[str, float]:
         training = self._training
-        lr = value_at(training.lr, env_steps)
-        critic_lr, alpha_lr = (
+        self._lr = lr = value_at(training.lr, env_steps)
+        self._critic_lr, self._alpha_lr = (
             lr if schedule is None else value_at(schedule, env_steps)
             for schedule in (training.critic_lr, training.alpha_lr)
         )
-        return LearningRates(lr, critic_lr, alpha_lr)
+        return {"lr": lr}
 
-    def update(
-        self, batch: SampleBatch, rng: np.random.Generator, rates: LearningRates
-    ) -> dict[str, Tensor]:
+    def update(self, batch: SampleBatch, rng: np.random.Generator) -> Statistics:
         """One step of the critics, the policy, the temperature and the target."""
         learner, critic = self._learner, self.critic
         rows = to_device(batch, learner.device)
@@ -216,17 +361,17 @@ class PolicyUpdater:
             rows,
             critic_loss,
             {"policy": policy, "target": self.target.module, "alpha": alpha},
-            lr=rates.critic,
+            lr=self._critic_lr,
             gradient=critic_gradient if critics.has_vjp else None,
         )
         of_policy = learner.step(
             rows,
             policy_loss,
             {"critics": critics, "alpha": alpha},
-            lr=rates.policy,
+            lr=self._lr,
             gradient=policy_gradient if critics.has_vjp and policy.has_vjp else None,
         )
-        self.temperature.step(of_policy["entropy"], rates.alpha)
+        self.temperature.step(of_policy["entropy"], self._alpha_lr)
         self.target.follow(self._training.tau)
         grad_norms = {
             "critic_grad_norm": of_critics.pop("grad_norm"),
@@ -243,10 +388,46 @@ class PolicyUpdater:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
         self.critic.set_state(state["critic"])
         self.target.set_state(state["target"])
         self.temperature.set_state(state["temperature"])
+
+
+class Temperature:
+    """Alpha, which moves to the target entropy: minimises ``log alpha (entropy - target)``.
+
+    Haarnoja et al. (eq. 18) have alpha where this has its logarithm, as their own code does: the
+    direction is the same, and the pace does not die with a small alpha.
+
+    Attributes:
+        alpha: ``[1]``.
+    """
+
+    def __init__(self, initial: float, target_entropy: float, device: torch.device) -> None:
+        self.target_entropy = target_entropy
+        self._log_alpha = torch.tensor([initial], device=device).log()
+        self._gradient = torch.zeros_like(self._log_alpha)
+        self._optimizer = FlatAdam(self._log_alpha, self._gradient)
+        self.alpha = self._log_alpha.exp()
+
+    def step(self, entropy: Tensor, lr: float) -> None:
+        """Move once, seeing the policy's entropy."""
+        self._gradient.copy_(entropy - self.target_entropy)
+        self._optimizer.step(lr)
+        self.alpha = self._log_alpha.exp()
+
+    def get_state(self) -> dict[str, Any]:
+        """The logarithm of alpha, and its optimizer's state."""
+        return {
+            "log_alpha": self._log_alpha.cpu().numpy().copy(),
+            "optimizer": self._optimizer.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        self._log_alpha.copy_(torch.from_numpy(np.array(state["log_alpha"], dtype=np.float32)))
+        self._optimizer.set_state(state["optimizer"])
+        self.alpha = self._log_alpha.exp()
 
 
 def default_target_entropy(action_space: gym.Space[Any]) -> float:
@@ -254,122 +435,3 @@ def default_target_entropy(action_space: gym.Space[Any]) -> float:
     if isinstance(action_space, gym.spaces.Discrete):
         return 0.98 * float(np.log(action_space.n))
     return -float(gym.spaces.flatdim(action_space))
-
-
-class SAC(Algorithm):
-    """Sample a step, learn from what was sampled before, hand on the weights, again and again."""
-
-    Training = SACTraining
-    Config = SACConfig
-    optional_sections = frozenset({"replay"})
-    trains_several_policies = True
-    trial_of_columns = "first_batch"
-
-    @classmethod
-    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of batch and buffer sizes, as ``(key, message)``."""
-        yield from fragment_problems(config.training.train_batch_size, config.env_runners)
-        yield from replay_problems(config)
-
-    def setup(self) -> None:
-        training = self.config.training
-        assert isinstance(training, SACTraining)  # the loader made it from `Training`
-        self.updaters = ByPolicy(self._updater, self.policies.trained)
-        self.replay = Replay(self.config.replay, training, self._settings, self._buffer)
-        self._rounds = short_fragment_lengths(
-            training.train_batch_size, self.config.env_runners, STEPS_OF_A_ROUND
-        )
-
-    def _updater(self, policy_id: str) -> PolicyUpdater:
-        training, learner = self._settings(policy_id), self.learners[policy_id]
-        _, space = self.policies.module_spaces(policy_id)
-        if isinstance(space, gym.spaces.Box) and not self.config.connectors.normalize_actions:
-            message = "SAC acts in (-1, 1), which must be stretched to the bounds; leave it out"
-            origin = Origin("this experiment")
-            raise ConfigError([Problem(origin, "connectors.normalize_actions", message)])
-        critics, target = (self.build_module(policy_id, TwinQNetwork) for _ in range(2))
-        critic = Learner(critics, training, self.config.learners)
-        return PolicyUpdater(learner, critic, target, training, space)
-
-    def _buffer(self, policy_id: str) -> ReplayBuffer:
-        return transition_buffer(self.config.replay, self._settings(policy_id))
-
-    def module_factory(self, policy_id: str) -> ModuleFactory:
-        """The policy network; the critics are made by `setup`."""
-        return SACPolicyNetwork
-
-    def policy_factory(self, policy_id: str) -> PolicyFactory:
-        """The policy that acts by the policy network."""
-        correlation = self._settings(policy_id).noise_correlation
-        return partial(build_sac_policy, noise_correlation=correlation)
-
-    def forget_policy(self, policy_id: str) -> None:
-        self.updaters.pop(policy_id, None)
-        self.replay.forget(policy_id)
-
-    def training_step(self) -> dict[str, Any]:
-        """One iteration: rounds of sampling, each followed by the updates that are due."""
-        rates = {
-            policy_id: self.updaters[policy_id].rates(self.env_steps)
-            for policy_id in self.policies.trained
-        }
-        made = take_turns(self, self._rounds, self.replay, partial(self._update, rates))
-        result: dict[str, Any] = {}
-        for policy_id, updates in made.items():
-            statistics = {
-                **averages(updates.statistics, STATISTICS),
-                "num_updates": len(updates.statistics),
-                "lr": rates[policy_id].policy,
-                "replay_size": self.replay.size(policy_id),
-            }
-            result |= self.learner_result(updates.num_rows, statistics, policy_id)
-        return result
-
-    def _update(
-        self,
-        rates: Mapping[str, LearningRates],
-        policy_id: str,
-        batch: SampleBatch,
-        rng: np.random.Generator,
-    ) -> dict[str, Tensor]:
-        """One update of a policy; the critics' errors become priorities."""
-        statistics = self.updaters[policy_id].update(batch, rng, rates[policy_id])
-        self.replay.report_errors(policy_id, batch, statistics.pop("td_errors"))
-        return statistics
-
-    # -- state: the weights of policies and critics together, as a checkpoint keeps them ---------
-
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """Copies of all weights by parameter name; the critics' begin with `critics.`."""
-        weights = super().get_weights()
-        for policy_id, updater in self.updaters.items():
-            prefix = f"{policy_id}/{CRITICS}"
-            named = updater.critic.named_weights()
-            weights |= {f"{prefix}{name}": values for name, values in named.items()}
-        return weights
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over weights by name."""
-        rest = dict(weights)
-        for policy_id in self.learners:
-            prefix = f"{policy_id}/{CRITICS}"
-            named = {
-                name.removeprefix(prefix): rest.pop(name)
-                for name in weights
-                if name.startswith(prefix)
-            }
-            if self.policies[policy_id].train:  # it may have learned before and be frozen now
-                self.updaters[policy_id].critic.load_named_weights(named)
-        super().set_weights(rest)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"updaters": self.updaters.get_state(), **self.replay.get_state()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.updaters.set_state(state["updaters"])
-        self.replay.set_state(state)
-
-    def _settings(self, policy_id: str) -> SACTraining:
-        training = self.policies[policy_id].training
-        assert isinstance(training, SACTraining)  # the loader made it from `Training`
-        return training

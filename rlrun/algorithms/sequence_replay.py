@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from rlrun.algorithms.targets import bellman_targets, values_of_best
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
-from rlrun.learning.value_rescaling import bellman_goals
 from rlrun.policies.rl_module import RLModule
-from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
 Array = NDArray[Any]
 
@@ -68,9 +67,9 @@ def load_sequences(
         ``seq_lens`` ``[S]``, each counting the observation that follows its sequence; ``warmed``
         ``[W]``, the sequences with burn-in, and what is seen in it, ``burn_in_*`` ``[B, W, ...]``;
         and of the steps, ``[M]``: ``actions``, ``rewards`` summed over up to ``n_step`` steps,
-        ``discounts`` of what follows them (0 after a termination), ``weights``, ``learned``
-        (whether a step has a loss), and the rows ``present`` and ``following`` of the observations
-        before and after those rewards.
+        ``discounts`` of what follows them, ``terminateds``, ``weights``, ``learned`` (whether a
+        step has a loss), and the rows ``present`` and ``following`` of the observations before and
+        after those rewards.
     """
     lengths: Array = batch[col.SEQ_LENS]
     starts = sequence_offsets(lengths)[:-1]
@@ -89,14 +88,14 @@ def load_sequences(
     for ahead in range(n_step):
         there = ahead < taken
         returns[there] += gamma**ahead * single[steps[there] + ahead]
-    terminated = batch.column(col.TERMINATEDS)[steps + taken - 1]
     rows: dict[str, Array] = {
         **_seen(batch, module, present, step >= burnt[sequence], int(unrolled.sum())),
         **_burn_in(batch, module, starts, burnt, burn_in),
         col.SEQ_LENS: unrolled,
         col.ACTIONS: batch.column(col.ACTIONS),
         col.REWARDS: returns.astype(np.float32),
-        col.DISCOUNTS: np.where(terminated, 0.0, gamma**taken).astype(np.float32),
+        col.DISCOUNTS: (gamma**taken).astype(np.float32),
+        col.TERMINATEDS: batch.column(col.TERMINATEDS)[steps + taken - 1],
         col.WEIGHTS: batch.column(col.WEIGHTS),
         LEARNED: whole[sequence] | (step >= burn_in),
         PRESENT: present,
@@ -176,8 +175,8 @@ def sequence_loss(
         rows: of `load_sequences`.
 
     Returns:
-        The loss, a scalar with gradient, and statistics without; ``td_errors`` is ``[M]``, 0 where
-        a step has no loss.
+        The loss, a scalar with gradient, and statistics without; ``td_errors`` is ``[M]``, NaN
+        where a step has no loss.
     """
     values = module.forward_train(warmed_up(module, rows))[col.ACTION_DIST_INPUTS]
     chosen = values[rows[PRESENT]].gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
@@ -185,41 +184,37 @@ def sequence_loss(
         outputs = target.forward_train(warmed_up(target, rows))
         next_values = outputs[col.ACTION_DIST_INPUTS][rows[FOLLOWING]]
         choosing = values[rows[FOLLOWING]] if double_q else next_values
-        bootstrap = next_values.gather(1, choosing.argmax(dim=1, keepdim=True)).squeeze(1)
-        goals = bellman_goals(rows, bootstrap, value_rescaling)
+        bootstrap = values_of_best(next_values, choosing)
+        targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling)
     learned = rows[LEARNED].to(torch.float32)
     count = learned.sum().clamp(min=1.0)
-    losses = functional.huber_loss(chosen, goals, reduction="none")
+    losses = functional.huber_loss(chosen, targets, reduction="none")
     loss = (rows[col.WEIGHTS] * losses * learned).sum() / count
-    errors = (chosen - goals).detach() * learned
+    errors = (chosen - targets).detach() * learned
     statistics = {
         "total_loss": loss.detach(),
         "q_mean": (chosen.detach() * learned).sum() / count,
         "td_error_mean": errors.abs().sum() / count,
-        "td_errors": errors,
+        "td_errors": errors.masked_fill(~rows[LEARNED], torch.nan),
     }
     return loss, statistics
 
 
-def report_sequence_errors(
-    buffer: SequenceReplayBuffer,
-    batch: SampleBatch,
-    rows: dict[str, Tensor],
-    errors: Tensor,
-    *,
-    epsilon: float,
-) -> None:
-    """Let errors ``[M]`` become priorities; a sequence without a learned step keeps its own.
+def sequence_errors(batch: SampleBatch, errors: Array) -> tuple[Array, Array]:
+    """The errors that sequences are replayed by, of their steps' absolute errors ``[M]``.
 
     Args:
-        epsilon: added to each priority.
+        errors: NaN where a step has no loss; a sequence of such steps alone is left out.
+
+    Returns:
+        The numbers of the sequences' first items, and an error for each.
     """
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
-    sizes = errors.abs().cpu().numpy()
-    counts = np.add.reduceat(rows[LEARNED].cpu().numpy().astype(np.float64), starts)
+    learned = ~np.isnan(errors)
+    sizes = np.where(learned, errors, np.float32(0.0))
+    counts = np.add.reduceat(learned.astype(np.float64), starts)
     means = np.add.reduceat(sizes, starts) / np.maximum(counts, 1.0)
     eta = PRIORITY_OF_THE_MAXIMUM
-    priorities = eta * np.maximum.reduceat(sizes, starts) + (1.0 - eta) * means
+    mixed = eta * np.maximum.reduceat(sizes, starts) + (1.0 - eta) * means
     known = counts > 0
-    first = batch.column(col.ITEM_IDS)[starts]
-    buffer.update_priorities(first[known], priorities[known] + epsilon)
+    return batch.column(col.ITEM_IDS)[starts][known], mixed[known]

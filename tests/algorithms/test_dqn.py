@@ -10,11 +10,10 @@ import torch
 from finite_differences import check_gradients
 
 from rlrun import ConfigError, DQNConfig, PPOConfig
-from rlrun.algorithms.c51 import c51_loss, project_distribution
-from rlrun.algorithms.dqn import dqn_loss
+from rlrun.algorithms.dqn import c51_loss, dqn_loss, project_distribution
+from rlrun.algorithms.targets import rescale, unrescale
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.learning.value_rescaling import rescale, unrescale
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork
 
@@ -228,14 +227,18 @@ def test_without_its_buffer_a_resumed_run_fills_it_first(built):
 def test_the_target_network_is_a_copy_that_is_renewed_every_so_many_env_steps(built):
     settings = {"num_steps_sampled_before_learning_starts": 1, "lr": 1e-2}
     algorithm = built(build(**settings, target_network_update_freq=128))
-    initial = copy.deepcopy(algorithm.targets["default_policy"].module.state_dict())
+    initial = copy.deepcopy(algorithm.replay.updaters["default_policy"].target.module.state_dict())
     algorithm.train()
     changed = algorithm.learner.module.state_dict()
     assert any(not torch.equal(changed[name], value) for name, value in initial.items())
-    for name, value in algorithm.targets["default_policy"].module.state_dict().items():
+    for name, value in (
+        algorithm.replay.updaters["default_policy"].target.module.state_dict().items()
+    ):
         assert torch.equal(value, initial[name])
     algorithm.train()
-    for name, value in algorithm.targets["default_policy"].module.state_dict().items():
+    for name, value in (
+        algorithm.replay.updaters["default_policy"].target.module.state_dict().items()
+    ):
         assert torch.equal(value, algorithm.learner.module.state_dict()[name])
 
 

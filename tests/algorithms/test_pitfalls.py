@@ -13,7 +13,7 @@ import torch
 from rlrun import A2CConfig, A3CConfig, DQNConfig, EnvRunner, PPOConfig, SACConfig
 from rlrun.algorithms import dqn, ppo
 from rlrun.algorithms.ppo import PPOTraining, ppo_loss
-from rlrun.algorithms.target_network import TargetNetwork
+from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
@@ -408,7 +408,7 @@ def test_pitfall_47_entropy_is_in_units_of_the_squashed_action_whatever_the_boun
         for env in ("Pendulum-v1", "rlrun.envs.examples:StretchedPendulum")
     ]
     for algorithm in algorithms:
-        assert algorithm.updaters["default_policy"].temperature.target_entropy == -1.0
+        assert algorithm.replay.updaters["default_policy"].temperature.target_entropy == -1.0
     rows = [statistics_of(algorithm) for algorithm in algorithms]
     assert rows[0]["num_updates"] == 51
     assert rows[0] == pytest.approx(rows[1], rel=1e-3)

@@ -7,9 +7,16 @@ import torch
 
 from rlrun.algorithms import dqn, sac
 from rlrun.algorithms.dqn import DQN, DQNConfig, dqn_gradient, dqn_loss
-from rlrun.algorithms.sac import SAC, SACConfig, critic_loss, policy_loss
-from rlrun.algorithms.sac_gradients import critic_gradient, policy_gradient
-from rlrun.algorithms.soft_values import NEXT_NOISE, NOISE
+from rlrun.algorithms.sac import (
+    NEXT_NOISE,
+    NOISE,
+    SAC,
+    SACConfig,
+    critic_gradient,
+    critic_loss,
+    policy_gradient,
+    policy_loss,
+)
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.learner import Learner

@@ -11,8 +11,7 @@ from finite_differences import check_gradients
 
 from rlrun import ConfigError, SACConfig, make_multi_agent
 from rlrun.algorithms import sac
-from rlrun.algorithms.sac import critic_loss, policy_loss
-from rlrun.algorithms.temperature import Temperature
+from rlrun.algorithms.sac import Temperature, critic_loss, policy_loss
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.sac_policy import build_sac_policy
@@ -298,7 +297,7 @@ def test_an_update_a_step_once_the_buffer_holds_enough(built):
 
 def only(algorithm):
     """What the one policy has beside its learner."""
-    return algorithm.updaters["default_policy"]
+    return algorithm.replay.updaters["default_policy"]
 
 
 def test_the_target_follows_by_tau(built):

@@ -9,13 +9,13 @@ from rlrun import Callbacks, ConfigError, DQNConfig
 from rlrun.algorithms.sequence_replay import (
     kept_columns,
     load_sequences,
-    report_sequence_errors,
+    sequence_errors,
     sequence_loss,
     warmed_up,
 )
+from rlrun.algorithms.targets import rescale, unrescale
 from rlrun.data import columns as col
 from rlrun.data.sequences import sequence_offsets
-from rlrun.learning.value_rescaling import rescale, unrescale
 from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
 MODEL = {
@@ -69,7 +69,7 @@ def sampled(algorithm, burn_in=2, n_step=3, num_sequences=12):
     return batch, rows
 
 
-def test_pitfall_63_unrolled_from_its_stored_state_a_sequence_has_the_values_it_was_acted_with(
+def test_unrolled_from_its_stored_state_a_sequence_has_the_values_it_was_acted_with(
     algorithm,
 ):
     """Across fragments and wherever a sequence begins, as the weights have not changed."""
@@ -91,7 +91,7 @@ def test_pitfall_63_unrolled_from_its_stored_state_a_sequence_has_the_values_it_
 
 
 @pytest.mark.parametrize("value_rescaling", [False, True])
-def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm, value_rescaling):
+def test_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm, value_rescaling):
     module = algorithm.learner.module
     target = algorithm.build_module()
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm, va
         for i in range(length):
             row = first + i
             if i < 2 and batch[col.T][first] > 0:
-                assert statistics["td_errors"][row] == 0.0
+                assert statistics["td_errors"][row].isnan()
                 continue
             goal, k = 0.0, 0
             while k < 3 and i + k < length:
@@ -151,9 +151,12 @@ def test_pitfall_67_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm, va
     assert total.item() == pytest.approx(loss / learned, rel=1e-4)
 
 
-def test_pitfall_67_no_gradient_flows_through_burn_in(algorithm):
+def test_no_gradient_flows_through_burn_in(algorithm):
     """Gradients are those of sequences that begin behind it, in states that are just numbers."""
-    module, target = algorithm.learner.module, algorithm.targets["default_policy"].module
+    module, target = (
+        algorithm.learner.module,
+        algorithm.replay.updaters["default_policy"].target.module,
+    )
     batch, rows = sampled(algorithm)
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
     expected = (batch[col.T][starts] > 0) & (batch[col.SEQ_LENS] > 2)
@@ -204,30 +207,27 @@ def test_burn_in_leads_to_the_states_that_its_steps_led_to_when_they_were_acted(
     states = warmed_up(algorithm.learner.module, rows)
     warmed = rows["warmed"].numpy()
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
-    behind = algorithm.replay.buffers["default_policy"]._rows(
-        batch[col.ITEM_IDS][starts[warmed] + 2]
-    )
+    behind = batch[col.ITEM_IDS][starts[warmed] + 2].tolist()
+    # So many sequences that one of them begins at each step that the buffer holds.
+    every, _ = sampled(algorithm, num_sequences=5000)
+    firsts = every[col.ITEM_IDS][sequence_offsets(every[col.SEQ_LENS])[:-1]].tolist()
+    stored = [firsts.index(step) for step in behind]
     for name in [name for name in rows if name.startswith("state_in_")]:
-        np.testing.assert_allclose(states[name][warmed], behind[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(states[name][warmed], every[name][stored], rtol=1e-4, atol=1e-5)
 
 
-def test_priorities_of_sequences_mix_the_highest_error_and_the_mean(algorithm):
-    module = algorithm.learner.module
-    buffer = SequenceReplayBuffer(500, length=4, further_columns=kept_columns(module), alpha=1.0)
-    buffer.add(algorithm.sample([[7]]))
-    batch = buffer.sample(6, np.random.default_rng(2))
-    rows = load_sequences(batch, module, torch.device("cpu"), burn_in=0, n_step=1, gamma=0.9)
-    errors = torch.arange(1.0, len(batch) + 1.0)
-    report_sequence_errors(buffer, batch, rows, errors, epsilon=0.125)
+def test_the_error_of_a_sequence_mixes_the_highest_and_the_mean_of_its_learned_steps(algorithm):
+    batch, _ = sampled(algorithm)
+    errors = np.arange(1.0, len(batch) + 1.0, dtype=np.float32)
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
-    for first, length in zip(starts.tolist(), batch[col.SEQ_LENS].tolist(), strict=True):
-        own = errors[first : first + length].numpy()
-        expected = 0.9 * own.max() + 0.1 * own.mean() + 0.125
-        place = int(batch[col.ITEM_IDS][first])
-        later = [s for s in starts.tolist() if batch[col.ITEM_IDS][s] == place]
-        if later[-1] == first:  # drawn twice, the last one counts
-            assert buffer._sums[np.array([place])][0] == pytest.approx(expected, rel=1e-5)
-    buffer.check_valid()
+    lengths = batch[col.SEQ_LENS].tolist()
+    errors[: lengths[0]] = np.nan  # nothing was learned of the first sequence
+    errors[starts[1]] = np.nan  # nor in the first step of the second
+    ids, found = sequence_errors(batch, errors)
+    assert ids.tolist() == batch[col.ITEM_IDS][starts[1:]].tolist()
+    for error, steps in zip(found, np.split(errors, starts[1:])[1:], strict=True):
+        own = steps[~np.isnan(steps)]
+        assert error == pytest.approx(0.9 * own.max() + 0.1 * own.mean(), rel=1e-6)
 
 
 def test_what_no_memory_learns_from_is_refused():

@@ -1,4 +1,4 @@
-"""h and its inverse against the paper's formulas, number by number in double precision."""
+"""Bellman targets, and value rescaling against the paper's formulas in double precision."""
 
 import math
 
@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlrun.algorithms.targets import EPSILON, bellman_targets, rescale, unrescale
 from rlrun.data import columns as col
-from rlrun.learning.value_rescaling import EPSILON, bellman_goals, rescale, unrescale
 
 VALUES = [0.0, 1e-4, -1e-4, 0.3, -0.3, 1.0, -1.0, 17.0, -250.0, 4e3, -6e4, 1e6]
 
@@ -24,7 +24,7 @@ def h_inverse(x):
 
 
 @pytest.mark.parametrize("x", VALUES)
-def test_pitfall_67_h_and_its_inverse_are_the_papers(x):
+def test_h_and_its_inverse_are_the_papers(x):
     assert rescale(torch.tensor(x)).item() == pytest.approx(h(x), rel=1e-5, abs=1e-7)
     assert unrescale(torch.tensor(h(x))).item() == pytest.approx(x, rel=1e-5, abs=1e-6)
     assert unrescale(torch.tensor(x)).item() == pytest.approx(h_inverse(x), rel=1e-5, abs=1e-6)
@@ -38,17 +38,19 @@ def test_the_better_of_two_values_stays_the_better(a, b):
 
 
 @pytest.mark.parametrize("rescaled", [False, True])
-def test_goals_are_formed_in_the_units_of_rewards(rescaled):
+def test_targets_are_formed_in_the_units_of_rewards_and_end_with_the_episode(rescaled):
     rng = np.random.default_rng(0)
     rewards, bootstrap = 30 * rng.normal(size=8), 5 * rng.normal(size=8)
-    discounts = rng.choice([0.9, 0.81], size=8)
-    rows = {
-        name: torch.tensor(values, dtype=torch.float32)
-        for name, values in ((col.REWARDS, rewards), (col.DISCOUNTS, discounts))
-    }
-    goals = bellman_goals(rows, torch.tensor(bootstrap, dtype=torch.float32), rescaled)
-    for goal, reward, discount, value in zip(goals, rewards, discounts, bootstrap, strict=True):
-        expected = reward + discount * value
+    discounts, terminateds = rng.choice([0.9, 0.81], size=8), np.arange(8) >= 6
+    bootstrap[7] = np.inf  # selected, not multiplied by 0
+    columns = {col.REWARDS: rewards, col.DISCOUNTS: discounts}
+    rows = {name: torch.tensor(column, dtype=torch.float32) for name, column in columns.items()}
+    rows[col.TERMINATEDS] = torch.tensor(terminateds)
+    values = torch.tensor(bootstrap, dtype=torch.float32)
+    targets = bellman_targets(rows, values, rescaled=rescaled)
+    for i, target in enumerate(targets.tolist()):
+        following = 0.0 if terminateds[i] else bootstrap[i]
+        expected = rewards[i] + discounts[i] * following
         if rescaled:
-            expected = h(reward + discount * h_inverse(value))
-        assert goal.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+            expected = h(rewards[i] + discounts[i] * h_inverse(following))
+        assert target == pytest.approx(expected, rel=1e-4, abs=1e-5)

@@ -1,0 +1,103 @@
+"""What value functions are drawn to when they learn off policy: targets and their networks.
+
+Owns the slow copy of a learner's network, the Bellman target, and value rescaling, which learns
+h(value) where returns span orders of magnitude (Pohlen et al. 2018, arXiv:1805.11593, A.2):
+
+    h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x
+
+h is monotone, so the best action stays the best; about 0 it is half the identity, far away a square
+root. It is R2D2's stand-in for clipped rewards, with its epsilon. Must not know losses.
+
+    M  rows of a minibatch      n  actions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlrun.data import columns as col
+from rlrun.learning.learner import Learner
+from rlrun.policies.flat_parameters import FlatParameters
+from rlrun.policies.rl_module import RLModule
+
+EPSILON = 1e-3  # keeps the inverse of h Lipschitz continuous
+
+
+def bellman_targets(
+    rows: Mapping[str, Tensor], next_values: Tensor, *, rescaled: bool = False
+) -> Tensor:
+    """R + discount Q(s') ``[M]``, without Q(s') after a termination; no gradient flows through it.
+
+    Args:
+        rows: rewards, discounts and terminateds, each ``[M]``; a step here are the n of an n-step
+            return.
+        next_values: of the target network for s', ``[M]``.
+        rescaled: networks put out h of values: h(R + discount h^-1(Q(s'))).
+    """
+    # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
+    following = torch.where(rows[col.TERMINATEDS], 0.0, next_values)
+    if rescaled:
+        following = unrescale(following)
+    targets = torch.addcmul(rows[col.REWARDS], rows[col.DISCOUNTS], following)
+    return rescale(targets) if rescaled else targets
+
+
+def values_of_best(values: Tensor, choosing: Tensor) -> Tensor:
+    """Values ``[M]`` of the actions that are best by ``choosing``; both are ``[M, n]``."""
+    return values.gather(1, choosing.argmax(dim=1, keepdim=True)).squeeze(1)
+
+
+def rescale(values: Tensor) -> Tensor:
+    """h, element by element."""
+    return values.sign() * ((values.abs() + 1.0).sqrt() - 1.0) + EPSILON * values
+
+
+def unrescale(values: Tensor) -> Tensor:
+    """The inverse of h, element by element.
+
+    With y = |x| + 1 + epsilon the paper has (sqrt(1 + 4 epsilon y) - 1) / (2 epsilon), in which
+    float32 loses half its digits; multiplied out it is the quotient here.
+    """
+    y = values.abs() + (1.0 + EPSILON)
+    root = 2.0 * y / ((1.0 + 4.0 * EPSILON * y).sqrt() + 1.0)
+    return values.sign() * (root.square() - 1.0)
+
+
+class TargetNetwork:
+    """A slow copy of a learner's network; it starts as that network is now.
+
+    Args:
+        module: another one of its kind, which this object owns.
+
+    Attributes:
+        module: it computes without gradients, and as when acting: without dropout.
+    """
+
+    def __init__(self, module: RLModule, learner: Learner) -> None:
+        self.module = module.to(learner.device).requires_grad_(False).eval()
+        self._parameters, self._source = FlatParameters(self.module), learner.parameters
+        self._parameters.load(self._source.vector)
+        self._copied_at = 0
+
+    def copy_if_due(self, steps: int, every: int) -> None:
+        """Become the learner's network, if that is ``every`` steps of the run ago."""
+        if steps - self._copied_at >= every:
+            self._parameters.load(self._source.vector)
+            self._copied_at = steps
+
+    def follow(self, tau: float) -> None:
+        """Move the share ``tau`` of the way to the learner's network."""
+        self._parameters.vector.lerp_(self._source.vector, tau)
+
+    def get_state(self) -> dict[str, Any]:
+        """The weights, and the steps of the run when they were copied last."""
+        return {"weights": self._parameters.to_numpy(), "copied_at": self._copied_at}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned."""
+        self._parameters.load(state["weights"])
+        self._copied_at = int(state["copied_at"])
