@@ -36,7 +36,7 @@ from rlrun.algorithms.on_policy import PolicyUpdate, Statistics
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.ppo import AdaptiveKL
 from rlrun.algorithms.result import Result
-from rlrun.algorithms.target_network import TargetNetwork
+from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule

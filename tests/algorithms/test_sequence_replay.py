@@ -220,9 +220,9 @@ def test_the_error_of_a_sequence_mixes_the_highest_and_the_mean_of_its_learned_s
     batch, _ = sampled(algorithm)
     errors = np.arange(1.0, len(batch) + 1.0, dtype=np.float32)
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
-    lengths = batch[col.SEQ_LENS].tolist()
+    lengths = batch[col.SEQ_LENS]
     errors[: lengths[0]] = np.nan  # nothing was learned of the first sequence
-    errors[starts[1]] = np.nan  # nor in the first step of the second
+    errors[starts[lengths > 1]] = np.nan  # nor in the first step of any that has more
     ids, found = sequence_errors(batch, errors)
     assert ids.tolist() == batch[col.ITEM_IDS][starts[1:]].tolist()
     for error, steps in zip(found, np.split(errors, starts[1:])[1:], strict=True):
