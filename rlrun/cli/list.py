@@ -73,7 +73,7 @@ def _models() -> Iterable[tuple[str, str]]:
 
 
 def _configs() -> Iterable[tuple[str, str]]:
-    from rlrun.config.shipped import configs_folder
+    from rlrun.config.registry import configs_folder
 
     folder = Path("configs")
     if not folder.is_dir():

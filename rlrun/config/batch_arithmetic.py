@@ -1,7 +1,4 @@
-"""How a train batch is divided among env runners, exactly.
-
-Must not know: algorithms, runners. `lanes` are the sub-environments of one runner.
-"""
+"""How a train batch is divided among env runners, exactly. Must not know: algorithms, runners."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,20 +7,20 @@ from rlrun.config.schema import EnvRunnersConfig
 
 
 def fragment_lengths(train_batch_size: int, settings: EnvRunnersConfig) -> list[list[int]]:
-    """Steps of each lane, by round of sampling and runner; times the lanes they add up exactly.
+    """Steps of each sub-environment, by round of sampling and runner; they add up exactly.
 
     With "auto" there is one round, and the first runners take one step more where the batch does
     not divide evenly. `fragment_problems` must have found nothing.
     """
-    runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
-    if settings.batch_mode == "complete_episodes":  # brings at least what is asked for
-        each = -(-train_batch_size // (lanes * runners)) if length == "auto" else length
-        return [[each] * runners] * -(-train_batch_size // (each * lanes * runners))
+    if settings.batch_mode == "complete_episodes":  # lengths are lower bounds
+        each = -(-train_batch_size // (envs * runners)) if length == "auto" else length
+        return [[each] * runners] * -(-train_batch_size // (each * envs * runners))
     if length == "auto":
-        whole, rest = divmod(train_batch_size // lanes, runners)
+        whole, rest = divmod(train_batch_size // envs, runners)
         return [[whole + (runner < rest) for runner in range(runners)]]
-    return [[length] * runners] * (train_batch_size // (length * lanes * runners))
+    return [[length] * runners] * (train_batch_size // (length * envs * runners))
 
 
 def short_fragment_lengths(
@@ -32,14 +29,14 @@ def short_fragment_lengths(
     """As `fragment_lengths`, but "auto" makes many short rounds, for learning between them.
 
     Args:
-        least_steps: env steps that a round of "auto" brings at least, all runners together.
+        least_steps: fewest env steps of a round with "auto", all runners together.
     """
     if settings.rollout_fragment_length != "auto":
         return fragment_lengths(train_batch_size, settings)
-    runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
-    per_lane = train_batch_size // lanes
-    num_rounds = max(per_lane // (runners * -(-least_steps // (runners * lanes))), 1)
-    ends = [per_lane * i // num_rounds for i in range(num_rounds + 1)]
+    runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    per_env = train_batch_size // envs
+    num_rounds = max(per_env // (runners * -(-least_steps // (runners * envs))), 1)
+    ends = [per_env * i // num_rounds for i in range(num_rounds + 1)]
     rounds = [divmod(end - begin, runners) for begin, end in pairwise(ends)]
     return [[whole + (runner < rest) for runner in range(runners)] for whole, rest in rounds]
 
@@ -47,45 +44,45 @@ def short_fragment_lengths(
 def stream_length(
     train_batch_size: int, settings: EnvRunnersConfig, most: int | None = None
 ) -> int:
-    """Steps of each lane in fragments that stream in, of which whole ones make the batch exactly.
+    """Steps of each sub-environment in single fragments, several of which make a batch exactly.
 
     With "auto" a batch takes as many fragments as there are runners, or a few more where the batch
     does not divide evenly. `stream_problems` must have found nothing.
 
     Args:
-        most: steps that a fragment of "auto" has at most.
+        most: most steps of a fragment with "auto".
     """
-    runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     if settings.rollout_fragment_length != "auto":
         return settings.rollout_fragment_length
     if settings.batch_mode == "complete_episodes":
-        return -(-train_batch_size // (lanes * runners))
-    per_lane = train_batch_size // lanes
-    longest = per_lane // runners if most is None else min(per_lane // runners, most)
-    return next(t for t in range(longest, 0, -1) if per_lane % t == 0)
+        return -(-train_batch_size // (envs * runners))
+    per_env = train_batch_size // envs
+    longest = per_env // runners if most is None else min(per_env // runners, most)
+    return next(t for t in range(longest, 0, -1) if per_env % t == 0)
 
 
 def fragment_problems(
     train_batch_size: int, settings: EnvRunnersConfig
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong with a train batch size, as ``(key, message)`` with its arithmetic."""
-    runners, lanes = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    """Problems of a train batch size, as ``(key, message)`` with its arithmetic."""
+    runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
     if settings.batch_mode == "complete_episodes":
         return
     key = "training.train_batch_size"
     if length == "auto":
-        unit, arithmetic = lanes, f"{lanes} environments step together"
-        least = lanes * runners
+        unit, arithmetic = envs, f"{envs} environments step together"
+        least = envs * runners
     else:
-        unit = least = length * lanes * runners
+        unit = least = length * envs * runners
         arithmetic = (
-            f"one round of sampling brings rollout_fragment_length {length} x {lanes} environments"
+            f"one round of sampling brings rollout_fragment_length {length} x {envs} environments"
             f" x {runners} runner{'s' if runners > 1 else ''} = {unit} env steps"
         )
     if train_batch_size < least:
         if length == "auto":
-            arithmetic = f"{runners} runners x {lanes} environments = {least} env steps at least"
+            arithmetic = f"{runners} runners x {envs} environments = {least} env steps at least"
         yield key, f"{train_batch_size} is too small: {arithmetic}; set it to {least} or more"
     elif train_batch_size % unit:
         below = train_batch_size // unit * unit
@@ -97,7 +94,7 @@ def fragment_problems(
 
 
 def stream_problems(train_batch_size: int, settings: EnvRunnersConfig) -> Iterator[tuple[str, str]]:
-    """As `fragment_problems`, where a batch is made of single fragments and not of whole rounds."""
+    """As `fragment_problems`, for batches of single fragments instead of whole rounds."""
     if settings.rollout_fragment_length != "auto":
         settings = settings.model_copy(update={"num_env_runners": 1})
     yield from fragment_problems(train_batch_size, settings)

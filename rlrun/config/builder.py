@@ -14,8 +14,8 @@ from rlrun.config import retired
 from rlrun.config.loader import resolve
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import algorithm_class, import_path_of
-from rlrun.config.schema import ExperimentConfig, TrainingConfig
-from rlrun.config.validate import sections, unknown_key
+from rlrun.config.schema import ExperimentConfig, TrainingConfig, sections
+from rlrun.config.validate import unknown_key
 from rlrun.config.yaml_tree import from_plain
 
 

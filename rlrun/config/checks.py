@@ -1,22 +1,28 @@
 """Relations between the fields of an experiment, looked at before anything starts.
 
 Owns: the checks that hold for every algorithm; each shows its arithmetic and names a setting that
-works. What only one algorithm asks for comes from its class's `validate`. Must not know: the
-machine (CPUs and GPUs are counted when a run starts).
+works. The rules of one algorithm are in its class's `validate`. Must not know: the machine (CPUs
+and GPUs are counted when a run starts), environments, their agents and spaces.
 """
 
 from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
 
 from rlrun.config import retired
-from rlrun.config.problems import Path
-from rlrun.config.registry import ALGORITHMS, algorithm_class, suggestion
+from rlrun.config.policies import laid_over
+from rlrun.config.problems import Finding, Path
+from rlrun.config.registry import ALGORITHMS, algorithm_class, no_such, suggestion
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
     ExperimentConfig,
     ExplorationConfig,
+    MultiAgentConfig,
     ReplayConfig,
+    Section,
 )
-from rlrun.config.validate import Finding
+from rlrun.config.validate import unknown_key
 
 RESULT_KEYS = (
     "training_iteration",
@@ -35,10 +41,22 @@ RESULT_KEYS = (
     "time_s",
     "weights_version",
 )
-OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig()}
-"""Sections that only some algorithms use, and what they are where nobody mentions them."""
-
 RESULT_GROUPS = ("env_runners", "learners", "evaluation", "timers")
+
+OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig()}
+"""Sections that only some algorithms use, with their defaults."""
+
+_COMMON_TO_POLICIES = ("train_batch_size",)
+"""Settings of `training` that a single policy cannot override."""
+
+
+def check_experiment(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Everything that contradicts something else, but for result keys and the sweep."""
+    yield from _check_env_runners(experiment)
+    yield from _check_model(experiment)
+    yield from _check_multi_agent(experiment)
+    yield from _check_algorithm(experiment)
+    yield from _check_learners(experiment)
 
 
 def check_result_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -50,13 +68,15 @@ def check_result_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iterator[Finding]:
-    """What is wrong with one result key, named at `path`."""
+    """Problems of one result key, named at `path`."""
     successor = retired.STOP_KEYS.get(key)
     group, slash, _ = key.partition("/")
     known = key in RESULT_KEYS or (slash and group in RESULT_GROUPS)
+    # The user's own callbacks and algorithms may add keys to the result.
+    may_add_keys = experiment.callbacks or experiment.algorithm not in ALGORITHMS
     if successor is not None:
         yield Finding(path, f"retired result key {key}; its successor is {successor}")
-    elif not known and not _adds_result_keys(experiment):
+    elif not known and not may_add_keys:
         names = [*RESULT_KEYS, *(f"{name}/..." for name in RESULT_GROUPS)]
         hint = suggestion(key, names) or f"; there is {', '.join(names)}"
         yield Finding(path, f"no result has the key {key}{hint}")
@@ -65,62 +85,51 @@ def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iter
         yield Finding(path, message)
 
 
-def _adds_result_keys(experiment: ExperimentConfig) -> bool:
-    """Callbacks and algorithms of the user's own may put further keys into the result."""
-    return bool(experiment.callbacks) or experiment.algorithm not in ALGORITHMS
-
-
-def check_model(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Settings of the networks that contradict each other."""
+def _check_model(experiment: ExperimentConfig) -> Iterator[Finding]:
     model = experiment.model
     memories = [name for name in MEMORY_SWITCHES if getattr(model, name)]
     if len(memories) > 1:
-        message = f"only one memory can stand behind the encoder; set {memories[0]} to false"
+        message = f"there can be only one memory behind the encoder; set {memories[0]} to false"
         yield Finding(("model", memories[1]), message)
     if memories and model.share_layers is False:
         message = (
             f"policy and value function share their encoder and memory with {memories[0]}; "
-            "leave it out, or set it to true"
+            "leave this out, or set it to true"
         )
         yield Finding(("model", "share_layers"), message)
 
 
-def check_horizon(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """A soft horizon must be somewhere."""
+def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
     settings = experiment.env_runners
     if settings.soft_horizon and settings.horizon is None:
-        message = "there is no horizon to be soft; set env_runners.horizon, or leave this out"
+        message = "there is no horizon; set env_runners.horizon, or leave this out"
         yield Finding(("env_runners", "soft_horizon"), message)
-
-
-def check_connectors(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Settings of default connectors that are switched off."""
-    settings = experiment.env_runners
-    if settings.observation_filter != "NoFilter" and (
-        not settings.add_default_connectors_to_env_to_module_pipeline
+    for path, is_on, connector, pipeline in (
+        (
+            ("env_runners", "observation_filter"),
+            settings.observation_filter != "NoFilter",
+            "the filter",
+            "add_default_connectors_to_env_to_module_pipeline",
+        ),
+        (
+            ("connectors", "clip_actions"),
+            experiment.connectors.clip_actions,
+            "clipping",
+            "add_default_connectors_to_module_to_env_pipeline",
+        ),
     ):
-        message = (
-            "the filter is a default connector, and those are switched off: "
-            "add_default_connectors_to_env_to_module_pipeline: true switches them on"
-        )
-        yield Finding(("env_runners", "observation_filter"), message)
-    if experiment.connectors.clip_actions and (
-        not settings.add_default_connectors_to_module_to_env_pipeline
-    ):
-        message = (
-            "clipping is a default connector, and those are switched off: "
-            "env_runners.add_default_connectors_to_module_to_env_pipeline: true switches them on"
-        )
-        yield Finding(("connectors", "clip_actions"), message)
+        if is_on and not getattr(settings, pipeline):
+            message = f"{connector} is a default connector, and these are switched off"
+            yield Finding(path, f"{message}; env_runners.{pipeline}: true switches them on")
 
 
-def check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Whether the algorithm can learn with several learners, and where these are to run."""
+def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Whether the algorithm can use several learners, and their resources."""
     learners = experiment.learners
     if not learners.num_learners:
         for name in ("num_cpus_per_learner", "num_gpus_per_learner"):
             if getattr(learners, name) != type(learners).model_fields[name].default:
-                message = "there is no learner to give it to; set num_learners, or leave it out"
+                message = "there is no remote learner; set num_learners, or leave this out"
                 yield Finding(("learners", name), message)
         return
     if not getattr(algorithm_class(experiment.algorithm), "several_learners", False):
@@ -128,27 +137,104 @@ def check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("learners", "num_learners"), message)
     gpus = learners.num_gpus_per_learner
     if gpus > 1:
-        message = f"a learner uses one GPU at most, not {gpus:g}; set it to 1 and num_learners to"
+        message = f"a learner uses at most one GPU, not {gpus:g}; set it to 1 and num_learners to"
         yield Finding(("learners", "num_gpus_per_learner"), f"{message} more")
 
 
-def check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """What the algorithm itself says about its settings."""
+def _check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Sections that the algorithm does not use, and its own rules."""
     algorithm = algorithm_class(experiment.algorithm)
     for name, default in OPTIONAL_SECTIONS.items():
-        given = getattr(experiment, name)
-        if given != default and name not in getattr(algorithm, "optional_sections", ()):
-            message = f"{experiment.algorithm} does not use this section; leave it out"
-            yield Finding((name,), message)
+        if getattr(experiment, name) != default:
+            yield from _check_section_is_used(experiment, (name,))
     validate = getattr(algorithm, "validate", None)
-    if validate is None:
-        return
-    for key, message in validate(experiment):
+    for key, message in validate(experiment) if validate is not None else ():
         yield Finding(tuple(key.split(".")), message)
 
 
+def _check_section_is_used(experiment: ExperimentConfig, path: Path) -> Iterator[Finding]:
+    used = getattr(algorithm_class(experiment.algorithm), "optional_sections", ())
+    if path[-1] in OPTIONAL_SECTIONS and path[-1] not in used:
+        yield Finding(path, f"{experiment.algorithm} does not use this section; leave it out")
+
+
+def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
+    multi_agent = experiment.multi_agent
+    if not multi_agent.policies:
+        # With one agent either unit counts the same.
+        if multi_agent != MultiAgentConfig(count_steps_by=multi_agent.count_steps_by):
+            message = "no policies; `policies: [a, b]` would name two"
+            yield Finding(("multi_agent", "policies"), message)
+        return
+    if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
+        message = f"{experiment.algorithm} learns one policy; PPO, for one, learns several"
+        yield Finding(("multi_agent",), message)
+    if experiment.env_runners.gym_env_vectorize_mode not in ("auto", "sync"):
+        message = (
+            "with several agents a runner steps its sub-environments one after the other; leave "
+            "this out, and take more env_runners.num_env_runners for slow environments"
+        )
+        yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
+    yield from _check_policy_ids(multi_agent)
+    for policy_id in multi_agent.policies:
+        yield from _check_policy(experiment, policy_id)
+
+
+def _check_policy_ids(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
+    policies = multi_agent.policies
+    for policy_id in policies:
+        if not policy_id or "/" in policy_id:
+            message = f"a policy id is not empty and has no slash, got {policy_id!r}"
+            yield Finding(("multi_agent", "policies", policy_id), message)
+    named: dict[Path, Any] = {}
+    if isinstance(multi_agent.policies_to_train, tuple):
+        for i, policy_id in enumerate(multi_agent.policies_to_train):
+            named["policies_to_train", i] = policy_id
+    if isinstance(multi_agent.agents, dict) and "use" not in multi_agent.agents:
+        for agent, policy_id in multi_agent.agents.items():
+            named["agents", agent] = policy_id
+    for path, policy_id in named.items():
+        if policy_id not in policies:
+            yield Finding(("multi_agent", *path), no_such("policy", str(policy_id), policies))
+
+
+def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Finding]:
+    policy = experiment.multi_agent.policies[policy_id]
+    path: Path = ("multi_agent", "policies", policy_id)
+    for name in _COMMON_TO_POLICIES:
+        if name in policy.training:
+            message = "the same for all policies; it belongs to training"
+            yield Finding((*path, "training", name), message)
+    sections: dict[str, tuple[Section, dict[str, Any]]] = {
+        "model": (experiment.model, policy.model),
+        "training": (experiment.training, policy.training),
+        "exploration": (experiment.exploration, policy.exploration),
+    }
+    for name, (common, own) in sections.items():
+        if own and policy.use is not None:
+            message = f"{policy.use} is no network of rlrun; its arguments stand beside `use`"
+            yield Finding((*path, name), message)
+            continue
+        if own:
+            yield from _check_section_is_used(experiment, (*path, name))
+        try:
+            laid_over(common, own)
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                yield _override_finding((*path, name), common, item)
+
+
+def _override_finding(path: Path, common: Section, item: Any) -> Finding:
+    where = tuple(part for part in item["loc"] if isinstance(part, str | int))
+    message = str(item["msg"]).lower()
+    if item["type"] == "extra_forbidden":
+        training = type(common) if path[-1] == "training" else None
+        message = unknown_key((path[-1], str(where[0])), training)  # type: ignore[arg-type]
+    return Finding((*path, *where[:1]), message)
+
+
 def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """What is allowed and probably not meant."""
+    """Settings that are allowed and probably not meant."""
     if not experiment.stop:
         message = "no criterion: the run goes on until it is interrupted; stop: {env_steps: 1e6}"
         yield Finding(("stop",), message)
@@ -171,7 +257,7 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def most_iterations(experiment: ExperimentConfig) -> int | None:
-    """Iterations after which the run ends at the latest, where its settings say so."""
+    """Iterations after which the run ends at the latest, if its settings limit them."""
     limits = []
     if "training_iteration" in experiment.stop:
         limits.append(experiment.stop["training_iteration"])

@@ -1,4 +1,4 @@
-"""Types of the schema in words: what a field takes, and what it was given instead.
+"""Types and values of the schema in words, for error messages and the reference.
 
 Owns: the wording of "expected a whole number of at least 1 or "auto", got the text 'x'". Must not
 know: single fields.
@@ -8,13 +8,11 @@ import json
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlrun.config.registry import suggestion
-from rlrun.config.schedule import check_schedule
-from rlrun.config.section import UseSpec
+from rlrun.config.section import UseSpec, check_schedule
 from rlrun.config.yaml_tree import parse_scalar
 
 _WORDS: dict[Any, str] = {
@@ -26,15 +24,16 @@ _WORDS: dict[Any, str] = {
     dict: "keys and values",
     Any: "anything",
 }
+_BOUNDS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 
 
 def describe_field(field: FieldInfo) -> str:
-    """What a field takes, in words."""
+    """The values that a field takes, in words."""
     return describe(field.annotation, list(field.metadata))
 
 
 def describe(annotation: Any, metadata: list[Any] | None = None) -> str:
-    """What a type takes, in words; `metadata` holds bounds and validators."""
+    """The values of a type, in words; `metadata` holds bounds and validators."""
     metadata = metadata or []
     if any(getattr(item, "func", None) is check_schedule for item in metadata):
         return "a number or a schedule [[env_steps, value], ...]"
@@ -78,16 +77,12 @@ def _without_int_beside_float(args: tuple[Any, ...]) -> list[Any]:
 
 
 def _bounds(metadata: list[Any]) -> str:
-    words = []
-    for item in metadata:
-        if isinstance(item, Ge):
-            words.append(f"of at least {item.ge}")
-        elif isinstance(item, Gt):
-            words.append(f"above {item.gt}")
-        elif isinstance(item, Le):
-            words.append(f"of at most {item.le}")
-        elif isinstance(item, Lt):
-            words.append(f"below {item.lt}")
+    words = [
+        f"{word} {getattr(item, name)}"
+        for item in metadata
+        for name, word in _BOUNDS.items()
+        if hasattr(item, name)
+    ]
     return " " + " and ".join(words) if words else ""
 
 
@@ -97,7 +92,7 @@ def _joined(words: list[str]) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """A given value as it stands in a file, with its kind where that is not plain."""
+    """A value as in a file, with its kind where that is not obvious."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
@@ -111,7 +106,7 @@ def describe_value(value: Any) -> str:
 
 
 def hint(expected: str, annotation: Any, value: Any) -> str:
-    """`` - ...`` what the user may have meant by a value of the wrong type, or nothing."""
+    """`` - did you mean ...?`` for a value of the wrong type, or nothing."""
     if not isinstance(value, str):
         return ""
     choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]

@@ -1,4 +1,4 @@
-"""An experiment back into YAML: a complete file that loads to an equal experiment.
+"""An experiment as YAML: a complete file that loads to an equal experiment.
 
 Owns: the written form of resolved configs. Must not know: run folders, terminals.
 """
@@ -15,7 +15,7 @@ from rlrun.config.yaml_tree import FLOAT
 
 
 def to_plain(value: Any) -> Any:
-    """What a file would hold for a config object or a value inside one."""
+    """A config object, or a value inside one, as in a file."""
     if isinstance(value, UseSpec):
         return to_plain(value.to_plain())
     if isinstance(value, BaseModel):
@@ -38,7 +38,7 @@ def _model_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def dump_yaml(experiment: ExperimentConfig) -> str:
-    """The whole experiment as a file, defaults included, that `load_experiment` reads back."""
+    """The whole experiment with its defaults, as a file for `load_experiment`."""
     return _render(experiment, lambda _: None)
 
 
@@ -75,10 +75,10 @@ def flow(value: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that any reader of YAML, old or new, might not take for text."""
+    """Quotes text that some reader of YAML, old or new, might not take for text."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write every value out: an alias is harder to read than what it repeats."""
+        """Write every value out: an alias is harder to read."""
         return True
 
 

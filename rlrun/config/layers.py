@@ -1,21 +1,21 @@
 """Base files, the file and the command line, laid over each other into one tree.
 
-Owns: reading files, `base:`, KEY=VALUE, and the rules of merging. Must not know: which keys there
-are, beyond `base`, `stop` and the ``{use: ...}`` form.
+Owns: reading files, `base:`, KEY=VALUE, addresses, and the rules of merging. Must not know: which
+keys there are, except `base`, `stop` and the ``{use: ...}`` form.
 
 Merging: mappings merge key by key, everything else is replaced. A mapping with another ``use``
-replaces the whole, since its keys belong to other code. ``null`` takes a stop criterion away.
+replaces the whole, since its keys belong to other code. ``null`` removes a stop criterion.
 """
 
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem, join
-from rlrun.config.yaml_tree import Node, from_plain, parse_yaml
+from rlrun.config.yaml_tree import Node, parse_yaml
 
 
 def read_file(path: FilePath, open_files: tuple[FilePath, ...] = ()) -> Node:
-    """The tree of a file over that of its `base`. Raises ConfigError for what cannot be read."""
+    """The tree of a file, laid over its `base`. Raises ConfigError if either cannot be read."""
     tree = parse_yaml(_read_text(path), str(path))
     if tree.value is None:
         raise ConfigError([Problem(Origin(str(path), 1, 1), "", "the file is empty")])
@@ -54,7 +54,7 @@ def _read_base(path: FilePath, base: Node, open_files: tuple[FilePath, ...]) -> 
 
 
 def merge(below: Node, above: Node) -> Node:
-    """`above` laid over `below`; the origins of both are kept."""
+    """`above` laid over `below`; values keep their origins."""
     if isinstance(below.value, str) and isinstance(above.value, dict) and "use" not in above.value:
         # Only ever valid for {use: ...} sections: `env: CartPole-v1` below, `env.key=value` above.
         below = Node({"use": below}, below.origin)
@@ -70,7 +70,7 @@ def merge(below: Node, above: Node) -> Node:
 
 
 def without_dropped_stops(tree: Node) -> Node:
-    """Leave out the stop criteria that are ``null``."""
+    """The tree without the stop criteria that are ``null``."""
     stop = tree.child("stop")
     if stop is None or not isinstance(stop.value, dict):
         return tree
@@ -79,7 +79,7 @@ def without_dropped_stops(tree: Node) -> Node:
 
 
 def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
-    """Lay each ``KEY=VALUE`` over the tree, in their order; also what is wrong with them."""
+    """The tree with each ``KEY=VALUE`` laid over it in turn, and the problems of these."""
     problems: list[Problem] = []
     for override in overrides:
         address, equals, text = override.partition("=")
@@ -137,15 +137,8 @@ def _nested(path: list[str], value: Node) -> Node:
     return value
 
 
-def from_keywords(values: dict[str, object]) -> Node:
-    """The tree of top-level values that the command line has options for, such as ``--seed``."""
-    return Node(
-        {key: from_plain(value, COMMAND_LINE) for key, value in values.items()}, COMMAND_LINE
-    )
-
-
 def find(tree: Node, path: Sequence[str | int]) -> Node:
-    """The deepest node on the way along `path`: the value itself, or what should have held it."""
+    """The node at `path`, or the deepest one on the way there."""
     for part in path:
         below = tree.child(part)
         if below is None and part == "kwargs":

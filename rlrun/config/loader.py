@@ -1,35 +1,35 @@
 """From a file and a command line to a checked experiment.
 
-Owns: the order of the steps (read, lay over, validate, check) and collecting every problem of all
-of them. Must not know: how any step works; see layers.py, validate.py, checks.py, code_checks.py.
+Owns: the order of the steps (read, lay over, validate, check) and collecting the problems of all of
+them. Must not know: how a step works; see layers.py, validate.py, checks.py, code_checks.py.
 """
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from rlrun.config import checks, code_checks, layers, multi_agent_checks, sweep_checks
-from rlrun.config.dump import dump_yaml
-from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Origin, Path, Problem
+from rlrun.config import checks, layers
+from rlrun.config.code_checks import check_code
+from rlrun.config.env_checks import check_environment
+from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, Origin, Path, Problem
 from rlrun.config.schema import ExperimentConfig
-from rlrun.config.validate import Finding, salvage, validate
-from rlrun.config.yaml_tree import Node
-
-__all__ = ["Loaded", "dump_yaml", "load", "load_experiment", "resolve"]
+from rlrun.config.sweep import check_sweep
+from rlrun.config.validate import salvage, validate
+from rlrun.config.yaml_tree import Node, from_plain
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An experiment, where each of its values comes from, and what is odd about it."""
+    """An experiment, the origins of its values, and warnings."""
 
     experiment: ExperimentConfig
     tree: Node
     warnings: tuple[Problem, ...]
 
     def origin(self, path: Path) -> Origin:
-        """Where the value at `path` was written; DEFAULT where it was not."""
+        """Origin of the value at `path`; DEFAULT if it was not written."""
         node = self.tree
         for part in path:
             below = node.child(part)
@@ -48,10 +48,10 @@ def load_experiment(
     Args:
         path: the file; None where `top_level` names algorithm and env.
         overrides: ``"training.lr=1e-3"``: values in YAML, laid over the file in their order.
-        top_level: values such as ``seed=3``, laid over everything else; None leaves alone.
+        top_level: values such as ``seed=3``, laid over everything else; None changes nothing.
 
     Raises:
-        ConfigError: everything that is wrong, one line a problem.
+        ConfigError: with all problems, one line each.
 
     """
     return load(path, overrides, **top_level).experiment
@@ -62,37 +62,27 @@ def load(
 ) -> Loaded:
     """Like `load_experiment`, with the origins of the values and the warnings."""
     file = None if path is None else FilePath(path)
-    empty = Node({}, COMMAND_LINE)
-    tree = layers.read_file(file) if file is not None else empty
+    tree = layers.read_file(file) if file is not None else Node({}, COMMAND_LINE)
     tree, problems = layers.apply_overrides(tree, overrides)
     given = {key: value for key, value in top_level.items() if value is not None}
-    tree = layers.merge(tree, layers.from_keywords(given)) if given else tree
+    tree = layers.merge(tree, from_plain(given, COMMAND_LINE)) if given else tree
     tree = _named(layers.without_dropped_stops(tree), file)
     return resolve(tree, problems)
 
 
 def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
-    """Validate and check a tree. Raises ConfigError with `problems` and everything else wrong."""
+    """Validate and check a tree. Raises ConfigError with `problems` and all others."""
     problems = list(problems)
     data = tree.plain()
     experiment, findings = validate(data)
     if experiment is not None:
-        findings += [
-            *code_checks.check_code(experiment),
-            *checks.check_result_keys(experiment),
-            *checks.check_horizon(experiment),
-            *checks.check_model(experiment),
-            *checks.check_connectors(experiment),
-            *multi_agent_checks.check_multi_agent(experiment),
-            *checks.check_algorithm(experiment),
-            *checks.check_learners(experiment),
-            *sweep_checks.check_sweep(experiment, tree),
-        ]
+        findings += [*_check_names(experiment), *checks.check_experiment(experiment)]
+        findings += check_sweep(experiment, tree)
     elif (partial := salvage(data, findings)) is not None:
-        more = [*code_checks.check_code(partial), *checks.check_result_keys(partial)]
         wrong = {finding.path[0] for finding in findings if finding.path} - {"stop"}
+        more = list(_check_names(partial))
         if not wrong & {"algorithm", "sweep"}:
-            more += sweep_checks.check_sweep(partial, tree)
+            more += check_sweep(partial, tree)
         findings += [finding for finding in more if finding.path[0] not in wrong]
     problems += _located(tree, findings)
     if problems or experiment is None:
@@ -100,12 +90,17 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
     return Loaded(experiment, tree, tuple(_located(tree, checks.warnings(experiment))))
 
 
+def _check_names(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """The checks that also work where other sections are wrong."""
+    yield from check_environment(experiment)
+    yield from check_code(experiment)
+    yield from checks.check_result_keys(experiment)
+
+
 def _located(tree: Node, findings: Iterable[Finding]) -> list[Problem]:
     return [
-        Problem(
-            layers.find(tree, finding.path).origin, layers.address(finding.path), finding.message
-        )
-        for finding in findings
+        Problem(layers.find(tree, found.path).origin, layers.address(found.path), found.message)
+        for found in findings
     ]
 
 
@@ -124,7 +119,7 @@ def _in_order(problems: list[Problem]) -> list[Problem]:
 
 
 def _named(tree: Node, file: FilePath | None) -> Node:
-    """A run without a name is called after its file, or after its algorithm and environment."""
+    """Name a run without a name after its file, or after its algorithm and environment."""
     name = tree.child("name")
     if name is not None and name.value is not None:
         return tree

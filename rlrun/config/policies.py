@@ -1,7 +1,7 @@
-"""What each policy of an experiment is made from, with its own settings laid over the common ones.
+"""The settings of each policy of an experiment: its own ones laid over the common ones.
 
-Owns the way from the sections `model`, `training`, `exploration` and `multi_agent` to the settings
-of a policy. Must not know: environments, and which agent plays which policy.
+Owns: how sections `model`, `training`, `exploration` and `multi_agent` give the settings of a
+policy. Must not know: environments, nor the policies of agents.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """One policy's."""
+    """The settings of one policy."""
 
     model: ModelConfig
     training: TrainingConfig
@@ -37,13 +37,13 @@ class PolicySettings:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of that policy, as its ``config``."""
     like: str | None = None
-    """Policy that it was made from, if it was added while the run went on."""
+    """The policy that it was copied from, if it was added during the run."""
     spaces_of: str | None = None
-    """Agent whose spaces it has, where that does not follow from who plays it."""
+    """Agent whose spaces it has, where that does not follow from `multi_agent.agents`."""
 
 
 def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, PolicySettings]:
-    """Policy id -> settings; ``only`` is the id of the one policy where none are named."""
+    """Policy id -> settings; ``only`` is the id of the one policy if none are named."""
     multi_agent = experiment.multi_agent
     if not multi_agent.policies:
         return {only: _common(experiment)}
@@ -77,10 +77,10 @@ def _common(experiment: ExperimentConfig) -> PolicySettings:
 
 
 def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, PolicySettings]]:
-    """All different settings that networks have, each with how addresses of its keys begin.
+    """All different settings of networks, each with the prefix of the addresses of its keys.
 
-    Those of the experiment come first, with ""; then those of policies that have some of their own
-    (``multi_agent.policies.<id>.``), unless these are wrong, which is reported elsewhere.
+    First the experiment's, with ""; then those of policies with settings of their own
+    (``multi_agent.policies.<id>.``), except wrong ones, which are reported elsewhere.
     """
     yield "", _common(experiment)
     for policy_id, policy in experiment.multi_agent.policies.items():
@@ -91,10 +91,10 @@ def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, Poli
 
 
 def laid_over(common: S, own: Mapping[str, Any]) -> S:
-    """The common section with some keys of one's own.
+    """The common section with its own values for some keys.
 
     Raises:
-        pydantic.ValidationError: for what is wrong with them.
+        pydantic.ValidationError: if one of these is wrong.
     """
     if not own:
         return common

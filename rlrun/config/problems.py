@@ -1,8 +1,9 @@
-"""What is wrong with a config, and where: origins, problems, and the error that carries them all.
+"""Errors of the user: problems of a config with their origins, and tracebacks of the user's code.
 
-Owns: the form of one line of complaint. Must not know: how problems are found or printed.
+Owns: the form of one error line. Must not know: how problems are found, what becomes of the text.
 """
 
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,14 @@ class Origin:
 
 DEFAULT = Origin("default")
 COMMAND_LINE = Origin("<command line>")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with the value at an address, wherever that was written."""
+
+    path: Path
+    message: str
 
 
 @dataclass(frozen=True)
@@ -61,3 +70,23 @@ def join(path: Path) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
+
+
+_NOT_THE_USERS = ("rlrun.", "gymnasium.", "ray.")
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of an error, without the frames of rlrun, gymnasium and Ray.
+
+    If no other frames are left, the failure lies there, and all are kept.
+    """
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not f"{frame.f_globals.get('__name__', '')}.".startswith(_NOT_THE_USERS)
+    ]
+    if not frames:
+        return "".join(traceback.format_exception(error))
+    lines = ["Traceback (most recent call last):\n"]
+    lines += traceback.StackSummary.extract(iter(frames)).format()
+    return "".join([*lines, *traceback.format_exception_only(error)])

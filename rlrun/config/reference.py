@@ -1,7 +1,7 @@
-"""The written reference of the experiment file, from the docstrings of the schema.
+"""The reference of the experiment file, from the docstrings of the schema.
 
 Owns: docs/config.md (``python -m rlrun.config.reference`` writes it) and the starter file of
-``rlrun init``. Must not know: any field by name, but those that a starter file leaves switched on.
+``rlrun init``. Must not know: names of fields, except those that a starter file switches on.
 """
 
 import sys
@@ -15,8 +15,7 @@ from pydantic_core import PydanticUndefined
 from rlrun.config.describe import describe_field
 from rlrun.config.dump import flow, to_plain
 from rlrun.config.registry import ALGORITHMS, algorithm_class
-from rlrun.config.schema import ExperimentConfig, TrainingConfig
-from rlrun.config.validate import sections
+from rlrun.config.schema import ExperimentConfig, TrainingConfig, sections
 
 _HEAD = """\
 # The experiment file, key by key
@@ -94,7 +93,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def starter(algorithm: str, env: str) -> str:
-    """A commented experiment file with every key; what is seldom changed is commented out."""
+    """A commented experiment file with every key; those seldom changed are commented out."""
     lines = [
         f"# {algorithm} on {env}. Train it:   rlrun train THIS_FILE",
         "# Keys behind a # show their default. All keys: docs/config.md",

@@ -1,7 +1,8 @@
 """Names that a config may use for code, and the way from a name to the object.
 
-Owns: the tables of registered names, import paths ("package.module:attribute") and the nearest name
-to a misspelt one. Must not know: any room of rlrun at import time; the tables hold import paths.
+Owns: the tables of registered names, where the shipped experiment files are, import paths
+("package.module:attribute"), and the nearest name to a misspelt one. Must not know: any room of
+rlrun at import time; the tables hold import paths.
 """
 
 import difflib
@@ -10,7 +11,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 ALGORITHMS: dict[str, str] = {
@@ -29,22 +31,16 @@ ENVS: dict[str, Callable[..., Any]] = {}
 """Name -> callable that makes the environment; filled by `rlrun.register_env`."""
 
 SHIPPED_ENVS: dict[str, str] = {
-    **{
-        name: f"rlrun.envs.examples:{name}"
-        for name in ("RepeatAfterMe", "StatelessCartPole", "StretchedPendulum")
-    },
-    **{
-        name: f"rlrun.envs.multi_agent_examples:{name}"
-        for name in (
-            "CrashingCartPole",
-            "MultiAgentCartPole",
-            "RockPaperScissors",
-            "SlowCartPole",
-            "TakeTurns",
-        )
-    },
+    "RepeatAfterMe": "rlrun.envs.examples:RepeatAfterMe",
+    "StatelessCartPole": "rlrun.envs.examples:StatelessCartPole",
+    "StretchedPendulum": "rlrun.envs.examples:StretchedPendulum",
+    "CrashingCartPole": "rlrun.envs.multi_agent_examples:CrashingCartPole",
+    "MultiAgentCartPole": "rlrun.envs.multi_agent_examples:MultiAgentCartPole",
+    "RockPaperScissors": "rlrun.envs.multi_agent_examples:RockPaperScissors",
+    "SlowCartPole": "rlrun.envs.multi_agent_examples:SlowCartPole",
+    "TakeTurns": "rlrun.envs.multi_agent_examples:TakeTurns",
 }
-"""Environments that come with rlrun, by name; a name of the user's own goes first."""
+"""Environments that come with rlrun, by name; `ENVS` goes first."""
 
 MODELS: dict[str, str] = {"ActorCritic": "rlrun.policies.rl_module:ActorCritic"}
 """Networks that come with rlrun, by name; the first is the default, `model.use: null`."""
@@ -64,7 +60,14 @@ _IMPORT_PATH = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*
 
 
 class ImportPathError(ValueError):
-    """An import path leads nowhere; the message says how far it led and suggests what is near."""
+    """An import path leads nowhere; the message names the missing part and the nearest name."""
+
+
+def configs_folder() -> Path:
+    """The folder of the shipped experiment files: inside an installed package, else beside it."""
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
 
 
 def is_import_path(name: str) -> bool:
@@ -120,17 +123,13 @@ def import_path_of(found: Any) -> str | None:
 
 
 def algorithm_class(name: str) -> Any:
-    """The algorithm class that a registered name or an import path stands for.
+    """The algorithm class of a registered name or an import path.
 
     Raises ImportPathError for a name that is neither.
     """
-    if name in ALGORITHMS:
-        return import_object(ALGORITHMS[name])
-    if is_import_path(name):
-        return import_object(name)
-    known = ", ".join(ALGORITHMS)
-    hint = suggestion(name, ALGORITHMS)
-    raise ImportPathError(f"there is no algorithm {name!r}, there is {known}{hint}")
+    if name not in ALGORITHMS and not is_import_path(name):
+        raise ImportPathError(no_such("algorithm", name, ALGORITHMS))
+    return import_object(ALGORITHMS.get(name, name))
 
 
 def is_installed(module: str) -> bool:
@@ -139,7 +138,7 @@ def is_installed(module: str) -> bool:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The one of `names` that is most like `name`, upper and lower case alike; None if none is."""
+    """The most similar of `names`, whatever its case; None if none is similar."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None
@@ -149,3 +148,20 @@ def suggestion(name: str, names: Iterable[str]) -> str:
     """`` - did you mean X?`` for the nearest of `names`, or nothing."""
     found = nearest(name, names)
     return f" - did you mean {found}?" if found else ""
+
+
+def no_such(kind: str, name: str, names: Iterable[str]) -> str:
+    """``there is no KIND 'NAME', there is A, B - did you mean A?``"""
+    known = list(names)
+    return f"there is no {kind} {name!r}, there is {', '.join(known)}{suggestion(name, known)}"
+
+
+def no_such_argument(function: str, name: str, names: Sequence[str]) -> str:
+    """``FUNCTION takes no such argument, it takes A, B - did you mean A?``"""
+    takes = ", ".join(names) or "no arguments"
+    return f"{function} takes no such argument, it takes {takes}{suggestion(name, names)}"
+
+
+def install_hint(extra: str) -> str:
+    """``pip install "rlrun[EXTRA]"``"""
+    return f'pip install "rlrun[{extra}]"'

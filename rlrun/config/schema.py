@@ -1,9 +1,9 @@
 """The schema of an experiment: frozen pydantic objects, one for each section of the file.
 
-Owns: what keys exist, their types, defaults and documentation (the string under each field is its
-documentation: docs/config.md and ``rlrun init`` are generated from it). One schema stands behind
-the YAML file and the fluent builder. Must not know: files, lines, overrides (loader.py), relations
-between fields (checks.py), or any other room of rlrun.
+Owns: all keys, their types, defaults and documentation (the string under each field, from which
+docs/config.md and ``rlrun init`` are generated), for the YAML file and the fluent builder alike.
+Must not know: files, lines, overrides (loader.py), relations between fields (checks.py), or any
+other room of rlrun.
 
 Values are strict: a boolean is no number and a number in quotes is text. A whole float such as
 ``1e6`` is accepted where a whole number is asked for. YAML lists become tuples.
@@ -11,14 +11,11 @@ Values are strict: a boolean is no number and a number in quotes is text. A whol
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny
+from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from rlrun.config.multi_agent_schema import MultiAgentConfig, PolicyConfig
-from rlrun.config.schedule import Schedule
-from rlrun.config.section import CodeSection, Count, Section, UseSpec, UseSpecs
+from rlrun.config.section import CodeSection, Count, Schedule, Section, UseSpec, UseSpecs
 
-# Parts of the schema that have files of their own, and are found here all the same.
-__all__ = ["Count", "MultiAgentConfig", "PolicyConfig", "Schedule", "Section", "UseSpec"]
+__all__ = ["Count", "Schedule", "Section", "UseSpec"]  # what further sections are made from
 
 
 class EnvSpec(UseSpec):
@@ -36,7 +33,7 @@ class EnvRunnersConfig(Section):
     num_env_runners: int = Field(default=0, ge=0)
     """Ray actors that collect experience; 0 samples in the training process, without Ray."""
     num_envs_per_env_runner: Count = 1
-    """Environments that one env runner steps together: one policy call serves all of them."""
+    """Sub-environments that an env runner steps together, with one policy call for all of them."""
     num_cpus_per_env_runner: float = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for each env runner; may be a fraction."""
     num_gpus_per_env_runner: float = Field(default=0.0, ge=0)
@@ -44,66 +41,66 @@ class EnvRunnersConfig(Section):
     custom_resources_per_env_runner: dict[str, int | float] = Field(default_factory=dict)
     """Further Ray resources for each env runner, by name."""
     validate_env_runners_after_construction: bool = True
-    """Wait until each new env runner has built its environments, and raise its own error if not."""
+    """Wait until each new env runner has built its environments; raise its error if it fails."""
     sample_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds to wait for the env runners in one round of sampling; what comes later is dropped."""
+    """Seconds to wait for the env runners in one round of sampling; later batches are dropped."""
     rollout_fragment_length: Count | Literal["auto"] = "auto"
-    """Steps of each environment in a fragment; "auto" divides the train batch exactly."""
+    """Steps of each sub-environment in a fragment; "auto" divides the train batch exactly."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    """"complete_episodes" delivers whole episodes only, at least as many env steps as asked for."""
+    """"complete_episodes" delivers whole episodes only, at least the env steps asked for."""
     env_to_module_connector: UseSpecs = ()
-    """Connectors of your own that observations pass first: import paths, {use: ..., key: value}."""
+    """Custom connectors applied first to observations: import paths, or {use: ..., key: value}."""
     module_to_env_connector: UseSpecs = ()
-    """Connectors of your own that the policy's actions pass first."""
+    """Custom connectors applied first to the policy's actions."""
     add_default_connectors_to_env_to_module_pipeline: bool = True
-    """Preprocess and filter observations behind them; false hands on what they put out."""
+    """Then preprocess and filter observations; false leaves the custom connectors' output as is."""
     add_default_connectors_to_module_to_env_pipeline: bool = True
-    """Stretch, clip and nest actions behind them; false hands on what they put out."""
+    """Then stretch, clip and nest actions; false leaves the custom connectors' output as is."""
     episode_lookback_horizon: int = Field(default=1, ge=0)
-    """Steps of the running episode that those connectors may look back on."""
+    """Steps of the running episode that custom connectors can look back on."""
     sample_collector: str | None = None
-    """"ColumnarCollector" (what null is), "SimpleListCollector", or the import path of another."""
+    """"ColumnarCollector" (also for null), "SimpleListCollector", or the import path of another."""
     horizon: Count | None = None
     """Steps after which an episode is truncated; a time limit below it is raised to it."""
     soft_horizon: bool = False
-    """At the horizon begin a new episode without resetting the environment, and without a flag."""
+    """Begin a new episode at the horizon without a reset, and without truncating the old one."""
     no_done_at_end: bool = False
-    """Learn from every end of an episode as from a truncation: `terminateds` is never true."""
+    """Treat every end of an episode as a truncation: `terminateds` is never true."""
     explore: bool = True
-    """Sample actions from the policy's distribution; false takes the most probable one."""
+    """Sample actions from the policy's distribution; false takes the most probable ones."""
     create_env_on_local_worker: bool = False
     """Also build the environment in the training process when there are remote env runners."""
     preprocessor_pref: Literal["deepmind", "rllib"] | None = "deepmind"
-    """How Atari frames are prepared: "deepmind" warps them; null hands raw observations on."""
+    """How Atari frames are prepared: "deepmind" warps them; null keeps raw observations."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
     """"MeanStdFilter" normalises observations by their running mean and standard deviation."""
     use_worker_filter_stats: bool = True
-    """Merge the filter statistics of the env runners; false throws them away."""
+    """Merge the filter statistics of the env runners; false discards them."""
     update_worker_filter_stats: bool = True
     """Send the merged filter statistics to the env runners; false lets each keep its own."""
     gym_env_vectorize_mode: Literal["auto", "sync", "async", "vector_entry_point", "envpool"] = (
         "auto"
     )
-    """"async" gives each environment a process; "envpool" steps EnvPool's, in threads of C++."""
+    """"async" gives each sub-environment a process; "envpool" takes EnvPool's, in C++ threads."""
     max_requests_in_flight_per_env_runner: Count = 1
-    """Requests an env runner may have waiting; further ones are not sent."""
+    """Most requests that an env runner has in flight at once."""
     sampler_perf_stats_ema_coef: float | None = Field(default=None, gt=0, le=1)
-    """Weight of a new value in the running sampler timings; null averages since the start."""
+    """Weight of a new value in the moving average of sampler timings; null averages all values."""
     compress_observations: bool = False
-    """Compress observations on their way to the learner: less traffic for more work."""
+    """Compress observations on their way to the learner: less traffic, more computation."""
     disable_env_checking: bool = False
     """Skip the check of one reset and step of the environment before training starts."""
 
 
 class ConnectorsConfig(Section):
-    """What happens to actions and rewards between the policy and the environment."""
+    """How actions and rewards are transformed between the policy and the environment."""
 
     normalize_actions: bool = True
     """Let the policy act in [-1, 1] and stretch its actions to the bounds of a bounded Box."""
     clip_actions: bool = False
     """Clip actions to the bounds of the action space before they reach the environment."""
     clip_rewards: bool | float | None = None
-    """true learns from the reward's sign, a number clips to +-number, null is true for Atari."""
+    """true learns from the reward's sign, a number x clips to [-x, x], null is true for Atari."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
 
@@ -118,7 +115,7 @@ class ModelConfig(CodeSection):
     use: str | None = None
     """Import path of an `RLModule` subclass; null takes the default actor-critic network."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the class named by `use`; in a file they stand beside it."""
+    """Arguments of the class named by `use`; in a file they are written beside it."""
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers; [] is a linear network."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = "tanh"
@@ -134,21 +131,21 @@ class ModelConfig(CodeSection):
     free_log_std: bool = True
     """One learned standard deviation for each action; false makes it depend on the observation."""
     use_lstm: bool = False
-    """Put an LSTM behind the encoder: the policy remembers what it saw in the episode."""
+    """Put an LSTM behind the encoder: a memory of the episode so far."""
     use_gru: bool = False
-    """Put a GRU there instead; the settings of the LSTM hold for it."""
+    """Put a GRU behind the encoder; the settings of the LSTM apply to it."""
     lstm_cell_size: Count = 256
     """Units of the LSTM or GRU."""
     lstm_use_prev_action: bool = False
-    """Let the LSTM or GRU also see the action of the step before; zeros in the first."""
+    """Also feed the previous action to the LSTM or GRU; zeros in the first step."""
     lstm_use_prev_reward: bool = False
-    """Let the LSTM or GRU also see the reward of the step before, as learning sees it."""
+    """Also feed the previous reward to the LSTM or GRU, as clipped or normalised for learning."""
     use_attention: bool = False
-    """Put attention over the last steps behind the encoder (GTrXL), in place of an LSTM or GRU."""
+    """Put attention over the last steps (GTrXL) behind the encoder, instead of an LSTM or GRU."""
     attention_num_transformer_units: Count = 1
-    """Units one after the other, each with a memory of its own."""
+    """Transformer units in sequence, each with a memory of its own."""
     attention_dim: Count = 64
-    """Width of what a unit takes in and puts out."""
+    """Width of a unit's input and output."""
     attention_num_heads: Count = 1
     """Heads of each unit's attention."""
     attention_head_dim: Count = 32
@@ -158,17 +155,17 @@ class ModelConfig(CodeSection):
     attention_position_wise_mlp_dim: Count = 32
     """Width of the hidden layer behind each unit's attention."""
     attention_init_gru_gate_bias: float = 2.0
-    """How much a unit's gates lean to its input at first: 2 makes it nearly the identity."""
+    """Initial bias of a unit's gates towards its input: 2 makes it nearly the identity."""
     attention_use_n_prev_actions: int = Field(default=0, ge=0)
-    """Let attention also see the actions of so many steps before."""
+    """Also feed the actions of this many previous steps to attention."""
     attention_use_n_prev_rewards: int = Field(default=0, ge=0)
-    """Let attention also see the rewards of so many steps before, as learning sees them."""
+    """Also feed the rewards of this many previous steps, as clipped or normalised for learning."""
     max_seq_len: Count = 20
-    """Steps that gradients flow back through time; longer pieces of episodes are cut up."""
+    """Steps of backpropagation through time; longer chunks of episodes are split."""
 
 
 class TrainingConfig(Section):
-    """What every algorithm's own config class starts from; these are the keys of `training`."""
+    """Base of every algorithm's own settings; these are the keys of `training`."""
 
     train_batch_size: Count = 2048
     """Env steps collected for one iteration, exactly."""
@@ -181,13 +178,13 @@ class TrainingConfig(Section):
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
     """What `grad_clip` bounds: the norm of all gradients, of each tensor, or each value."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    """What makes a step of a gradient; IMPALA was published with "rmsprop"."""
+    """The optimizer; IMPALA was published with "rmsprop"."""
     adam_epsilon: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
     rmsprop_decay: float = Field(default=0.99, ge=0, lt=1)
-    """How much of RMSProp's mean square of the gradients stays in each step."""
+    """Decay of RMSProp's mean square of the gradients."""
     rmsprop_epsilon: float = Field(default=0.1, gt=0)
-    """RMSProp's epsilon, which is added to the root of that mean."""
+    """RMSProp's epsilon, added to the root of that mean."""
 
 
 class LearnersConfig(Section):
@@ -198,59 +195,106 @@ class LearnersConfig(Section):
     num_cpus_per_learner: float = Field(default=1.0, ge=0)
     """CPUs that each of these learners reserves."""
     num_gpus_per_learner: float = Field(default=0.0, ge=0)
-    """GPUs of each, on which it trains then; a fraction lets several share one."""
+    """GPUs that each of these learners trains on; a fraction lets several share one."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
     """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
     compile: bool = False
-    """Compile the update with torch.compile: seconds at the start for a faster update."""
+    """Compile the update with torch.compile: slower to start, faster to update."""
     num_threads: Count | None = None
     """Torch threads of the learner; null is 1 for small networks, torch's own choice for others."""
 
 
 class ExplorationConfig(Section):
-    """How actions deviate from the best known ones, where the policy itself is deterministic."""
+    """How actions deviate from the greedy ones, where the policy itself is deterministic."""
 
     epsilon: Schedule = ((0, 1.0), (10_000, 0.05))
-    """Probability of an action drawn uniformly; a schedule counts the env steps of all runners."""
+    """Probability of a uniformly drawn action; a schedule counts the env steps of all runners."""
     runner_exponent: float | None = Field(default=None, ge=0)
     """Let env runner i of n act with epsilon ** (1 + this * (i - 1) / (n - 1)), as Ape-X does with
-    0.4 and 7; null gives all of them the same."""
+    0.4 and 7; null gives all runners the same."""
 
 
 class ReplayConfig(Section):
     """The buffer of past transitions that an off-policy algorithm learns from."""
 
     capacity: Count = 50_000
-    """Transitions that are kept, of each policy; the oldest make room for new ones."""
+    """Transitions that are kept for each policy; new ones replace the oldest."""
     mode: Literal["independent", "lockstep"] = "independent"
-    """Of several policies: sample each one's transitions by themselves; "lockstep" draws env steps,
-    and takes all policies' transitions of those."""
+    """With several policies: sample each policy's transitions by themselves; "lockstep" draws env
+    steps, and takes all policies' transitions of those."""
     prioritized: bool = False
     """Sample by temporal-difference error; false samples uniformly."""
     alpha: float = Field(default=0.6, ge=0, le=1)
-    """How far priorities count: 0 is uniform, 1 in proportion."""
+    """Exponent of the priorities: 0 samples uniformly, 1 in proportion to them."""
     beta: Schedule = 0.4
-    """How far weights make up for the uneven sampling, 1 fully; may be a schedule."""
+    """How far weights correct for the uneven sampling, 1 fully; may be a schedule."""
     epsilon: float = Field(default=1e-6, gt=0)
-    """Added to the error, so that no transition is lost for ever."""
+    """Added to the error, so that every transition can be drawn."""
     burn_in: int = Field(default=0, ge=0)
-    """With a memory: steps before each replayed sequence that only bring the memory up to date."""
+    """With a memory: steps before each replayed sequence that only update the memory's state."""
     store_in_checkpoints: bool = False
-    """Write the buffer into checkpoints: exact resuming, at the buffer's size. If not, a resumed
-    run fills it anew before it learns on."""
+    """Write the buffer into checkpoints, which makes resuming exact and checkpoints as large as the
+    buffer; false fills the buffer anew before a resumed run learns on."""
+
+
+class PolicyConfig(CodeSection):
+    """One policy. With `use`, keys that are not named here are its arguments."""
+
+    use: str | None = None
+    """Import path of a `Policy` written from scratch; null is a network as in `model`."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the class named by `use`, its `config`; in a file they are written beside it."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the section `model` for this policy."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the section `training` for this policy."""
+    exploration: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the section `exploration` for this policy; of DQN."""
+    train: bool = True
+    """Whether it learns; false keeps its initial weights."""
+    spaces_of: str | None = None
+    """Agent whose spaces it has; needed only where `agents` does not say it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_nothing(cls, data: Any) -> Any:
+        return {} if data is None else data
+
+
+class MultiAgentConfig(Section):
+    """Several policies, for environments with several agents."""
+
+    policies: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Policy id -> its own settings, or a list of ids; with none, the environment has one agent."""
+    agents: dict[str, Any] | str | None = None
+    """Agent or pattern -> policy id, the first that fits; or code: choose(agent, episode). null:
+    each agent has the policy of its own name, or the only policy."""
+    policies_to_train: tuple[str, ...] | str | None = None
+    """Ids of the policies that learn, or code: to_train(policy_id, batch), called for every train
+    batch; null: all whose `train` is true."""
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+    """Unit of fragments and train batches; "agent_steps" may bring a few more than asked for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, data: Any) -> Any:
+        ids = data.get("policies") if isinstance(data, dict) else None
+        if isinstance(ids, list | tuple) and all(isinstance(policy_id, str) for policy_id in ids):
+            return {**data, "policies": {policy_id: {} for policy_id in ids}}
+        return data
 
 
 class EvaluationConfig(Section):
-    """Episodes played beside the training, which they do not change."""
+    """Evaluation episodes between iterations; they do not influence training."""
 
     interval: Count | None = None
-    """Evaluate after every so many iterations; null never does."""
+    """Iterations between evaluations; null never evaluates."""
     episodes: Count = 10
-    """Episodes of one evaluation, each started fresh."""
+    """Episodes of one evaluation, each from its own reset."""
     num_envs: Count = 8
-    """Environments that play at once; never more than there are episodes."""
+    """Sub-environments that are stepped together; at most the number of episodes."""
     explore: bool = False
-    """Sample actions; false takes the most probable ones."""
+    """Sample actions from the policy's distribution; false takes the most probable."""
     seed: int | None = Field(default=None, ge=0)
     """Seed of the episodes; null derives it from the experiment's."""
 
@@ -259,9 +303,9 @@ class FaultToleranceConfig(Section):
     """What happens when env runners or environments fail. Names of RLlib's `fault_tolerance()`."""
 
     restart_failed_env_runners: bool = True
-    """Start a lost env runner again, with its state; goes before `ignore_env_runner_failures`."""
+    """Start a lost env runner again, with its state; overrides `ignore_env_runner_failures`."""
     ignore_env_runner_failures: bool = False
-    """Go on without an env runner that was lost."""
+    """Go on without lost env runners."""
     max_num_env_runner_restarts: int = Field(default=1000, ge=0)
     """Restarts of any one env runner after which the run ends."""
     delay_between_env_runner_restarts_s: float = Field(default=0.0, ge=0)
@@ -271,18 +315,18 @@ class FaultToleranceConfig(Section):
     num_consecutive_env_runner_failures_tolerance: int = Field(default=100, ge=0)
     """Failures in a row, with nothing sampled between, after which the run ends."""
     env_runner_health_probe_timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds an env runner has to answer when it is asked whether it is well."""
+    """Seconds that an env runner has to answer a health probe."""
     env_runner_restore_timeout_s: float = Field(default=1800.0, gt=0)
-    """Seconds a restarted env runner has to take over its state."""
+    """Seconds that a restarted env runner has to restore its state."""
 
 
 class CheckpointConfig(Section):
-    """When the state of the run is written, and what is kept of it."""
+    """When the state of the run is written, and which checkpoints are kept."""
 
     every: Count | None = None
-    """Write a checkpoint after every so many iterations; null writes none on the way."""
+    """Iterations between checkpoints; null writes none during the run."""
     keep: Count | None = 3
-    """Newest checkpoints that are kept, the best one always besides; null keeps all."""
+    """Number of newest checkpoints that are kept, besides the best one; null keeps all."""
     at_end: bool = True
     """Write a checkpoint when the run ends."""
     metric: str = "episode_return_mean"
@@ -292,54 +336,54 @@ class CheckpointConfig(Section):
 
 
 class ReportConfig(Section):
-    """What is told about the run, to whom, and how often."""
+    """What is reported about the run, where, and how often."""
 
     smoothing_episodes: Count = 100
     """Finished episodes that `episode_return_mean` averages; all of an iteration's if more."""
     min_time_s_per_iteration: float | None = Field(default=None, ge=0)
-    """Seconds an iteration takes at least; makes its length depend on the machine."""
+    """Fewest seconds of an iteration; makes its length depend on the machine."""
     min_sample_timesteps_per_iteration: int | None = Field(default=None, ge=0)
-    """Env steps that an iteration collects at least."""
+    """Fewest env steps that an iteration collects."""
     min_train_timesteps_per_iteration: int | None = Field(default=None, ge=0)
-    """Env steps that an iteration trains on at least."""
+    """Fewest env steps that an iteration trains on."""
     sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))
-    """Who receives the results: console, jsonl, tensorboard, or {use: "my.module:Sink", ...}."""
+    """Where results go: console, jsonl, tensorboard, or {use: "my.module:Sink", ...}."""
 
 
 class SweepConfig(Section):
-    """A search over settings: what `rlrun sweep` runs, and `rlrun train` does not look at."""
+    """A search over settings, for `rlrun sweep`; `rlrun train` ignores it."""
 
     space: dict[str, Any] = Field(default_factory=dict)
     """Settings to vary: {address: {grid: [...]}}, or choice, uniform, loguniform and others."""
     search: Literal["grid", "random", "optuna"] | None = None
-    """Who names the points; null is grid if all of `space` is, else random."""
+    """How points are chosen; null is grid if all of `space` is, else random."""
     trials: Count | None = None
-    """Points that are drawn, each combined with every grid; must be given where one is drawn."""
+    """Points that are drawn, each combined with every grid; required where any is drawn."""
     seeds: Count | tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """Seeds that each point is tried with, or how many from the experiment's own on; null: that."""
+    """Seeds of each point, or how many, counted from the experiment's own; null: only that one."""
     scheduler: UseSpec | None = None
-    """Who ends trials early: asha, median, hyperband or pbt; arguments are those of Ray Tune."""
+    """What ends trials early: asha, median, hyperband or pbt; arguments are those of Ray Tune."""
     metric: str | None = "episode_return_mean"
-    """Result key by which trials are compared, its last value; null compares nothing."""
+    """Result key whose last value compares trials; null compares nothing."""
     mode: Literal["max", "min"] = "max"
     """Whether the best trial has the highest or the lowest value of `metric`."""
     concurrent: Count | None = None
-    """Trials that run at once at most; null fills the machine."""
+    """Most trials that run at once; null fills the machine."""
 
 
 class ExperimentConfig(Section):
     """One experiment: everything that the run depends on."""
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the folder under runs/; the file's own name where it is not given."""
+    """Name of the folder under runs/; by default the name of the file."""
     algorithm: str
     """A registered algorithm (`rlrun list algorithms`) or "package.module:Class"."""
     env: EnvSpec
     """A gymnasium id, a registered name, "package.module:make", or {use: ..., key: value}."""
     seed: int | None = Field(default=None, ge=0)
-    """Where every random number of the run descends from; null draws one at the start."""
+    """Seed of every random number of the run; null draws one at the start."""
     stop: dict[str, int | float] = Field(default_factory=dict)
-    """Result keys (`a/b` for nested ones) and the values that end the run, whichever is first."""
+    """Result keys (`a/b` for nested ones) and values; the run ends at the first one reached."""
     env_runners: EnvRunnersConfig = EnvRunnersConfig()
     """How experience is collected."""
     model: ModelConfig = ModelConfig()
@@ -349,22 +393,32 @@ class ExperimentConfig(Section):
     learners: LearnersConfig = LearnersConfig()
     """Where and how the networks are trained."""
     exploration: ExplorationConfig = ExplorationConfig()
-    """How actions deviate from the best known ones; of DQN."""
+    """How actions deviate from the greedy ones; of DQN."""
     replay: ReplayConfig = ReplayConfig()
     """The buffer of past transitions; of DQN and SAC."""
     multi_agent: MultiAgentConfig = MultiAgentConfig()
     """Several policies, for environments with several agents."""
     connectors: ConnectorsConfig = ConnectorsConfig()
-    """What happens to actions and rewards on their way."""
+    """How actions and rewards are transformed."""
     callbacks: tuple[UseSpec, ...] = ()
     """Import paths of callback classes, or {use: ..., key: value}."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Episodes played beside the training."""
+    """Evaluation episodes between iterations."""
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
     """What happens when something fails."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the state of the run is written."""
     report: ReportConfig = ReportConfig()
-    """What is told about the run."""
+    """What is reported about the run."""
     sweep: SweepConfig = SweepConfig()
     """A search over settings, for `rlrun sweep`."""
+
+
+def sections(training: type[TrainingConfig]) -> dict[str, type[BaseModel]]:
+    """Name -> schema of every section; the top of the file has the name ""."""
+    found: dict[str, type[BaseModel]] = {"": ExperimentConfig}
+    for name, field in ExperimentConfig.model_fields.items():
+        annotation: Any = training if name == "training" else field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found[name] = annotation
+    return found

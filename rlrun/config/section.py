@@ -1,7 +1,8 @@
 """What all sections of an experiment file have in common.
 
-Owns: `Section`, the base of every section, and the ways to name code: `UseSpec`, and `CodeSection`
-for sections with further keys. Must not know: any section (schema.py).
+Owns: `Section`, the base of every section, the ways to name code (`UseSpec`, and `CodeSection` for
+sections with further keys), and the type `Schedule` of numbers that change during a run. Must not
+know: any section (schema.py), nor the value of a schedule at a step (`value_at`).
 """
 
 from collections.abc import Collection
@@ -9,6 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
@@ -58,7 +60,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class UseSpec(Section):
-    """A piece of code and its arguments: ``name``, or ``{use: name, key: value, ...}``."""
+    """A class or function and its arguments: ``name``, or ``{use: name, key: value, ...}``."""
 
     use: str
     """A registered name, or an import path "package.module:attribute"."""
@@ -82,7 +84,7 @@ class UseSpec(Section):
 
 
 class CodeSection(Section):
-    """A section that may name code of the user's; keys that it does not know are its arguments.
+    """A section that may name the user's code; keys that are no fields are that code's arguments.
 
     Subclasses have the fields `use`, an import path or None, and `kwargs`.
     """
@@ -107,4 +109,36 @@ def _gathered(data: Any, known: Collection[str]) -> Any:
 
 
 UseSpecs = Annotated[tuple[UseSpec, ...], BeforeValidator(_as_one_of_many)]
-"""Several pieces of code in their order; one alone needs no list around it."""
+"""Several classes or functions in their order; a single one needs no list around it."""
+
+
+def check_schedule(value: Any) -> Any:
+    """Turn ``[[env_steps, value], ...]`` into tuples; errors name the item that is wrong."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    points: list[tuple[int, float]] = []
+    if not value:
+        raise _schedule_error("a schedule needs at least one [env_steps, value] pair", [])
+    for i, point in enumerate(value):
+        if not isinstance(point, (list, tuple)) or len(point) != 2:
+            raise _schedule_error(f"expected a pair [env_steps, value], got {point!r}", [i])
+        for j, number in enumerate(point):
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise _schedule_error(f"expected a number, got {number!r}", [i, j])
+        if point[0] != int(point[0]) or point[0] < 0:
+            raise _schedule_error(f"env_steps is a whole number, got {point[0]!r}", [i, 0])
+        if i == 0 and point[0] != 0:
+            raise _schedule_error(f"a schedule starts at env step 0, not at {point[0]}", [0, 0])
+        if i and point[0] <= points[-1][0]:
+            message = f"env steps must rise: {point[0]} follows {points[-1][0]}"
+            raise _schedule_error(message, [i, 0])
+        points.append((int(point[0]), float(point[1])))
+    return tuple(points)
+
+
+def _schedule_error(message: str, at: list[int]) -> PydanticCustomError:
+    return PydanticCustomError("schedule", "{message}", {"message": message, "at": at})
+
+
+Schedule = Annotated[float | tuple[tuple[int, float], ...], BeforeValidator(check_schedule)]
+"""A number, or ``[[env_steps, value], ...]``: linear between points, constant after the last."""

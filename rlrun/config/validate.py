@@ -1,12 +1,9 @@
-"""A tree of nodes against the schema: the experiment, or everything that is wrong with it.
+"""Plain data against the schema: the experiment, or everything that is wrong with it.
 
-Owns: turning pydantic's errors into findings that carry the address of the value, unknown keys and
-where they belong. Must not know: files and how trees come about (layers.py), or relations between
-fields (checks.py).
+Owns: turning pydantic's errors into findings with the address of the value; unknown keys and where
+they belong. Must not know: files (layers.py), nor relations between fields (checks.py).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -14,31 +11,13 @@ from pydantic.fields import FieldInfo
 
 from rlrun.config import retired
 from rlrun.config.describe import describe, describe_field, describe_value, hint
-from rlrun.config.problems import Path
+from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import ImportPathError, algorithm_class, nearest
-from rlrun.config.schema import ExperimentConfig, Section, TrainingConfig
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong with the value at an address."""
-
-    path: Path
-    message: str
-
-
-def sections(training: type[TrainingConfig]) -> dict[str, type[BaseModel]]:
-    """Name -> schema of every section, the top itself under ""."""
-    found: dict[str, type[BaseModel]] = {"": ExperimentConfig}
-    for name, field in ExperimentConfig.model_fields.items():
-        annotation: Any = training if name == "training" else field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            found[name] = annotation
-    return found
+from rlrun.config.schema import ExperimentConfig, Section, TrainingConfig, sections
 
 
 def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
-    """The experiment that plain data describes, or what is wrong with it, in the schema's order."""
+    """The experiment that plain data describes, or its problems in the schema's order."""
     if not isinstance(data, dict):
         return None, [Finding((), f"expected keys and values, got {describe_value(data)}")]
     data = {key: {} if value is None and _is_section(key) else value for key, value in data.items()}
@@ -47,17 +26,18 @@ def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
     if training_class is not None:
         training, problems = _validated(training_class, given, ("training",), training_class)
         findings += problems
-    # The section must be right in itself for the others to be looked at.
+    # A wrong section is replaced, so that the others are validated too.
     whole = {**data, "training": training or TrainingConfig()}
     experiment, problems = _validated(ExperimentConfig, whole, (), training_class)
-    findings += [finding for finding in problems if not _repeats(finding, findings)]
+    known = [finding.path for finding in findings]
+    findings += [finding for finding in problems if finding.path not in known]
     return (None if findings else experiment), findings
 
 
 def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
-    """What is right in wrong data, with placeholders for the rest, so that it can be checked too.
+    """The valid sections of invalid data, with placeholders for the others, for further checks.
 
-    None where nothing can be made of it. A section that a finding is about is not to be trusted.
+    None if even that is invalid. Checks of the sections that have findings mean nothing.
     """
     if not isinstance(data, dict):
         return None
@@ -66,7 +46,7 @@ def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
     if "stop" in wrong and isinstance(data["stop"], dict):
         wrong_stops = {finding.path[-1] for finding in findings if finding.path[:1] == ("stop",)}
         kept["stop"] = {key: data["stop"][key] for key in data["stop"].keys() - wrong_stops}
-    if wrong & {"evaluation", "callbacks"}:  # They decide about the keys of the result.
+    if wrong & {"evaluation", "callbacks"}:  # The keys of the result depend on these.
         kept.pop("stop", None)
     whole = {"algorithm": "", "env": "", **kept, "training": TrainingConfig()}
     return _validated(ExperimentConfig, whole, (), None)[0]
@@ -76,10 +56,6 @@ def _is_section(key: str) -> bool:
     field = ExperimentConfig.model_fields.get(key)
     annotation = field.annotation if field else None
     return isinstance(annotation, type) and issubclass(annotation, Section) and key != "env"
-
-
-def _repeats(finding: Finding, findings: list[Finding]) -> bool:
-    return any(finding.path == other.path for other in findings)
 
 
 def _training_class(name: Any) -> tuple[type[TrainingConfig] | None, list[Finding]]:
@@ -130,7 +106,7 @@ def _data_path(item: Any, data: Any) -> Path:
 
 
 def _detail(items: list[Any]) -> Path:
-    """Where inside a schedule the error lies."""
+    """Place of the error within a schedule."""
     return tuple(items[0]["ctx"]["at"]) if items[0]["type"] == "schedule" else ()
 
 
@@ -154,7 +130,7 @@ def _message(
 def _find_type(
     schema: type[BaseModel], path: Path, training: type[TrainingConfig] | None
 ) -> tuple[str, Any] | None:
-    """What the value at `path` should be, in words and as a type."""
+    """The type of the value at `path`, in words and as such."""
     annotation: Any = schema
     field: FieldInfo | None = None
     for part in path:
@@ -184,14 +160,15 @@ def _item_type(annotation: Any, part: str | int) -> Any:
 
 
 def unknown_key(path: Path, training: type[TrainingConfig] | None = None) -> str:
-    """What to say about a key that is not in its section: retired, misplaced or misspelt."""
+    """The message about a key that is not in its section: retired, misplaced or misspelt."""
     known = sections(training or TrainingConfig)
     section, key = ".".join(str(part) for part in path[:-1]), str(path[-1])
     if training is None and section == "training":
         return "unknown key"
     if (advice := retired.advice(key)) is not None:
         return advice
-    elsewhere = list(_owners(key, known))
+    elsewhere = [name for name, schema in known.items() if key in schema.model_fields]
+    elsewhere = [] if key in ("use", "kwargs") else elsewhere
     if elsewhere:
         places = " or ".join(owner or "the top of the file" for owner in elsewhere)
         here = f"section {section}" if section else "the top of the file"
@@ -206,9 +183,3 @@ def unknown_key(path: Path, training: type[TrainingConfig] | None = None) -> str
     }
     near = nearest(key, addresses, cutoff=0.75)
     return f"{here} - did you mean {addresses[near]}?" if near else here
-
-
-def _owners(key: str, known: dict[str, type[BaseModel]]) -> Iterator[str]:
-    for name, schema in known.items():
-        if key in schema.model_fields and key not in ("use", "kwargs"):
-            yield name

@@ -1,9 +1,9 @@
 """Strict YAML with the place of every key: text in, a tree of nodes out.
 
-Owns: what a scalar means (YAML 1.2 without its surprises), duplicate keys, broken files. Must not
-know: which keys there are. Numbers are what looks like one in decimal: ``1``, ``-3``, ``300_000``,
-``0.5``, ``1e-4``, ``1e6``. ``012``, ``0x10`` and ``1:30`` mean different things to different
-readers and are text here, as are ``on``, ``off``, ``yes`` and ``no``; keys are always text.
+Owns: the meaning of a scalar (YAML 1.2 without its surprises), duplicate keys, broken files. Must
+not know: which keys there are. Numbers are decimal: ``1``, ``-3``, ``300_000``, ``0.5``, ``1e-4``,
+``1e6``. ``012``, ``0x10`` and ``1:30``, which readers of YAML understand differently, are text, as
+are ``on``, ``off``, ``yes`` and ``no``; keys are always text.
 """
 
 import re
@@ -18,7 +18,7 @@ from rlrun.config.problems import ConfigError, Origin, Path, Problem, join
 _INT = re.compile(r"^[-+]?(0|[1-9][0-9]*(_[0-9]+)*)$")
 FLOAT = re.compile(
     r"^[-+]?((0|[1-9][0-9]*(_[0-9]+)*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-)  # What matches _INT matches too, and is asked for first.
+)  # Whole numbers match too; `_INT` is tried first.
 _SPECIAL: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -33,7 +33,7 @@ _MOST_NODES = 10_000  # Aliases of aliases can make a short file endless.
 
 @dataclass(frozen=True)
 class Node:
-    """A value and where its key was written; mappings and lists hold nodes again."""
+    """A value and the place of its key; mappings and lists contain nodes again."""
 
     value: Any  # dict[str, Node] | list[Node] | str | int | float | bool | None
     origin: Origin
@@ -56,7 +56,7 @@ class Node:
 
 
 def from_plain(value: Any, origin: Origin) -> Node:
-    """A tree of nodes that all come from one place."""
+    """A tree of nodes with one origin."""
     if isinstance(value, dict):
         return Node({str(key): from_plain(item, origin) for key, item in value.items()}, origin)
     if isinstance(value, list):
@@ -65,7 +65,7 @@ def from_plain(value: Any, origin: Origin) -> Node:
 
 
 def parse_scalar(text: str) -> Any:
-    """What a scalar without quotes means."""
+    """The value of a scalar without quotes."""
     if text in _SPECIAL:
         return _SPECIAL[text]
     if _INT.match(text):
@@ -105,7 +105,7 @@ def _origin(source: str, mark: Any, lines: bool) -> Origin:
 
 
 class _Composer(yaml.SafeLoader):
-    """Yaml resolves nothing; `style` tells a bare scalar (None) from a quoted or tagged one."""
+    """Resolves no scalars; `style` is None for bare ones, not for quoted or tagged ones."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the name is yaml's
 

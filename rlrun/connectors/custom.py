@@ -19,8 +19,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.config.problems import user_traceback
 from rlrun.config.registry import import_object
-from rlrun.config.user_traceback import user_traceback
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.errors import ConnectorError
 from rlrun.connectors.lane_history import LaneHistory, leaves

@@ -95,7 +95,7 @@ def pool_maker(
     Raises:
         EnvError: EnvPool is not installed, has no such environment, or not with these arguments.
     """
-    from rlrun.config.envpool_checks import check_envpool
+    from rlrun.config.env_checks import check_envpool
 
     for finding in check_envpool(spec):
         reason = f"{'.'.join(map(str, finding.path))}: {finding.message}"

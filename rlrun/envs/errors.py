@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rlrun.config.user_traceback import user_traceback
+from rlrun.config.problems import user_traceback
 
 EnvPhase = Literal["constructor", "reset", "step", "observation"]
 

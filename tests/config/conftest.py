@@ -11,11 +11,11 @@ MINIMAL = "algorithm: fake_algorithm:Fake\nenv: CartPole-v1\nstop: {env_steps: 1
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+def write(tmp_path, monkeypatch):
     """Write a file into a fresh working directory; a minimal experiment unless told otherwise."""
     monkeypatch.chdir(tmp_path)
 
-    def write_file(text: str = "", name: str = "exp.yaml", *, minimal: bool = True) -> Path:
+    def write_file(text="", name="exp.yaml", *, minimal=True):
         file = Path(name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text((MINIMAL if minimal else "") + text, encoding="utf-8")

@@ -1,7 +1,5 @@
 """The fluent builder: the same schema, said in Python."""
 
-from typing import Any
-
 import pytest
 from fake_algorithm import Callback, Fake, FakeConfig, Maze
 
@@ -10,11 +8,11 @@ from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
 
 
-def base() -> FakeConfig:
+def base():
     return FakeConfig().environment("CartPole-v1").debugging(name="exp")
 
 
-def test_equals_the_file(write) -> None:
+def test_equals_the_file(write):
     text = """
 seed: 3
 env_runners: {num_env_runners: 2, rollout_fragment_length: 32}
@@ -46,7 +44,7 @@ report: {smoothing_episodes: 5}
     assert built.experiment() == load_experiment(write(text))
 
 
-def test_every_method_returns_the_builder() -> None:
+def test_every_method_returns_the_builder():
     config = FakeConfig()
     for method in ("environment", "env_runners", "training", "resources", "learners", "model"):
         assert getattr(config, method)() is config
@@ -56,12 +54,12 @@ def test_every_method_returns_the_builder() -> None:
 
 
 @pytest.mark.parametrize("method", ["env_runners", "training", "evaluation", "debugging"])
-def test_arguments_are_keyword_only(method: str) -> None:
+def test_arguments_are_keyword_only(method):
     with pytest.raises(TypeError):
         getattr(FakeConfig(), method)(3)
 
 
-def test_not_provided_leaves_alone_and_none_is_a_value() -> None:
+def test_not_provided_leaves_alone_and_none_is_a_value():
     config = base().training(grad_clip=0.5, num_epochs=2).training(grad_clip=NotProvided)
     assert config.experiment().training.grad_clip == 0.5
     config.training(grad_clip=None)
@@ -70,7 +68,7 @@ def test_not_provided_leaves_alone_and_none_is_a_value() -> None:
     assert experiment.training.num_epochs == 2
 
 
-def test_env_by_class_name_and_arguments() -> None:
+def test_env_by_class_name_and_arguments():
     by_class = FakeConfig().environment(Maze, size=3).experiment().env
     by_path = FakeConfig().environment("fake_algorithm:Maze", env_config={"size": 3})
     assert by_class == by_path.experiment().env
@@ -88,14 +86,14 @@ def test_env_by_class_name_and_arguments() -> None:
         ("training", {"num_epoch": 1}, "did you mean num_epochs?"),
     ],
 )
-def test_a_wrong_key_raises_at_once(method: str, settings: dict[str, Any], message: str) -> None:
+def test_a_wrong_key_raises_at_once(method, settings, message):
     with pytest.raises(ConfigError) as caught:
         getattr(FakeConfig(), method)(**settings)
     assert caught.value.render().startswith(f"FakeConfig: {method}.{next(iter(settings))}: ")
     assert message in caught.value.render()
 
 
-def test_wrong_values_name_section_and_key() -> None:
+def test_wrong_values_name_section_and_key():
     config = base().training(gamma="x").env_runners(num_env_runners=True)
     with pytest.raises(ConfigError) as caught:
         config.experiment()
@@ -106,7 +104,7 @@ def test_wrong_values_name_section_and_key() -> None:
     ]
 
 
-def test_build_freezes_and_copies() -> None:
+def test_build_freezes_and_copies():
     hidden, env = [8], {"use": "fake_algorithm:Maze", "size": [1]}
     config = FakeConfig().environment(env).model(hidden=hidden)
     algorithm = config.build()
@@ -127,12 +125,12 @@ def test_build_freezes_and_copies() -> None:
     assert config.copy().training(lr=1.0).experiment().training.lr == 1.0
 
 
-def test_settings_are_not_attributes() -> None:
+def test_settings_are_not_attributes():
     with pytest.raises(AttributeError, match="its methods take the settings"):
         FakeConfig().lr = 3
 
 
-def test_plain_dict_with_rllib_keys_equals_the_builder() -> None:
+def test_plain_dict_with_rllib_keys_equals_the_builder():
     flat = {
         "framework": "torch",
         "num_workers": 2,
@@ -164,7 +162,7 @@ def test_plain_dict_with_rllib_keys_equals_the_builder() -> None:
     assert FakeConfig(config={"env": "CartPole-v1"}).experiment().env.use == "CartPole-v1"
 
 
-def test_unknown_flat_keys_are_all_named() -> None:
+def test_unknown_flat_keys_are_all_named():
     with pytest.raises(ConfigError) as caught:
         FakeConfig({"use_gae": True, "sead": 1})
     lines = caught.value.render().splitlines()

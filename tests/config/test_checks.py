@@ -1,92 +1,76 @@
+# ruff: noqa: E501 - one line for each case
 """Relations between fields: what is refused, what is warned about."""
 
 import pytest
+from loading import errors, warnings
 
 from rlrun.config.checks import RESULT_KEYS
 from rlrun.config.loader import load
-from rlrun.config.problems import ConfigError
 from rlrun.config.registry import ALGORITHMS
 from rlrun.config.retired import STOP_KEYS
 
-KNOWN = "algorithm: Known\nenv: CartPole-v1\n"
+MODULE = "rlrun.policies.rl_module:ActorCritic"
 
 
-@pytest.fixture(autouse=True)
-def _known_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def known(write, monkeypatch):
+    """Write a file whose algorithm has a registered name; its text begins in line 3."""
     monkeypatch.setitem(ALGORITHMS, "Known", "fake_algorithm:Fake")
+    return lambda text: write(f"algorithm: Known\nenv: CartPole-v1\n{text}", minimal=False)
 
 
-def errors(write, text: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load(write(KNOWN + text, minimal=False))
-    return [f"{problem.key}: {problem.message}" for problem in caught.value.problems]
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"stop: {{{key}: 1e9}}" for key in RESULT_KEYS),
+        "stop: {timers/sample_s: 1, learners/default_policy/x: 1}",
+        "stop: {my_key: 3}\ncallbacks: ['fake_algorithm:Callback']",
+        "stop: {evaluation/x: 3}\nevaluation: {interval: 1}\ncheckpoint: {metric: evaluation/x}",
+    ],
+)
+def test_result_keys_that_there_are_or_may_be(known, text):
+    load(known(text))
 
 
-def warned(write, text: str) -> list[str]:
-    loaded = load(write(KNOWN + text, minimal=False))
-    return [f"{problem.key}: {problem.message}" for problem in loaded.warnings]
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("stop: {episode_return: 3}", "3:8: stop.episode_return: no result has the key episode_return - did you mean episode_return_m"),
+        ("stop: {zzz: 3}", "3:8: stop.zzz: no result has the key zzz; there is training_iteration, env_steps"),
+        ("stop: {timesteps_total: 3}", "3:8: stop.timesteps_total: retired result key timesteps_total; its successor is env_steps"),
+        ("stop: {evaluation/x: 3}", "3:8: stop.evaluation/x: evaluation/x never appears: evaluation.interval is null; evaluation.interval: 10 works"),
+        ("checkpoint: {metric: evaluation/x}", "3:14: checkpoint.metric: evaluation/x never appears: evaluation.interval is null"),
+        ("training: {train_batch_size: 2047}", "3:12: training.train_batch_size: not a multiple of 8"),
+        ("model: {use_lstm: true, use_gru: true}", "3:25: model.use_gru: there can be only one memory behind the encoder; set use_lstm to false"),
+        ("model: {use_gru: true, share_layers: false}", "3:24: model.share_layers: policy and value function share their encoder"),
+        (f"model: {{use: '{MODULE}', use_lstm: true}}", f"3:54: model.use_lstm: {MODULE} is a whole RLModule, to which no memory is added; leave this out"),
+        ("env_runners: {soft_horizon: true}", "3:15: env_runners.soft_horizon: there is no horizon; set env_runners.horizon"),
+        ("env_runners: {observation_filter: MeanStdFilter, add_default_connectors_to_env_to_module_pipeline: false}", "3:15: env_runners.observation_filter: the filter is a default connector, and these are switched off; env_runners.add_default_connectors_to_env_to_module_pipeline: true"),
+        ("connectors: {clip_actions: true}\nenv_runners: {add_default_connectors_to_module_to_env_pipeline: false}", "3:14: connectors.clip_actions: clipping is a default connector, and these are switched off; env_runners.add_default_connectors_to_module_to_env_pipeline: true"),
+        ("learners: {num_learners: 2}", "3:12: learners.num_learners: Known learns in one process; set it to 0"),
+        ("learners: {num_gpus_per_learner: 1}", "3:12: learners.num_gpus_per_learner: there is no remote learner"),
+        ("replay: {capacity: 9}", "3:1: replay: Known does not use this section; leave it out"),
+        ("multi_agent: {agents: {a: b}}", "3:1: multi_agent.policies: no policies; `policies: [a, b]` would name two"),
+        ("multi_agent: {policies: [a]}", "3:1: multi_agent: Known learns one policy"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_something(known, text, line):
+    (found,) = errors(known(text))
+    assert found.startswith(f"exp.yaml:{line}")
 
 
-@pytest.mark.parametrize("key", [*RESULT_KEYS, "timers/sample_s", "learners/default_policy/x"])
-def test_known_stop_keys(write, key: str) -> None:
-    load(write(f"{KNOWN}stop: {{{key}: 1e9}}", minimal=False))
-
-
-def test_unknown_and_retired_stop_keys(write) -> None:
-    assert errors(write, "stop: {episode_return: 3}")[0].startswith(
-        "stop.episode_return: no result has the key episode_return - did you mean episode_return_m"
-    )
-    assert "there is training_iteration, env_steps" in errors(write, "stop: {zzz: 3}")[0]
-    assert errors(write, "stop: {timesteps_total: 3}") == [
-        "stop.timesteps_total: retired result key timesteps_total; its successor is env_steps"
-    ]
+def test_successors_of_retired_result_keys_exist():
     assert set(STOP_KEYS.values()) <= set(RESULT_KEYS)
 
 
-def test_callbacks_may_add_result_keys(write) -> None:
-    load(
-        write(f"{KNOWN}stop: {{my_key: 3}}\ncallbacks: ['fake_algorithm:Callback']", minimal=False)
-    )
-
-
-def test_evaluation_keys_need_evaluation(write) -> None:
-    text = "stop: {evaluation/episode_return_mean: 3}\ncheckpoint: {metric: evaluation/x}"
-    assert errors(write, text) == [
-        "stop.evaluation/episode_return_mean: evaluation/episode_return_mean never appears: "
-        "evaluation.interval is null; evaluation.interval: 10 works",
-        "checkpoint.metric: evaluation/x never appears: evaluation.interval is null; "
-        "evaluation.interval: 10 works",
-    ]
-    load(write(f"{KNOWN}{text}\nevaluation: {{interval: 1}}", minimal=False))
-
-
-def test_what_the_algorithm_says(write) -> None:
-    assert errors(write, "training: {train_batch_size: 2047}") == [
-        "training.train_batch_size: not a multiple of 8"
-    ]
-
-
-def test_warnings(write) -> None:
-    assert warned(write, "stop: {env_steps: 100_000}") == []
-    assert warned(write, "")[0].startswith("stop: no criterion: the run goes on")
-    assert warned(write, "stop: {env_steps: 100}") == [
-        "stop.env_steps: 100 env steps are less than one iteration, training.train_batch_size = "
-        "2,048: the run ends after that one"
-    ]
-    text = "stop: {env_steps: 10_000}\ncheckpoint: {every: 6}\nevaluation: {interval: 5}"
-    assert warned(write, text) == [
-        "checkpoint.every: every 6 iterations is never: the run ends after 5; every: 5 works"
-    ]
-
-
-def test_memories_that_contradict_something(write) -> None:
-    assert errors(write, "model: {use_lstm: true, use_gru: true}") == [
-        "model.use_gru: only one memory can stand behind the encoder; set use_lstm to false"
-    ]
-    found = errors(write, "model: {use_gru: true, share_layers: false}")
-    assert found[0].startswith("model.share_layers: policy and value function share their encoder")
-    whole = "{use: 'rlrun.policies.rl_module:ActorCritic', use_lstm: true}"
-    assert errors(write, f"model: {whole}") == [
-        "model.use_lstm: rlrun.policies.rl_module:ActorCritic is a whole RLModule, around which no "
-        "memory goes; leave this out"
-    ]
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("stop: {env_steps: 100_000}", []),
+        ("seed: 1", ["exp.yaml:1:1: stop: no criterion: the run goes on until it is interrupted; stop: {env_steps: 1e6}"]),
+        ("stop: {env_steps: 100}", ["exp.yaml:3:8: stop.env_steps: 100 env steps are less than one iteration, training.train_batch_size = 2,048: the run ends after that one"]),
+        ("stop: {env_steps: 10_000}\ncheckpoint: {every: 6}\nevaluation: {interval: 5}", ["exp.yaml:4:14: checkpoint.every: every 6 iterations is never: the run ends after 5; every: 5 works"]),
+    ],
+)  # fmt: skip
+def test_warnings(known, text, lines):
+    assert warnings(known(text)) == lines

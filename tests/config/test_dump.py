@@ -1,7 +1,5 @@
 """A dumped experiment is a file that loads to an equal experiment."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +23,7 @@ EXPERIMENTS = [
 
 
 @pytest.mark.parametrize("text", EXPERIMENTS)
-def test_loads_to_an_equal_experiment(write, text: str) -> None:
+def test_loads_to_an_equal_experiment(write, text):
     stop = "" if "stop:" in text else "stop: {time_s: 9}\n"
     head = "algorithm: fake_algorithm:Fake\nenv: {use: CartPole-v1, max_episode_steps: 50}\n"
     experiment = load_experiment(write(head + stop + text, minimal=False))
@@ -51,7 +49,7 @@ _VALUES = st.recursive(
 
 @settings(deadline=None, max_examples=30)
 @given(st.dictionaries(st.text(min_size=1, max_size=20), _VALUES, max_size=4))
-def test_any_arguments_survive(kwargs: dict[str, Any]) -> None:
+def test_any_arguments_survive(kwargs):
     env = {"use": "x", "kwargs": kwargs}
     experiment, findings = validate({"algorithm": "fake_algorithm:Fake", "env": env})
     assert experiment is not None, findings
@@ -59,7 +57,7 @@ def test_any_arguments_survive(kwargs: dict[str, Any]) -> None:
     assert again == experiment, findings
 
 
-def test_show_says_where_each_value_comes_from(write) -> None:
+def test_show_says_where_each_value_comes_from(write):
     write("seed: 4", "b.yaml")
     loaded = load(write("base: b.yaml\ntraining: {clip: 1}", minimal=False), ["training.lr=1"])
     shown = show_yaml(loaded.experiment, loaded.origin)

@@ -16,11 +16,9 @@ from mypy import build, nodes, types
 from mypy.find_sources import create_source_list
 from mypy.options import Options
 from mypy.traverser import NameAndMemberCollector
-from pydantic import BaseModel
 
 from rlrun.config.registry import ALGORITHMS, algorithm_class
-from rlrun.config.schema import EnvSpec, TrainingConfig, UseSpec
-from rlrun.config.validate import sections
+from rlrun.config.schema import EnvSpec, TrainingConfig, UseSpec, sections
 
 ROOT = Path(__file__).parents[2]
 THIRD_PARTY = ("numpy", "torch", "ray", "gymnasium", "pydantic", "rich", "typer", "yaml", "ale_py")
@@ -30,13 +28,13 @@ READS_FOR_OTHERS = ("rlrun.config.batch_arithmetic", "rlrun.config.policies")
 Read = tuple[str, str]  # qualified name of the class, attribute
 
 
-def _member_expressions(tree: nodes.Node) -> list[nodes.MemberExpr]:
+def _member_expressions(tree: nodes.Node):
     collector = NameAndMemberCollector()
     tree.accept(collector)
     return collector.member_exprs
 
 
-def _parts(found: types.Type | None) -> list[types.Instance]:
+def _parts(found: types.Type | None):
     found = types.get_proper_type(found) if found is not None else None
     if isinstance(found, types.TypeVarType):
         return _parts(found.upper_bound)
@@ -46,7 +44,7 @@ def _parts(found: types.Type | None) -> list[types.Instance]:
 
 
 @pytest.fixture(scope="module")
-def reads(tmp_path_factory: pytest.TempPathFactory) -> set[Read]:
+def reads(tmp_path_factory: pytest.TempPathFactory):
     options = Options()
     options.python_version = (3, 11)
     options.export_types = options.preserve_asts = options.check_untyped_defs = True
@@ -69,7 +67,7 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> set[Read]:
     return found
 
 
-def _fields() -> list[tuple[str, type[BaseModel], str]]:
+def _fields():
     found = [
         (section, schema, name)
         for section, schema in sections(TrainingConfig).items()
@@ -84,18 +82,18 @@ def _fields() -> list[tuple[str, type[BaseModel], str]]:
     return list(dict.fromkeys(found))
 
 
-def _is_read(schema: type[BaseModel], field: str, reads: set[Read]) -> bool:
+def _is_read(schema, field, reads):
     above = {f"{base.__module__}.{base.__qualname__}" for base in schema.__mro__}
     below = {f"{kind.__module__}.{kind.__qualname__}" for kind in _subclasses(schema)}
     return any((name, field) in reads for name in above | below)
 
 
-def _subclasses(schema: type[BaseModel]) -> list[type[BaseModel]]:
+def _subclasses(schema):
     direct = schema.__subclasses__()
     return direct + [below for kind in direct for below in _subclasses(kind)]
 
 
-def test_every_field_is_read(reads: set[Read]) -> None:
+def test_every_field_is_read(reads):
     unread = [
         f"{section}.{field}".lstrip(".")
         for section, schema, field in _fields()
@@ -104,7 +102,7 @@ def test_every_field_is_read(reads: set[Read]) -> None:
     assert not unread, f"no code reads {', '.join(unread)}"
 
 
-def test_a_field_that_nothing_reads_is_found(reads: set[Read]) -> None:
+def test_a_field_that_nothing_reads_is_found(reads):
     class Unread(UseSpec):
         every: int = 1
         """`every` is read of other sections, and of nothing that is a UseSpec."""

@@ -1,23 +1,16 @@
 # ruff: noqa: E501 - the lines that users see stand here as they are
 """From a file and a command line to an experiment, or to every error of both."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from loading import errors
 
 from rlrun.config.loader import load, load_experiment
-from rlrun.config.problems import ConfigError
 from rlrun.config.registry import ALGORITHMS
 
 
-def errors(file: Path | None, overrides: Sequence[str] = (), **top: object) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load_experiment(file, overrides, **top)
-    return caught.value.render().splitlines()
-
-
-def test_minimal_file_has_the_defaults(write) -> None:
+def test_minimal_file_has_the_defaults(write):
     experiment = load_experiment(write())
     assert experiment.name == "exp"
     assert experiment.env.use == "CartPole-v1"
@@ -26,7 +19,7 @@ def test_minimal_file_has_the_defaults(write) -> None:
     assert experiment.stop == {"env_steps": 100_000}
 
 
-def test_every_error_of_a_file_at_once(write) -> None:
+def test_every_error_of_a_file_at_once(write):
     text = """\
 algorithm: fake_algorithm:Fake
 env: {use: CartPol-v1}
@@ -122,13 +115,13 @@ report: {sinks: [consol]}
         ),
     ],
 )
-def test_wrong_values(write, text: str, message: str) -> None:
+def test_wrong_values(write, text, message):
     (line,) = errors(write(text))
     assert line.startswith("exp.yaml:4:")
     assert message in line
 
 
-def test_missing_keys_are_named(write) -> None:
+def test_missing_keys_are_named(write):
     lines = errors(write("seed: 1", minimal=False))
     assert lines == [
         "exp.yaml:1:1: algorithm: missing; it has no default",
@@ -136,7 +129,7 @@ def test_missing_keys_are_named(write) -> None:
     ]
 
 
-def test_numbers_of_the_file_reach_the_fields(write) -> None:
+def test_numbers_of_the_file_reach_the_fields(write):
     experiment = load_experiment(
         write(
             "training: {train_batch_size: 8e3, lr: 1e-4, clip: [[0, 1], [1e6, 0]]}\nmodel: {hidden: []}"
@@ -149,7 +142,7 @@ def test_numbers_of_the_file_reach_the_fields(write) -> None:
     assert experiment.model.hidden == ()
 
 
-def test_an_empty_section_is_its_defaults(write) -> None:
+def test_an_empty_section_is_its_defaults(write):
     experiment = load_experiment(write("training:\nmodel:\ncallbacks: []"))
     assert experiment.training.num_epochs == 4
     assert experiment.model.hidden == (64, 64)
@@ -159,13 +152,13 @@ def test_an_empty_section_is_its_defaults(write) -> None:
     ("text", "message"),
     [("", "the file is empty"), ("- a", "expected keys and values"), ("3", "expected keys")],
 )
-def test_a_file_without_keys(write, text: str, message: str) -> None:
+def test_a_file_without_keys(write, text, message):
     (line,) = errors(write(text, minimal=False))
     assert line.startswith("exp.yaml:1:1: ")
     assert message in line
 
 
-def test_a_missing_file_a_folder_and_a_binary(write, tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_and_a_binary(write, tmp_path):
     assert errors(Path("nix.yaml")) == ["nix.yaml: there is no such file"]
     assert "cannot be read" in errors(tmp_path)[0]
     Path("b.yaml").write_bytes(b"a: \xff\xfe")
@@ -173,7 +166,7 @@ def test_a_missing_file_a_folder_and_a_binary(write, tmp_path: Path) -> None:
 
 
 class TestBase:
-    def test_is_relative_to_the_file_and_laid_below_it(self, write) -> None:
+    def test_is_relative_to_the_file_and_laid_below_it(self, write):
         write("training: {lr: 1, num_epochs: 2}\nname: below", "deep/base.yaml")
         write("base: base.yaml\ntraining: {num_epochs: 3}", "deep/mid.yaml", minimal=False)
         file = write(
@@ -191,28 +184,28 @@ class TestBase:
         assert str(loaded.origin(("training", "clip"))) == "default"
         assert str(loaded.origin(("env", "use"))) == "deep/base.yaml:2:1"
 
-    def test_errors_point_into_the_base(self, write) -> None:
+    def test_errors_point_into_the_base(self, write):
         write("sed: 1", "b.yaml")
         assert errors(write("base: b.yaml", minimal=False))[0].startswith("b.yaml:4:1: sed: ")
 
-    def test_cycles_are_refused(self, write) -> None:
+    def test_cycles_are_refused(self, write):
         write("base: exp.yaml", "b.yaml", minimal=False)
         (line,) = errors(write("base: b.yaml"))
         assert line == (
             "b.yaml:1:1: base: the files build on each other: exp.yaml -> b.yaml -> exp.yaml"
         )
 
-    def test_a_file_cannot_be_its_own_base(self, write) -> None:
+    def test_a_file_cannot_be_its_own_base(self, write):
         assert "exp.yaml -> exp.yaml" in errors(write("base: exp.yaml"))[0]
 
-    def test_missing_and_wrong_base(self, write) -> None:
+    def test_missing_and_wrong_base(self, write):
         assert errors(write("base: no.yaml")) == ["exp.yaml:4:1: base: there is no file no.yaml"]
         assert "expected the name of one file" in errors(write("base: [a]"))[0]
         assert errors(write(), ["base=x.yaml"]) == [
             "<command line>: base: only a file can name its base"
         ]
 
-    def test_another_use_replaces_the_arguments(self, write) -> None:
+    def test_another_use_replaces_the_arguments(self, write):
         base = "env: {use: fake_algorithm:Maze, size: 3}\nalgorithm: fake_algorithm:Fake\n"
         write(base, "b.yaml", minimal=False)
         same = load_experiment(write("base: b.yaml\nenv: {walls: 1}", minimal=False))
@@ -222,7 +215,7 @@ class TestBase:
 
 
 class TestOverrides:
-    def test_values_are_yaml_and_split_at_the_first_equals_sign(self, write) -> None:
+    def test_values_are_yaml_and_split_at_the_first_equals_sign(self, write):
         experiment = load_experiment(
             write("callbacks: [fake_algorithm:Callback]"),
             [
@@ -250,12 +243,12 @@ class TestOverrides:
         assert experiment.name == "b"
         assert experiment.callbacks[0].kwargs == {"every": 7}
 
-    def test_text_may_hold_equals_signs(self, write) -> None:
+    def test_text_may_hold_equals_signs(self, write):
         (line,) = errors(write(), ["env=a=b"])
         assert line.startswith("<command line>: env.use: ")
         assert "'a=b'" in line
 
-    def test_arguments_join_a_short_env(self, write) -> None:
+    def test_arguments_join_a_short_env(self, write):
         experiment = load_experiment(write(), ["env.sutton_barto_reward=true"])
         assert experiment.env.use == "CartPole-v1"
         assert experiment.env.kwargs == {"sutton_barto_reward": True}
@@ -274,13 +267,13 @@ class TestOverrides:
             ("use_gae=true", "use_gae: retired; advantages are always estimated by GAE"),
         ],
     )
-    def test_errors_name_the_override(self, write, override: str, message: str) -> None:
+    def test_errors_name_the_override(self, write, override, message):
         (line,) = errors(write("callbacks: [fake_algorithm:Callback]"), [override])
         assert line.startswith("<command line>: ")
         assert message in line
 
 
-def test_without_a_file(write) -> None:
+def test_without_a_file(write):
     experiment = load_experiment(
         None, ["training.num_epochs=2"], algorithm="fake_algorithm:Fake", env="CartPole-v1", seed=3
     )
@@ -293,12 +286,12 @@ def test_without_a_file(write) -> None:
     )
 
 
-def test_options_win_over_overrides_and_file(write) -> None:
+def test_options_win_over_overrides_and_file(write):
     assert load_experiment(write("seed: 1"), ["seed=2"], seed=3).seed == 3
     assert load_experiment(write("seed: 1"), ["seed=2"], seed=None).seed == 2
 
 
-def test_an_experiment_is_frozen(write) -> None:
+def test_an_experiment_is_frozen(write):
     experiment = load_experiment(write())
     with pytest.raises(ValueError, match="frozen"):
         experiment.training.lr = 3  # type: ignore[misc]

@@ -1,12 +1,12 @@
-"""The section `multi_agent`: what it may say, and one message for each thing that is wrong."""
+"""The section `multi_agent`: the settings of its policies, and its error messages."""
 
 import pytest
+from loading import errors
 
 from rlrun import PPOConfig
 from rlrun.config.dump import dump_yaml
-from rlrun.config.loader import load, load_experiment
+from rlrun.config.loader import load_experiment
 from rlrun.config.policies import policy_settings
-from rlrun.config.problems import ConfigError
 
 CARTPOLE = "rlrun.envs.multi_agent_examples:MultiAgentCartPole"
 FILE = f"""
@@ -24,14 +24,18 @@ multi_agent:
 """
 
 
-def write(tmp_path, text):
-    path = tmp_path / "several.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
+def settings_of(file):
+    return policy_settings(load_experiment(file), "only")
 
 
-def test_policies_have_settings_of_their_own(tmp_path):
-    settings = policy_settings(load_experiment(write(tmp_path, FILE)), "only")
+def assert_one_error(file, key, message):
+    """Some line names this key and has this message."""
+    lines = [line for line in errors(file) if key in line]
+    assert any(message in line for line in lines), errors(file)
+
+
+def test_policies_have_settings_of_their_own(write):
+    settings = settings_of(write(FILE, minimal=False))
     assert list(settings) == ["one", "two", "rock"]
     one, two, rock = settings.values()
     assert (one.model.hidden, two.model.hidden) == ((32,), (8,))
@@ -42,9 +46,9 @@ def test_policies_have_settings_of_their_own(tmp_path):
     assert dict(rock.kwargs) == {"hand": 2}
 
 
-def test_only_those_to_train_learn(tmp_path):
+def test_only_policies_to_train_learn(write):
     text = FILE + "  policies_to_train: [one]\n"
-    settings = policy_settings(load_experiment(write(tmp_path, text)), "only")
+    settings = settings_of(write(text, minimal=False))
     assert [name for name, policy in settings.items() if policy.train] == ["one"]
 
 
@@ -61,13 +65,10 @@ def to_train_in_the_old_way(policy_id):
 TO_TRAIN = "test_multi_agent_section:to_train"
 
 
-def test_code_may_say_who_learns(tmp_path):
-    said = load_experiment(write(tmp_path, FILE + f'  policies_to_train: "{TO_TRAIN}"\n'))
-    assert [policy.train for policy in policy_settings(said, "only").values()] == [
-        True,
-        False,
-        False,
-    ]
+def test_code_may_choose_the_policies_that_learn(write):
+    said = load_experiment(write(FILE + f'  policies_to_train: "{TO_TRAIN}"\n', minimal=False))
+    trained = [policy.train for policy in policy_settings(said, "only").values()]
+    assert trained == [True, False, False]
     builder = PPOConfig().environment(CARTPOLE)
     built = builder.multi_agent(policies=["agent_0", "agent_1"], policies_to_train=to_train)
     assert built.experiment().multi_agent.policies_to_train == TO_TRAIN
@@ -84,31 +85,25 @@ def test_code_may_say_who_learns(tmp_path):
         ("[one, tow]", "there is no policy 'tow'"),
     ],
 )
-def test_whoever_is_to_say_who_learns_must_be_able_to(tmp_path, value, message):
-    text = FILE + f"  policies_to_train: {value}\n"
-    with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, text))
-    rendered = caught.value.render()
-    assert "multi_agent.policies_to_train" in rendered
-    assert message in rendered, rendered
+def test_wrong_policies_to_train_are_errors(write, value, message):
+    file = write(FILE + f"  policies_to_train: {value}\n", minimal=False)
+    assert_one_error(file, "multi_agent.policies_to_train", message)
 
 
 @pytest.mark.parametrize("code", ["", f'  policies_to_train: "{TO_TRAIN}"\n'])
-def test_what_is_written_loads_again(tmp_path, code):
-    experiment = load_experiment(write(tmp_path, FILE + code))
-    path = tmp_path / "again.yaml"
-    path.write_text(dump_yaml(experiment), encoding="utf-8")
-    assert load_experiment(path) == experiment
+def test_a_dumped_experiment_loads_again(write, code):
+    experiment = load_experiment(write(FILE + code, minimal=False))
+    assert load_experiment(write(dump_yaml(experiment), minimal=False)) == experiment
 
 
-def test_a_list_of_ids_will_do_and_the_builder_says_the_same(tmp_path):
+def test_a_list_of_ids_is_enough_also_in_the_builder(write):
     text = f"""
 algorithm: PPO
 env: "{CARTPOLE}"
 stop: {{env_steps: 10_000}}
 multi_agent: {{policies: [agent_0, agent_1]}}
 """
-    said = load_experiment(write(tmp_path, text))
+    said = load_experiment(write(text, minimal=False))
     built = PPOConfig().environment(CARTPOLE).multi_agent(policies=["agent_0", "agent_1"])
     assert built.experiment().multi_agent == said.multi_agent
 
@@ -120,7 +115,12 @@ multi_agent: {{policies: [agent_0, agent_1]}}
         ("lr: 1e-4", "lrr: 1e-4", "policies.two.training.lrr", "did you mean lr?"),
         ("lr: 1e-4", "lr: fast", "policies.two.training.lr", "number"),
         ("hidden: [8]", "hiden: [8]", "policies.two.model.hiden", "did you mean hidden?"),
-        ("lr: 1e-4", "train_batch_size: 64", "training.train_batch_size", "one for all policies"),
+        (
+            "lr: 1e-4",
+            "train_batch_size: 64",
+            "training.train_batch_size",
+            "the same for all policies",
+        ),
         ("hand: 2", "model: {hidden: [8]}", "policies.rock.model", "no network"),
         ("AlwaysSame", "AlwaysSane", "policies.rock", "did you mean AlwaysSame?"),
         ("lr: 1e-4", "lr: 1e-4}, exploration: {epsilon: 0", "two.exploration", "does not use"),
@@ -129,17 +129,13 @@ multi_agent: {{policies: [agent_0, agent_1]}}
             "algorithm: PPO",
             "algorithm: PPO\nenv_runners: {gym_env_vectorize_mode: async}",
             "env_runners.gym_env_vectorize_mode",
-            "steps its environments one after the other; leave this out",
+            "steps its sub-environments one after the other; leave this out",
         ),
     ],
 )
-def test_one_message_names_the_place(tmp_path, wrong, right, key, message):
+def test_errors_name_the_place(write, wrong, right, key, message):
     assert wrong in FILE
-    text = FILE.replace(wrong, right, 1)
-    with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, text))
-    lines = [line for line in caught.value.render().splitlines() if f"{key}" in line]
-    assert any(message in line for line in lines), caught.value.render()
+    assert_one_error(write(FILE.replace(wrong, right, 1), minimal=False), key, message)
 
 
 DQN = f"""
@@ -155,8 +151,8 @@ replay: {{capacity: 5000}}
 """
 
 
-def test_policies_explore_as_they_say(tmp_path):
-    settings = policy_settings(load_experiment(write(tmp_path, DQN)), "only")
+def test_each_policy_explores_by_its_own_settings(write):
+    settings = settings_of(write(DQN, minimal=False))
     assert [policy.exploration.epsilon for policy in settings.values()] == [0.5, 0.1]
 
 
@@ -177,15 +173,12 @@ def test_policies_explore_as_they_say(tmp_path):
         ),
     ],
 )
-def test_one_message_names_the_place_for_replay_too(tmp_path, wrong, right, key, message):
+def test_errors_of_replay_name_the_place(write, wrong, right, key, message):
     assert wrong in DQN
-    with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, DQN.replace(wrong, right, 1)))
-    lines = [line for line in caught.value.render().splitlines() if key in line]
-    assert any(message in line for line in lines), caught.value.render()
+    assert_one_error(write(DQN.replace(wrong, right, 1), minimal=False), key, message)
 
 
-def test_nobody_keeps_step_alone(tmp_path):
+def test_lockstep_needs_several_policies(write):
     text = DQN.partition("multi_agent:")[0].replace(CARTPOLE, "CartPole-v1")
-    with pytest.raises(ConfigError, match=r"replay\.mode: there is one policy only"):
-        load(write(tmp_path, text + "replay: {mode: lockstep}\n"))
+    file = write(text + "replay: {mode: lockstep}\n", minimal=False)
+    assert_one_error(file, "replay.mode", "there is one policy only")

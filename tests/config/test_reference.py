@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from rlrun.config import retired
 from rlrun.config.loader import load_experiment
 from rlrun.config.reference import reference, starter
 from rlrun.config.registry import ALGORITHMS, algorithm_class
-from rlrun.config.validate import sections
+from rlrun.config.schema import sections
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 SECTIONS = [
@@ -19,19 +18,19 @@ SECTIONS = [
 ]
 
 
-def test_the_document_is_up_to_date() -> None:
+def test_the_document_is_up_to_date():
     hint = "run: python -m rlrun.config.reference"
     assert DOCUMENT.read_text(encoding="utf-8") == reference(), hint
 
 
 @pytest.mark.parametrize(("algorithm", "name", "schema"), SECTIONS)
-def test_every_field_is_documented(algorithm: str, name: str, schema: type[BaseModel]) -> None:
+def test_every_field_is_documented(algorithm, name, schema):
     undocumented = [key for key, field in schema.model_fields.items() if not field.description]
     assert not undocumented
     assert schema.__doc__
 
 
-def test_successors_of_retired_names_exist() -> None:
+def test_successors_of_retired_names_exist():
     addresses = {
         f"{name}.{field}".lstrip(".")
         for _, name, schema in SECTIONS
@@ -45,9 +44,7 @@ def test_successors_of_retired_names_exist() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_the_starter_file_is_valid_and_says_the_defaults(
-    algorithm: str, env: str, tmp_path: Path
-) -> None:
+def test_the_starter_file_is_valid_and_says_the_defaults(algorithm, env, tmp_path):
     file = tmp_path / "starter.yaml"
     file.write_text(starter(algorithm, env))
     experiment = load_experiment(file)
@@ -60,9 +57,7 @@ def test_the_starter_file_is_valid_and_says_the_defaults(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_starter_file_is_valid_with_every_key_switched_on(
-    algorithm: str, tmp_path: Path
-) -> None:
+def test_the_starter_file_is_valid_with_every_key_switched_on(algorithm, tmp_path):
     lines = [
         line.replace("# ", "", 1) if line.startswith("  # ") else line
         for line in starter(algorithm, "CartPole-v1").splitlines()

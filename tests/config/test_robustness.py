@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlrun.config.layers import apply_overrides
 from rlrun.config.loader import resolve
-from rlrun.config.problems import ConfigError, Origin, Problem
-from rlrun.config.validate import sections
+from rlrun.config.problems import ConfigError, Origin
+from rlrun.config.schema import sections
 from rlrun.config.yaml_tree import from_plain, parse_yaml
 
 SECTIONS = sections(FakeTraining)
@@ -48,7 +48,7 @@ _FILES = st.fixed_dictionaries(
 _slow_first = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def problems_of(call: Callable[[], object]) -> tuple[Problem, ...]:
+def problems_of(call: Callable[[], object]):
     """What is wrong, at least one thing if anything; every other error fails the test."""
     try:
         call()
@@ -59,14 +59,14 @@ def problems_of(call: Callable[[], object]) -> tuple[Problem, ...]:
 
 @_slow_first
 @given(_FILES)
-def test_any_values_give_an_experiment_or_problems(data: dict[str, Any]) -> None:
+def test_any_values_give_an_experiment_or_problems(data):
     problems = problems_of(lambda: resolve(from_plain(data, Origin("f"))))
     assert all(problem.message and "\n" not in problem.message for problem in problems)
 
 
 @_slow_first
 @given(st.lists(st.tuples(st.lists(st.sampled_from([*KEYS, "0", "x"])), st.text()), max_size=3))
-def test_any_overrides_give_a_tree_and_problems(pairs: list[tuple[list[str], str]]) -> None:
+def test_any_overrides_give_a_tree_and_problems(pairs):
     tree = parse_yaml("callbacks: [a]\nenv: b\nmodel: {hidden: [1, 2]}\nseed: 1", "f")
     overrides = [f"{'.'.join(path)}={text}" for path, text in pairs]
     tree, problems = apply_overrides(tree, overrides)
@@ -75,6 +75,6 @@ def test_any_overrides_give_a_tree_and_problems(pairs: list[tuple[list[str], str
 
 
 @given(st.text())
-def test_any_text_gives_a_tree_or_problems(text: str) -> None:
+def test_any_text_gives_a_tree_or_problems(text):
     problems = problems_of(lambda: parse_yaml(text, "f").plain())
     assert all(problem.origin.line for problem in problems)

@@ -1,7 +1,6 @@
 """What a scalar means, where keys stand, and what broken files say."""
 
 import math
-from typing import Any
 
 import pytest
 import yaml
@@ -53,21 +52,21 @@ SCALARS = [
 
 
 @pytest.mark.parametrize(("text", "value"), SCALARS)
-def test_scalar(text: str, value: Any) -> None:
+def test_scalar(text, value):
     found = parse_yaml(f"key: {text}", "f.yaml").plain()["key"]
     assert found == value
     assert type(found) is type(value)
 
 
-def test_nan_is_a_number() -> None:
+def test_nan_is_a_number():
     assert math.isnan(parse_yaml("a: .nan", "f").plain()["a"])
 
 
-def test_positions_are_those_of_the_keys() -> None:
+def test_positions_are_those_of_the_keys():
     text = "a: 1\nb:\n  c: {d: 2, e: [5, {f: 6}]}\n"
     tree = parse_yaml(text, "f.yaml")
 
-    def at(*path: str | int) -> str:
+    def at(*path):
         node = tree
         for part in path:
             below = node.child(part)
@@ -96,14 +95,14 @@ def test_positions_are_those_of_the_keys() -> None:
         ("[1]: 2", "f:1:1: a key must be a plain word"),
     ],
 )
-def test_broken_file_is_one_clear_line(text: str, line: str) -> None:
+def test_broken_file_is_one_clear_line(text, line):
     with pytest.raises(ConfigError) as caught:
         parse_yaml(text, "f")
     assert len(caught.value.problems) == 1
     assert caught.value.render().startswith(line)
 
 
-def test_every_duplicate_key_is_reported() -> None:
+def test_every_duplicate_key_is_reported():
     with pytest.raises(ConfigError) as caught:
         parse_yaml("a: 1\na: 2\nb: {c: 1, c: 2}", "f")
     assert caught.value.render().splitlines() == [
@@ -112,7 +111,7 @@ def test_every_duplicate_key_is_reported() -> None:
     ]
 
 
-def test_an_alias_bomb_is_refused() -> None:
+def test_an_alias_bomb_is_refused():
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
     with pytest.raises(ConfigError, match="more than 10000 values"):
@@ -128,6 +127,6 @@ _PLAIN = st.recursive(
 
 @settings(deadline=None, max_examples=40)
 @given(_PLAIN)
-def test_reads_what_another_writer_wrote(value: Any) -> None:
+def test_reads_what_another_writer_wrote(value):
     text = yaml.safe_dump({"key": value}, allow_unicode=False)
     assert parse_yaml(text, "f").plain() == {"key": value}

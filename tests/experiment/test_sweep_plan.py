@@ -10,7 +10,7 @@ from rlrun.actors.ray_runtime import ResourceError, Resources
 from rlrun.config.loader import resolve
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import SweepConfig
-from rlrun.config.sweep_space import Dimension
+from rlrun.config.sweep import Dimension
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.config.registry import is_installed
-from rlrun.config.sweep_space import Dimension
+from rlrun.config.sweep import Dimension
 from rlrun.experiment.sweep.trials import Trial, TrialBook
 
 _MOST_COLUMNS = 3

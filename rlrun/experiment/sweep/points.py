@@ -12,8 +12,7 @@ from rlrun.config.layers import find
 from rlrun.config.loader import resolve
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import ExperimentConfig, SweepConfig
-from rlrun.config.sweep_checks import overlaid
-from rlrun.config.sweep_space import Dimension, dimensions
+from rlrun.config.sweep import Dimension, dimensions, overlaid
 from rlrun.config.yaml_tree import Node, parse_yaml
 
 Settings = dict[str, Any]

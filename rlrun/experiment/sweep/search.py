@@ -19,7 +19,7 @@ from ray.tune.search import Searcher
 
 from rlrun.config.checks import most_iterations
 from rlrun.config.schema import ExperimentConfig
-from rlrun.config.sweep_space import Dimension
+from rlrun.config.sweep import Dimension
 from rlrun.experiment.sweep.points import Settings, plain_settings, space_of, tune_space
 from rlrun.experiment.sweep.trainable import IDENTITY
 from rlrun.experiment.sweep.trials import Trial, TrialBook

@@ -14,7 +14,7 @@ from typing import Any
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import load_experiment
-from rlrun.config.shipped import configs_folder
+from rlrun.config.registry import configs_folder
 from rlrun.experiment.verify.cases import Case
 from rlrun.experiment.verify.verify import CaseResult, SeedResult, Verification
 

@@ -25,8 +25,8 @@ from rlrun.checkpoint.files import replace_text
 from rlrun.config.dump import to_plain
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.registry import configs_folder
 from rlrun.config.schema import ExperimentConfig
-from rlrun.config.shipped import configs_folder
 from rlrun.data.results import addresses, lookup
 from rlrun.experiment.interrupts import Interrupts
 from rlrun.experiment.run_folder import RunFolder, is_in_use

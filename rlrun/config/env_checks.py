@@ -1,0 +1,206 @@
+"""The environment that a config names: does it exist, and does it take the arguments given?
+
+Owns: ids of gymnasium, PettingZoo and EnvPool, registered names, import paths, missing extras. The
+libraries are extras, imported only for their own environments. Must not know: how environments
+behave; none is made or stepped.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from rlrun.config import registry
+from rlrun.config.code_checks import check_arguments, find_callable
+from rlrun.config.problems import Finding
+from rlrun.config.registry import ImportPathError, install_hint, nearest, suggestion
+from rlrun.config.schema import EnvSpec, ExperimentConfig
+
+_MAKE_ARGUMENTS = ("max_episode_steps", "render_mode", "disable_env_checker")
+_ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
+_EXTRAS = (  # prefix of the entry point, module that it needs, extra that brings it
+    ("gymnasium.envs.box2d", "Box2D", "box2d"),
+    ("gymnasium.envs.mujoco", "mujoco", "mujoco"),
+)
+_CONTEXT = ("context", "env_context")
+_CONFIG = ("config", "env_config")
+_GIVEN = ("num_envs", "render_mode")  # What the runner adds where a creator asks for it.
+
+_ENVPOOL_RENDERING = ("from_pixels", "render_width", "render_height", "render_camera_id")
+_NOT_FOR_ENVPOOL = {
+    "num_envs": "set env_runners.num_envs_per_env_runner instead",
+    "batch_size": "all sub-environments of an env runner step together; leave it out",
+    "seed": "its seeds come from the experiment's `seed`; leave it out",
+    "env_seed": "its seeds come from the experiment's `seed`; leave it out",
+    "gym_reset_return_info": "infos are always there; leave it out",
+    "episodic_life": "each life would be reported as an episode of its own; leave it out",
+    "reward_clip": "the reported returns would be clipped too; set connectors.clip_rewards instead",
+}
+"""Arguments of EnvPool that contradict other settings of the experiment."""
+
+
+def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Everything that is wrong with the environment of an experiment."""
+    env, several = experiment.env, bool(experiment.multi_agent.policies)
+    if experiment.env_runners.gym_env_vectorize_mode != "envpool":
+        yield from check_env(env)
+    elif several:
+        message = "EnvPool's environments have one agent; leave it out"
+        yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
+    else:
+        yield from check_envpool(env)
+    if env.use.startswith("pettingzoo/") and not several:
+        message = f"{env.use} has several agents: name their policies, as in {{policies: [shared]}}"
+        yield Finding(("multi_agent",), message)
+
+
+def check_env(env: EnvSpec) -> Iterator[Finding]:
+    """Problems of the name or arguments of an environment outside of EnvPool."""
+    if env.use in registry.ENVS:
+        yield from _check_creator(env, registry.ENVS[env.use], any_name=True)
+    elif env.use.startswith("pettingzoo/"):
+        yield from _check_pettingzoo_id(env)
+    elif env.use in registry.SHIPPED_ENVS or registry.is_import_path(env.use):
+        path = registry.SHIPPED_ENVS.get(env.use, env.use)
+        creator, findings = find_callable(("env", "use"), path)
+        yield from findings
+        if not findings:
+            yield from _check_creator(env, creator, any_name=False)
+    else:
+        yield from _check_gymnasium_id(env)
+
+
+def _check_creator(env: EnvSpec, creator: Any, *, any_name: bool) -> Iterator[Finding]:
+    """A creator takes keyword arguments, or the classical single `config` that holds them all."""
+    try:
+        parameters = inspect.signature(creator).parameters
+    except (TypeError, ValueError):
+        return
+    plain = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    single = [p for p in plain if p.name not in _GIVEN]
+    if len(single) == 1 and single[0].name not in env.kwargs:
+        required = any_name and single[0].default is single[0].empty
+        if single[0].name in _CONFIG or required:
+            return
+    given = tuple(name for name in (*_CONTEXT, *_GIVEN) if name in parameters)
+    yield from check_arguments(("env",), env.use, creator, env.kwargs, given=given)
+
+
+def _is_missing(env: EnvSpec, module: str, extra: str) -> Iterator[Finding]:
+    if not registry.is_installed(module):
+        message = f"{env.use} needs {module}, which is not installed: {install_hint(extra)}"
+        yield Finding(("env", "use"), message)
+
+
+def _check_pettingzoo_id(env: EnvSpec) -> Iterator[Finding]:
+    if missing := list(_is_missing(env, "pettingzoo", "pettingzoo")):
+        yield from missing
+        return
+    import pettingzoo
+
+    known = [*pettingzoo.parallel_registry, *pettingzoo.aec_registry]
+    name = env.use.removeprefix("pettingzoo/")
+    if name not in known:
+        message = f"PettingZoo has no environment {name!r}{suggestion(name, known)}"
+        yield Finding(("env", "use"), message)
+
+
+def _check_gymnasium_id(env: EnvSpec) -> Iterator[Finding]:
+    import gymnasium
+
+    if _ATARI_ID.search(env.use):
+        if missing := list(_is_missing(env, "ale_py", "atari")):
+            yield from missing
+            return
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+    try:
+        spec = _find_spec(gymnasium, env.use)
+    except Exception as error:
+        yield Finding(("env", "use"), _unknown_id(gymnasium, env.use, error))
+        return
+    entry_point = spec.entry_point or spec.vector_entry_point
+    for prefix, module, extra in _EXTRAS:
+        if str(entry_point).startswith(prefix) and (
+            missing := list(_is_missing(env, module, extra))
+        ):
+            yield from missing
+            return
+    try:
+        is_path = isinstance(entry_point, str)
+        creator = registry.import_object(entry_point) if is_path else entry_point
+    except ImportPathError as error:
+        yield Finding(("env", "use"), f"{env.use} cannot be made: {error}")
+        return
+    own = {key: value for key, value in env.kwargs.items() if key not in _MAKE_ARGUMENTS}
+    given = (*spec.kwargs, *_GIVEN)
+    yield from check_arguments(("env",), env.use, creator, own, given=given)
+
+
+def _find_spec(gymnasium: Any, use: str) -> Any:
+    module, colon, name = use.rpartition(":")
+    if colon:  # "package:Name-v0": importing the package registers the name.
+        registry.import_module(module)
+    return gymnasium.spec(name)
+
+
+def _unknown_id(gymnasium: Any, use: str, error: Exception) -> str:
+    if isinstance(error, ImportPathError):
+        return str(error)
+    name = use.rpartition(":")[2]
+    known = [*gymnasium.registry, *registry.SHIPPED_ENVS, *registry.ENVS]
+    base = name.rpartition("-v")[0] or name
+    versions = [known_id for known_id in known if known_id.rpartition("-v")[0] == base]
+    near = versions[-1] if versions else nearest(name, known)
+    reason = "gymnasium knows no such environment, and no register_env() names it"
+    return f"{reason}: {use!r}" + (f" - did you mean {near}?" if near else "")
+
+
+def check_envpool(env: EnvSpec) -> Iterator[Finding]:
+    """Problems of the name or arguments of an environment of EnvPool."""
+    if not registry.is_installed("envpool"):
+        message = f"envpool is not installed: {install_hint('envpool')}"
+        yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
+        return
+    import envpool
+
+    known = envpool.list_all_envs()
+    if env.use not in known:
+        message = f"EnvPool has no environment {env.use!r}{suggestion(env.use, known)}"
+        yield Finding(("env", "use"), message)
+        return
+    wrong = list(_check_envpool_arguments(env, envpool.make_spec(env.use).config._asdict()))
+    yield from wrong
+    if wrong:
+        return
+    try:
+        num_agents = envpool.make_spec(env.use, **env.kwargs).config.max_num_players
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        yield Finding(("env",), f"EnvPool cannot make {env.use} with these arguments: {reason}")
+        return
+    if num_agents > 1:
+        message = f"{env.use} has {num_agents} players; only EnvPool's environments for one work"
+        yield Finding(("env", "use"), message)
+
+
+def _check_envpool_arguments(env: EnvSpec, defaults: dict[str, Any]) -> Iterator[Finding]:
+    names = [name for name in (*defaults, *_ENVPOOL_RENDERING) if name not in _NOT_FOR_ENVPOOL]
+    for key, value in env.kwargs.items():
+        path = ("env", "kwargs", key)
+        if key in _NOT_FOR_ENVPOOL:
+            yield Finding(path, _NOT_FOR_ENVPOOL[key])
+        elif key not in names:
+            yield Finding(path, registry.no_such_argument(env.use, key, names))
+        elif key in defaults and not _is_like(value, defaults[key]):
+            expected = f"a value of the kind of {defaults[key]!r}, which is the default"
+            yield Finding(path, f"expected {expected}, got {value!r}")
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether C++ takes ``value`` in place of ``default``; tuples are checked by EnvPool itself."""
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    kind: Any = {int: int, float: int | float, str: str}.get(type(default))
+    return kind is None or (isinstance(value, kind) and not isinstance(value, bool))
