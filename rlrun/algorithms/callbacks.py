@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class Callbacks:
-    """Override what you need; all but one of the methods run in the training process.
+    """Methods to override; all but one of them run in the training process.
 
-    `callbacks: [{use: "my.code:Record", every: 20}]` calls ``Record(every=20)`` once a run. What a
-    callback raises ends the run with its traceback. ``algorithm`` is the `rlrun.Algorithm` of the
-    run; a subclass may name its class.
+    `callbacks: [{use: "my.code:Record", every: 20}]` calls ``Record(every=20)`` once a run. An
+    exception in a callback ends the run with its traceback. ``algorithm`` is the run's
+    `rlrun.Algorithm`, of whatever class: subclasses may annotate it with the one they expect.
     """
 
     def on_algorithm_init(self, algorithm: Any) -> None:
-        """The algorithm stands, nothing has been sampled."""
+        """The algorithm is built; nothing has been sampled."""
 
     def on_episode_end(self, algorithm: Any, episode: EpisodeRecord) -> None:
         """A training episode has ended, in whichever runner."""
 
     def on_sample_end(self, algorithm: Any, batch: SampleBatch) -> None:
-        """A train batch has been sampled; what is changed in it is learned from."""
+        """A train batch has been sampled; changes in it are learned from."""
 
     def on_postprocess_trajectory(
         self,
@@ -43,16 +43,16 @@ class Callbacks:
         original_batches: Mapping[Any, tuple[str, Any, SampleBatch]],
         **kwargs: Any,
     ) -> None:
-        """A fragment's piece of one episode is about to become part of a train batch.
+        """A chunk, one agent's part of an episode in a fragment, is about to enter a train batch.
 
         Runs in the env runner, with an instance of its own there that no checkpoint keeps. Change
-        `postprocessed_batch` in place; every piece of a policy must end up with the same columns.
+        `postprocessed_batch` in place; all chunks of a policy must end up with the same columns.
 
         Args:
             worker: the env runner; None in the trial that finds out which columns are needed.
             episode: its id, the `eps_id` of the rows.
-            original_batches: agent -> policy id, policy and piece before `postprocess_trajectory`,
-                of all agents that have one of the same episode in the fragment.
+            original_batches: agent -> policy id, policy and chunk before `postprocess_trajectory`,
+                of all agents with a chunk of the same episode in the fragment.
         """
 
     def on_train_result(self, algorithm: Any, result: Result) -> None:
@@ -65,7 +65,7 @@ class Callbacks:
         """An evaluation has ended."""
 
     def on_checkpoint_loaded(self, algorithm: Any) -> None:
-        """The algorithm has taken over a checkpoint's state."""
+        """The algorithm has been restored from a checkpoint."""
 
 
 def make_callbacks(specs: Iterable[UseSpec]) -> list[Callbacks]:
@@ -74,7 +74,7 @@ def make_callbacks(specs: Iterable[UseSpec]) -> list[Callbacks]:
 
 
 def postprocessors(specs: Sequence[UseSpec], callbacks: Sequence[Callbacks]) -> tuple[UseSpec, ...]:
-    """Those of the callbacks that env runners must call, too."""
+    """Callbacks with an `on_postprocess_trajectory` of their own, which env runners call."""
     own = Callbacks.on_postprocess_trajectory
     return tuple(
         spec

@@ -1,7 +1,7 @@
-"""Self-play: a policy that has become good enough leaves a copy of itself behind, to play against.
+"""Self-play: copies of a policy at moments when it was good enough become its opponents.
 
-Owns when a copy is made and how many there are. Who plays against whom is `multi_agent.agents`:
-`main_against_others` draws an opponent for each episode.
+Owns when a copy is made and how many there are. Which policy each agent has is
+`multi_agent.agents`; `main_against_others` draws an opponent for each episode.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 class League(Callbacks):
     """Adds frozen copies ``<main>_1``, ``<main>_2``, ... to the policies; a callback.
 
-    The result gets the keys ``league/size``, opponents there are now, and ``league/newest``, the
-    number of the last copy.
+    The result gets the keys ``league/size``, the number of opponents, and ``league/newest``, the
+    number in the last copy's name.
 
     Args:
         main: the policy that learns.
-        at_return: of `main`, averaged over the window of the report, that a copy is made at.
-        every: iterations between two copies at least.
-        most: copies at a time; the oldest makes room.
+        at_return: mean return of `main`, over the window of the report, at which it is copied.
+        every: fewest iterations between two copies.
+        most: copies kept; the oldest is removed for a new one.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class League(Callbacks):
             algorithm.add_policy(f"{self._main}_{newest}", like=self._main)
             if len(numbers) == self._most:
                 algorithm.remove_policy(f"{self._main}_{min(numbers)}")
-        # All from the policies themselves: a resumed run goes on with the same league.
+        # Made of the policies themselves, so that a resumed run goes on with the same league.
         result["league"] = {"size": len(algorithm.policies) - 1, "newest": newest}
 
     def _numbers(self, algorithm: Algorithm) -> list[int]:
@@ -53,9 +53,9 @@ class League(Callbacks):
 
 
 def main_against_others(agent: str, episode: EpisodeStart, main: str = "main") -> str:
-    """One agent, drawn by the episode's seed, plays ``main``; the others any other policy.
+    """``main`` for one of two agents, drawn by the episode's seed; any other policy for the other.
 
-    For agents whose names end in their numbers, from 0 on, of which there are two.
+    The names of the agents end in 0 and 1.
     """
     if int(agent[-1]) == episode.seed % 2:
         return main

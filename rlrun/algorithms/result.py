@@ -12,10 +12,10 @@ has ended, no evaluation was due) is None.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,14 @@ AgentReturns = tuple[tuple[str, str, float], ...]
 PHASES = ("sample", "transfer", "learn", "sync", "evaluate", "checkpoint", "report")
 
 
+class _Ended(NamedTuple):
+    """What statistics keep of a finished episode."""
+
+    episode_return: float
+    length: int
+    agents: AgentReturns
+
+
 class EpisodeStatistics:
     """Statistics over the last finished episodes.
 
@@ -39,77 +47,61 @@ class EpisodeStatistics:
     """
 
     def __init__(self, window: int) -> None:
-        self._returns: deque[float] = deque(maxlen=window)
-        self._lengths: deque[int] = deque(maxlen=window)
-        self._agents: deque[AgentReturns] = deque(maxlen=window)
-        self._this_iteration: list[EpisodeRecord] = []
-        self._last_iteration: list[EpisodeRecord] = []
+        self._window: deque[_Ended] = deque(maxlen=window)
+        self._this_iteration: list[_Ended] = []
+        self._counted: list[_Ended] = []  # at the end of the last iteration
         self.total = 0
 
-    def add(self, episodes: Sequence[EpisodeRecord]) -> None:
+    def add(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes, in the order of their runners."""
-        self._this_iteration.extend(episodes)
+        self._this_iteration += [_Ended(e.episode_return, e.length, e.agents) for e in episodes]
 
     def end_iteration(self) -> Result:
         """The episode keys of the iteration's result; the next one starts empty."""
         ended, self._this_iteration = self._this_iteration, []
-        self._last_iteration = ended
         self.total += len(ended)
-        new_returns = [episode.episode_return for episode in ended]
-        self._returns.extend(new_returns)
-        self._lengths.extend(episode.length for episode in ended)
-        self._agents.extend(episode.agents for episode in ended)
-        returns: Sequence[float] = self._returns
-        lengths: Sequence[int] = self._lengths
-        if self._more_than_the_window:
-            returns, lengths = new_returns, [episode.length for episode in ended]
+        self._window.extend(ended)
+        self._counted = ended if len(ended) > len(self._window) else list(self._window)
+        returns = [episode.episode_return for episode in self._counted]
         return {
             "episodes": self.total,
             "episodes_this_iter": len(ended),
             "episode_return_mean": _mean(returns),
             "episodes_in_mean": len(returns),
-            "episode_return_mean_this_iter": _mean(new_returns),
+            "episode_return_mean_this_iter": _mean([episode.episode_return for episode in ended]),
             "episode_return_min": min(returns, default=None),
             "episode_return_max": max(returns, default=None),
-            "episode_len_mean": _mean(lengths),
+            "episode_len_mean": _mean([episode.length for episode in self._counted]),
         }
-
-    @property
-    def _more_than_the_window(self) -> bool:
-        return len(self._last_iteration) > len(self._returns)
 
     def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
         """`agent_return_means` of the episodes that the last `end_iteration` averaged."""
-        counted: Sequence[AgentReturns] = self._agents
-        if self._more_than_the_window:
-            counted = [episode.agents for episode in self._last_iteration]
-        return agent_return_means(counted, policies, agents)
+        return agent_return_means([episode.agents for episode in self._counted], policies, agents)
 
     def get_state(self) -> dict[str, Any]:
         """The window and the count."""
-        rows = [(i, *agent) for i, agents in enumerate(self._agents) for agent in agents]
+        agents = [(i, *row) for i, episode in enumerate(self._window) for row in episode.agents]
         return {
-            "returns": np.array(self._returns, dtype=np.float64),
-            "lengths": np.array(self._lengths, dtype=np.int64),
+            "returns": np.array([e.episode_return for e in self._window], np.float64),
+            "lengths": np.array([e.length for e in self._window], np.int64),
             "agents": {
-                "episode": np.array([row[0] for row in rows], np.int64),
-                "agent": [row[1] for row in rows],
-                "policy": [row[2] for row in rows],
-                "return": np.array([row[3] for row in rows], np.float64),
+                "episode": np.array([row[0] for row in agents], np.int64),
+                "agent": [row[1] for row in agents],
+                "policy": [row[2] for row in agents],
+                "return": np.array([row[3] for row in agents], np.float64),
             },
             "total": self.total,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        window, table = self._returns.maxlen, state["agents"]
-        self._returns = deque((float(x) for x in state["returns"]), window)
-        self._lengths = deque((int(x) for x in state["lengths"]), window)
         agents: dict[int, list[tuple[str, str, float]]] = defaultdict(list)
-        columns = (table[name] for name in ("episode", "agent", "policy", "return"))
+        columns = (state["agents"][name] for name in ("episode", "agent", "policy", "return"))
         for episode, agent, policy, value in zip(*columns, strict=True):
             agents[int(episode)].append((str(agent), str(policy), float(value)))
-        self._agents = deque((tuple(agents[i]) for i in range(len(state["returns"]))), window)
+        self._window.clear()
+        for i, (value, length) in enumerate(zip(state["returns"], state["lengths"], strict=True)):
+            self._window.append(_Ended(float(value), int(length), tuple(agents[i])))
         self.total = int(state["total"])
 
 
@@ -180,8 +172,7 @@ class PhaseTimers:
 
     def restart(self) -> None:
         """Begin a lap now and forget what was counted."""
-        self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._lap_started = perf_counter()
+        self.lap()
 
     def elapsed(self) -> float:
         """Seconds since the lap began."""
@@ -202,30 +193,38 @@ class RunnerStatistics:
     """What env runners report besides episodes.
 
     Args:
-        ema_coef: see `SamplerTimes`.
+        ema_coef: weight of a new value in exponential averages of the milliseconds that the parts
+            of a vector step take; None averages since the start.
     """
 
+    PARTS = ("policy", "env", "other")
+
     def __init__(self, ema_coef: float | None) -> None:
-        self._times = SamplerTimes(ema_coef)
+        self._ema_coef, self._count = ema_coef, 0
+        self._mean_ms = dict.fromkeys(self.PARTS, 0.0)
         self._running_episodes: dict[int, int] = {}  # by runner: env steps of the longest
         self._faulty_episodes: dict[int, int] = {}
 
     def add(self, reply: SampleReply) -> None:
-        """Take in what came with one fragment."""
-        self._times.add(reply)
+        """Count one fragment."""
         self._faulty_episodes[reply.runner_index] = reply.faulty_episodes
         self._running_episodes[reply.runner_index] = reply.longest_running_episode
+        self._count += 1
+        weight = 1.0 / self._count if self._ema_coef is None else self._ema_coef
+        for part in self.PARTS:
+            new = 1e3 * reply.timings_s[part] / max(reply.vector_steps, 1)
+            self._mean_ms[part] += weight * (new - self._mean_ms[part])
 
     def result(self) -> Result:
         """Their part of `env_runners` in the result."""
         return {
             "longest_running_episode": max(self._running_episodes.values(), default=0),
             "faulty_episodes": sum(self._faulty_episodes.values()),
-            **self._times.result(),
+            **{f"vector_step_{part}_ms": value for part, value in self._mean_ms.items()},
         }
 
     def get_state(self) -> dict[str, Any]:
-        """The counts; milliseconds are those of one session."""
+        """The counts; milliseconds belong to one session."""
         return {
             "running_episodes": dict(self._running_episodes),
             "faulty_episodes": dict(self._faulty_episodes),
@@ -235,33 +234,6 @@ class RunnerStatistics:
         """Take over what `get_state` returned."""
         self._running_episodes = dict(state["running_episodes"])
         self._faulty_episodes = dict(state["faulty_episodes"])
-
-
-class SamplerTimes:
-    """Milliseconds of a vector step in the runners, by part.
-
-    Args:
-        ema_coef: weight of a new value in an exponential average; None averages since the start.
-    """
-
-    PARTS = ("policy", "env", "other")
-
-    def __init__(self, ema_coef: float | None) -> None:
-        self._ema_coef = ema_coef
-        self._count = 0
-        self._mean_ms = dict.fromkeys(self.PARTS, 0.0)
-
-    def add(self, reply: SampleReply) -> None:
-        """Take in one fragment's timings."""
-        self._count += 1
-        weight = 1.0 / self._count if self._ema_coef is None else self._ema_coef
-        for part in self.PARTS:
-            new = 1e3 * reply.timings_s[part] / max(reply.vector_steps, 1)
-            self._mean_ms[part] += weight * (new - self._mean_ms[part])
-
-    def result(self) -> Result:
-        """``vector_step_<part>_ms``."""
-        return {f"vector_step_{part}_ms": value for part, value in self._mean_ms.items()}
 
 
 def is_wall_clock(address: str) -> bool:

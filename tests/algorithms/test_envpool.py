@@ -1,7 +1,7 @@
 """PPO on environments of EnvPool: the same seed gives the same metrics, and a run goes on."""
 
 import pytest
-from seeded_metrics import seeded_part
+from tiny import seeded_part
 
 from rlrun.algorithms.ppo import PPOConfig
 

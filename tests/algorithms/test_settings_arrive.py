@@ -13,7 +13,7 @@ from rlrun import (
     SACConfig,
 )
 from rlrun.algorithms import a2c, a3c, appo, dqn, impala, ppo
-from rlrun.learning import returns, vtrace
+from rlrun.learning import learner, returns, vtrace
 from rlrun.learning.vtrace import VTraceSettings
 
 BATCH = 128
@@ -21,17 +21,14 @@ REPLAYED = {"num_steps_sampled_before_learning_starts": 1, "minibatch_size": 16}
 
 
 @pytest.fixture
-def built():
-    made = []
+def learning(built):
+    """Builds a tiny experiment with these settings of `training`."""
 
-    def make(config, env="CartPole-v1", **training):
-        config = config.environment(env).training(train_batch_size=BATCH, gamma=0.7, **training)
-        made.append(config.debugging(seed=3).build())
-        return made[-1]
+    def build(config, env="CartPole-v1", **training):
+        config = config.environment(env).debugging(seed=3)
+        return built(config.training(train_batch_size=BATCH, gamma=0.7, **training))
 
-    yield make
-    for algorithm in made:
-        algorithm.stop()
+    return build
 
 
 @pytest.fixture
@@ -54,19 +51,27 @@ def seen_by(monkeypatch):
 @pytest.mark.parametrize(
     ("config", "lambda_"), [(PPOConfig, 0.3), (A2CConfig, 0.3), (A3CConfig, 0.3), (PGConfig, None)]
 )
-def test_advantages_have_their_gamma_and_lambda(built, seen_by, config, lambda_):
+def test_advantages_have_their_gamma_and_lambda(learning, seen_by, config, lambda_):
     calls = seen_by(returns, "gae_of_rows")
-    built(config(), **({} if lambda_ is None else {"lambda_": lambda_})).train()
+    learning(config(), **({} if lambda_ is None else {"lambda_": lambda_})).train()
     expected = {"gamma": 0.7, "lambda_": 1.0 if lambda_ is None else lambda_}
     assert calls
     assert all(settings == expected for settings in calls)
 
 
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, A3CConfig])
+def test_the_optimizer_has_its_epsilon(learning, seen_by, config):
+    calls = seen_by(learner, "FlatAdam")
+    learning(config())
+    learning(config(), adam_epsilon=1e-3)
+    assert {settings["eps"] for settings in calls} == {1e-5, 1e-3}
+
+
 @pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
-def test_vtrace_has_its_clips(built, seen_by, config):
+def test_vtrace_has_its_clips(learning, seen_by, config):
     calls = seen_by(vtrace, "vtrace_of_rows")
     clips = {"vtrace_clip_rho_threshold": 1.5, "vtrace_clip_pg_rho_threshold": 2.5}
-    built(config(), lambda_=0.3, **clips).train()
+    learning(config(), lambda_=0.3, **clips).train()
     assert calls
     assert all(each["settings"] == VTraceSettings(0.7, 0.3, 1.5, 2.5) for each in calls)
 
@@ -82,11 +87,11 @@ def test_vtrace_has_its_clips(built, seen_by, config):
     ],
 )
 def test_losses_have_their_coefficients_at_this_point_of_the_run(
-    built, seen_by, config, module, loss, more
+    learning, seen_by, config, module, loss, more
 ):
     calls = seen_by(module, loss)
     schedule = [[0, 0.08], [4 * BATCH, 0.0]]
-    algorithm = built(config(), vf_loss_coeff=0.25, entropy_coeff=schedule, **more)
+    algorithm = learning(config(), vf_loss_coeff=0.25, entropy_coeff=schedule, **more)
     algorithm.train()
     calls.clear()
     algorithm.train()
@@ -102,17 +107,17 @@ def test_losses_have_their_coefficients_at_this_point_of_the_run(
     ("config", "env"), [(DQNConfig, "CartPole-v1"), (SACConfig, "Pendulum-v1")]
 )
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_buffers_have_their_gamma_and_steps(built, config, env, prioritized):
-    algorithm = built(config().replay(prioritized=prioritized), env, n_step=3, **REPLAYED)
+def test_buffers_have_their_gamma_and_steps(learning, config, env, prioritized):
+    algorithm = learning(config().replay(prioritized=prioritized), env, n_step=3, **REPLAYED)
     algorithm.train()
     buffer = algorithm.replay.buffers["default_policy"]
     assert (buffer.gamma, buffer.n_step) == (0.7, 3)
 
 
-def test_sequences_have_their_gamma_steps_and_burn_in(built, seen_by):
+def test_sequences_have_their_gamma_steps_and_burn_in(learning, seen_by):
     calls = seen_by(dqn, "load_sequences")
     config = DQNConfig().model(use_lstm=True, lstm_cell_size=8, max_seq_len=5).replay(burn_in=2)
-    algorithm = built(config, n_step=3, **REPLAYED)
+    algorithm = learning(config, n_step=3, **REPLAYED)
     algorithm.train()
     assert calls
     assert all(each == {"burn_in": 2, "n_step": 3, "gamma": 0.7} for each in calls)
@@ -121,8 +126,8 @@ def test_sequences_have_their_gamma_steps_and_burn_in(built, seen_by):
 
 @pytest.mark.parametrize("double_q", [False, True])
 @pytest.mark.parametrize(("num_atoms", "loss"), [(1, "dqn_gradient"), (11, "c51_loss")])
-def test_double_q_is_a_switch(built, seen_by, double_q, num_atoms, loss):
+def test_double_q_is_a_switch(learning, seen_by, double_q, num_atoms, loss):
     calls = seen_by(dqn, loss)
-    built(DQNConfig(), double_q=double_q, num_atoms=num_atoms, **REPLAYED).train()
+    learning(DQNConfig(), double_q=double_q, num_atoms=num_atoms, **REPLAYED).train()
     assert calls
     assert all(each["double_q"] is double_q for each in calls)

@@ -1,17 +1,24 @@
 """GAE against a transcription of its recursion, and the episode ends it must not confuse."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
+from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.learner import Learner
 from rlrun.learning.returns import (
+    add_advantages,
     discounted_returns,
     explained_variance,
     gae,
     gae_of_rows,
     piece_lengths,
 )
+from rlrun.policies.rl_module import ActorCritic
 
 
 def slow_gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_):
@@ -141,3 +148,40 @@ def test_discounted_returns_stop_at_ends_and_take_nothing_from_behind_a_piece():
         begin += length
     found = discounted_returns(rewards, terminateds, truncateds, lengths, gamma=0.9)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class ValueIsTheObservation(ActorCritic):
+    """V(s) is the number that is observed."""
+
+    def forward_train(self, batch):
+        return {**super().forward_train(batch), col.VF_PREDS: batch[col.OBS][:, 0]}
+
+
+def test_targets_value_the_final_observation_and_know_no_normalisation():
+    """Two fragments: a truncation whose next episode begins at 5, and one that is cut."""
+    obs, new_obs = [1.0, 2.0, 5.0, 9.0], [2.0, 70.0, 6.0, 30.0]
+    batch = SampleBatch(
+        {
+            col.OBS: np.array(obs, np.float32)[:, None],
+            col.NEXT_OBS: np.array(new_obs, np.float32)[:, None],
+            col.ACTIONS: np.zeros(4, np.int64),
+            col.REWARDS: np.array([1.0, 2.0, 3.0, 4.0], np.float32),
+            col.TERMINATEDS: np.zeros(4, np.bool_),
+            col.TRUNCATEDS: np.array([False, True, False, False]),
+            col.UNROLL_ID: np.array([0, 0, 0, 1]),
+        }
+    )
+    space, model = gym.spaces.Box(-100, 100, (1,), np.float32), ModelConfig(hidden=(4,))
+    module = ValueIsTheObservation(space, gym.spaces.Discrete(2), model)
+    rows = Learner(module, TrainingConfig(), LearnersConfig()).load(batch, (col.ACTIONS,))
+    add_advantages(rows, batch, module, 0.5, 0.9)
+    second = 2.0 + 0.5 * 70.0 - 2.0
+    expected = [
+        (1.0 + 0.5 * 2.0 - 1.0) + 0.5 * 0.9 * second,
+        second,
+        3.0 + 0.5 * 6.0 - 5.0,
+        4.0 + 0.5 * 30.0 - 9.0,
+    ]
+    np.testing.assert_allclose(rows.columns[col.ADVANTAGES], expected, rtol=1e-6)
+    targets = np.array(expected) + obs
+    np.testing.assert_allclose(rows.columns[col.VALUE_TARGETS], targets, rtol=1e-6)

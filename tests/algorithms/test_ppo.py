@@ -1,0 +1,132 @@
+"""PPO where its parts meet: what is normalised, what ends an update, what dropout leaves alone."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tiny import learner_stats
+
+from rlrun import PPOConfig
+from rlrun.algorithms import ppo
+from rlrun.algorithms.ppo import PPOTraining, ppo_loss
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.learning.returns import add_advantages
+from rlrun.learning.vtrace import VTraceSettings, add_vtrace
+from rlrun.policies.rl_module import ActorCritic
+
+OBS_SPACE = gym.spaces.Box(-100, 100, (1,), np.float32)
+
+
+def experiment(**training):
+    """One epoch of 64 rows after the other unless told otherwise."""
+    config = PPOConfig().environment("CartPole-v1").model(hidden=[8]).debugging(seed=3)
+    return config.training(**{"train_batch_size": 64, "minibatch_size": 16, **training})
+
+
+def test_the_defaults_that_results_rest_on():
+    training = PPOTraining()
+    assert training.adam_epsilon == 1e-5
+    assert (training.grad_clip, training.grad_clip_by) == (0.5, "global_norm")
+    assert training.normalize_advantages == "minibatch"
+    assert training.vf_clip_param is None
+
+
+@pytest.fixture
+def minibatches(monkeypatch):
+    """Each minibatch that PPO learns from, and the statistics of it."""
+    seen, real = [], ppo.ppo_gradient
+
+    def spy(module, rows, **arguments):
+        statistics = real(module, rows, **arguments)
+        seen.append((rows, {name: float(value) for name, value in statistics.items()}))
+        return statistics
+
+    monkeypatch.setattr(ppo, "ppo_gradient", spy)
+    return seen
+
+
+@pytest.mark.parametrize("how", ["minibatch", "batch", None])
+def test_advantages_are_standardized_as_the_setting_says_and_targets_never(built, minibatches, how):
+    settings = {"train_batch_size": 256, "minibatch_size": 64, "num_epochs": 1}
+    algorithm = built(experiment(**settings, normalize_advantages=how))
+    minibatches.clear()
+    algorithm.train()
+    assert len(minibatches) == 4
+    parts = [rows[col.ADVANTAGES] for rows, _ in minibatches]
+    targets = torch.cat([rows[col.VALUE_TARGETS] for rows, _ in minibatches])
+    assert targets.min() > 0.5  # a reward of 1 for each step, and values near 0
+    assert targets.mean() > 5
+    for each in parts if how == "minibatch" else [torch.cat(parts)]:
+        centred = abs(each.mean().item()) < 1e-5
+        assert centred == (how is not None)
+        assert (abs(each.std(correction=0).item() - 1.0) < 1e-4) == (how is not None)
+    if how != "minibatch":
+        assert max(abs(part.mean().item()) for part in parts) > 1e-3
+
+
+def test_approx_kl_is_the_estimate_that_is_never_negative():
+    module = ActorCritic(OBS_SPACE, gym.spaces.Discrete(2), ModelConfig(hidden=(4,)))
+    rows = {
+        col.OBS: torch.randn(6, 1),
+        col.ACTIONS: torch.tensor([0, 1, 0, 1, 0, 1]),
+        col.ACTION_LOGP: torch.linspace(-2.0, -0.1, 6),
+        **{name: torch.randn(6) for name in (col.ADVANTAGES, col.VALUE_TARGETS, col.VF_PREDS)},
+    }
+    arguments = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "vf_clip_param": None}
+    _, statistics = ppo_loss(module, rows, **arguments, entropy_coeff=0.0, kl_coeff=0.0)
+    with torch.no_grad():
+        inputs = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
+    logps = module.distribution.logp(inputs, rows[col.ACTIONS]).tolist()
+    ratios = [np.exp(a - b) for a, b in zip(logps, rows[col.ACTION_LOGP].tolist(), strict=True)]
+    expected = np.mean([(ratio - 1) - np.log(ratio) for ratio in ratios])
+    assert statistics["approx_kl"].item() == pytest.approx(expected, rel=1e-4)
+    assert expected > 0
+
+
+def test_the_update_ends_at_one_and_a_half_times_the_target_kl(built, minibatches):
+    settings = {"num_epochs": 5, "lr": 0.01}
+    patient = built(experiment(**settings))
+    minibatches.clear()
+    assert learner_stats(patient)["num_updates"] == 20
+    kls = [statistics["approx_kl"] for _, statistics in minibatches]
+    limit = 0.9 * max(kls)
+    made = next(i for i, kl in enumerate(kls) if kl > limit)
+    assert any(kl > limit / 1.5 for kl in kls[:made]), "the example tells 1.5 from nothing"
+    for target_kl, updates in ((limit / 1.5, made), (1e6, 20), (1e-12, 1)):
+        # The first minibatch moves nothing yet, so the smallest target lets it pass.
+        strict = built(experiment(**settings, target_kl=target_kl))
+        assert learner_stats(strict)["num_updates"] == updates
+
+
+class DropsOut(torch.nn.Module):
+    """Half of the features, while it learns."""
+
+    output_size = 16
+
+    def __init__(self, observation_space):
+        super().__init__()
+        self.layer, self.dropout = torch.nn.Linear(4, 16), torch.nn.Dropout(0.5)
+
+    def forward(self, obs):
+        return self.dropout(self.layer(obs))
+
+
+def test_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(built):
+    config = experiment(minibatch_size=64).model(use=f"{__name__}:DropsOut")
+    algorithm = built(config)
+    algorithm.unneeded = {}
+    module = algorithm.learner.module
+    with torch.no_grad():  # logits far enough apart for dropout to matter
+        module.pi_head.last.weight.mul_(300.0)
+    algorithm.sync_weights()
+    batch = algorithm.sample()
+    rows = algorithm.learner.load(batch, (col.ACTIONS,))
+    add_advantages(rows, batch, module, 0.99, 0.95)
+    np.testing.assert_allclose(rows.columns[col.ACTION_LOGP], batch[col.ACTION_LOGP], atol=1e-4)
+    first = rows.columns[col.VALUE_TARGETS]
+    add_advantages(rows, batch, module, 0.99, 0.95)
+    assert torch.equal(rows.columns[col.VALUE_TARGETS], first)
+    traced = add_vtrace(rows, batch, module, VTraceSettings(0.99))
+    assert traced["mean_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert module.training  # it learns with dropout all the same
