@@ -128,6 +128,6 @@ def test_entropy_is_in_units_of_the_squashed_action_whatever_the_bounds(built):
     }
     config = SACConfig().training(**settings).model(hidden=[8]).debugging(seed=3)
     environments = ("Pendulum-v1", "rlrun.envs.examples:StretchedPendulum")
-    rows = [learner_stats(built(config.environment(env))) for env in environments]
+    rows = [learner_stats(built(config.copy().environment(env))) for env in environments]
     assert rows[0]["num_updates"] == 51
     assert rows[0] == pytest.approx(rows[1], rel=1e-3)
