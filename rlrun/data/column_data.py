@@ -205,30 +205,31 @@ def size_bytes(column: Any) -> int:
 def concat_shared(
     parts: Mapping[str, Sequence[SharedColumn]],
 ) -> dict[str, SharedColumn]:
-    """Appends shared columns, each distinct storage once.
+    """Appends the parts of shared columns, each distinct storage once.
 
-    `parts` holds, per column name, the pieces in order. All storages of one dtype and row shape go
-    into one new storage, whichever columns they served; pieces of one storage go on using it as it
-    is. Columns whose storages differ in dtype or row shape cannot share and are left out of the
-    answer.
+    All storages of one dtype and row shape go into one new storage, whichever columns they served;
+    parts of one storage go on using it as it is. Columns whose storages differ in dtype or row
+    shape cannot share and are left out of the result.
     """
     grouped: dict[Any, dict[str, Sequence[SharedColumn]]] = {}
-    for name, pieces in parts.items():
-        kinds = {_kind(piece.storage) for piece in pieces}
+    for name, columns in parts.items():
+        kinds = {_kind(column.storage) for column in columns}
         if len(kinds) == 1:
-            grouped.setdefault(kinds.pop(), {})[name] = pieces
+            grouped.setdefault(kinds.pop(), {})[name] = columns
     joined: dict[str, SharedColumn] = {}
-    for columns in grouped.values():
+    for group in grouped.values():
         storages: dict[int, Array] = {}
-        for pieces in columns.values():
-            for piece in pieces:
-                storages.setdefault(id(piece.storage), piece.storage)
+        for columns in group.values():
+            for column in columns:
+                storages.setdefault(id(column.storage), column.storage)
         arrays = list(storages.values())
         storage = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         starts = np.cumsum([0, *map(len, arrays)])
         offsets = dict(zip(storages, starts.tolist(), strict=False))
-        for name, pieces in columns.items():
-            index = np.concatenate([piece.index + offsets[id(piece.storage)] for piece in pieces])
+        for name, columns in group.items():
+            index = np.concatenate(
+                [column.index + offsets[id(column.storage)] for column in columns]
+            )
             joined[name] = SharedColumn(storage, index)
     return joined
 
@@ -275,7 +276,7 @@ def compact(columns: Mapping[str, SharedColumn]) -> dict[str, SharedColumn]:
             np.concatenate([columns[name].index.ravel() for name in names]), return_inverse=True
         )
         smaller = storage[used]
-        pieces = np.split(places, np.cumsum(lengths)[:-1])
-        for name, index in zip(names, pieces, strict=True):
+        parts = np.split(places, np.cumsum(lengths)[:-1])
+        for name, index in zip(names, parts, strict=True):
             result[name] = SharedColumn(smaller, index.reshape(columns[name].index.shape))
     return result

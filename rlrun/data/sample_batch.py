@@ -156,9 +156,9 @@ class SampleBatch(ColumnBatch):
             }
 
     def split_by_episode(self, key: str | None = None) -> list[SampleBatch]:
-        """The pieces between the ends of episodes, in order, as views.
+        """The rows between the ends of episodes, in order, as views.
 
-        `key` "eps_id": where the id changes (an id that returns starts a new piece).
+        `key` "eps_id": where the id changes (an id that returns starts a new batch).
         "terminateds": after rows that are terminated or truncated; an open tail is kept.
         None: by eps_id if there is one. Raises KeyError for a batch without that column.
         """
@@ -189,7 +189,7 @@ class SampleBatch(ColumnBatch):
         self._require_rows("timeslices")
         bounds = slice_bounds(self.count, size, num_slices)
         slices = [self[a:b] for a, b in pairwise(bounds)]
-        return slices if self._seq_lens() is None else [piece for piece in slices if len(piece)]
+        return slices if self._seq_lens() is None else [part for part in slices if len(part)]
 
     def shuffle(self, rng: np.random.Generator | None = None) -> SampleBatch:
         """Reorders the rows in place, one permutation for all columns; refused with seq_lens.
@@ -279,7 +279,7 @@ class SampleBatch(ColumnBatch):
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, ViewRequirement], index: int | str = "last"
     ) -> SampleBatch:
-        """The model's input for one step: that of row `index`, or of the step after the last row.
+        """The model's input for one step: row `index`, or the step after the last row.
 
         For "last", `obs` is new_obs[-1], `prev_actions` actions[-1], `prev_rewards` rewards[-1].
         The batch is one trajectory; the result has one row and seq_lens [1].

@@ -1,14 +1,14 @@
-"""The rows of views: one rule, for the step at hand and for whole fragments.
+"""The rows of views, by one rule for the present step and for whole fragments.
 
 A fragment lies in memory time-major, with some rows of the past in front of it:
 
     row      0 .. P-1        P .. P+T-1
-    holds    the past        the fragment's T steps of B lanes
+    holds    the past        the fragment's T steps of B slots
 
 `TrajectoryViews.acting` gathers what the policy sees at one of these rows; `TrainingRows` gives the
 same rows for all of them at once. Numpy alone; knows nothing of environments and policies.
 
-    T  steps    B  lanes    P  rows of the past    n  steps of a view with a time axis
+    T  steps    B  slots    P  rows of the past    n  steps of a view with a time axis
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class View:
     acting: bool
     training: bool
     fill: Any
-    """One row of what stands before the episode; None: its first row."""
+    """A row that stands for steps before the episode; None: its first row does."""
     nothing: Any
-    """One row of what stands behind all that is known."""
+    """A row that stands for steps after all that are known."""
     per_sequence: int
     """Steps of a sequence that share one row; 0 for a view with a row for each step."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether the view is the column itself, which stands in the batch anyway."""
+        """Whether the view is the column itself, which is in the batch anyway."""
         return self.name == self.source and not self.time_axis and not self.steps.any()
 
     def rows(self, present: Array) -> Array:
-        """The rows it wants [..., n] (or [...]) at `present` rows [...]."""
+        """The rows [..., n] (or [...]) of the view at `present` rows [...]."""
         return present[..., None] + self.steps if self.time_axis else present + self.shift
 
 
@@ -63,20 +63,20 @@ class TrajectoryViews:
     """All views of one policy.
 
     Args:
-        requirements: name -> what the policy wants to see.
-        initial_state: the policy's state at an episode's start, one row each; stands before the
-            episode in views of `state_out_k`.
+        requirements: the policy's, by name of the view.
+        initial_state: the policy's state at an episode's start, one row each; stands for steps
+            before the episode in views of `state_out_k`.
         unread: views that the policy does not read when it acts, though it might.
 
     Attributes:
         acting_views: what the policy is shown when it acts.
-        lookback: P, the rows of the past that some view reaches back to.
-        acting_lookback: the same for what the policy is shown when it acts.
+        lookback: P, how far the views reach back.
+        acting_lookback: how far those reach back that the policy is shown when it acts.
         sources: columns that are viewed when acting, besides observations.
         max_seq_len: longest sequence of a recurrent model; None for others.
 
     Raises:
-        ValueError: for a view that cannot be, with its name.
+        ValueError: a view is impossible; the message names it.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class TrajectoryViews:
 
     @property
     def trivial(self) -> bool:
-        """Whether there is nothing to view but the present observation."""
+        """Whether the present observation is the only view."""
         return all(view.is_plain and view.source == names.OBS for view in self.views)
 
     def acting(self, history: History, row: int, first: Array | None = None) -> dict[str, Array]:
         """What the policy sees at `row`, each [B, ...] or [B, n, ...].
 
         Args:
-            first: row of the first step of each lane's episode, int [B]; at the earliest the oldest
-                row that is there. None where all began `acting_lookback` rows ago or earlier.
+            first: row of the first step of each slot's episode, int [B]; at the earliest the oldest
+                row of the past. None where all began `acting_lookback` rows ago or earlier.
         """
         seen = {}
         for view in self.acting_views:
@@ -128,8 +128,8 @@ def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array
     is_state = name.startswith(names.STATE_IN_PREFIX)
     if requirement.batch_repeat_value > 1 and not is_state:
         raise ValueError(
-            f"view {name!r}: batch_repeat_value is for states ({names.STATE_IN_PREFIX}k), of which "
-            "a train batch holds one row for each sequence"
+            f"view {name!r}: batch_repeat_value is for states ({names.STATE_IN_PREFIX}k), which "
+            "have one row for each sequence in a train batch"
         )
     nothing: Any = {} if source == names.INFOS else 0
     return View(
@@ -168,12 +168,12 @@ def _gathered(view: View, column: Array, row: int, first: Array) -> Array:
 
 
 class TrainingRows:
-    """Index arrays of views over a whole fragment, lane-major.
+    """Index arrays of views over a whole fragment, in the order of its batch.
 
     Args:
         steps_in_episode: step of each row in its episode, int [T, B].
         ends: rows after which the episode does not go on in this fragment, bool [T, B].
-        oldest: the oldest row of the past that is there, as a row of the fragment: -P or later.
+        oldest: the oldest row of the past, as a row of the fragment: -P or later.
         keep: brings [T, B, ...] into the order of the batch, [N, ...].
     """
 
@@ -184,29 +184,29 @@ class TrainingRows:
         oldest: int,
         keep: Callable[[Array], Array],
     ) -> None:
-        length, lanes = ends.shape
+        length, slots = ends.shape
         present = np.broadcast_to(np.arange(length)[:, None], ends.shape)
         last = np.where(ends, present, length)[::-1]
         self._present = keep(present)
         self._first = keep(np.maximum(present - steps_in_episode, oldest))
         self._last = keep(np.minimum.accumulate(last, axis=0)[::-1])
-        self._lane = keep(np.broadcast_to(np.arange(lanes), ends.shape))
+        self._slot = keep(np.broadcast_to(np.arange(slots), ends.shape))
 
     def observations(
         self, view: View, next_index: Array, past: int, *, ahead: int = 0
     ) -> tuple[Array, Array]:
-        """Rows of the observations' storage, int [N] or [N, n], and where zeros stand instead.
+        """Rows of the observations' storage, int [N] or [N, n], and which are zeros instead.
 
         Args:
-            next_index: row of the storage that step (t, b) led to, int [T, B].
+            next_index: row of the storage with the observation after step (t, b), int [T, B].
             past: P.
             ahead: 1 for the view of the step after each row.
         """
         rows = view.rows(self._present + ahead)
-        first, last, lane = (_like(rows, a) for a in (self._first, self._last, self._lane))
+        first, last, slot = (_like(rows, a) for a in (self._first, self._last, self._slot))
         inside = np.clip(rows, first, last)
-        index = (past + inside) * next_index.shape[1] + lane
-        index = np.where(rows == last + 1, next_index[last, lane], index)
+        index = (past + inside) * next_index.shape[1] + slot
+        index = np.where(rows == last + 1, next_index[last, slot], index)
         return index, rows > last + 1
 
     def values(
@@ -224,10 +224,10 @@ class TrainingRows:
             selection: only these rows of the batch.
         """
         rows = view.rows(self._present[selection] + ahead)
-        first, last, lane = (
-            _like(rows, a[selection]) for a in (self._first, self._last, self._lane)
+        first, last, slot = (
+            _like(rows, a[selection]) for a in (self._first, self._last, self._slot)
         )
-        found: Array = column[past + np.clip(rows, first, last), lane]
+        found: Array = column[past + np.clip(rows, first, last), slot]
         if view.fill is not None:
             found[rows < first] = view.fill
         found[rows > last] = view.nothing
@@ -246,12 +246,12 @@ def add_views(
     """Add the views to a fragment's batch, and cut it into sequences for recurrent models.
 
     A view that the policy acts on comes twice: under its name, and under `new_<name>` as it is one
-    step later, as `new_obs` is for `obs`: whatever values the observation after a row needs it.
-    States have one row for each sequence, which is that of its first step.
+    step later, like `new_obs` for `obs`, for the values of observations after a row. States have
+    one row for each sequence: the one of its first step.
 
     Args:
         storage, next_index: of the observations; see `TrainingRows.observations`.
-        leave_out: views that nobody wants.
+        leave_out: views that are not needed.
     """
     past = views.lookback
     for view in views.views:

@@ -28,10 +28,10 @@ class ViewRequirement:
     | observations | the episode's first one, repeated | zeros |
     | everything else | zeros | zeros |
 
-    What happened before a fragment began is known. A view never reaches into another episode.
+    Steps before the fragment are known. A view never reaches into another episode.
 
     Raises:
-        ValueError: for a shift that is none, and for the future as an input of acting.
+        ValueError: the shift is malformed, or an input of acting lies in the future.
     """
 
     data_col: str | None = None
@@ -57,7 +57,7 @@ class ViewRequirement:
             raise ValueError(f"batch_repeat_value is at least 1, not {self.batch_repeat_value}")
         if self.used_for_compute_actions and max(self.steps) > 0:
             raise ValueError(
-                f"shift {self.shift!r} looks into the future, which nobody knows when the model "
+                f"shift {self.shift!r} looks into the future, which is not known when the model "
                 "acts: set used_for_compute_actions to False"
             )
 

@@ -1,9 +1,17 @@
-"""A batch that went through plain arrays has the same rows, in the same storages."""
+"""Batches and columns that went through plain values are the same, in the same storages."""
+
+import json
 
 import numpy as np
+import pytest
 
 from rlrun.checkpoint.state_codec import decode, encode
-from rlrun.data.batch_state import batch_from_state, batch_state
+from rlrun.data.batch_state import (
+    batch_from_state,
+    batch_state,
+    columns_from_state,
+    columns_state,
+)
 from rlrun.data.sample_batch import SampleBatch
 
 
@@ -33,3 +41,16 @@ def test_columns_storages_and_flags_come_back():
         assert back[name].dtype == batch[name].dtype
     np.testing.assert_array_equal(back["nest"]["b"][0], batch["nest"]["b"][0])
     assert back["nest"]["a"].dtype == np.int8
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (3, 1), (0, 1)])
+def test_columns_of_objects_keep_their_shape_in_a_checkpoint(shape):
+    infos = np.empty(shape, np.object_)
+    for place in np.ndindex(shape):
+        infos[place] = {"place": list(place), "deep": [[1], [2]]}
+    document, arrays = encode(columns_state({"infos": infos, "obs": np.ones(shape)}))
+    found = columns_from_state(decode(json.loads(json.dumps(document)), arrays))
+    assert found["infos"].dtype == np.object_
+    assert found["infos"].shape == shape
+    assert found["infos"].tolist() == infos.tolist()
+    np.testing.assert_array_equal(found["obs"], np.ones(shape))
