@@ -94,7 +94,7 @@ class A3CPolicy(TorchPolicy):
             "vf_loss_coeff": training.vf_loss_coeff,
             "entropy_coeff": self._entropy_coeff,
         }
-        means = learner.compute_gradients(rows.pieces(None), rows.size, a2c_loss, arguments)
+        means = learner.compute_gradients(rows.microbatches(None), rows.size, a2c_loss, arguments)
         statistics = {name: float(value) for name, value in means.items()}
         if explained is not None:
             statistics["vf_explained_variance"] = explained

@@ -90,8 +90,8 @@ class PolicyUpdate(Generic[T]):
     ) -> dict[str, float | None]:
         """One gradient step on all rows, ``microbatch_size`` at a time; statistics and ``lr``."""
         rows, lr = self.rows, self.lr
-        pieces = rows.pieces(microbatch_size)
-        means = self.learner.accumulate(pieces, rows.size, loss, arguments, lr=lr)
+        microbatches = rows.microbatches(microbatch_size)
+        means = self.learner.accumulate(microbatches, rows.size, loss, arguments, lr=lr)
         return {**{name: float(value) for name, value in means.items()}, "lr": lr}
 
     def epochs(

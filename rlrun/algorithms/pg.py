@@ -19,7 +19,7 @@ from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import ExperimentConfig, Schedule, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.learning.returns import discounted_returns, piece_lengths
+from rlrun.learning.returns import chunk_lengths, discounted_returns
 from rlrun.policies.rl_module import RLModule
 
 
@@ -74,7 +74,7 @@ class PG(Algorithm[PGTraining]):
             batch.column(col.REWARDS),
             batch.column(col.TERMINATEDS),
             batch.column(col.TRUNCATEDS),
-            piece_lengths(batch.column(col.UNROLL_ID)),
+            chunk_lengths(batch.column(col.UNROLL_ID)),
             gamma=training.gamma,
         )
         policy.rows.add(col.ADVANTAGES, returns)

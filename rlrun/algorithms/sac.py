@@ -41,8 +41,8 @@ from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.adam import FlatAdam
 from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.optimizers import FlatAdam
 from rlrun.policies.catalog import ModuleFactory
 from rlrun.policies.distributions import squashed_sample, squashed_sample_vjp
 from rlrun.policies.rl_module import RLModule

@@ -19,14 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.adam import FlatAdam
-from rlrun.learning.devices import resolve_device
-from rlrun.learning.loaded_batch import LoadedBatch, Rows
-from rlrun.learning.peers import Peers
-from rlrun.learning.rmsprop import FlatRMSProp
+from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows
+from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
+from rlrun.learning.process_group import ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
@@ -43,7 +42,7 @@ class Learner:
         module: moved to the learner's device.
         training: gradient clipping and the optimizer.
         settings: device, threads, compilation.
-        peers: learners in other processes, with which this one makes each step.
+        group: of learners in other processes, with which this one makes each step.
 
     Attributes:
         views: names of what the module is given of each batch; empty where that is the present
@@ -57,9 +56,9 @@ class Learner:
         training: TrainingConfig,
         settings: LearnersConfig,
         *,
-        peers: Peers | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
-        self._peers = peers
+        self._group = group
         self.device = resolve_device(settings.device)
         self.module = module.to(self.device)
         self.parameters = FlatParameters(self.module)
@@ -84,7 +83,7 @@ class Learner:
 
     def update(
         self,
-        minibatches: Iterable[Rows],
+        minibatches: Minibatches,
         loss: Loss,
         loss_arguments: Mapping[str, Any],
         *,
@@ -95,7 +94,7 @@ class Learner:
         """Take a gradient step on each minibatch.
 
         Args:
-            minibatches: `LoadedBatch.minibatches`.
+            minibatches: from `LoadedBatch.minibatches`.
             loss: ``loss(module, rows, **loss_arguments) -> (scalar, statistics)``.
             gradient: the loss's, written out; None leaves it to autograd.
             stop_early: called with a minibatch's statistics before its step; True ends the update.
@@ -105,8 +104,8 @@ class Learner:
         """
         if gradient is None or self._compile:
             gradient = self._gradient_of(loss)
-        if self._peers is not None:
-            gradient = self._peers.shared(gradient, self.parameters.grads)
+        if self._group is not None:
+            gradient = self._shared(gradient, self._group)
         gathered: list[list[Tensor]] = []
         names: list[str] = []
         for rows in minibatches:
@@ -125,44 +124,48 @@ class Learner:
 
     def accumulate(
         self,
-        pieces: Iterable[Rows],
+        microbatches: Iterable[Rows],
         num_rows: int,
         loss: Loss,
         loss_arguments: Mapping[str, Any],
         *,
         lr: float,
     ) -> dict[str, Tensor]:
-        """One gradient step on all the pieces of a batch, which are looked at one after another.
+        """One gradient step on all microbatches of a batch, which are loaded one after another.
 
-        The gradients of the pieces are added, each with the share of rows that it holds, so the
-        step is that of the whole batch while memory is needed for one piece only.
+        Their gradients are added, each weighted by its share of the rows: the step of the whole
+        batch, with the memory for one microbatch.
 
         Args:
-            pieces: rows of the batch, together ``num_rows``.
+            microbatches: rows of the batch, together ``num_rows``.
             loss: a mean over its rows, called as in `update`.
 
         Returns:
             Statistics, scalars on the device, averaged over rows; ``grad_norm`` is of the step.
         """
-        means = self.compute_gradients(pieces, num_rows, loss, loss_arguments)
+        means = self.compute_gradients(microbatches, num_rows, loss, loss_arguments)
         means["grad_norm"] = self.apply_gradients(lr)
         return means
 
     def compute_gradients(
-        self, pieces: Iterable[Rows], num_rows: int, loss: Loss, loss_arguments: Mapping[str, Any]
+        self,
+        microbatches: Iterable[Rows],
+        num_rows: int,
+        loss: Loss,
+        loss_arguments: Mapping[str, Any],
     ) -> dict[str, Tensor]:
-        """The first half of `accumulate`: gradients, which `parameters.grads` holds afterwards."""
-        function = self._maybe_compiled(loss)
+        """The first half of `accumulate`: leaves the gradients in `parameters.grads`."""
+        function, group = self._maybe_compiled(loss), self._group
         means: dict[str, Tensor] = {}
         self.parameters.zero_grad()
-        for piece in pieces:
-            rows, weight = (piece, 1.0) if self._peers is None else self._peers.part_of(piece)
-            share = weight * len(piece[col.OBS]) / num_rows
+        for whole in microbatches:
+            rows, weight = (whole, 1.0) if group is None else group.part_of(whole)
+            share = weight * len(whole[col.OBS]) / num_rows
             total, statistics = function(self.module, rows, **loss_arguments)
             (total * share).backward()
             for name, value in statistics.items():
                 means[name] = value * share + means.get(name, 0.0)
-        return means if self._peers is None else self._peers.add_up(self.parameters.grads, means)
+        return means if group is None else group.all_reduce(self.parameters.grads, means)
 
     def apply_gradients(self, lr: float) -> Tensor:
         """The second half: a step along `parameters.grads`; returns their norm before clipping."""
@@ -206,6 +209,18 @@ class Learner:
             return statistics
 
         return gradient
+
+    def _shared(self, gradient: Gradient, group: ProcessGroup) -> Gradient:
+        """A gradient that all learners of the group compute together, each on its part."""
+        grads = self.parameters.grads
+
+        def together(module: RLModule, rows: Rows, **arguments: Any) -> dict[str, Tensor]:
+            part, weight = group.part_of(rows)
+            statistics = gradient(module, part, **arguments)
+            grads.mul_(weight)
+            return group.all_reduce(grads, {name: x * weight for name, x in statistics.items()})
+
+        return together
 
     def _maybe_compiled(self, loss: Loss) -> Loss:
         if not self._compile:
@@ -275,6 +290,23 @@ def value_at(schedule: float | tuple[tuple[int, float], ...], env_steps: int) ->
         return float(schedule)
     steps, values = zip(*schedule, strict=True)
     return float(np.interp(env_steps, steps, values))
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:1`` as a device of this machine.
+
+    Raises:
+        ConfigError: the device is missing; names those that were found.
+    """
+    found = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if found else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= found:
+        there = f"{found} CUDA device{'s' if found != 1 else ''}" if found else "no CUDA device"
+        message = f"{name!r} asked for, but torch sees {there}; use auto or cpu"
+        raise ConfigError([Problem(Origin("this machine"), "learners.device", message)])
+    return device
 
 
 def _is_convolutional(module: torch.nn.Module) -> bool:

@@ -1,13 +1,12 @@
 """LearnerGroup: several learners as Ray actors, which together make the steps of one.
 
 Owns the actors, and what goes to them and comes back. Each has the module and the optimizer, goes
-through the same minibatches, computes its part of each and adds its gradients to those of the
-others (`rlrun.learning.peers`); so all make the same steps, and end with the same weights as one
-learner alone, up to rounding. The group is a learner itself: its own copy of the module, in this
-process, has the weights after each update, and computes what an update needs before it (values,
-advantages).
+through the same minibatches, and computes its part of each; gradients are summed over all of them
+(`ProcessGroup`). So all make the same steps, and end with the same weights as one learner alone, up
+to rounding. The group is a learner itself: its own copy of the module, in this process, has the
+weights after each update, and computes what an update needs before it (values, advantages).
 
-A learner that is lost ends the run: nobody could say which of its steps the others had made.
+A learner that is lost ends the run: which of its steps the others had made is unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch import Tensor
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.learning.learner import Gradient, Learner, Loss
 from rlrun.learning.loaded_batch import Minibatches, Rows
-from rlrun.learning.peers import Peers, host_store, join_store
+from rlrun.learning.process_group import ProcessGroup, host_store, join_store
 from rlrun.policies.rl_module import RLModule
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class LearnerGroup(Learner):
 
     def update(
         self,
-        minibatches: Iterable[Rows],
+        minibatches: Minibatches,
         loss: Loss,
         loss_arguments: Mapping[str, Any],
         *,
@@ -91,24 +90,22 @@ class LearnerGroup(Learner):
         import ray
 
         settings = {"lr": lr, "gradient": gradient, "stop_early": stop_early}
-        assert isinstance(minibatches, Minibatches)  # which learners can go through by themselves
         shipped = ray.put(minibatches.to(torch.device("cpu")))
         statistics, weights = self._call("update", shipped, loss, dict(loss_arguments), settings)
         self.parameters.load(weights)
-        assert isinstance(statistics, dict)
-        return statistics
+        return dict(statistics)
 
     def accumulate(
         self,
-        pieces: Iterable[Rows],
+        microbatches: Iterable[Rows],
         num_rows: int,
         loss: Loss,
         loss_arguments: Mapping[str, Any],
         *,
         lr: float,
     ) -> dict[str, Tensor]:
-        """See `Learner.accumulate`; each learner takes its part of every piece."""
-        shipped = [{name: column.cpu() for name, column in rows.items()} for rows in pieces]
+        """See `Learner.accumulate`; each learner takes its part of every microbatch."""
+        shipped = [{name: column.cpu() for name, column in rows.items()} for rows in microbatches]
         means, weights = self._call("accumulate", shipped, num_rows, loss, dict(loss_arguments), lr)
         self.parameters.load(weights)
         return {name: value.to(self.device) for name, value in means.items()}
@@ -136,9 +133,9 @@ class LearnerGroup(Learner):
         self._hosts.stop()
 
     def _call(self, method: str, *arguments: Any, ranks: Iterable[int] | None = None) -> Any:
-        """Call all learners (or some) at once and wait for them; what the first of them returns."""
+        """Call all learners (or some) at once, and wait; the result of the first of them."""
         results = self._hosts.foreach_actor(method, *arguments, actor_ids=ranks)
-        # Whoever waits for a dead one fails too, and says less about it.
+        # Learners that wait for a dead one fail too, with errors that say less.
         for result in sorted(results, key=lambda result: not result.actor_failed):
             if result.error is not None:
                 self.stop()
@@ -200,8 +197,8 @@ class LearnerHost:
         backend = "nccl" if settings.num_gpus_per_learner >= 1 else "gloo"
         store = self._store or join_store(*address, self._num_learners)
         own = settings.model_copy(update={"device": "cuda" if on_gpu else "cpu"})
-        peers = Peers(self._rank, self._num_learners, store, backend)
-        self._learner = Learner(module, training, own, peers=peers)
+        group = ProcessGroup(self._rank, self._num_learners, store, backend)
+        self._learner = Learner(module, training, own, group=group)
 
     def update(
         self,
@@ -217,7 +214,7 @@ class LearnerHost:
 
     def accumulate(
         self,
-        pieces: list[Rows],
+        microbatches: list[Rows],
         num_rows: int,
         loss: Loss,
         loss_arguments: Mapping[str, Any],
@@ -225,7 +222,7 @@ class LearnerHost:
     ) -> tuple[dict[str, Tensor], NDArray[np.float32] | None]:
         """See `Learner.accumulate`; with the weights, if this is the first learner."""
         device = self._learner.device
-        moved = ({name: col.to(device) for name, col in rows.items()} for rows in pieces)
+        moved = ({name: col.to(device) for name, col in rows.items()} for rows in microbatches)
         means = self._learner.accumulate(moved, num_rows, loss, loss_arguments, lr=lr)
         return {name: value.cpu() for name, value in means.items()}, self._weights()
 

@@ -1,4 +1,4 @@
-"""LoadedBatch: a train batch on the learner's device, and the minibatches that are drawn of it.
+"""LoadedBatch: a train batch on the learner's device, and its minibatches.
 
 Owns what is moved there, once a batch, and which rows make a minibatch. Must not know losses,
 optimizers, or what the columns mean.
@@ -33,8 +33,8 @@ class LoadedBatch:
     step and every final observation once, and two index vectors ``[N]`` into it.
 
     Attributes:
-        prepare: what is done with each whole minibatch before learners take their parts of it, as
-            bringing advantages to mean 0 is; a function of its rows that can be pickled.
+        prepare: applied to each whole minibatch before learners take their parts of it, such as
+            bringing advantages to mean 0; a function of its rows that can be pickled.
     """
 
     prepare: Callable[[Rows], Rows] | None = None
@@ -57,16 +57,14 @@ class LoadedBatch:
         moved = self._move(column) if isinstance(column, np.ndarray) else column
         self.columns[name] = moved
 
-    def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    def outputs(self, module: RLModule, max_rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """The module on all observations, without their gradients: each observation once.
 
         Returns:
             Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
             of what the step led to.
         """
-        chunks = [
-            module.forward_train({col.OBS: chunk}) for chunk in self.storage.split(chunk_size)
-        ]
+        chunks = [module.forward_train({col.OBS: chunk}) for chunk in self.storage.split(max_rows)]
         inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
         values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
         return inputs[self.obs_index], values[self.obs_index], values[self.next_obs_index]
@@ -76,7 +74,7 @@ class LoadedBatch:
         return Minibatches(self, num_epochs, size, rng)
 
     def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
-        """What `minibatches` goes through, before it is prepared."""
+        """The rows of `minibatches` before they are prepared."""
         for _ in range(num_epochs):
             permutation = torch.from_numpy(rng.permutation(self.size)).to(self._device)
             # Small columns are shuffled once an epoch; observations, which may be large, are not.
@@ -87,13 +85,13 @@ class LoadedBatch:
                 minibatch[col.OBS] = self.storage[rows]
                 yield minibatch
 
-    def pieces(self, size: int | None) -> Iterator[Rows]:
+    def microbatches(self, size: int | None) -> Iterator[Rows]:
         """The rows in their order, at most ``size`` at a time; all at once if that is None."""
         for begin in range(0, self.size, size or self.size):
             rows = slice(begin, begin + (size or self.size))
-            piece = {name: column[rows] for name, column in self.columns.items()}
-            piece[col.OBS] = self.storage[self.obs_index[rows]]
-            yield piece
+            microbatch = {name: column[rows] for name, column in self.columns.items()}
+            microbatch[col.OBS] = self.storage[self.obs_index[rows]]
+            yield microbatch
 
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""

@@ -1,6 +1,6 @@
 """Returns and advantages: pure functions of numpy arrays, and what applies them to a loaded batch.
 
-    T, B   time-major shape of the rewards: T steps of B independent pieces
+    T, B   time-major shape of the rewards: T steps of B independent chunks
     V(s')  value of the observation the environment returned: the final one where an episode ended
 
 Two masks that must not be confused: `terminateds` says that nothing follows, so V(s') counts zero;
@@ -25,7 +25,7 @@ from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
 
-VALUE_CHUNK = 4096  # rows of one forward pass over the whole batch; bounds memory on images
+MAX_ROWS = 4096  # of one forward pass over the whole batch; bounds memory on images
 
 
 def gae(
@@ -74,10 +74,10 @@ def gae_of_rows(
     gamma: float,
     lambda_: float,
 ) -> Array:
-    """`gae` for the rows ``[N]`` of a batch that is made of contiguous pieces.
+    """`gae` for the rows ``[N]`` of a batch that is made of contiguous chunks.
 
     Args:
-        lengths: rows of each piece, in order; they add up to N. Pieces of equal length are
+        lengths: rows of each chunk, in order; they add up to N. Chunks of equal length are
             reshaped, others padded.
     """
     columns = [rewards, values, next_values, terminateds, truncateds]
@@ -88,18 +88,18 @@ def gae_of_rows(
 def in_time_major(
     columns: list[Array], lengths: Array, *, end: int
 ) -> tuple[list[Array], Callable[[Array], Array]]:
-    """Rows ``[N]`` of contiguous pieces as arrays ``[T, pieces]``, and the way back to rows.
+    """Rows ``[N]`` of contiguous chunks as arrays ``[T, chunks]``, and the way back to rows.
 
     Args:
-        lengths: rows of each piece, in order; they add up to N.
-        end: which column ends episodes. Padding stands behind the shorter pieces and must not leak
+        lengths: rows of each chunk, in order; they add up to N.
+        end: which column ends episodes. Padding stands behind the shorter chunks and must not leak
             forward into them, so it is True there; the other columns are 0.
     """
     longest = int(lengths.max(initial=0))
     if bool((lengths == longest).all()):
         shaped = [column.reshape(len(lengths), longest).T for column in columns]
         return shaped, lambda array: array.T.reshape(-1)
-    filled = np.arange(longest)[None, :] < lengths[:, None]  # [pieces, longest]
+    filled = np.arange(longest)[None, :] < lengths[:, None]  # [chunks, longest]
     padded = [np.zeros(filled.shape, dtype=column.dtype) for column in columns]
     padded[end][:] = True
     for target, column in zip(padded, columns, strict=True):
@@ -114,12 +114,12 @@ def discounted_returns(
 
         G_t = r_t + gamma (1 - end_t) G_{t+1},   G_T = 0
 
-    Nothing stands in for what comes after a piece, neither where its episode was truncated nor
+    Nothing stands in for what comes after a chunk, neither where its episode was truncated nor
     where the fragment merely ends: there is no value function to ask.
 
     Args:
         rewards, terminateds, truncateds: each ``[N]``.
-        lengths: rows of each contiguous piece, in order.
+        lengths: rows of each contiguous chunk, in order.
     """
     nothing = np.zeros(len(rewards), dtype=np.float32)
     return gae_of_rows(
@@ -127,8 +127,8 @@ def discounted_returns(
     )
 
 
-def piece_lengths(unroll_ids: Array) -> Array:
-    """Lengths of the contiguous pieces that a batch is made of, from its ``unroll_id`` ``[N]``."""
+def chunk_lengths(unroll_ids: Array) -> Array:
+    """Lengths of the contiguous chunks that a batch is made of, from its ``unroll_id`` ``[N]``."""
     ends = np.flatnonzero(unroll_ids[1:] != unroll_ids[:-1]) + 1
     return np.diff(ends, prepend=0, append=len(unroll_ids))
 
@@ -158,7 +158,7 @@ def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tenso
     learning = [part for part in module.modules() if part.training]
     module.eval()
     try:
-        return rows.outputs(module, VALUE_CHUNK)
+        return rows.outputs(module, MAX_ROWS)
     finally:
         for part in learning:
             part.training = True
@@ -184,7 +184,7 @@ def add_advantages(
         next_values.cpu().numpy(),
         batch.column(col.TERMINATEDS),
         batch.column(col.TRUNCATEDS),
-        piece_lengths(batch.column(col.UNROLL_ID)),
+        chunk_lengths(batch.column(col.UNROLL_ID)),
         gamma=gamma,
         lambda_=lambda_,
     )

@@ -17,20 +17,21 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths
 from rlrun.learning.loaded_batch import LoadedBatch, Rows
-from rlrun.learning.runs import Runs
 from rlrun.policies.rl_module import RLModule
+
+Index = NDArray[np.int64]
 
 
 class ViewedBatch(LoadedBatch):
     """A train batch for modules that see more than the present observation.
 
-    Behind the last step of each of its `Runs` follows the one that it led to, of which only the
-    input is known: values of it bootstrap the returns, in the state that the run has led to.
+    Behind the last step of each sequence follows the one that it led to, of which only the input
+    is known: its value bootstraps the returns, in the state that the sequence has led to.
 
-        N  rows    S  runs    M  rows of a minibatch, without padding
+        N  rows    S  sequences    M  rows of a minibatch, without padding
 
     Args:
-        views: names of what the module sees; states (``state_in_k``) have one row for each run.
+        views: names of what the module sees; states (``state_in_k``) have one row a sequence.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ViewedBatch(LoadedBatch):
         }
         recurrent = bool(self._states)
         lengths = batch.column(col.SEQ_LENS) if recurrent else sequence_lengths(batch)
-        self._runs = Runs(np.asarray(lengths, dtype=np.int64), whole=recurrent)
+        self._sequences = SequenceIndex(np.asarray(lengths, dtype=np.int64), whole=recurrent)
         self._storages: dict[int, Tensor] = {}
         self._inputs = {
             name: self._present_and_next(batch, name) for name in views if name not in self._states
@@ -68,52 +69,120 @@ class ViewedBatch(LoadedBatch):
             storage = self._storages[id(shared[0])] = self._move(shared[0])
         return storage, self._move(np.concatenate([shared[1], shared_next[1]]))
 
-    def _rows(
-        self, columns: Rows, positions: Tensor, runs: NDArray[np.int64], extra: int = 0
-    ) -> Rows:
+    def _rows(self, columns: Rows, positions: Tensor, sequences: Index, extra: int = 0) -> Rows:
         """These columns, and what the module sees at rows of the batch, or at N + row a step later.
 
         Args:
-            runs: which the rows are.
+            sequences: which the rows are.
             extra: steps that each of them has more than in the batch.
         """
         seen = {
             name: storage[positions if index is None else index[positions]]
             for name, (storage, index) in self._inputs.items()
         }
-        return {**columns, **seen, **self._sequences(runs, extra)}
+        return {**columns, **seen, **self._states_of(sequences, extra)}
 
-    def outputs(self, module: RLModule, chunk_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `LoadedBatch.outputs`; runs one after the other, each with the step it led to."""
-        positions, present = self._runs.with_next_steps()
+    def outputs(self, module: RLModule, max_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `LoadedBatch.outputs`; sequences one by one, each with the step it led to."""
+        positions, present = self._sequences.with_next_steps()
         chunks = []
-        for steps, runs in self._runs.chunks(chunk_size):
-            rows = self._rows({}, self._move(positions[steps]), runs, extra=1)
+        for steps, sequences in self._sequences.slices(max_rows):
+            rows = self._rows({}, self._move(positions[steps]), sequences, extra=1)
             chunks.append(module.forward_train(rows))
         inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
         values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
         here = self._move(present)
         return inputs[here], values[here], values[here + 1]
 
-    def _sequences(self, runs: NDArray[np.int64], extra: int) -> Rows:
-        """States and lengths of these runs; nothing for a module without states."""
+    def _states_of(self, sequences: Index, extra: int) -> Rows:
+        """States and lengths of these sequences; nothing for a module without states."""
         if not self._states:
             return {}
-        index = self._move(runs)
+        index = self._move(sequences)
         states = {name: state[index] for name, state in self._states.items()}
-        return {**states, col.SEQ_LENS: self._move(self._runs.lengths[runs] + extra)}
+        return {**states, col.SEQ_LENS: self._move(self._sequences.lengths[sequences] + extra)}
 
     def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
         """Minibatches of ``size`` rows, or of whole sequences that begin within them."""
         for _ in range(num_epochs):
             yield from self._gathered(size, rng)
 
-    def pieces(self, size: int | None) -> Iterator[Rows]:
-        """See `LoadedBatch.pieces`; of recurrent modules whole sequences that begin in a piece."""
+    def microbatches(self, size: int | None) -> Iterator[Rows]:
+        """See `LoadedBatch.microbatches`; of recurrent modules whole sequences that begin there."""
         yield from self._gathered(size or self.size, None)
 
     def _gathered(self, size: int, rng: np.random.Generator | None) -> Iterator[Rows]:
-        for rows, runs in self._runs.groups(size, rng):
+        for rows, sequences in self._sequences.groups(size, rng):
             index = self._move(rows)
             columns = {name: column[index] for name, column in self.columns.items()}
-            yield self._rows(columns, index, runs)
+            yield self._rows(columns, index, sequences)
+
+
+class SequenceIndex:
+    """Which rows belong to which sequence of a batch, and in which order; knows no columns.
+
+    A sequence is what a recurrent module is unrolled over; for other modules, the part of an
+    episode that is in the batch. Sequences stand one behind the other.
+
+        N  rows    S  sequences
+
+    Args:
+        lengths: rows of each, ``[S]``; they add up to N.
+        whole: never split a sequence, as recurrent modules need.
+    """
+
+    def __init__(self, lengths: Index, *, whole: bool) -> None:
+        self.lengths, self._whole = lengths, whole
+        self.starts = np.cumsum(lengths) - lengths
+        self.num_rows = int(lengths.sum())
+
+    def with_next_steps(self) -> tuple[Index, Index]:
+        """All rows, and behind each sequence the step that it led to.
+
+        Returns:
+            For each of these N + S positions the row it stands for, N + row for a step later; and
+            the positions of the rows, ``[N]``.
+        """
+        num_sequences = len(self.lengths)
+        present = np.arange(self.num_rows) + np.repeat(np.arange(num_sequences), self.lengths)
+        rows = np.empty(self.num_rows + num_sequences, dtype=np.int64)
+        rows[present] = np.arange(self.num_rows)
+        ends = self.starts + self.lengths
+        rows[ends + np.arange(num_sequences)] = self.num_rows + ends - 1
+        return rows, present
+
+    def slices(self, size: int) -> Iterator[tuple[slice, Index]]:
+        """Slices of `with_next_steps`, about ``size`` long, and the whole sequences in each."""
+        bounds = np.concatenate([[0], np.cumsum(self.lengths + 1)])
+        if not self._whole:
+            total = int(bounds[-1])
+            yield from ((slice(a, a + size), self.starts[:0]) for a in range(0, total, size))
+            return
+        first = 0
+        while first < len(self.lengths):
+            last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + size, "right")) - 1)
+            yield slice(int(bounds[first]), int(bounds[last])), np.arange(first, last)
+            first = last
+
+    def groups(
+        self, size: int, rng: np.random.Generator | None = None
+    ) -> Iterator[tuple[Index, Index]]:
+        """Groups of ``size`` rows, or of the whole sequences that begin within them; and these.
+
+        Args:
+            rng: shuffles rows, or whole sequences; None leaves them in their order.
+        """
+        number = len(self.lengths) if self._whole else self.num_rows
+        order = np.arange(number) if rng is None else rng.permutation(number)
+        if not self._whole:
+            yield from ((order[a : a + size], order[:0]) for a in range(0, number, size))
+            return
+        lengths = self.lengths[order]
+        begins = np.cumsum(lengths) - lengths
+        cuts = np.flatnonzero(np.diff(begins // size)) + 1
+        for sequences in np.split(order, cuts):
+            parts = [
+                np.arange(a, a + n)
+                for a, n in zip(self.starts[sequences], self.lengths[sequences], strict=True)
+            ]
+            yield np.concatenate(parts), sequences

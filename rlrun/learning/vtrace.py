@@ -13,7 +13,7 @@ s'_t is the observation that step t led to: where an episode was truncated or th
 true final one, whose value bootstraps. vs'_t is vs_{t+1}, or V(s'_t) there. An end is a terminated
 or a truncated step: nothing of the next episode leaks back over it, and no step is left out.
 
-    T  steps of a fragment      B  pieces side by side      N  rows
+    T  steps of a fragment      B  chunks side by side      N  rows
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import (
     backward_sums,
+    chunk_lengths,
     explained_variance,
     in_time_major,
     outputs_as_acted,
-    piece_lengths,
 )
 from rlrun.policies.rl_module import RLModule
 
@@ -102,7 +102,7 @@ def vtrace_of_rows(
     *,
     settings: VTraceSettings,
 ) -> tuple[Array, Array]:
-    """`vtrace` for the rows ``[N]`` of a batch of contiguous pieces of these lengths."""
+    """`vtrace` for the rows ``[N]`` of a batch of contiguous chunks of these lengths."""
     columns = [log_ratios, rewards, values, next_values, terminateds, truncateds]
     shaped, back = in_time_major(columns, lengths, end=4)
     targets, advantages = vtrace(*shaped, settings=settings)
@@ -148,7 +148,7 @@ def add_vtrace(
         next_values.cpu().numpy(),
         batch.column(col.TERMINATEDS),
         batch.column(col.TRUNCATEDS),
-        piece_lengths(batch.column(col.UNROLL_ID)),
+        chunk_lengths(batch.column(col.UNROLL_ID)),
         settings=settings,
     )
     rows.add(col.ADVANTAGES, advantages)

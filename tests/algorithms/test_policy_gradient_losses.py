@@ -115,7 +115,7 @@ def test_microbatches_add_up_to_the_step_of_the_whole_batch(name, size):
         settings = TrainingConfig(grad_clip=0.1)
         learner = Learner(make_module(), settings, LearnersConfig(device="cpu"))
         rows = learner.load(make_batch(), (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS))
-        pieces = rows.pieces(microbatch_size)
+        pieces = rows.microbatches(microbatch_size)
         statistics = learner.accumulate(pieces, rows.size, loss, arguments, lr=0.01)
         weights.append(learner.get_weights())
         norms.append({key: float(value) for key, value in statistics.items()})

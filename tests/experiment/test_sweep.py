@@ -224,7 +224,7 @@ def test_what_is_taken_over_reaches_learner_and_runner(tmp_path, monkeypatch):
     for name, weights in run.algorithm.get_weights().items():
         np.testing.assert_array_equal(weights, donor.weights[name])
 
-    from rlrun.learning.adam import FlatAdam
+    from rlrun.learning.optimizers import FlatAdam
 
     used, acted = [], []
     runner, step = run.algorithm.env_runner_group.local_env_runner, FlatAdam.step

@@ -18,7 +18,7 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import LearnerGroup, LearnersError, build_learner
-from rlrun.learning.peers import Peers
+from rlrun.learning.process_group import part_of_rank
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.catalog import build_module
 
@@ -44,13 +44,6 @@ def make_batch(n=45):
     batch.set_shared(col.OBS, storage, np.arange(n))
     batch.set_shared(col.NEXT_OBS, storage, np.arange(1, n + 1))
     return batch
-
-
-def part(rank, number, rows):
-    """What a peer takes, without the processes."""
-    peer = Peers.__new__(Peers)
-    peer._rank, peer._num_learners = rank, number
-    return peer.part_of(rows)
 
 
 def gradient(module, rows, weight=1.0):
@@ -79,7 +72,7 @@ def test_the_parts_add_up_to_the_gradient_of_the_minibatch(number, size):
     learner = Learner(module, TRAINING, LearnersConfig(device="cpu"))
     batch = learner.load(make_batch(size), NAMES)
     (rows,) = batch.minibatches(1, 64, np.random.default_rng(0))
-    parts = [part(rank, number, rows) for rank in range(number)]
+    parts = [part_of_rank(rows, rank, number) for rank in range(number)]
     assert sum(weight for _, weight in parts) == pytest.approx(1)
     summed = sum(gradient(module, *mine) for mine in parts)
     np.testing.assert_allclose(summed, gradient(module, rows), atol=1e-6)
@@ -89,7 +82,7 @@ def test_the_parts_add_up_to_the_gradient_of_the_minibatch(number, size):
 def test_sequences_are_never_torn(lengths):
     module = make_module(use_gru=True, lstm_cell_size=4)
     rows = sequence_rows(lengths)
-    parts = [part(rank, 2, rows) for rank in range(2)]
+    parts = [part_of_rank(rows, rank, 2) for rank in range(2)]
     for mine, _ in parts:
         assert len(mine[col.OBS]) == mine[col.SEQ_LENS].sum()
         assert len(mine["state_in_0"]) == len(mine[col.SEQ_LENS])
@@ -148,7 +141,7 @@ def test_one_gradient_is_the_same_to_a_millionth(one, two):
     """Adam's first mean is a tenth of the first gradient."""
     for learner in (one, two):
         rows = learner.load(make_batch(), NAMES)
-        learner.accumulate(rows.pieces(16), rows.size, a2c_loss, A2C, lr=1e-2)
+        learner.accumulate(rows.microbatches(16), rows.size, a2c_loss, A2C, lr=1e-2)
     expected, found = (learner.get_state()["optimizer"]["mean"] for learner in (one, two))
     np.testing.assert_allclose(found * 10, expected * 10, atol=1e-6)
     assert np.abs(expected).max() > 1e-3
@@ -244,7 +237,7 @@ def test_a_lost_learner_and_a_loss_that_raises_end_the_run(local_ray):
     rows = group.load(make_batch(), NAMES)
     os.kill(group._call("process_id", ranks=[1]), signal.SIGKILL)
     with pytest.raises(LearnersError, match="learner 1 died"):
-        group.accumulate(rows.pieces(None), rows.size, a2c_loss, A2C, lr=0.1)
+        group.accumulate(rows.microbatches(None), rows.size, a2c_loss, A2C, lr=0.1)
     group = LearnerGroup(make_module(), TRAINING, TWO)
     with pytest.raises(TypeError, match="entropy_coeff"):
-        group.accumulate(rows.pieces(None), rows.size, a2c_loss, {}, lr=0.1)
+        group.accumulate(rows.microbatches(None), rows.size, a2c_loss, {}, lr=0.1)

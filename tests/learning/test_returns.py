@@ -12,11 +12,11 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import (
     add_advantages,
+    chunk_lengths,
     discounted_returns,
     explained_variance,
     gae,
     gae_of_rows,
-    piece_lengths,
 )
 from rlrun.policies.rl_module import ActorCritic
 
@@ -127,8 +127,8 @@ def test_explained_variance():
 
 
 def test_pieces_are_runs_of_equal_unroll_ids():
-    assert piece_lengths(np.array([4, 4, 9, 4, 4, 4])).tolist() == [2, 1, 3]
-    assert piece_lengths(np.array([7])).tolist() == [1]
+    assert chunk_lengths(np.array([4, 4, 9, 4, 4, 4])).tolist() == [2, 1, 3]
+    assert chunk_lengths(np.array([7])).tolist() == [1]
 
 
 def test_discounted_returns_stop_at_ends_and_take_nothing_from_behind_a_piece():

@@ -88,7 +88,7 @@ def loaded(runner, batch):
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=3),
     chunk=st.sampled_from([1, 7, 4096]),
 )
-def test_pitfalls_62_66_outputs_are_those_of_acting_and_of_the_step_after(model, lengths, chunk):
+def test_outputs_are_those_of_acting_and_of_the_step_after(model, lengths, chunk):
     runner, batch = sampled(model, lengths)
     learner, rows = loaded(runner, batch)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def check_last_values(runner, batch, next_values):
 
 @pytest.mark.parametrize("model", [LSTM, STACKED])
 @pytest.mark.parametrize("size", [1, 7, 16, 1000])
-def test_pitfall_64_minibatches_hold_every_row_once(model, size):
+def test_minibatches_hold_every_row_once(model, size):
     runner, batch = sampled(model, [17, 9])
     _, rows = loaded(runner, batch)
     minibatches = list(rows.minibatches(2, size, np.random.default_rng(0)))
@@ -155,17 +155,16 @@ def test_pitfall_64_minibatches_hold_every_row_once(model, size):
 
 @pytest.mark.parametrize("model", [LSTM, STACKED])
 @pytest.mark.parametrize("size", [1, 7, None])
-def test_pieces_hold_every_row_in_order(model, size):
+def test_microbatches_hold_every_row_in_order(model, size):
     runner, batch = sampled(model, [17, 9])
     _, rows = loaded(runner, batch)
-    pieces = list(rows.pieces(size))
-    assert [t for piece in pieces for t in piece["t"].tolist()] == batch["t"].tolist()
+    parts = list(rows.microbatches(size))
+    assert [t for part in parts for t in part["t"].tolist()] == batch["t"].tolist()
     if model is LSTM:
-        assert [n for piece in pieces for n in piece["seq_lens"].tolist()] == list(
-            batch["seq_lens"]
-        )
+        lengths = [n for part in parts for n in part["seq_lens"].tolist()]
+        assert lengths == list(batch["seq_lens"])
     if size is None:
-        assert len(pieces) == 1
+        assert len(parts) == 1
 
 
 def test_sequences_keep_their_states():
@@ -183,9 +182,11 @@ def test_sequences_keep_their_states():
             np.testing.assert_array_equal(state, stored[key])
 
 
-def test_stacked_observations_are_one_storage_on_the_device_too():
+def test_stacked_observations_are_one_storage_on_the_device_too(monkeypatch):
     runner, batch = sampled(STACKED, [30])
-    _, rows = loaded(runner, batch)
-    storage, index = rows._inputs["obs"]
-    assert storage.shape == batch.shared("obs")[0].shape
-    assert index.shape == (2 * len(batch), 3)
+    moved, from_numpy = [], torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", lambda x: moved.append(x.shape) or from_numpy(x))
+    loaded(runner, batch)
+    assert batch.shared("obs")[0].shape in moved
+    assert (2 * len(batch), 3) in moved  # the index into it
+    assert (2 * len(batch), 3, 4) not in moved

@@ -1,0 +1,92 @@
+"""ProcessGroup: learners in several processes that share each minibatch.
+
+Each learner goes through the same minibatches in the same order and computes its part of each; the
+sum of the parts' gradients, weighted by their share of the rows, is the gradient of a loss that is
+a mean over rows. Owns that division, and the only use of torch.distributed. Knows nothing of Ray.
+
+    M  rows of a minibatch    P  parameters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from rlrun.data import columns as col
+from rlrun.learning.loaded_batch import Rows
+
+TIMEOUT = timedelta(minutes=10)  # for a learner to arrive where the others wait for it
+
+
+class ProcessGroup:
+    """One learner's connection to the others.
+
+    Args:
+        rank: of this learner, from 0.
+        world_size: number of learners.
+        store: where they find each other, from `host_store` or `join_store`.
+        backend: "nccl" if each has a GPU to itself, else "gloo".
+    """
+
+    def __init__(self, rank: int, world_size: int, store: Store, backend: str) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._through_cpu = backend == "gloo"
+        distributed.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT
+        )
+
+    def part_of(self, rows: Rows) -> tuple[Rows, float]:
+        """This learner's part of a minibatch, see `part_of_rank`."""
+        return part_of_rank(rows, self._rank, self._world_size)
+
+    def all_reduce(self, grads: Tensor, statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Replace gradients ``[P]`` by their sum over the learners; the sums of the statistics."""
+        scalars = torch.stack(list(statistics.values())).to(grads)
+        message = torch.cat([grads, scalars])
+        if self._through_cpu:
+            message = message.cpu()
+        distributed.all_reduce(message)
+        message = message.to(grads.device)
+        grads.copy_(message[: len(grads)])
+        return dict(zip(statistics, message[len(grads) :], strict=True))
+
+
+def part_of_rank(rows: Rows, rank: int, world_size: int) -> tuple[Rows, float]:
+    """Every ``world_size``-th row, or whole sequences of a recurrent module, and its weight.
+
+    The weight is the part's share of the rows. Of a minibatch with fewer rows or sequences than
+    learners each takes everything, with a weight of 1 / ``world_size``: the sum is the same.
+    """
+    lengths = rows.get(col.SEQ_LENS)
+    num_rows = len(rows[col.OBS])
+    if (num_rows if lengths is None else len(lengths)) < world_size:
+        return rows, 1.0 / world_size
+    mine = slice(rank, None, world_size)
+    if lengths is None:
+        part = {name: column[mine] for name, column in rows.items()}
+    else:
+        owners = torch.arange(len(lengths), device=lengths.device) % world_size
+        steps = (owners == rank).repeat_interleave(lengths)
+        part = {
+            name: column[mine] if _has_a_row_for_each_sequence(name) else column[steps]
+            for name, column in rows.items()
+        }
+    return part, len(part[col.OBS]) / num_rows
+
+
+def host_store(host: str, world_size: int) -> TCPStore:
+    """The place where learners meet, at a free port of this machine; learner 0 makes it."""
+    return TCPStore(host, 0, world_size, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+
+
+def join_store(host: str, port: int, world_size: int) -> TCPStore:
+    """The place that learner 0 made."""
+    return TCPStore(host, port, world_size, is_master=False, timeout=TIMEOUT)
+
+
+def _has_a_row_for_each_sequence(name: str) -> bool:
+    return name == col.SEQ_LENS or name.startswith(col.STATE_IN_PREFIX)
