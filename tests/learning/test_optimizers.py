@@ -1,4 +1,4 @@
-"""Adam and RMSProp on one vector take the steps of torch's own; which one is the learner's choice."""
+"""Adam and RMSProp on one vector take the steps of torch's own; the learner chooses between them."""
 
 import tomllib
 from pathlib import Path
