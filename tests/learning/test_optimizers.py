@@ -1,4 +1,4 @@
-"""Adam and RMSProp on one vector take the steps of torch's own; the learner chooses between them."""
+"""Adam and RMSProp on one vector take the steps of torch's own; a learner takes either."""
 
 import tomllib
 from pathlib import Path
