@@ -147,7 +147,6 @@ class A3C(Algorithm[A3CTraining]):
     Training = A3CTraining
     Config = A3CConfig
     trains_several_policies = True
-    trial_of_columns = None  # runners learn from their batches themselves
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, cast
+from typing import Any, ClassVar, Generic, cast
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -21,7 +21,6 @@ from rlrun.algorithms.policies import Policies
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import Evaluator, find_spaces, runner_spec, start_env_runners
-from rlrun.algorithms.unneeded_columns import unneeded_columns
 from rlrun.checkpoint.checkpoint import (
     put_back,
     read_checkpoint,
@@ -32,6 +31,7 @@ from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
+from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import build_learner
@@ -58,7 +58,6 @@ class Algorithm(ABC, Generic[T_co]):
         timers: `progress.timers`.
         env_runner_group: the env runners.
         evaluator: plays episodes with the policies as they are.
-        unneeded: what env runners need not put into their batches, by policy.
     """
 
     Training: ClassVar[type[TrainingConfig]] = TrainingConfig
@@ -67,8 +66,9 @@ class Algorithm(ABC, Generic[T_co]):
     """Which of the sections `exploration` and `replay` this algorithm uses."""
     several_learners: ClassVar[bool] = False
     """Whether all its steps are made by `Learner.update` or `accumulate`, which can be shared."""
-    trial_of_columns: ClassVar[Literal["training_step", "first_batch"] | None] = "training_step"
-    """What `unneeded_columns` tries; "first_batch": all is read before the next is sampled."""
+    columns_read: ClassVar[frozenset[str]] = frozenset({col.OBS, col.NEXT_OBS, col.ACTIONS})
+    """Columns that learning loads. Those that are read in the first iteration are kept as well; one
+    that is read only later must be named here."""
     trains_several_policies: ClassVar[bool] = False
     """Whether `training_step` goes through `train_batches`, and so takes `multi_agent`."""
 
@@ -94,7 +94,6 @@ class Algorithm(ABC, Generic[T_co]):
         self.evaluator = Evaluator(config, spec, self.policies, self.explorations)
         self.setup()
         self.policies.acting_weights = self.policies.present_weights()
-        self.unneeded = unneeded_columns(self, spec, self._callbacks)
         self.env_runner_group.wait_until_built()
         self._call_back("on_algorithm_init")
         self.timers.restart()
@@ -170,6 +169,7 @@ class Algorithm(ABC, Generic[T_co]):
             if progress.minimums_met():
                 break
         progress.iteration += 1
+        policies.leave_out_unread(learners, self.columns_read)
         evaluation = self._evaluate_if_due()
         result = progress.end_iteration(
             env_runners=self.env_runner_group,
@@ -220,7 +220,7 @@ class Algorithm(ABC, Generic[T_co]):
             weights_version=policies.weights_version,
             connector_state=self._connector_state(),
             exploration=self.explorations(),
-            unneeded=self.unneeded,
+            leave_out=dict(policies.reads.left_out),
             policies=dict(policies) if policies.several else None,
         )
         progress.next_fragment += 1
@@ -235,7 +235,8 @@ class Algorithm(ABC, Generic[T_co]):
         """
         told = state["policies"]
         policies = None if told is None else {k: v for k, v in self.policies.items() if k in told}
-        changes = {"length": length, "policies": policies, "unneeded": self.unneeded}
+        left_out = dict(self.policies.reads.left_out)
+        changes = {"length": length, "policies": policies, "leave_out": left_out}
         return SampleRequest(**{**state, **changes})
 
     def _connector_state(self) -> dict[str, Any] | None:
@@ -258,6 +259,7 @@ class Algorithm(ABC, Generic[T_co]):
         """Count what replies say: steps, episodes, timings, statistics of connectors."""
         for reply in replies:
             self.progress.count(reply)
+            self.policies.reads.watch(reply.batch.as_multi_agent().policy_batches)
             for episode in reply.episodes:
                 self._call_back("on_episode_end", episode)
         connectors = self.policies.connectors

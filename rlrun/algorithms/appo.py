@@ -136,6 +136,7 @@ class APPO(Algorithm[APPOTraining]):
 
     Training = APPOTraining
     Config = APPOConfig
+    columns_read = Algorithm.columns_read | {col.ACTION_LOGP}
     several_learners = True
     trains_several_policies = True
 

@@ -242,7 +242,6 @@ class DQN(Algorithm[DQNTraining]):
     Config = DQNConfig
     optional_sections = frozenset({"exploration", "replay"})
     trains_several_policies = True
-    trial_of_columns = "first_batch"
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:

@@ -46,6 +46,7 @@ class IMPALA(Algorithm[IMPALATraining]):
 
     Training = IMPALATraining
     Config = IMPALAConfig
+    columns_read = Algorithm.columns_read | {col.ACTION_LOGP}
     several_learners = True
     trains_several_policies = True
 

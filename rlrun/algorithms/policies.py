@@ -16,6 +16,7 @@ from rlrun.algorithms.progress import Progress
 from rlrun.config.policies import PolicySettings, policy_settings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
+from rlrun.data.column_reads import ReadsByPolicy
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.policies.policy import Policy
@@ -38,6 +39,7 @@ class Policies(Mapping[str, PolicySettings]):
         connectors: the training process's own.
         learners: one for each policy that is a network.
         scratch: policies written from scratch, which learn by `Policy.learn_on_batch`.
+        reads: which columns of train batches were read, and which are left out therefore.
         acting_weights: what env runners act with from the next request on.
         weights_version: number of updates of `acting_weights`.
     """
@@ -50,6 +52,7 @@ class Policies(Mapping[str, PolicySettings]):
         self.connectors: CentralConnectors
         self.learners: dict[str, Learner] = {}
         self.scratch: dict[str, Policy] = {}
+        self.reads = ReadsByPolicy()
         self.acting_weights: dict[str, Any] = {}
         self.weights_version = 0
         to_train = config.multi_agent.policies_to_train
@@ -145,6 +148,21 @@ class Policies(Mapping[str, PolicySettings]):
         order = [*self.settings, *(name for name in rows if name not in self.settings)]
         return {name: rows[name] for name in order if name in rows}
 
+    def leave_out_unread(self, learners: Mapping[str, Any], columns_read: frozenset[str]) -> None:
+        """Decide what is left out of train batches, for policies that learned for the first time.
+
+        Args:
+            learners: the iteration's results by policy.
+            columns_read: kept in any case; of a policy that never learns only what was read.
+        """
+        kept = {}
+        for policy_id, settings in self.settings.items():
+            if not settings.train:
+                kept[policy_id] = frozenset[str]()
+            elif learners.get(policy_id, {}).get("num_agent_steps_trained"):
+                kept[policy_id] = columns_read
+        self.reads.settle(kept)
+
     def modules(self) -> MultiAgentRLModule:
         """The networks of all policies that have one, as they learn."""
         return MultiAgentRLModule({name: made.module for name, made in self.learners.items()})
@@ -214,6 +232,7 @@ class Policies(Mapping[str, PolicySettings]):
         for table in tables:
             table.pop(policy_id, None)
         self.connectors.remove(policy_id)
+        self.reads.forget(policy_id)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -230,6 +249,7 @@ class Policies(Mapping[str, PolicySettings]):
             "connectors": self.connectors.get_state(),
             "learners": {name: learner.get_state() for name, learner in self.learners.items()},
             "scratch": {name: policy.get_state() for name, policy in self.scratch.items()},
+            "columns_left_out": self.reads.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -239,6 +259,7 @@ class Policies(Mapping[str, PolicySettings]):
             learner.set_state(state["learners"][policy_id])
         for policy_id, policy_state in state["scratch"].items():
             self.scratch[policy_id].set_state(policy_state)
+        self.reads.set_state(state["columns_left_out"])
         self.acting_weights = self.present_weights()
         self.weights_version = int(state["weights_version"])
 

@@ -238,7 +238,6 @@ class SAC(Algorithm[SACTraining]):
     Config = SACConfig
     optional_sections = frozenset({"replay"})
     trains_several_policies = True
-    trial_of_columns = "first_batch"
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:

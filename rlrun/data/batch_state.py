@@ -19,6 +19,8 @@ _FLAGS = ("zero_padded", "max_seq_len", "time_major", "num_grad_updates", "is_tr
 
 def batch_state(batch: SampleBatch) -> dict[str, Any]:
     """The columns of numbers as arrays; columns of objects, such as infos, are left out."""
+    batch = batch.copy(shallow=True)
+    batch.reads = None  # to be saved is not to be read
     storages: list[Any] = []
     plain: dict[str, Any] = {}
     shared: dict[str, Any] = {}

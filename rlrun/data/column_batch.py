@@ -33,6 +33,7 @@ from rlrun.data.column_data import (
     read,
     size_bytes,
 )
+from rlrun.data.column_reads import ColumnReads
 
 
 class ColumnBatch:
@@ -45,6 +46,7 @@ class ColumnBatch:
     | time_major | columns are [T, B, ...] |
     | num_grad_updates | how often the acting policy had been updated, None if unknown |
     | is_training | set by `set_training`: the learner, not a sampler, is reading |
+    | reads | where it is noted which columns are read; None where that is nowhere |
 
     `columns` are name -> array, list, number, or dict/tuple of those (`column_data.as_column`).
     Raises ValueError where the numbers of rows differ and for retired names (`dones`).
@@ -55,6 +57,7 @@ class ColumnBatch:
         "is_training",
         "max_seq_len",
         "num_grad_updates",
+        "reads",
         "time_major",
         "zero_padded",
     )
@@ -75,6 +78,9 @@ class ColumnBatch:
         self.time_major = time_major
         self.num_grad_updates = num_grad_updates
         self.is_training = is_training
+        self.reads: ColumnReads | None = None
+        if isinstance(columns, ColumnBatch):
+            columns._note_all()
         given = columns._columns if isinstance(columns, ColumnBatch) else dict(columns)
         for name, value in given.items():
             self[name] = value
@@ -102,12 +108,14 @@ class ColumnBatch:
         batch.time_major = time_major
         batch.num_grad_updates = num_grad_updates
         batch.is_training = is_training
+        batch.reads = None
         return batch
 
     # The columns
 
     def column(self, name: str) -> Any:
         """The column; raises KeyError where there is none."""
+        self._note(name)
         column = self._columns.get(name)
         if type(column) is np.ndarray:
             return column
@@ -121,12 +129,15 @@ class ColumnBatch:
         self._columns[name] = as_column(value)
 
     def __delitem__(self, name: str) -> None:
+        self._note(name)
         del self._columns[name]
 
     def __contains__(self, name: object) -> bool:
+        self._note(str(name))
         return name in self._columns
 
     def __iter__(self) -> Iterator[str]:
+        self._note_all()
         return iter(self._columns)
 
     def __repr__(self) -> str:
@@ -136,22 +147,27 @@ class ColumnBatch:
 
     def keys(self) -> KeysView[str]:
         """Names of the columns."""
+        self._note_all()
         return self._columns.keys()
 
     def values(self) -> Iterator[Any]:
         """The columns."""
+        self._note_all()
         return (read(column) for column in self._columns.values())
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Names and columns."""
+        self._note_all()
         return ((name, read(column)) for name, column in self._columns.items())
 
     def get(self, name: str, default: Any = None) -> Any:
         """A column, or `default` where there is none."""
+        self._note(name)
         return read(self._columns[name]) if name in self._columns else default
 
     def pop(self, name: str) -> Any:
         """Removes a column and returns it; raises KeyError where there is none."""
+        self._note(name)
         return read(self._columns.pop(name))
 
     def update(self, columns: Mapping[str, Any]) -> None:
@@ -177,6 +193,7 @@ class ColumnBatch:
 
     def shared(self, name: str) -> tuple[Any, Any] | None:
         """(storage, index) of a column set by `set_shared`, None for any other."""
+        self._note(name)
         column = self._columns.get(name)
         if not isinstance(column, SharedColumn):
             return None
@@ -243,6 +260,7 @@ class ColumnBatch:
         return self._like(convert_columns(self._columns, column_tensors, index_tensor))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._note_all()
         columns = {**self._columns, **compact(self._shared_columns())}
         # Only contiguous arrays leave the pickle as buffers of their own (protocol 5).
         contiguous = {
@@ -277,7 +295,17 @@ class ColumnBatch:
         }
 
     def _like(self, columns: dict[str, Any]) -> Self:
-        return type(self).from_columns(columns, **self._flags())
+        batch = type(self).from_columns(columns, **self._flags())
+        batch.reads = self.reads
+        return batch
+
+    def _note(self, name: str) -> None:
+        if self.reads is not None:
+            self.reads.note((name,), self._columns)
+
+    def _note_all(self) -> None:
+        if self.reads is not None:
+            self.reads.note_all(self._columns)
 
     def _shared_columns(self) -> dict[str, SharedColumn]:
         return {name: c for name, c in self._columns.items() if type(c) is SharedColumn}
@@ -336,12 +364,15 @@ Batch = TypeVar("Batch", bound=ColumnBatch)
 def append(batches: Sequence[Batch]) -> Batch:
     """One batch of the rows of several, each with rows, of the kind and columns of the first.
 
-    Shared columns stay shared. `max_seq_len` becomes the largest, `num_grad_updates` the mean
+    Shared columns stay shared; columns that are left out of one of them are left out.
+    `max_seq_len` becomes the largest, `num_grad_updates` the mean
     weighted by steps. Raises ValueError for batches that differ in `zero_padded`, `time_major`,
     padded length, having seq_lens, columns or row shapes.
     """
     _check_alike(batches)
-    return type(batches[0]).from_columns(_joined_columns(batches), **_joined_flags(batches))
+    joined = type(batches[0]).from_columns(_joined_columns(batches), **_joined_flags(batches))
+    joined.reads = batches[0].reads
+    return joined
 
 
 def _check_alike(batches: Sequence[ColumnBatch]) -> None:
@@ -356,13 +387,21 @@ def _check_alike(batches: Sequence[ColumnBatch]) -> None:
             )
         if (names.SEQ_LENS in batch) != (names.SEQ_LENS in first):
             raise ValueError("some batches have seq_lens and some have not")
-        missing = first.keys() - batch.keys()
+        missing = first._columns.keys() - batch._columns.keys() - _left_out(batch)
         if missing:
             raise ValueError(f"a batch lacks columns that the first one has: {sorted(missing)}")
 
 
+def _left_out(batch: ColumnBatch) -> frozenset[str]:
+    return frozenset() if batch.reads is None else batch.reads.left_out
+
+
 def _joined_columns(batches: Sequence[ColumnBatch]) -> dict[str, Any]:
-    parts = {name: [batch._columns[name] for batch in batches] for name in batches[0]}
+    parts = {
+        name: [batch._columns[name] for batch in batches]
+        for name in batches[0]._columns
+        if all(name in batch._columns for batch in batches)
+    }
     joined: dict[str, Any] = concat_shared(
         {
             name: columns

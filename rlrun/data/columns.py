@@ -27,6 +27,8 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | state_out_k | as the state | recurrent state after the step |
 """
 
+import numpy as np
+
 OBS = "obs"
 NEXT_OBS = "new_obs"
 ACTIONS = "actions"
@@ -56,6 +58,19 @@ SEQ_LENS = "seq_lens"
 NEXT_PREFIX = "new_"
 STATE_IN_PREFIX = "state_in_"
 STATE_OUT_PREFIX = "state_out_"
+
+STEP_COLUMNS: dict[str, type] = {
+    REWARDS: np.float32,
+    TERMINATEDS: np.bool_,
+    TRUNCATEDS: np.bool_,
+    EPS_ID: np.int64,
+    T: np.int64,
+    UNROLL_ID: np.int64,
+    ENV_ID: np.int64,
+    AGENT_INDEX: np.int64,
+    INFOS: np.object_,
+}
+"""Columns that a collector itself has of every step, if asked for them -> their dtype."""
 
 RETIRED_COLUMNS = {"dones": f"{TERMINATEDS!r} and {TRUNCATEDS!r}"}
 """Names that are refused -> what took their place."""

@@ -123,6 +123,30 @@ def _lookback(views: Sequence[View]) -> int:
     return max([0, *(-int(view.steps.min()) for view in views)])
 
 
+def source_rows(
+    source: str, num_rows: int, space: Any, action: Array, states: Sequence[Array]
+) -> Array:
+    """Rows ``[num_rows, ...]`` in the shape and dtype of a column that is viewed.
+
+    Args:
+        space: what the view says of the column, if anything.
+        action: one action, as it is recorded.
+        states: the policy's initial states, which stand in the columns of states.
+    """
+    if source in names.STEP_COLUMNS:
+        return np.zeros(num_rows, names.STEP_COLUMNS[source])
+    if source == names.ACTIONS:
+        return np.zeros((num_rows, *action.shape), action.dtype)
+    if source.startswith(names.STATE_OUT_PREFIX):
+        state = states[int(source.removeprefix(names.STATE_OUT_PREFIX))]
+        return np.repeat(state[None], num_rows, axis=0)
+    from gymnasium.spaces import Box
+
+    if isinstance(space, Box):
+        return np.zeros((num_rows, *space.shape), space.dtype)
+    return np.zeros(num_rows, np.float32)
+
+
 def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array]) -> View:
     source = requirement.data_col or name
     is_state = name.startswith(names.STATE_IN_PREFIX)

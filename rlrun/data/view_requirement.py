@@ -47,7 +47,7 @@ class ViewRequirement:
     used_for_compute_actions: bool | None = None
     """Whether the model sees the view when it acts; None: if it can be known by then, and is read.
 
-    True keeps the view whether a trial before the run sees it read or not, for learning too."""
+    True keeps the view, for learning too, whether a dummy pass shows it read or not."""
     batch_repeat_value: int = 1
     """Steps that share one row of the view in a train batch: for states, the longest sequence."""
 

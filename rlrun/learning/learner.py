@@ -29,6 +29,7 @@ from rlrun.learning.process_group import ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
+from rlrun.policies.view_reads import unread_views
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 Gradient = Callable[..., dict[str, Tensor]]
@@ -45,9 +46,8 @@ class Learner:
         group: of learners in other processes, with which this one makes each step.
 
     Attributes:
-        views: names of what the module is given of each batch; empty where that is the present
-            observation alone. Of what the module asked for, those may be taken out that it does not
-            read.
+        views: names of what the module is given of each batch: what it asked for and reads; empty
+            where it asked for the present observation alone.
     """
 
     def __init__(
@@ -71,7 +71,9 @@ class Learner:
         views = module.view_requirements
         seen = [name for name, view in views.items() if view.is_acted_on(name)]
         # Nothing but the present observation needs no further thought.
-        self.views = seen if seen != [col.OBS] or not views[col.OBS].is_plain(col.OBS) else []
+        only_obs = seen == [col.OBS] and views[col.OBS].is_plain(col.OBS)
+        unread = unread_views(self.module, "forward_train")
+        self.views = [] if only_obs else [name for name in seen if name not in unread]
         self.optimizer = _optimizer(self.parameters, training)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 

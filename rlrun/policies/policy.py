@@ -31,6 +31,8 @@ class Policy:
     Attributes:
         view_requirements: what the policy sees and learns from, by name. May be edited at any
             time: a runner looks at it when a fragment begins.
+        unread_views: views that the policy does not read when it acts, though it could; they are
+            not gathered for it.
         draws_for_fragments: whether `begin_fragment` does something.
         noise_correlation: how much of a step's noise lasts into the next, in [0, 1): what
             `draw_noise` returns must be standard normal then, and the policy is given the
@@ -38,6 +40,7 @@ class Policy:
     """
 
     view_requirements: dict[str, ViewRequirement]
+    unread_views: frozenset[str] = frozenset()
     draws_for_fragments = False
     noise_correlation = 0.0
 

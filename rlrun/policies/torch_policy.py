@@ -20,6 +20,7 @@ from rlrun.policies.flat_parameters import FlatParameters, to_tensor
 from rlrun.policies.layers import Layout
 from rlrun.policies.policy import Array
 from rlrun.policies.rl_module import RLModule
+from rlrun.policies.view_reads import unread_views
 
 
 class TorchPolicy(SamplingPolicy):
@@ -58,6 +59,10 @@ class TorchPolicy(SamplingPolicy):
         self.draws_for_fragments = module.noisy
         self._flat = FlatParameters(self.module)
         self.view_requirements = dict(self.module.view_requirements)
+        acting = type(self).compute_actions_from_input_dict
+        if acting is TorchPolicy.compute_actions_from_input_dict:  # another one may read anything
+            ways = "forward_exploration", "forward_inference"
+            self.unread_views = unread_views(self.module, *ways)
         self._state_outs = [
             f"{col.STATE_OUT_PREFIX}{k}" for k in range(len(self.module.initial_state()))
         ]

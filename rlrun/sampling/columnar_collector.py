@@ -24,7 +24,6 @@ from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.trajectory_views import TrainingRows, TrajectoryViews, add_views
 from rlrun.sampling.sample_collector import (
-    STEP_COLUMNS,
     FurtherColumns,
     Infos,
     SampleCollector,
@@ -50,7 +49,7 @@ class ColumnarCollector(SampleCollector):
         self._views: TrajectoryViews | None = None
         self._lookback = 0  # P
         self._viewed: dict[str, Array] = {}  # a row of each viewed column, besides observations
-        self._further: list[str] = []  # viewed columns of `STEP_COLUMNS`, besides rewards
+        self._further: list[str] = []  # viewed columns of `columns.STEP_COLUMNS`, besides rewards
         self._past: dict[str, Array] = {}  # [P or fewer, B, ...] of each viewed column
         self._held: HeldRows | None = None
         self._buffer: FragmentBuffer | None = None  # of the running fragment
@@ -62,7 +61,7 @@ class ColumnarCollector(SampleCollector):
         super().set_views(views, rows)
         self._views, self._viewed = views, dict(rows)
         self._lookback = 0 if views is None else views.lookback
-        self._further = [name for name in rows if name in STEP_COLUMNS and name != col.REWARDS]
+        self._further = [name for name in rows if name in col.STEP_COLUMNS and name != col.REWARDS]
         seen = {col.OBS, *rows}
         # Columns that were not kept so far begin now: the past of a fragment is all or nothing.
         if self._lookback and self._past.keys() >= seen:
@@ -142,7 +141,7 @@ class ColumnarCollector(SampleCollector):
             self._grow(buffer)
         columns = buffer.columns
         if not buffer.allocated:
-            self._stored = [name for name in extras if name not in self.ignored]
+            self._stored = list(extras)
             buffer.allocate({col.ACTIONS: actions, **{n: extras[n] for n in self._stored}})
         columns[col.ACTIONS][t] = actions
         for name in self._stored:

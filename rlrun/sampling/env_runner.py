@@ -34,7 +34,6 @@ from rlrun.sampling.runner_messages import (
     RunnerSpec,
     SampleReply,
     SampleRequest,
-    Unneeded,
     lone_request,
     make_collector,
     tell_exploration,
@@ -159,8 +158,7 @@ class EnvRunner:
             tell_exploration(self.policies, request.exploration, self.runner_index)
         self._next_fragment = request.fragment + 1
         self._see_first_observations()
-        unneeded = request.unneeded.get(DEFAULT_POLICY_ID, Unneeded())
-        self._look_at_views(unneeded)
+        self._look_at_views(request.leave_out.get(DEFAULT_POLICY_ID, frozenset()))
         first_unroll_id = (self.runner_index << 48) | (request.fragment << 16)
         self.collector.begin_fragment(request.length, first_unroll_id)
         self._boundaries.records = []
@@ -177,7 +175,7 @@ class EnvRunner:
                 lane=error.lane,
                 env_step=error.env_step,
             ) from None
-        batch = self._build(unneeded)
+        batch = self._build()
         if self.runner_index > 0 and self.spec.settings.compress_observations:
             batch.compress()
         env_steps = request.length * self.num_lanes
@@ -203,17 +201,16 @@ class EnvRunner:
             faulty_episodes=self._boundaries.num_faulty,
         )
 
-    def _look_at_views(self, unneeded: Unneeded) -> None:
-        """Make what the policy asks for now, without what a trial found that nobody needs."""
+    def _look_at_views(self, unsent: frozenset[str]) -> None:
+        """Make what the policy asks for now, without columns that learning does not read."""
         inputs = self.inputs
-        if self.policy.view_requirements != inputs.requirements or unneeded != inputs.unneeded:
-            inputs.resolve(unneeded)
+        if self.policy.view_requirements != inputs.requirements or unsent != inputs.unsent:
+            inputs.resolve(unsent)
             self.collector.set_views(inputs.views, inputs.rows)
-        self.collector.ignored = unneeded.not_stored - inputs.rows.keys()
 
-    def _build(self, unneeded: Unneeded) -> SampleBatch:
+    def _build(self) -> SampleBatch:
         """The fragment's batch, postprocessed, without what learning does not need."""
-        further = None if unneeded.not_stored else self.policy.fragment_columns
+        further = self.policy.fragment_columns
         leave_out = self.inputs.leave_out
         if self._postprocess is None:
             return self.collector.build(leave_out, further)

@@ -125,8 +125,6 @@ class LogCollector(SampleCollector):
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
         rows, columns = self._here[slots], self.columns
         for name, values in {col.ACTIONS: actions, **extras}.items():
-            if name in self.ignored:
-                continue
             if name not in columns:
                 self._add_column(name, values)
             columns[name][rows] = values

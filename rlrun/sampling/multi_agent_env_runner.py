@@ -34,7 +34,6 @@ from rlrun.sampling.runner_messages import (
     RunnerSpec,
     SampleReply,
     SampleRequest,
-    Unneeded,
     for_policy,
     lone_request,
     make_collector,
@@ -240,7 +239,7 @@ class MultiAgentEnvRunner:
         self.load(weights, request.weights_version, request.connector_state)
         first_unroll_id = (self.runner_index << 48) | (request.fragment << 16)
         for policy_id, actor in self.actors.items():
-            actor.begin_fragment(request.unneeded.get(policy_id, Unneeded()), first_unroll_id)
+            actor.begin_fragment(request.leave_out.get(policy_id, frozenset()), first_unroll_id)
         tell_exploration(self.policies, request.exploration, self.runner_index)
         if self.spec.settings.explore:
             place = self.spec.seed, self.role, self.runner_index, request.fragment
@@ -329,11 +328,10 @@ class MultiAgentEnvRunner:
         for policy_id, actor in self.actors.items():
             if (taken := actor.newly_taken()) is not None:
                 self.games.record(*taken)
-            unneeded = request.unneeded.get(policy_id, Unneeded())
             leave_out[policy_id] = actor.inputs.leave_out
             batch = actor.collector.build(
                 leave_out[policy_id] if plain else frozenset(),
-                None if unneeded.not_stored else actor.policy.fragment_columns,
+                actor.policy.fragment_columns,
                 running,
             )
             if len(batch):

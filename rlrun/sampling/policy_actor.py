@@ -30,7 +30,6 @@ from rlrun.sampling.log_collector import LogCollector
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.raw_observations import RawObservations
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.runner_messages import Unneeded
 from rlrun.sampling.sample_collector import SampleCollector
 from rlrun.sampling.seeding import agent_noise
 
@@ -93,14 +92,17 @@ class PolicyActor:
         self.news = News()
         self.watch: AgentWatch | None = None
 
-    def begin_fragment(self, unneeded: Unneeded, first_unroll_id: int) -> None:
-        """A fragment begins: make what the policy asks for now, without what nobody needs."""
+    def begin_fragment(self, unsent: frozenset[str], first_unroll_id: int) -> None:
+        """A fragment begins: make what the policy asks for now.
+
+        Args:
+            unsent: columns that learning does not read.
+        """
         inputs = self.inputs
-        if self.policy.view_requirements != inputs.requirements or unneeded != inputs.unneeded:
-            inputs.resolve(unneeded)
+        if self.policy.view_requirements != inputs.requirements or unsent != inputs.unsent:
+            inputs.resolve(unsent)
             self.wants_infos = col.INFOS in inputs.rows
             self.collector.set_views(inputs.views, inputs.rows)
-        self.collector.ignored = unneeded.not_stored - inputs.rows.keys()
         self.collector.begin_fragment(None, first_unroll_id)
 
     # -- seats ---------------------------------------------------------------------------------

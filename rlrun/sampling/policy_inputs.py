@@ -14,16 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
-from rlrun.data.trajectory_views import TrajectoryViews
+from rlrun.data.trajectory_views import TrajectoryViews, source_rows
 from rlrun.policies.action_sampling import action_sampler
 from rlrun.policies.policy import Policy
-from rlrun.sampling.runner_messages import Unneeded
-from rlrun.sampling.sample_collector import STEP_COLUMNS
 
 Array = NDArray[Any]
 
@@ -36,50 +33,35 @@ class PolicyInputs:
     Attributes:
         views: the policy's views; None where it sees the present observation alone.
         requirements: what the policy asked for when they were resolved.
-        unneeded: what nobody needs of a policy like this one, as it was built.
-        leave_out: columns that a train batch does not have; postprocessing sees some of them.
+        unsent: columns that learning does not read from a policy like this one, as it was built.
+        leave_out: columns that a train batch does not have; postprocessing sees them.
         rows: a row ``[B, ...]`` of each viewed column, besides observations, in shape and dtype.
     """
 
     def __init__(self, policy: Policy, lanes: int) -> None:
         self._policy, self._lanes = policy, lanes
         self._as_built = dict(policy.view_requirements)
-        self.resolve(Unneeded())
+        self.resolve()
 
-    def resolve(self, unneeded: Unneeded) -> None:
+    def resolve(self, unsent: frozenset[str] = frozenset()) -> None:
         """Look at the policy's requirements; what was edited since it was built is needed."""
-        self.requirements, self.unneeded = dict(self._policy.view_requirements), unneeded
+        self.requirements, self.unsent = dict(self._policy.view_requirements), unsent
         self._sources_checked = False
         states = self._policy.get_initial_state()
         asked_for, as_built = self.requirements.items(), self._as_built
         edited = {name for name, view in asked_for if as_built.get(name) != view}
-        not_made = unneeded.not_made - edited
-        made = {name: view for name, view in asked_for if name not in not_made}
-        views = TrajectoryViews(made, states, unneeded.unread - edited)
-        # A policy with views is asked in another way than one without, whatever is left of them.
-        self.views = None if views.trivial and not not_made else views
+        views = TrajectoryViews(self.requirements, states, self._policy.unread_views - edited)
+        self.views = None if views.trivial else views
         unwanted = [view.name for view in views.views if not view.training]
-        self.leave_out = (unneeded.leave_out - with_next(edited)) | with_next(unwanted)
-        self.rows = {name: self._row_of(name, states) for name in sorted(views.sources)}
-
-    def _row_of(self, name: str, states: list[Array]) -> Array:
-        """A row ``[B, ...]`` that has the column's shape and dtype."""
-        if name in STEP_COLUMNS:
-            return np.zeros(self._lanes, STEP_COLUMNS[name])
-        if name == col.ACTIONS:
-            sampler = action_sampler(self._policy.action_space)
-            return np.zeros((self._lanes, *sampler.shape), sampler.dtype)
-        if name.startswith(col.STATE_OUT_PREFIX):
-            state = states[int(name.removeprefix(col.STATE_OUT_PREFIX))]
-            return np.repeat(state[None], self._lanes, axis=0)
-        space = next(
-            view.space
-            for view_name, view in self.requirements.items()
-            if (view.data_col or view_name) == name
-        )
-        if isinstance(space, gym.spaces.Box):
-            return np.zeros((self._lanes, *space.shape), space.dtype)
-        return np.zeros(self._lanes, np.float32)
+        insisted = [name for name, view in asked_for if view.used_for_compute_actions]
+        self.leave_out = (unsent - with_next([*edited, *insisted])) | with_next(unwanted)
+        sampler = action_sampler(self._policy.action_space)
+        action = np.zeros(sampler.shape, sampler.dtype)
+        spaces = {view.data_col or name: view.space for name, view in asked_for}
+        self.rows = {
+            name: source_rows(name, self._lanes, spaces[name], action, states)
+            for name in sorted(views.sources)
+        }
 
     def act(
         self, input_dict: Mapping[str, Array], *, explore: bool, noise: Array | None
@@ -97,7 +79,7 @@ class PolicyInputs:
     def _check_sources(self, columns: Mapping[str, Array]) -> None:
         """Raise KeyError for views of columns that nobody collects."""
         assert self.views is not None
-        there = [col.OBS, col.ACTIONS, *STEP_COLUMNS, *columns]
+        there = [col.OBS, col.ACTIONS, *col.STEP_COLUMNS, *columns]
         for view in self.views.views:
             if view.source not in there:
                 raise KeyError(

@@ -62,20 +62,6 @@ class RunnerSpec:
 
 
 @dataclass(frozen=True)
-class Unneeded:
-    """Columns and views of a policy that are there for nobody."""
-
-    leave_out: frozenset[str] = frozenset()
-    """Not sent."""
-    not_stored: frozenset[str] = frozenset()
-    """Of these, what the policy puts out and nothing else is made of: not even stored."""
-    unread: frozenset[str] = frozenset()
-    """Views that the policy does not read when it acts: not gathered for it."""
-    not_made: frozenset[str] = frozenset()
-    """Of these, views that nobody else reads either: not made at all, nor their past kept."""
-
-
-@dataclass(frozen=True)
 class SampleRequest:
     """What a runner is asked for. The weights travel beside it, once for all runners."""
 
@@ -88,7 +74,7 @@ class SampleRequest:
     """Merged connector statistics to take over first; None keeps the runner's own."""
     exploration: Mapping[str, Exploration] = field(default_factory=dict)
     """What `Policy.set_exploration` is to be told, by policy id."""
-    unneeded: Mapping[str, Unneeded] = field(default_factory=dict)
+    leave_out: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Columns that the batch of a policy need not have, by its id."""
     policies: Mapping[str, PolicySettings] | None = None
     """All policies there are now, where agents play several; they may come and go."""

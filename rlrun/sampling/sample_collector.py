@@ -41,19 +41,6 @@ MOST_HELD = 5000  # steps of an unfinished episode, before a warning
 
 _log = logging.getLogger(__name__)
 
-STEP_COLUMNS: dict[str, type] = {
-    names.REWARDS: np.float32,
-    names.TERMINATEDS: np.bool_,
-    names.TRUNCATEDS: np.bool_,
-    names.EPS_ID: np.int64,
-    names.T: np.int64,
-    names.UNROLL_ID: np.int64,
-    names.ENV_ID: np.int64,
-    names.AGENT_INDEX: np.int64,
-    names.INFOS: np.object_,
-}
-"""Columns that a collector itself has of every step, if it is asked for them -> their dtype."""
-
 Infos = Mapping[int, Mapping[str, Any]]
 """Info dicts of a step, by position among its slots."""
 
@@ -74,7 +61,6 @@ class SampleCollector(ABC):
         every_step_counts: False where a step may be no transition, so that slots fill up unevenly.
 
     Attributes:
-        ignored: columns of the policy that need not be kept; set before a fragment begins.
         places: sub-environment, agent index and episode id of each slot, int ``[S, 3]``.
         obs: of slots that act together, the next observations ``[B, ...]``; of no meaning before
             the first episodes began.
@@ -100,7 +86,6 @@ class SampleCollector(ABC):
         self.places = np.zeros((num_slots or 0, 3), np.int64)
         self.places[:, 0] = np.arange(len(self.places))
         self.num_collected = 0
-        self.ignored: frozenset[str] = frozenset()
         self._warned = False
 
     @abstractmethod
@@ -252,7 +237,7 @@ def step_columns(
     unroll_ids: Array,
     infos: Infos | None,
 ) -> dict[str, Array]:
-    """A row ``[k]`` of each of `STEP_COLUMNS`.
+    """A row ``[k]`` of each of `columns.STEP_COLUMNS`.
 
     Args:
         places: see `SampleCollector`, ``[k, 3]``.

@@ -176,7 +176,7 @@ class SimpleListCollector(SampleCollector):
 
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
         rows = {names.ACTIONS: actions}
-        rows |= {name: values for name, values in extras.items() if name not in self.ignored}
+        rows |= extras
         self._put_out = list(rows)
         columns = {name: np.array(values) for name, values in rows.items()}
         for i, slot in enumerate(slots.tolist()):

@@ -281,7 +281,7 @@ def test_the_probability_ratio_is_1_before_the_first_update(built, name, env):
     views = {"use": f"{__name__}:Views", **IMAGES.get(env, {})}
     algorithm = built(name, views if env in IMAGES else env, **filtered)
     algorithm.train()
-    algorithm.unneeded = {}  # PPO itself does not ask for the runner's numbers
+    algorithm.policies.reads.set_state({})  # PPO itself does not read the runner's numbers
     batch, module = algorithm.sample(), algorithm.learner.module
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
     add_advantages(rows, batch, module, 0.99, 0.95)

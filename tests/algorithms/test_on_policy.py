@@ -40,19 +40,14 @@ def build():
         algorithm.stop()
 
 
-def sampled(algorithm):
-    algorithm.unneeded = {}  # the loss is not the algorithm's own, so a trial says nothing of it
-    return algorithm.sample()
-
-
 @pytest.mark.parametrize("microbatch_size", [None, 7, BATCH])
 def test_one_step_is_one_gradient_step_on_all_rows(build, microbatch_size):
     algorithm, whole = build(), build()
-    batch = sampled(algorithm)
+    batch = algorithm.sample()
     result = train_one_step(
         algorithm, batch, negative_logp, {"scale": 2.0}, microbatch_size=microbatch_size
     )
-    train_one_step(whole, sampled(whole), negative_logp, {"scale": 2.0})
+    train_one_step(whole, whole.sample(), negative_logp, {"scale": 2.0})
     assert algorithm.learner.get_state()["optimizer"]["num_steps"] == 1
     row = result["default_policy"]
     assert row["num_agent_steps_trained"] == BATCH
@@ -71,7 +66,7 @@ def test_several_steps_go_through_all_rows_in_each_epoch(build):
         seen.append(rows[col.T].tolist())
         return negative_logp(module, rows, scale=scale)
 
-    batch = sampled(algorithm)
+    batch = algorithm.sample()
     result = multi_gpu_train_one_step(
         algorithm, batch, remembering, {"scale": 1.0}, num_epochs=3, minibatch_size=20
     )
@@ -90,7 +85,7 @@ def test_each_policy_that_trains_makes_its_step_on_its_own_rows(build, step):
     policies = {"agent_0": {}, "agent_1": {"train": False}}
     algorithm = build(multi_agent={"policies": policies})
     before = algorithm.get_weights()
-    batch = sampled(algorithm)
+    batch = algorithm.sample()
     result = step(algorithm, batch, negative_logp, {"scale": 1.0})
     assert set(result) == {"agent_0"}
     assert result["agent_0"]["num_agent_steps_trained"] == len(batch.policy_batches["agent_0"])

@@ -115,7 +115,6 @@ class DropsOut(torch.nn.Module):
 def test_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(built):
     config = experiment(minibatch_size=64).model(use=f"{__name__}:DropsOut")
     algorithm = built(config)
-    algorithm.unneeded = {}
     module = algorithm.learner.module
     with torch.no_grad():  # logits far enough apart for dropout to matter
         module.pi_head.last.weight.mul_(300.0)

@@ -193,7 +193,6 @@ def test_each_update_uses_it(module, algorithm, config, env, names, monkeypatch)
         "num_steps_sampled_before_learning_starts": 32,
     }
     built = algorithm(config().environment(env).training(**training))
-    calls.clear()  # of the trial that finds out which columns are needed
     result = built.train()
     built.stop()
     updates = result["learners"]["default_policy"]["learner_stats"]["num_updates"]

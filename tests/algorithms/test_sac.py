@@ -311,7 +311,6 @@ def test_the_target_follows_by_tau(built):
 
 def test_pitfall_49_goals_come_from_the_target_network_and_actions_from_fresh_noise(built, updates):
     algorithm = built(num_steps_sampled_before_learning_starts=1)
-    updates.clear()  # of the trial that finds out which columns are needed
     algorithm.train()
     assert len(updates) == 40
     networks = only(algorithm)

@@ -30,7 +30,6 @@ class ShowsItsAction(gym.Env[Any, Any]):
 def test_the_environment_gets_bounded_actions_and_the_batch_the_policys_own(built, how):
     config = PPOConfig().training(train_batch_size=512).connectors(**how).model(hidden=[8])
     algorithm = built(config.environment(f"{__name__}:ShowsItsAction").debugging(seed=3))
-    algorithm.unneeded = {}
     batch = algorithm.sample()
     actions = batch[col.ACTIONS][:, 0]
     assert actions.min() < -1.5

@@ -12,7 +12,7 @@ from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import ConnectorsConfig, ModelConfig, TrainingConfig
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.sampling.runner_messages import SampleRequest, Unneeded
+from rlrun.sampling.runner_messages import SampleRequest
 from rlrun.sampling.simple_list_collector import SimpleListCollector
 
 SOURCES = ("obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "infos", "mark")
@@ -124,15 +124,15 @@ def test_all_collectors_make_the_same_batches(
 
 @pytest.mark.parametrize("collector", COLLECTORS)
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
-def test_what_nobody_needs_is_neither_stored_nor_sent(collector, mode):
+def test_columns_that_are_left_out_are_not_sent(collector, mode):
     full, lean = (
         crowd(collector, {}, states=False, policies=("p", "q"), lanes=2, batch_mode=mode)
         for _ in range(2)
     )
-    unneeded = {"q": Unneeded(frozenset({"mark", "derived", "env_id"}), frozenset({"mark"}))}
+    unread = {"q": frozenset({"mark", "derived", "env_id"})}
     for fragment in range(3):
         everything = sample(full, fragment, 9).batch
-        rest = lean.sample_fragment(SampleRequest(fragment, 9, unneeded=unneeded)).batch
+        rest = lean.sample_fragment(SampleRequest(fragment, 9, leave_out=unread)).batch
         assert everything["p"].keys() == rest["p"].keys()
         assert everything["q"].keys() - rest["q"].keys() == {"mark", "derived", "env_id"}
         for policy_id in ("p", "q"):

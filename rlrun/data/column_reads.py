@@ -1,0 +1,105 @@
+"""What is read of train batches, so that the rest need not be sent.
+
+Batches note in the `ColumnReads` of their policy which of their columns are read. After the first
+iteration in which a policy has learned, what was not read is left out of its further batches. To
+read such a column later is an error, and so is to ask whether it is there: a silent no could change
+what is learned. Knows nothing of algorithms, nor of what columns mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, KeysView, Mapping
+from typing import Protocol
+
+from rlrun.data import columns as names
+
+ALWAYS_KEPT = frozenset(
+    {
+        *(names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.SEQ_LENS),
+        *(names.EPS_ID, names.UNROLL_ID, names.AGENT_INDEX, names.T),
+    }
+)
+"""Columns that every train batch has, read or not."""
+
+
+class ColumnReads:
+    """Names of the columns that one policy's batches had, that were read, and that are left out."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.read: set[str] = set()
+        self.left_out: frozenset[str] = frozenset()
+
+    def note(self, asked_for: Collection[str], present: Collection[str]) -> None:
+        """Some columns are read of a batch that has the `present` ones.
+
+        Raises KeyError for a column that is left out.
+        """
+        self.read.update(asked_for)
+        late = sorted(self.left_out.intersection(asked_for).difference(present))
+        if late:
+            raise KeyError(
+                f"{', '.join(late)}: left out of train batches, since nothing read it in the first "
+                "iteration that learned. Read it there too, or name it in the algorithm's "
+                "columns_read"
+            )
+
+    def note_all(self, present: Collection[str]) -> None:
+        """All columns are read, as when a batch is gone through; raises as `note` does."""
+        self.note(self.left_out.union(present), present)
+
+
+class _Batch(Protocol):
+    """What is asked of a SampleBatch here."""
+
+    reads: ColumnReads | None
+
+    def keys(self) -> KeysView[str]: ...
+
+
+class ReadsByPolicy:
+    """The reads of all policies' train batches.
+
+    Attributes:
+        left_out: columns that env runners need not send, by policy id.
+    """
+
+    def __init__(self) -> None:
+        self._reads: dict[str, ColumnReads] = {}
+        self.left_out: dict[str, frozenset[str]] = {}
+
+    def watch(self, batches: Mapping[str, _Batch]) -> None:
+        """Have fresh batches, by policy id, note from now on what is read of them."""
+        for policy_id, batch in batches.items():
+            reads = self._reads.setdefault(policy_id, ColumnReads())
+            reads.seen.update(batch.keys())
+            batch.reads = reads
+
+    def settle(self, learned: Mapping[str, frozenset[str]]) -> None:
+        """An iteration has ended: decide for policies for which nothing is decided yet.
+
+        Args:
+            learned: policies that have learned in it, or never will, by id: columns that are kept
+                whether they were read or not.
+        """
+        for policy_id in learned.keys() & self._reads.keys() - self.left_out.keys():
+            reads = self._reads[policy_id]
+            unread = reads.seen - reads.read - learned[policy_id] - ALWAYS_KEPT
+            states = {name for name in unread if name.startswith(names.STATE_IN_PREFIX)}
+            self.left_out[policy_id] = reads.left_out = frozenset(unread - states)
+
+    def forget(self, policy_id: str) -> None:
+        """Keep everything of a policy that is removed, should its id come back."""
+        self._reads.pop(policy_id, None)
+        self.left_out.pop(policy_id, None)
+
+    def get_state(self) -> dict[str, list[str]]:
+        """What has been decided, by policy id."""
+        return {policy_id: sorted(unread) for policy_id, unread in self.left_out.items()}
+
+    def set_state(self, state: Mapping[str, Iterable[str]]) -> None:
+        """Take over what `get_state` returned; what is not decided then is open again."""
+        self._reads = {policy_id: ColumnReads() for policy_id in state}
+        self.left_out = {policy_id: frozenset(unread) for policy_id, unread in state.items()}
+        for policy_id, reads in self._reads.items():
+            reads.left_out = self.left_out[policy_id]
