@@ -25,6 +25,7 @@ from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig
+from rlrun.data import columns as col
 from rlrun.learning.vtrace import add_vtrace
 
 

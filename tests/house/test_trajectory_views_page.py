@@ -24,7 +24,7 @@ def page():
 
 
 def test_there_are_snippets(page) -> None:
-    assert len(SNIPPETS) == 5
+    assert len(SNIPPETS) == 6
     assert page.batch["next_actions"].shape == page.batch["actions"].shape
 
 
