@@ -175,8 +175,7 @@ class SimpleListCollector(SampleCollector):
         return np.arange(len(self.places)) if slots is None else slots
 
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
-        rows = {names.ACTIONS: actions}
-        rows |= extras
+        rows = {names.ACTIONS: actions, **extras}
         self._put_out = list(rows)
         columns = {name: np.array(values) for name, values in rows.items()}
         for i, slot in enumerate(slots.tolist()):

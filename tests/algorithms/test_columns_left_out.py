@@ -100,7 +100,7 @@ class ReadsBonus(PPO):
     def training_step(self):
         batch = self.sample()
         assert batch["bonus"].sum() > 0
-        if self.iteration >= 2:
+        if self.progress.iteration >= 2:
             assert self.late in batch
         return super().training_step()
 
@@ -138,7 +138,7 @@ class LearnsLate(PPO):
     """Learns from the second iteration on."""
 
     def training_step(self):
-        if self.iteration == 0:
+        if self.progress.iteration == 0:
             self.sample()
             return {}
         return super().training_step()
