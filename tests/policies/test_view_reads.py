@@ -8,7 +8,7 @@ import torch
 from rlrun import RLModule, ViewRequirement
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.rl_module import build_module
+from rlrun.policies.catalog import build_module
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.policies.view_reads import unread_views
 
