@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from seeded_metrics import seeded_part
+from tiny import seeded_part
 
 from rlrun import Callbacks, PPOConfig, RLModule, ViewRequirement
 from rlrun.algorithms.appo import APPOConfig
