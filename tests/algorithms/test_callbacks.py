@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from tiny import learner_stats
+
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.data import columns as col
@@ -12,7 +14,6 @@ calls = Counter()
 class Recording(Callbacks):
     def __init__(self, bonus=0.0):
         self.bonus = bonus
-        self.returns = []
 
     def on_algorithm_init(self, algorithm):
         calls["init"] += 1
@@ -38,17 +39,16 @@ class Recording(Callbacks):
         calls["loaded"] += 1
 
 
-def test_callbacks():
+def recorded(built, bonus=0.0):
+    config = PPOConfig().callbacks({"use": f"{__name__}:Recording", "bonus": bonus})
+    config = config.training(train_batch_size=100, minibatch_size=100, num_epochs=1)
+    config = config.environment("CartPole-v1").evaluation(interval=2, episodes=3)
+    return built(config.debugging(seed=0))
+
+
+def test_each_callback_is_called_at_its_point_of_the_run(built):
     calls.clear()
-    algorithm = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .training(train_batch_size=100, minibatch_size=50, num_epochs=1)
-        .evaluation(interval=2, episodes=3)
-        .callbacks({"use": f"{__name__}:Recording", "bonus": 1.0})
-        .debugging(seed=0)
-        .build()
-    )
+    algorithm = recorded(built)
     results = [algorithm.train() for _ in range(2)]
     algorithm.set_state(algorithm.get_state())
     assert all(result["mine"]["answer"] == 42 for result in results)
@@ -63,16 +63,6 @@ def test_callbacks():
     }
 
 
-def test_what_a_callback_changes_in_the_batch_is_learned_from():
-    def value_loss(bonus):
-        algorithm = (
-            PPOConfig()
-            .environment("CartPole-v1")
-            .training(train_batch_size=64, minibatch_size=64, num_epochs=1)
-            .callbacks({"use": f"{__name__}:Recording", "bonus": bonus})
-            .debugging(seed=0)
-            .build()
-        )
-        return algorithm.train()["learners"]["default_policy"]["learner_stats"]["vf_loss"]
-
-    assert value_loss(10.0) > 10 * value_loss(0.0)
+def test_what_a_callback_changes_in_the_batch_is_learned_from(built):
+    plain, raised = (learner_stats(recorded(built, bonus))["vf_loss"] for bonus in (0.0, 10.0))
+    assert raised > 10 * plain

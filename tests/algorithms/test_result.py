@@ -1,3 +1,5 @@
+"""What results are made of: statistics of episodes, agents and env runners."""
+
 from types import SimpleNamespace
 
 from rlrun.algorithms.result import (
@@ -43,14 +45,21 @@ def test_more_episodes_than_the_window_in_one_iteration_all_count():
     assert statistics.end_iteration()["episode_return_mean"] == 3.5
 
 
-def test_state_round_trip():
-    statistics, restored = EpisodeStatistics(5), EpisodeStatistics(5)
-    statistics.add(records(1, 2, 3))
+def test_statistics_of_episodes_and_agents_go_on_with_a_resume():
+    statistics, restored = EpisodeStatistics(3), EpisodeStatistics(3)
+    agents = (("a", "p", 1.5), ("b", "p", 2.5))
+    statistics.add([*records(1, 2), EpisodeRecord(2, 0, 0, 4.0, 4, agents)])
     statistics.end_iteration()
     restored.set_state(statistics.get_state())
     for each in (statistics, restored):
         each.add(records(9))
     assert statistics.end_iteration() == restored.end_iteration()
+    for each in (statistics, restored):
+        assert each.agent_returns(["p", "q"], ["a", "b"]) == {
+            "policy_return_mean": {"p": 2.0, "q": None},
+            "agent_return_mean": {"a": 1.5, "b": 2.5},
+        }
+        assert each.agent_returns(["p"], []) == {}, "with one agent there are no names"
 
 
 def test_counts_of_runners_go_on_with_a_resume():
@@ -73,7 +82,9 @@ def test_counts_of_runners_go_on_with_a_resume():
 
 
 def test_the_keys_of_an_evaluation_do_not_depend_on_whether_it_was_due():
-    assert evaluation_result(None).keys() == evaluation_result(records(1, 3)).keys()
+    for named in ((), (["p"], ["a"])):
+        due, not_due = (evaluation_result(e, *named) for e in (records(1, 3), None))
+        assert due.keys() == not_due.keys()
     assert evaluation_result(records(1, 3))["episode_return_std"] == 1.0
 
 

@@ -1,8 +1,8 @@
-"""A time limit is no death, for whatever learns values; where it is taken for one, it shows.
+"""Values that are learned look beyond a time limit, which truncates an episode and ends nothing.
 
-In `Detour` that is the whole difference: who thinks that all is over after four steps stays at
-home, who knows that it goes on walks. (CartPole does not tell them apart: there, whoever takes
-limits for deaths learns to avoid the places that are reached late, and so not to drift.)
+In `Detour` that is the whole difference: a policy whose values end after four steps stays at home,
+one whose values go on walks. (CartPole does not tell them apart: where limits count as terminations
+a policy learns to avoid the states that are reached late, and so not to drift.)
 """
 
 import gymnasium as gym
@@ -74,8 +74,8 @@ class Detour(gym.Env):
         return np.eye(WALK + 1, dtype=np.float32)[self.place]
 
 
-class EndsAreDeaths(Callbacks):
-    """The mistake: after a time limit nothing is worth anything."""
+class LimitsTerminate(Callbacks):
+    """The mistake: time limits are taken for terminations."""
 
     def on_postprocess_trajectory(self, *, postprocessed_batch, **further):
         batch = postprocessed_batch
@@ -83,38 +83,34 @@ class EndsAreDeaths(Callbacks):
         batch["truncateds"] = np.zeros_like(batch["truncateds"])
 
 
-def play(name, seed, *callbacks):
+def long_return(built, name, seed, *callbacks):
     """The mean return of long episodes after training in short ones."""
 
-    def build(limit, anywhere=False):
+    def build_for(limit, anywhere=False):
         config = ALGORITHMS[name]().environment(
             f"{__name__}:Detour", limit=limit, anywhere=anywhere
         )
         config = config.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
         config = config.model(hidden=[16]).training(gamma=0.95).callbacks(*callbacks)
-        return config.evaluation(episodes=2).debugging(seed=seed).build()
+        return built(config.evaluation(episodes=2).debugging(seed=seed))
 
-    trained, longer = build(LIMIT, anywhere=True), build(LONG)
-    try:
-        while trained.env_steps < ENV_STEPS.get(name, 12_288):
-            trained.train()
-        longer.set_weights(trained.get_weights())
-        return longer.evaluate()["episode_return_mean"]
-    finally:
-        trained.stop()
-        longer.stop()
+    trained, longer = build_for(LIMIT, anywhere=True), build_for(LONG)
+    while trained.env_steps < ENV_STEPS.get(name, 12_288):
+        trained.train()
+    longer.set_weights(trained.get_weights())
+    return longer.evaluate()["episode_return_mean"]
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_goes_on_after_the_limit_counts(name, seed):
-    assert play(name, seed) == WALKING
+def test_rewards_after_the_limit_count(built, name, seed):
+    assert long_return(built, name, seed) == WALKING
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "DQN"])
-def test_where_limits_are_deaths_nobody_walks(name, seed):
-    """But for DQN: values of single steps, without their time, tell a walker nothing of the end."""
-    assert play(name, seed, f"{__name__}:EndsAreDeaths") == pytest.approx(STAYING)
+def test_where_limits_are_terminations_no_policy_walks(built, name, seed):
+    """Except DQN's: its values of single steps, without their time, know nothing of the limit."""
+    assert long_return(built, name, seed, f"{__name__}:LimitsTerminate") == pytest.approx(STAYING)
