@@ -212,13 +212,14 @@ class Algorithm(ABC, Generic[T_co]):
         return replies
 
     def next_request(self, length: int = 0) -> SampleRequest:
-        """What to ask for next: a fragment with a number, statistics and exploration of its own."""
+        """The next request for a fragment: its number, and what policies act with."""
         policies, progress = self.policies, self.progress
+        first = progress.next_fragment == 0  # before it nothing has been merged
         request = SampleRequest(
             fragment=progress.next_fragment,
             length=length,
             weights_version=policies.weights_version,
-            connector_state=self._connector_state(),
+            connector_state=None if first else policies.connectors.state_for_runners(),
             exploration=self.explorations(),
             leave_out=dict(policies.reads.left_out),
             policies=dict(policies) if policies.several else None,
@@ -227,7 +228,7 @@ class Algorithm(ABC, Generic[T_co]):
         return request
 
     def repeated_request(self, state: Mapping[str, Any], length: int) -> SampleRequest:
-        """A request for the same fragment again, for policies there still are.
+        """A request for the same fragment again, without the policies removed since.
 
         Args:
             state: from `SampleRequest.get_state`.
@@ -238,13 +239,6 @@ class Algorithm(ABC, Generic[T_co]):
         left_out = dict(self.policies.reads.left_out)
         changes = {"length": length, "policies": policies, "leave_out": left_out}
         return SampleRequest(**{**state, **changes})
-
-    def _connector_state(self) -> dict[str, Any] | None:
-        connectors = self.policies.connectors
-        if connectors.identity or not self.config.env_runners.update_worker_filter_stats:
-            return None
-        # Before the first fragment nothing has been merged.
-        return None if self.progress.next_fragment == 0 else connectors.get_state()
 
     def exploration(self, policy_id: str) -> Exploration | None:
         """What a policy in env runners is told about exploring at this point of the run."""
@@ -262,12 +256,10 @@ class Algorithm(ABC, Generic[T_co]):
             self.policies.reads.watch(reply.batch.as_multi_agent().policy_batches)
             for episode in reply.episodes:
                 self._call_back("on_episode_end", episode)
-        connectors = self.policies.connectors
-        if self.config.env_runners.use_worker_filter_stats and not connectors.identity:
-            connectors.apply_deltas([reply.connector_deltas for reply in replies])
+        self.policies.connectors.apply_deltas([reply.connector_deltas for reply in replies])
 
     def train_batch(self, replies: Sequence[SampleReply]) -> SampleBatch | MultiAgentBatch:
-        """The batches of these replies as one, which callbacks may look at."""
+        """The batches of these replies as one, which callbacks may change."""
         batches = [reply.batch for reply in replies]
         batch = batches[0] if len(batches) == 1 else concat_samples(batches)
         if self.config.env_runners.compress_observations:

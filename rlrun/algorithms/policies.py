@@ -286,9 +286,9 @@ class CentralConnectors:
         return RunnerConnectors(self._spec, *spaces, policy=settings)
 
     @property
-    def identity(self) -> bool:
-        """Whether there is nothing to learn, and nothing to send."""
-        return not any(connectors.stateful for connectors in self._by_policy.values())
+    def stateful(self) -> bool:
+        """Whether anything is learned, and sent to runners."""
+        return any(connectors.stateful for connectors in self._by_policy.values())
 
     def module_spaces(self, policy_id: str) -> Spaces:
         """What the policy's network sees, and what it acts in."""
@@ -305,12 +305,19 @@ class CentralConnectors:
         del self._by_policy[policy_id]
 
     def apply_deltas(self, deltas: Sequence[Mapping[str, Any]]) -> None:
-        """Merge what runners have learned since their last replies."""
+        """Merge what runners have learned since their last replies, if the settings say so."""
+        if not (self._spec.settings.use_worker_filter_stats and self.stateful):
+            return
         for policy_id, connectors in self._by_policy.items():
             connectors.apply_deltas([delta[policy_id] for delta in deltas if policy_id in delta])
 
+    def state_for_runners(self) -> State | None:
+        """The merged statistics for the next request; None if runners keep their own."""
+        sent = self._spec.settings.update_worker_filter_stats and self.stateful
+        return self.get_state() if sent else None
+
     def get_state(self) -> State:
-        """The merged statistics, as runners take them over."""
+        """The merged statistics."""
         return {policy_id: made.get_state() for policy_id, made in self._by_policy.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
