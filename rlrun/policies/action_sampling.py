@@ -352,37 +352,32 @@ class ProductSampler(ActionSampler):
 
     dtype = np.float32
 
-    def __init__(self, parts: list[ActionSampler]) -> None:
-        self._parts = parts
-        self.num_inputs = sum(part.num_inputs for part in parts)
-        self.num_noise = sum(part.num_noise for part in parts)
-        self.width = sum(part.width for part in parts)
+    def __init__(self, leaves: tuple[ActionLeaf, ...]) -> None:
+        self._parts = [(leaf, SAMPLERS[leaf.kind](leaf.size)) for leaf in leaves]
+        samplers = [sampler for _, sampler in self._parts]
+        self.num_inputs, self.width = leaves[-1].inputs.stop, leaves[-1].columns.stop
         self.shape = (self.width,)
-        self._input_ends = np.cumsum([part.num_inputs for part in parts])[:-1]
-        self._noise_ends = np.cumsum([part.num_noise for part in parts])[:-1]
-        self._action_ends = np.cumsum([part.width for part in parts])[:-1]
+        self.num_noise = sum(sampler.num_noise for sampler in samplers)
+        self._noise_ends = np.cumsum([sampler.num_noise for sampler in samplers])[:-1]
 
     def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
-        return np.concatenate([part.draw(rng, length, slots) for part in self._parts], axis=-1)
+        drawn = [sampler.draw(rng, length, slots) for _, sampler in self._parts]
+        return np.concatenate(drawn, axis=-1)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
-        noises = np.split(noise, self._noise_ends, axis=-1)
-        parts = zip(self._parts, self._split_inputs(inputs), noises, strict=True)
-        return self._join([part.sample(x, z) for part, x, z in parts])
+        parts = zip(self._parts, np.split(noise, self._noise_ends, axis=-1), strict=True)
+        return self._join([part.sample(inputs[:, leaf.inputs], z) for (leaf, part), z in parts])
 
     def mode(self, inputs: Array) -> Array:
-        parts = zip(self._parts, self._split_inputs(inputs), strict=True)
-        return self._join([part.mode(x) for part, x in parts])
+        return self._join([part.mode(inputs[:, leaf.inputs]) for leaf, part in self._parts])
 
     def log_prob(self, inputs: Array, actions: Array) -> Array:
-        columns = np.split(actions, self._action_ends, axis=-1)
         total = np.zeros(len(inputs), dtype=np.float32)
-        for part, x, a in zip(self._parts, self._split_inputs(inputs), columns, strict=True):
-            total += part.log_prob(x, a[:, 0].astype(np.int64) if part.shape == () else a)
+        for leaf, part in self._parts:
+            columns = actions[:, leaf.columns]
+            own = columns[:, 0].astype(np.int64) if leaf.kind == "categorical" else columns
+            total += part.log_prob(inputs[:, leaf.inputs], own)
         return total
-
-    def _split_inputs(self, inputs: Array) -> list[Array]:
-        return np.split(inputs, self._input_ends, axis=-1)
 
     @staticmethod
     def _join(parts: list[Array]) -> Array:
@@ -402,8 +397,9 @@ SAMPLERS: dict[str, Callable[[Any], ActionSampler]] = {
 def action_sampler(space: gym.Space[Any]) -> ActionSampler:
     """The sampler for an action space; raises as `action_layout` does."""
     layout = action_layout(space)
-    parts = [SAMPLERS[leaf.kind](leaf.size) for leaf in layout.leaves]
-    return ProductSampler(parts) if layout.nested else parts[0]
+    if layout.nested:
+        return ProductSampler(layout.leaves)
+    return SAMPLERS[layout.leaves[0].kind](layout.leaves[0].size)
 
 
 class SamplingPolicy(Policy):

@@ -22,16 +22,17 @@ from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.networks import linear
 from rlrun.policies.recurrent import (
     Heads,
+    MemoryActorCritic,
     one_hot_actions,
     one_hot_width,
     pad_sequences,
     step_mask,
     unpad_sequences,
 )
-from rlrun.policies.rl_module import RLModule, TensorBatch, as_features, encoder_of, flattens
+from rlrun.policies.rl_module import TensorBatch
 
 
-class AttentionActorCritic(RLModule):
+class AttentionActorCritic(MemoryActorCritic):
     """Encoder, GTrXL units, and a head each for policy and value function.
 
     State k holds the inputs of unit k, zeros before the episode: ``state_in_k`` [S, M, D] is the
@@ -42,10 +43,8 @@ class AttentionActorCritic(RLModule):
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        self._flatten = flattens(observation_space, model)
-        self.encoder, width = encoder_of(observation_space, model)
         self._layout = action_layout(action_space)
-        self.project = linear(width + self._declare_views(model), model.attention_dim, 1.0)
+        self.project = linear(self._width + self._declare_views(model), model.attention_dim, 1.0)
         self.units = nn.ModuleList(
             GTrXLUnit(model) for _ in range(model.attention_num_transformer_units)
         )
@@ -74,27 +73,8 @@ class AttentionActorCritic(RLModule):
         """What stands before an episode, for one step of each unit: zeros [D]."""
         return [torch.zeros(self.model.attention_dim) for _ in self.units]
 
-    def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
-        features, _ = self._attend(batch)
-        return {
-            col.ACTION_DIST_INPUTS: self.heads.dist_inputs(features),
-            col.VF_PREDS: self.heads.values(features),
-        }
-
-    def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """One step: ``action_dist_inputs`` [S, P], and what is to be remembered of it."""
-        features, remembered = self._attend(batch)
-        outs = {f"{col.STATE_OUT_PREFIX}{k}": x[:, -1] for k, x in enumerate(remembered)}
-        return {col.ACTION_DIST_INPUTS: self.heads.dist_inputs(features), **outs}
-
-    def compute_values(self, batch: TensorBatch) -> Tensor:
-        """Values [N]."""
-        return self.heads.values(self._attend(batch)[0])
-
-    def _attend(self, batch: TensorBatch) -> tuple[Tensor, list[Tensor]]:
-        """Features [N, D], and the inputs [S, L, D] of each unit."""
-        parts = [self.encoder(as_features(batch[col.OBS], flatten=self._flatten))]
+    def remember(self, batch: TensorBatch) -> tuple[Tensor, list[Tensor]]:
+        parts = [self.encode(batch)]
         if "prev_n_actions" in self.view_requirements:
             actions = batch["prev_n_actions"].flatten(0, 1)
             parts.append(one_hot_actions(actions, self._layout).view(len(parts[0]), -1))
@@ -109,7 +89,7 @@ class AttentionActorCritic(RLModule):
             x = x[:, None]
         remembered = []
         for k, unit in enumerate(self.units):
-            remembered.append(x)
+            remembered.append(x[:, -1])
             x = unit(x, batch[f"{col.STATE_IN_PREFIX}{k}"])
         return (x[:, 0] if mask is None else unpad_sequences(x, mask)), remembered
 

@@ -87,23 +87,25 @@ class Network:
 
 
 def actor_critic_network(num_features: int, actions: ActionLayout, model: ModelConfig) -> Network:
-    """Policy and value function: two networks, or two heads on one encoder."""
-    num_log_std = free_log_std(actions, model)
-    sizes, activation = (num_features, *model.hidden), model.activation
-    if model.share_layers:
-        encoder = Layers(sizes, activation)
-        heads = actor_critic_heads(sizes[-1], actions, model)
-        return Network({"encoder": encoder, **heads}, num_log_std)
-    pi = Layers((*sizes, actions.num_inputs - num_log_std), activation, POLICY_GAIN)
-    return Network({"pi": pi, "vf": Layers((*sizes, 1), activation, VALUE_GAIN)}, num_log_std)
+    """Policy and value function: two networks behind an encoder of no layers, or two heads on one.
+
+    As many of the hidden layers as are shared belong to the encoder, the others to each branch.
+    """
+    shared = model.hidden if model.share_layers else ()
+    encoder = Layers((num_features, *shared), model.activation)
+    sizes = (encoder.sizes[-1], *model.hidden[len(shared) :])
+    branches = actor_critic_branches(sizes, actions, model)
+    return Network({"encoder": encoder, **branches}, free_log_std(actions, model))
 
 
-def actor_critic_heads(width: int, actions: ActionLayout, model: ModelConfig) -> dict[str, Layers]:
-    """One layer each for policy and value function, on features that both share."""
+def actor_critic_branches(
+    sizes: tuple[int, ...], actions: ActionLayout, model: ModelConfig
+) -> dict[str, Layers]:
+    """What follows the encoder; ``sizes`` are widths from its features to the last hidden layer."""
     num_outputs = actions.num_inputs - free_log_std(actions, model)
     return {
-        "pi_head": Layers((width, num_outputs), model.activation, POLICY_GAIN),
-        "vf_head": Layers((width, 1), model.activation, VALUE_GAIN),
+        "pi": Layers((*sizes, num_outputs), model.activation, POLICY_GAIN),
+        "vf": Layers((*sizes, 1), model.activation, VALUE_GAIN),
     }
 
 
@@ -148,7 +150,7 @@ def q_network(
 def q_streams(
     sizes: tuple[int, ...], num_actions: int, model: ModelConfig, options: QOptions
 ) -> dict[str, Layers]:
-    """What follows the encoder; ``sizes`` are the widths from its features to the last hidden ones.
+    """What follows the encoder; ``sizes`` are widths from its features to the last hidden layer.
 
     Each stream of a dueling network has the last hidden layer for itself: with linear streams on
     shared features the sum would be one linear layer like any other.

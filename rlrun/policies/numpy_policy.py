@@ -221,8 +221,7 @@ def actor_network(
     """The policy's part of `actor_critic_network`."""
     num_features = gym.spaces.flatdim(observation_space)
     network = actor_critic_network(num_features, action_layout(action_space), model)
-    branches = ("encoder", "pi_head") if "encoder" in network.branches else ("pi",)
-    return NumpyMLP(FlatArrays(network), *branches)
+    return NumpyMLP(FlatArrays(network), "encoder", "pi")
 
 
 def build_policy(

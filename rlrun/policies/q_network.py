@@ -179,15 +179,9 @@ class RecurrentQNetwork(RecurrentActorCritic):
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [M, n]: the values of all actions."""
         features, _ = self.remember(batch)
-        return {col.ACTION_DIST_INPUTS: self._values(features)}
+        return {col.ACTION_DIST_INPUTS: self.dist_inputs(features)}
 
-    def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """One step: ``action_dist_inputs`` [S, n], and the states [S, C] after it."""
-        features, states = self.remember(batch)
-        outs = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
-        return {col.ACTION_DIST_INPUTS: self._values(features), **outs}
-
-    def _values(self, features: Tensor) -> Tensor:
+    def dist_inputs(self, features: Tensor) -> Tensor:
         values = self.heads.dist_inputs(features)
         if not self.dueling:
             return values

@@ -10,6 +10,8 @@ sequences side by side, [S, L, ...]; `pad_sequences` and `unpad_sequences` go ba
     S  sequences    L  steps of the longest    M  steps of all    C  units    F  features
 """
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -58,70 +60,6 @@ def unpad_sequences(padded: Tensor, mask: Tensor) -> Tensor:
     return padded[mask]
 
 
-class RecurrentActorCritic(RLModule):
-    """Encoder, LSTM or GRU, and a head each for policy and value function.
-
-    The memory sees the encoder's features and, if asked for, the action (one-hot) and the reward of
-    the step before. Its states, h and c of an LSTM or h of a GRU, start at zero.
-    """
-
-    def __init__(
-        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
-    ) -> None:
-        super().__init__(observation_space, action_space, model)
-        self._flatten = flattens(observation_space, model)
-        self.encoder, width = encoder_of(observation_space, model)
-        self.previous = PreviousStep(self, model)
-        kind = nn.LSTM if model.use_lstm else nn.GRU
-        self.memory = kind(width + self.previous.width, model.lstm_cell_size, batch_first=True)
-        for name, parameter in self.memory.named_parameters():
-            if name.startswith("weight"):
-                nn.init.orthogonal_(parameter)
-            else:
-                nn.init.zeros_(parameter)
-        self.heads = Heads(self, model.lstm_cell_size)
-
-    def initial_state(self) -> list[Tensor]:
-        """Zeros: h [C], and for an LSTM c [C]."""
-        zeros = torch.zeros(self.model.lstm_cell_size)
-        return [zeros, zeros] if isinstance(self.memory, nn.LSTM) else [zeros]
-
-    def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """``action_dist_inputs`` [M, P] and ``vf_preds`` [M]."""
-        features, _ = self.remember(batch)
-        return {
-            col.ACTION_DIST_INPUTS: self.heads.dist_inputs(features),
-            col.VF_PREDS: self.heads.values(features),
-        }
-
-    def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """One step: ``action_dist_inputs`` [S, P], and the states [S, C] after it."""
-        features, states = self.remember(batch)
-        outs = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
-        return {col.ACTION_DIST_INPUTS: self.heads.dist_inputs(features), **outs}
-
-    def compute_values(self, batch: TensorBatch) -> Tensor:
-        """Values [M]."""
-        return self.heads.values(self.remember(batch)[0])
-
-    def remember(self, batch: TensorBatch) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The memory's outputs [M, C], and its states [S, C] after the last step of [S, L]."""
-        obs = as_features(batch[col.OBS], flatten=self._flatten)
-        x = self.previous.append(self.encoder(obs), batch)
-        h = batch[f"{col.STATE_IN_PREFIX}0"][None]
-        state = (h, batch[f"{col.STATE_IN_PREFIX}1"][None]) if self._has_cell else h
-        if col.SEQ_LENS not in batch:
-            outputs, state = self.memory(x[:, None], state)
-            return outputs[:, 0], tuple(s[0] for s in (state if self._has_cell else (state,)))
-        mask = step_mask(batch[col.SEQ_LENS])
-        outputs, _ = self.memory(pad_sequences(x, mask), state)
-        return unpad_sequences(outputs, mask), ()
-
-    @property
-    def _has_cell(self) -> bool:
-        return isinstance(self.memory, nn.LSTM)
-
-
 class Heads(nn.Module):
     """Policy and value head on features that both share.
 
@@ -147,6 +85,97 @@ class Heads(nn.Module):
     def values(self, features: Tensor) -> Tensor:
         """Features [N, F] -> [N]."""
         return self.vf(features).squeeze(-1)
+
+
+class MemoryActorCritic(RLModule):
+    """Encoder, a memory, and a head each for policy and value function.
+
+    A subclass makes ``encoder``, ``heads`` and the memory, and says what `remember` does.
+    """
+
+    heads: Heads
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
+    ) -> None:
+        super().__init__(observation_space, action_space, model)
+        self._flatten = flattens(observation_space, model)
+        self.encoder, self._width = encoder_of(observation_space, model)
+
+    @abstractmethod
+    def remember(self, batch: TensorBatch) -> tuple[Tensor, Sequence[Tensor]]:
+        """The memory's outputs [M, C], and for single steps the states [S, ...] after them."""
+
+    def encode(self, batch: TensorBatch) -> Tensor:
+        """Observations as features [M, F]."""
+        features: Tensor = self.encoder(as_features(batch[col.OBS], flatten=self._flatten))
+        return features
+
+    def dist_inputs(self, features: Tensor) -> Tensor:
+        """The policy head's outputs [M, P] for features [M, C]."""
+        return self.heads.dist_inputs(features)
+
+    def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """``action_dist_inputs`` [M, P] and ``vf_preds`` [M]."""
+        features, _ = self.remember(batch)
+        return {
+            col.ACTION_DIST_INPUTS: self.dist_inputs(features),
+            col.VF_PREDS: self.heads.values(features),
+        }
+
+    def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """One step: ``action_dist_inputs`` [S, P], and the states after it."""
+        features, states = self.remember(batch)
+        outs = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
+        return {col.ACTION_DIST_INPUTS: self.dist_inputs(features), **outs}
+
+    def compute_values(self, batch: TensorBatch) -> Tensor:
+        """Values [M]."""
+        return self.heads.values(self.remember(batch)[0])
+
+
+class RecurrentActorCritic(MemoryActorCritic):
+    """Encoder, LSTM or GRU, and a head each for policy and value function.
+
+    The memory sees the encoder's features and, if asked for, the action (one-hot) and the reward of
+    the step before. Its states, h and c of an LSTM or h of a GRU, start at zero.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
+    ) -> None:
+        super().__init__(observation_space, action_space, model)
+        self.previous = PreviousStep(self, model)
+        kind = nn.LSTM if model.use_lstm else nn.GRU
+        self.memory = kind(
+            self._width + self.previous.width, model.lstm_cell_size, batch_first=True
+        )
+        for name, parameter in self.memory.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+        self.heads = Heads(self, model.lstm_cell_size)
+
+    def initial_state(self) -> list[Tensor]:
+        """Zeros: h [C], and for an LSTM c [C]."""
+        zeros = torch.zeros(self.model.lstm_cell_size)
+        return [zeros, zeros] if isinstance(self.memory, nn.LSTM) else [zeros]
+
+    def remember(self, batch: TensorBatch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        x = self.previous.append(self.encode(batch), batch)
+        h = batch[f"{col.STATE_IN_PREFIX}0"][None]
+        state = (h, batch[f"{col.STATE_IN_PREFIX}1"][None]) if self._has_cell else h
+        if col.SEQ_LENS not in batch:
+            outputs, state = self.memory(x[:, None], state)
+            return outputs[:, 0], tuple(s[0] for s in (state if self._has_cell else (state,)))
+        mask = step_mask(batch[col.SEQ_LENS])
+        outputs, _ = self.memory(pad_sequences(x, mask), state)
+        return unpad_sequences(outputs, mask), ()
+
+    @property
+    def _has_cell(self) -> bool:
+        return isinstance(self.memory, nn.LSTM)
 
 
 class PreviousStep:

@@ -27,7 +27,7 @@ from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.distributions import Distribution, build_distribution
-from rlrun.policies.layers import Layers, actor_critic_heads, actor_critic_network, free_log_std
+from rlrun.policies.layers import Layers, actor_critic_branches, actor_critic_network, free_log_std
 from rlrun.policies.networks import MLP, ConvEncoder, is_image
 
 TensorBatch = Mapping[str, Tensor]
@@ -120,15 +120,13 @@ class ActorCritic(RLModule):
     0; a free log standard deviation for each dimension of a Box action space starts at
     ``model.log_std_init``.
 
-    The parameters of separate networks are ``pi.<i>`` and ``vf.<i>`` of `actor_critic_network`;
-    otherwise there are ``encoder``, ``pi_head``, ``vf_head``, and ``vf_encoder`` for images and
-    users' encoders with ``share_layers: false``. ``log_std`` comes before all of them.
+    Parameters are ``log_std``, then ``encoder``, ``pi`` and ``vf`` as in `actor_critic_network`,
+    where the encoder of separate networks has no layers; images and users' encoders have a
+    ``vf_encoder`` besides if ``share_layers`` is false.
     """
 
     pi: MLP
     vf: MLP
-    pi_head: MLP
-    vf_head: MLP
 
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
@@ -138,22 +136,24 @@ class ActorCritic(RLModule):
         self.log_std = log_std_parameter(action_space, model)
         self._flatten = flattens(observation_space, model)
         shared = not self._flatten if model.share_layers is None else model.share_layers
-        self._separate_mlps = self._flatten and not shared
-        if self._separate_mlps:
-            num_features = gym.spaces.flatdim(box_of(observation_space))
-            branches = actor_critic_network(num_features, actions, model).branches
+        self.vf_encoder = None
+        if self._flatten:
+            num_features = gym.spaces.flatdim(observation_space)
+            branches = dict(actor_critic_network(num_features, actions, model).branches)
+            self.encoder: Any = MLP(branches.pop("encoder"))
         else:
             self.encoder, width = encoder_of(observation_space, model)
-            self.vf_encoder = None if shared else encoder_of(observation_space, model)[0]
-            branches = actor_critic_heads(width, actions, model)
+            if not shared:
+                self.vf_encoder, _ = encoder_of(observation_space, model)
+            branches = actor_critic_branches((width,), actions, model)
         for name, layers in branches.items():
             self.add_module(name, MLP(layers))
-        head = self.pi if self._separate_mlps else self.pi_head
         if self.log_std is None:
-            set_log_std_bias(head.last, action_space, model.log_std_init)
+            set_log_std_bias(self.pi.last, action_space, model.log_std_init)
         self.has_vjp = (
             type(self) is ActorCritic  # a subclass may compute something else
-            and self._separate_mlps
+            and self._flatten
+            and not shared
             and self.pi.has_vjp
             and self.distribution.has_vjp
         )
@@ -161,34 +161,26 @@ class ActorCritic(RLModule):
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
         obs = as_features(batch[col.OBS], flatten=self._flatten)
-        if self._separate_mlps:
-            return {
-                col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(obs)),
-                col.VF_PREDS: self.vf(obs).squeeze(-1),
-            }
         features = self.encoder(obs)
         value_features = features if self.vf_encoder is None else self.vf_encoder(obs)
         return {
-            col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi_head(features)),
-            col.VF_PREDS: self.vf_head(value_features).squeeze(-1),
+            col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features)),
+            col.VF_PREDS: self.vf(value_features).squeeze(-1),
         }
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] alone."""
-        obs = as_features(batch[col.OBS], flatten=self._flatten)
-        outputs = self.pi(obs) if self._separate_mlps else self.pi_head(self.encoder(obs))
-        return {col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, outputs)}
+        features = self.encoder(as_features(batch[col.OBS], flatten=self._flatten))
+        return {col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features))}
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [N], without the policy branch."""
-        obs = as_features(batch[col.OBS], flatten=self._flatten)
-        if self._separate_mlps:
-            return self.vf(obs).squeeze(-1)
         encoder = self.encoder if self.vf_encoder is None else self.vf_encoder
-        return self.vf_head(encoder(obs)).squeeze(-1)
+        features = encoder(as_features(batch[col.OBS], flatten=self._flatten))
+        return self.vf(features).squeeze(-1)
 
     def vjp(self, batch: TensorBatch) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
-        """`forward_train` of separate MLPs without autograd, if `has_vjp`.
+        """`forward_train` of separate MLPs without autograd; only if `has_vjp`.
 
         Returns:
             Distribution inputs [N, P], values [N], and what turns the gradients of both, [N, P]

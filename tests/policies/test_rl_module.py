@@ -81,8 +81,8 @@ def test_names_and_counts_of_separate_mlps() -> None:
 def test_names_and_counts_of_a_shared_mlp_and_of_linear_networks() -> None:
     module = build(VECTOR, gym.spaces.Discrete(3), hidden=(32,), share_layers=True)
     assert [name for name, _ in module.named_parameters()] == [
-        "encoder.0.weight", "encoder.0.bias", "pi_head.0.weight", "pi_head.0.bias",
-        "vf_head.0.weight", "vf_head.0.bias",
+        "encoder.0.weight", "encoder.0.bias", "pi.0.weight", "pi.0.bias",
+        "vf.0.weight", "vf.0.bias",
     ]  # fmt: skip
     assert count(module) == (4 * 32 + 32) + (32 * 3 + 3) + (32 + 1)
     for share_layers in (True, False):
@@ -97,7 +97,7 @@ def test_nature_cnn_is_shared_by_default_and_has_the_published_size() -> None:
     module = build(atari, gym.spaces.Discrete(6))
     assert count(module) == encoder + (512 * 6 + 6) + (512 + 1)
     assert {name.split(".")[0] for name, _ in module.named_parameters()} == {
-        "encoder", "pi_head", "vf_head",
+        "encoder", "pi", "vf",
     }  # fmt: skip
     separate = build(atari, gym.spaces.Discrete(6), share_layers=False)
     assert count(separate) == count(module) + encoder
@@ -150,11 +150,11 @@ ROOT = 2**0.5
     ("observations", "model", "gains"),
     [
         ("vector", SHARED, {
-            "encoder.0": ROOT, "encoder.1": ROOT, "pi_head.0": 0.01, "vf_head.0": 1.0,
+            "encoder.0": ROOT, "encoder.1": ROOT, "pi.0": 0.01, "vf.0": 1.0,
         }),
         ("image", {"conv_head": 32}, {
             "encoder.conv.0": ROOT, "encoder.conv.2": ROOT, "encoder.fc": ROOT,
-            "pi_head.0": 0.01, "vf_head.0": 1.0,
+            "pi.0": 0.01, "vf.0": 1.0,
         }),
         ("vector", {"use_lstm": True, "lstm_cell_size": 8}, {
             "encoder.1": ROOT, "memory.weight_ih_l0": 1.0, "memory.weight_hh_l0": 1.0,
