@@ -117,7 +117,7 @@ def test_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(bu
     algorithm = built(config)
     module = algorithm.learner.module
     with torch.no_grad():  # logits far enough apart for dropout to matter
-        module.pi_head.last.weight.mul_(300.0)
+        module.pi.last.weight.mul_(300.0)
     algorithm.sync_weights()
     batch = algorithm.sample()
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
