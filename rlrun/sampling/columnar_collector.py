@@ -27,6 +27,7 @@ from rlrun.sampling.sample_collector import (
     FurtherColumns,
     Infos,
     SampleCollector,
+    make_batch,
     step_columns,
 )
 
@@ -410,32 +411,28 @@ class FragmentBuffer:
             leave_out, further_columns: see `SampleCollector.build`.
         """
         keep = partial(self._by_slot, num_steps=num_steps)
-        columns = {name: keep(column) for name, column in self.columns.items()}
-        if further_columns is not None:
-            columns.update(further_columns(columns))
-        rows = {
-            col.REWARDS: self.columns.get(col.REWARDS, self.rewards),
-            col.TERMINATEDS: self.terminateds,
-            col.TRUNCATEDS: self.truncateds,
-            col.EPS_ID: self.episode_id,
-            col.T: self.episode_step,
-        }
-        columns.update({name: keep(column) for name, column in rows.items()})
-        columns[col.REWARDS] = columns[col.REWARDS].astype(np.float32, copy=False)
-        of_slots = {col.ENV_ID: places[:, 0], col.UNROLL_ID: unroll_ids}
-        of_slots[col.AGENT_INDEX] = places[:, 1]
+        rewards = self.columns.get(col.REWARDS, self.rewards)
         lengths = num_steps if self.valid is None else self.valid[:num_steps].sum(axis=0)
-        columns.update({name: values.repeat(lengths) for name, values in of_slots.items()})
-        for name in leave_out & columns.keys():
-            del columns[name]
-        batch = SampleBatch.from_columns(columns)
+        own = {
+            col.REWARDS: keep(rewards).astype(np.float32, copy=False),
+            col.TERMINATEDS: keep(self.terminateds),
+            col.TRUNCATEDS: keep(self.truncateds),
+            col.EPS_ID: keep(self.episode_id),
+            col.T: keep(self.episode_step),
+            col.ENV_ID: places[:, 0].repeat(lengths),
+            col.AGENT_INDEX: places[:, 1].repeat(lengths),
+            col.UNROLL_ID: unroll_ids.repeat(lengths),
+        }
         storage, next_index = self._observations(num_steps)
         first_row = self.past * self.slots
         index = np.arange(first_row, first_row + num_steps * self.slots, dtype=np.int64)
-        both = index.reshape(num_steps, self.slots), next_index
-        for name, rows_of in zip((col.OBS, col.NEXT_OBS), both, strict=True):
-            if name not in leave_out:
-                batch.set_shared(name, storage, keep(rows_of))
+        batch = make_batch(
+            {name: keep(column) for name, column in self.columns.items()},
+            own,
+            (storage, keep(index.reshape(num_steps, self.slots)), keep(next_index)),
+            leave_out,
+            further_columns,
+        )
         if views is not None:
             seen = self._training_rows(num_steps)
             add_views(batch, views, seen, self.history, storage, next_index, leave_out)

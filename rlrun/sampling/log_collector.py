@@ -30,6 +30,7 @@ from rlrun.sampling.sample_collector import (
     FurtherColumns,
     Infos,
     SampleCollector,
+    make_batch,
     number_unrolls,
 )
 
@@ -253,25 +254,18 @@ class LogCollector(SampleCollector):
     ) -> SampleBatch:
         """The transitions ``rows`` as a batch, in this order."""
         columns, views = self.columns, self._views
-        further = columns.keys() - _FRESH.keys() - {col.OBS}
-        batch_columns = {name: columns[name][rows] for name in columns if name in further}
-        if further_columns is not None:
-            batch_columns |= further_columns(batch_columns)
-        own = _FRESH.keys() - {_NEXT, _DELIVERED}
-        batch_columns |= {name: columns[name][rows] for name in columns if name in own}
-        batch_columns[col.UNROLL_ID] = number_unrolls(batch_columns, self._first_unroll_id)
-        for name in leave_out & batch_columns.keys():
-            del batch_columns[name]
-        batch = SampleBatch.from_columns(batch_columns)
+        own = {name: columns[name][rows] for name in _FRESH if name not in (_NEXT, _DELIVERED)}
+        own[col.UNROLL_ID] = number_unrolls(own, self._first_unroll_id)
+        others = {col.OBS, *_FRESH}
+        put_out = {name: column[rows] for name, column in columns.items() if name not in others}
         # Views want the past too, where there is one: rows that were delivered before.
         past = np.flatnonzero(columns[_DELIVERED][: self.size])
         in_order = rows if not len(past) else self._by_agent(np.sort(np.append(past, rows)))
         front = 0 if views is None else views.lookback
         here, following, storage = self._observations(in_order, front)
         mine = ~columns[_DELIVERED][in_order]
-        for name, index in ((col.OBS, here), (col.NEXT_OBS, following)):
-            if name not in leave_out:
-                batch.set_shared(name, storage, index[mine])
+        observations = storage, here[mine], following[mine]
+        batch = make_batch(put_out, own, observations, leave_out, further_columns)
         if views is not None:
             places = np.stack([columns[name][in_order] for name in _PLACE])
             begins = np.append(True, (places[:, 1:] != places[:, :-1]).any(axis=0))

@@ -260,6 +260,32 @@ def step_columns(
     }
 
 
+def make_batch(
+    put_out: dict[str, Array],
+    own: Mapping[str, Array],
+    observations: tuple[Array, Array, Array],
+    leave_out: frozenset[str],
+    further_columns: FurtherColumns | None,
+) -> SampleBatch:
+    """A batch without views.
+
+    Args:
+        put_out, own: columns ``[N, ...]`` of the policy, and of the collector.
+        observations: their storage, and indices ``[N]`` into it of `obs` and `new_obs`.
+        leave_out, further_columns: see `SampleCollector.build`.
+    """
+    further = {} if further_columns is None else further_columns(put_out)
+    columns = {**put_out, **further, **own}
+    for name in leave_out & columns.keys():
+        del columns[name]
+    batch = SampleBatch.from_columns(columns)
+    storage, *indices = observations
+    for name, index in zip((names.OBS, names.NEXT_OBS), indices, strict=True):
+        if name not in leave_out:
+            batch.set_shared(name, storage, index)
+    return batch
+
+
 def number_unrolls(columns: Mapping[str, Array], first: int) -> Array:
     """Unroll ids of the rows of slots that come and go, int ``[N]``.
 
