@@ -68,6 +68,8 @@ _PUBLIC_NAMES: dict[str, str] = {
     "ViewRequirement": "rlrun.data.view_requirement",
 }
 
+__all__ = list(_PUBLIC_NAMES)
+
 
 def __getattr__(name: str) -> Any:
     try:

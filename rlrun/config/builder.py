@@ -1,13 +1,13 @@
-"""The fluent builder: an experiment said in Python instead of YAML.
+"""The fluent builder: an experiment in Python instead of YAML.
 
 Owns: `AlgorithmConfig`, the methods that fill in sections, and RLlib's flat config dicts. Must not
-know: types and defaults; the schema behind the YAML file checks everything here too.
+know: types and defaults, which the schema checks as for a YAML file.
 
     PPOConfig().environment("CartPole-v1").training(lr=3e-4).build()
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
 from rlrun.config import retired
@@ -31,21 +31,21 @@ class _NotProvided:
 
 
 NotProvided: Final = _NotProvided()
-"""Default of every argument: leaves the setting alone. None is a value like any other."""
+"""Default of every argument: leaves the setting as it is. None is a value like any other."""
 
-_DROPPED = ("framework", "enable_connectors", "enable_tf1_exec_eagerly")  # Nothing to choose here.
+_IGNORED = ("framework", "enable_connectors", "enable_tf1_exec_eagerly")
+"""Keys of RLlib for which rlrun has no choice."""
 
 
 class AlgorithmConfig:
     """Base of the algorithms' builders; a subclass sets `algorithm` and nothing else.
 
-    Every method takes the keys of its section as keyword arguments, leaves alone what is not given,
-    and returns the builder. A wrong key raises ConfigError at once, wrong values in `experiment()`.
+    Every method takes keys of its section as keyword arguments and returns the builder; other keys
+    keep their values. A wrong key raises ConfigError at once, a wrong value in `experiment()`.
 
     Args:
         config: settings as a plain dict: sections, or RLlib's flat keys, which are translated.
-        env: the environment, as `environment` takes it.
-
+        env: the environment, as for `environment`.
     """
 
     algorithm: ClassVar[str]
@@ -59,13 +59,12 @@ class AlgorithmConfig:
     def environment(
         self, env: Any = NotProvided, *, env_config: Any = NotProvided, **kwargs: Any
     ) -> Self:
-        """The environment: id, import path, class or function; keyword arguments go to it."""
-        given = {**({} if env_config is NotProvided else env_config or {}), **_provided(kwargs)}
+        """The environment: id, import path, class or function, and its keyword arguments."""
         self._check_open()
         if env is not NotProvided:
-            self._values["env"] = (
-                {"use": _as_name("env", env)} if not isinstance(env, dict) else env
-            )
+            self._values["env"] = env if isinstance(env, dict) else {"use": _as_name("env", env)}
+        arguments = {} if env_config is NotProvided else env_config or {}
+        given = {**arguments, **_provided(kwargs)}
         if given:
             self._values["env"] = {**self._values.get("env", {}), **copy.deepcopy(given)}
         return self
@@ -75,15 +74,14 @@ class AlgorithmConfig:
 
         Connectors may be classes, functions, import paths or ``{"use": ..., key: value}``.
         """
-        for key in ("env_to_module_connector", "module_to_env_connector"):
-            if key in settings and settings[key] is not NotProvided:
-                value = settings[key]
-                items = value if isinstance(value, list | tuple) else [value]
-                settings[key] = [_as_name(f"env_runners.{key}", item) for item in items]
-        return self._set("env_runners", settings)
+        given = _provided(settings)
+        for key in given.keys() & {"env_to_module_connector", "module_to_env_connector"}:
+            items = given[key] if isinstance(given[key], list | tuple) else [given[key]]
+            given[key] = [_as_name(f"env_runners.{key}", item) for item in items]
+        return self._set("env_runners", given)
 
     def connectors(self, **settings: Any) -> Self:
-        """Section `connectors`: what happens to actions and rewards on their way."""
+        """Section `connectors`: how actions and rewards are transformed."""
         return self._set("connectors", settings)
 
     def model(self, **settings: Any) -> Self:
@@ -101,7 +99,7 @@ class AlgorithmConfig:
     learners = resources
 
     def exploration(self, **settings: Any) -> Self:
-        """Section `exploration`: how actions deviate from the best known ones."""
+        """Section `exploration`: how actions deviate from the greedy ones."""
         return self._set("exploration", settings)
 
     def replay(self, **settings: Any) -> Self:
@@ -116,7 +114,7 @@ class AlgorithmConfig:
         return self._set("multi_agent", settings)
 
     def evaluation(self, **settings: Any) -> Self:
-        """Section `evaluation`: episodes played beside the training."""
+        """Section `evaluation`: evaluation episodes between iterations."""
         return self._set("evaluation", settings)
 
     def fault_tolerance(self, **settings: Any) -> Self:
@@ -128,20 +126,17 @@ class AlgorithmConfig:
         return self._set("checkpoint", settings)
 
     def reporting(self, **settings: Any) -> Self:
-        """Section `report`: what is told about the run."""
+        """Section `report`: what is reported about the run."""
         return self._set("report", settings)
 
     def sweep(self, **settings: Any) -> Self:
-        """Section `sweep`: what `run_sweep` varies, searches and compares."""
+        """Section `sweep`: the search of `run_sweep`."""
         return self._set("sweep", settings)
 
     def callbacks(self, *callbacks: Any) -> Self:
-        """Classes, import paths or ``{"use": ..., key: value}``; they replace those before."""
+        """Classes, import paths or ``{"use": ..., key: value}``; they replace earlier ones."""
         self._check_open()
-        names = [
-            item if isinstance(item, dict) else _as_name("callbacks", item) for item in callbacks
-        ]
-        self._values["callbacks"] = copy.deepcopy(names)
+        self._values["callbacks"] = copy.deepcopy([_as_name("callbacks", c) for c in callbacks])
         return self
 
     def debugging(self, *, seed: Any = NotProvided, name: Any = NotProvided) -> Self:
@@ -153,21 +148,17 @@ class AlgorithmConfig:
     def stop(self, criteria: Mapping[str, float] | None = None, /, **more: float) -> Self:
         """Add stop criteria; nested keys (``a/b``) in a dict."""
         self._check_open()
-        self._values["stop"] = {
-            **self._values.get("stop", {}),
-            **(criteria or {}),
-            **_provided(more),
-        }
+        self._values.setdefault("stop", {}).update({**(criteria or {}), **_provided(more)})
         return self
 
     def update_from_dict(self, config: Mapping[str, Any]) -> Self:
-        """Take settings from a plain dict: whole sections, or RLlib's flat keys."""
+        """Set settings from a plain dict: whole sections, or RLlib's flat keys."""
         self._check_open()
         known = sections(self._training_class())
-        problems = []
-        # The environment goes before its arguments, which would be lost with the one before.
+        unknown = []
+        # The environment comes first, since setting it drops earlier arguments.
         for key, value in sorted(config.items(), key=lambda item: item[0] != "env"):
-            if key in _DROPPED:
+            if key in _IGNORED:
                 continue
             if key == "env" and not isinstance(value, dict):
                 self.environment(value)
@@ -183,9 +174,8 @@ class AlgorithmConfig:
                 section, _, field = address.rpartition(".")
                 self._set(section, {field: value})
             else:
-                problems.append(self._problem(key, unknown_key((key,), self._training_class())))
-        if problems:
-            raise ConfigError(problems)
+                unknown.append((key,))
+        self._raise_unknown(unknown)
         return self
 
     def _update_mapping(self, key: str, value: dict[str, Any]) -> None:
@@ -201,25 +191,24 @@ class AlgorithmConfig:
             self.model(**translated)
 
     def experiment(self) -> ExperimentConfig:
-        """The checked, frozen experiment. Raises ConfigError with everything that is wrong."""
-        values = copy.deepcopy(self._values)
-        name = {"name": self._default_name(), **values}
-        return resolve(from_plain(name, self._origin())).experiment
+        """The checked, frozen experiment. Raises ConfigError with all its problems."""
+        values = {"name": self._default_name(), **copy.deepcopy(self._values)}
+        return resolve(from_plain(values, self._origin)).experiment
 
     def build(self, **kwargs: Any) -> Any:
-        """Build the algorithm; the builder is frozen from here on (`copy()` gives a new one)."""
+        """Build the algorithm, and freeze the builder (`copy()` gives a new one)."""
         experiment = self.experiment()
         self._frozen = True
         return algorithm_class(self.algorithm)(experiment, **kwargs)
 
     def copy(self) -> Self:
-        """An independent builder with the same settings that is not frozen."""
+        """An independent builder with the same settings, not frozen."""
         duplicate = type(self)()
         duplicate._values = copy.deepcopy(self._values)
         return duplicate
 
     def to_dict(self) -> dict[str, Any]:
-        """What was set so far, by section."""
+        """The settings so far, by section."""
         return copy.deepcopy(self._values)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -231,22 +220,17 @@ class AlgorithmConfig:
     def _set(self, section: str, settings: Mapping[str, Any]) -> Self:
         self._check_open()
         given = _provided(settings)
-        schema = sections(self._training_class())[section]
-        accepts_more = section == "model" and (
-            given.get("use") is not None or self._values.get("model", {}).get("use") is not None
-        )
-        if not accepts_more:
-            problems = [
-                self._problem(
-                    f"{section}.{key}", unknown_key((section, key), self._training_class())
-                )
-                for key in given
-                if key not in schema.model_fields
-            ]
-            if problems:
-                raise ConfigError(problems)
+        fields = sections(self._training_class())[section].model_fields
+        names_code = given.get("use") or self._values.get("model", {}).get("use")
+        if section != "model" or names_code is None:
+            self._raise_unknown([(section, key) for key in given if key not in fields])
         self._values.setdefault(section, {}).update(copy.deepcopy(given))
         return self
+
+    def _raise_unknown(self, paths: Sequence[tuple[str, ...]]) -> None:
+        messages = [(".".join(path), unknown_key(path, self._training_class())) for path in paths]
+        if messages:
+            raise ConfigError([Problem(self._origin, *message) for message in messages])
 
     def _training_class(self) -> type[TrainingConfig]:
         training: type[TrainingConfig] = algorithm_class(self.algorithm).Training
@@ -261,11 +245,9 @@ class AlgorithmConfig:
         if self._frozen:
             raise AttributeError(f"this {type(self).__name__} was built and is frozen; copy() it")
 
+    @property
     def _origin(self) -> Origin:
         return Origin(type(self).__name__)
-
-    def _problem(self, key: str, message: str) -> Problem:
-        return Problem(self._origin(), key, message)
 
 
 def _provided(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,18 +255,18 @@ def _provided(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _address(key: str, known: Mapping[str, Any]) -> str | None:
-    """Where a flat key belongs: by translation, or as a field of exactly one section."""
+    """The address of a flat key: its successor, or the field of exactly one section."""
     if key in retired.SUCCESSORS:
         section, _, field = retired.SUCCESSORS[key].rpartition(".")
         return retired.SUCCESSORS[key] if field in known[section].model_fields else None
     owners = [name for name in known if name and key in known[name].model_fields]
-    # `explore` alone means sampling, as it does in RLlib; evaluation has its own section.
+    # `explore` alone is about sampling, as in RLlib.
     owners = [name for name in owners if name != "evaluation"] or owners
     return f"{owners[0]}.{key}" if len(owners) == 1 else None
 
 
 def _as_name(key: str, value: Any) -> Any:
-    """A class or function as its import path, since workers and files need a name for it."""
+    """The import path of a class or function, which files and workers need; else the value."""
     if not callable(value):
         return value
     path = import_path_of(value)

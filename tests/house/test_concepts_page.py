@@ -1,24 +1,24 @@
-"""The loop that docs/concepts.md shows runs as it stands there."""
+"""docs/concepts.md: its loops run, and its story of an iteration is short and up to date."""
 
 import re
 
-from source_tree import ROOT
+from pages import blocks, execute, page
+from source_tree import LADDER, LEAF, PACKAGE
 
-PAGE = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
-
-
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = page("concepts.md")
+MAX_FILES = 10
+MAX_LINES = 3300
 
 
 def run(word):
-    """Execute the page's only block with this word; returns its names."""
-    (code,) = [block for block in BLOCKS if word in block]
+    """The names that the page's only block with this word defines."""
+    (code,) = [block for block in blocks(PAGE, "python") if word in block]
     names = {"__name__": "page"}
-    exec(compile(code, "docs/concepts.md", "exec"), names)
+    execute(code, names, "docs/concepts.md")
     return names
 
 
-def test_what_became_of_calling_an_optimizers_step_runs():
+def test_the_successor_of_an_optimizers_step_runs():
     optimizer = run("optimizer.training_step()")["optimizer"]
     assert (optimizer.env_steps, optimizer.policies.weights_version) == (3 * 500, 3)
 
@@ -27,8 +27,8 @@ def test_the_loop_over_an_asynchronous_sampler_runs_and_learns(capsys):
     names = run("AsynchronousSampler(")
     assert names["sampler"].weights_version == 3
     assert names["learner"].get_state()["optimizer"]["num_steps"] == 3
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in said if line.startswith("learned")] == ["1", "2", "3"]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in printed if line.startswith("learned")] == ["1", "2", "3"]
 
 
 def test_the_loop_by_hand_runs_and_its_weights_arrive():
@@ -40,3 +40,21 @@ def test_the_loop_by_hand_runs_and_its_weights_arrive():
         assert weights == [policy.w, policy.w]
     finally:
         group.stop()
+
+
+def test_the_story_is_short_and_its_files_exist():
+    told = re.findall(r"^\d+\. `([a-z_/]+\.py)`", PAGE, re.MULTILINE)
+    assert told, "the numbered list is missing"
+    assert len(told) <= MAX_FILES
+    lines = {name: (PACKAGE / name).read_text(encoding="utf-8").count("\n") for name in told}
+    assert sum(lines.values()) <= MAX_LINES, lines
+
+
+def test_files_named_on_the_page_exist():
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", PAGE))
+    assert not {name for name in named if not (PACKAGE / name).exists()}
+
+
+def test_the_rooms_are_listed_in_the_order_of_the_ladder():
+    table = re.findall(r"^\| `([a-z]+)` \|", PAGE, re.MULTILINE)
+    assert table == [*LADDER, LEAF]

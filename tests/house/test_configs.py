@@ -1,6 +1,4 @@
-"""Every file in configs/ says what it is, resolves, and trains for one iteration."""
-
-from pathlib import Path
+"""Every file in configs/ has a header with its command, resolves, and trains one iteration."""
 
 import pytest
 from source_tree import ROOT
@@ -10,7 +8,7 @@ from rlrun.config.registry import algorithm_class
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
-# The same computation, small enough for a test. No Ray: what the actors add is tested in sampling.
+# The same computation, small enough for a test; without Ray, which is tested with the actors.
 TINY = [
     "env_runners.num_env_runners=0",
     "env_runners.num_envs_per_env_runner=2",
@@ -21,16 +19,16 @@ TINY = [
 TINY_TRAINING = {"minibatch_size": 32, "num_epochs": 1}
 
 
-def _name(path: Path) -> str:
+def _name(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def test_there_are_configs() -> None:
+def test_there_are_configs():
     assert CONFIGS
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=_name)
-def test_header_gives_the_command(path: Path) -> None:
+def test_header_gives_the_command(path):
     header = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -40,13 +38,13 @@ def test_header_gives_the_command(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=_name)
-def test_config_resolves_as_it_is(path: Path) -> None:
+def test_config_resolves_as_it_is(path):
     config = load_experiment(path)
     assert config.stop, "a config without a stop criterion never ends"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=_name)
-def test_config_trains_one_iteration(path: Path) -> None:
+def test_config_trains_one_iteration(path):
     own = type(load_experiment(path).training).model_fields
     tiny = [f"training.{key}={value}" for key, value in TINY_TRAINING.items() if key in own]
     config = load_experiment(path, [*TINY, *tiny])

@@ -1,11 +1,9 @@
 """`make test-learning`: files in configs/ reach the return they promise, within their budget."""
 
-from pathlib import Path
-
 import pytest
 from source_tree import ROOT
 
-from rlrun import Algorithm, load_experiment, rollout, run_experiment
+from rlrun import load_experiment, rollout, run_experiment
 from rlrun.config.registry import algorithm_class
 
 pytestmark = pytest.mark.learning
@@ -22,7 +20,7 @@ SEEDS = {
     "ppo_repeat_after_me_attention": (1, 2, 3),
     "ppo_stateless_cartpole_lstm": (1, 2, 3),
 }
-# The same experiment without a memory does not get there; without attention it is the first one.
+# The same experiments fail without a memory; the one with attention becomes the first one then.
 NEED_MEMORY = {
     "ppo_repeat_after_me_lstm": (["model.use_lstm=false", "stop.env_steps=100_000"], 20),
     "ppo_stateless_cartpole_lstm": (["model.use_lstm=false", "stop.env_steps=200_000"], 150),
@@ -32,7 +30,7 @@ NEED_MEMORY = {
 @pytest.mark.parametrize(
     ("name", "seed"), [(name, seed) for name, seeds in SEEDS.items() for seed in seeds]
 )
-def test_config_reaches_its_return(name: str, seed: int, tmp_path: Path) -> None:
+def test_config_reaches_its_return(name, seed, tmp_path):
     outcome = run_experiment(
         ROOT / "configs" / f"{name}.yaml",
         [f"seed={seed}"],
@@ -42,14 +40,14 @@ def test_config_reaches_its_return(name: str, seed: int, tmp_path: Path) -> None
     assert outcome.end == "finished"
     assert outcome.reason.startswith("episode_return_mean"), outcome.reason
     assert outcome.result is not None
-    # What is played afterwards, without exploration, is about as good as what was trained.
+    # Without exploration, the trained policy is about as good as in training.
     trained = outcome.result["episode_return_mean"]
-    played = rollout(outcome.folder).statistics["episode_return_mean"]
-    assert played >= trained - 0.1 * abs(trained)
+    without_exploration = rollout(outcome.folder).statistics["episode_return_mean"]
+    assert without_exploration >= trained - 0.1 * abs(trained)
 
 
 @pytest.mark.parametrize("name", NEED_MEMORY)
-def test_without_memory_it_fails(name: str, tmp_path: Path) -> None:
+def test_without_memory_it_fails(name, tmp_path):
     overrides, most = NEED_MEMORY[name]
     outcome = run_experiment(
         ROOT / "configs" / f"{name}.yaml",
@@ -61,8 +59,8 @@ def test_without_memory_it_fails(name: str, tmp_path: Path) -> None:
     assert outcome.result["episode_return_mean"] < most
 
 
-# Large batches, hence few steps of the optimizer: within 50 steps nothing teaches the cart not to
-# drift off the track, and the longer small batches are learned from, the further it drifts.
+# Large batches, hence few steps of the optimizer: episodes of 50 steps do not punish a slow drift
+# off the track, and the more updates with small batches, the further the cart drifts.
 SHORT_EPISODES = [
     "training.train_batch_size=4096",
     "training.minibatch_size=1024",
@@ -75,7 +73,7 @@ SHORT_EPISODES = [
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
-def test_a_time_limit_is_no_death(seed: int) -> None:
+def test_a_time_limit_is_no_termination(seed):
     """Trained in episodes of at most 50 steps, the policy holds the pole for hundreds."""
     trained, longer = _cartpole(50, seed), _cartpole(500, seed)
     while trained.env_steps < 131_072:
@@ -87,7 +85,7 @@ def test_a_time_limit_is_no_death(seed: int) -> None:
     assert mean >= 200
 
 
-def _cartpole(max_episode_steps: int, seed: int) -> Algorithm:
+def _cartpole(max_episode_steps, seed):
     env = f"env={{use: CartPole-v1, max_episode_steps: {max_episode_steps}}}"
     config = load_experiment(
         ROOT / "configs" / "ppo_cartpole.yaml", [*SHORT_EPISODES, env, f"seed={seed}"]

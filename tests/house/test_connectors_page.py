@@ -1,4 +1,4 @@
-"""The pieces of docs/connectors.md run, in the experiment that the page shows, and learn."""
+"""The connectors of docs/connectors.md run, in the experiment that the page shows, and learn."""
 
 import re
 import sys
@@ -7,29 +7,29 @@ import types
 import gymnasium as gym
 import numpy as np
 import pytest
-from source_tree import ROOT
+from pages import blocks, execute, page
 
-from rlrun import Algorithm, load_experiment
+from rlrun import load_experiment
 from rlrun.config.registry import algorithm_class
+from rlrun.config.schema import EnvRunnersConfig
 
-PAGE = (ROOT / "docs" / "connectors.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(EXPERIMENT,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+PAGE = page("connectors.md")
+(EXPERIMENT,) = blocks(PAGE, "yaml")
 
 
 @pytest.fixture(scope="module")
 def pieces():
-    """What the snippets define, where the page's import paths look for it."""
+    """The connectors that the page defines, in the module that its import paths name."""
     modules = {"my": types.ModuleType("my"), "my.pieces": types.ModuleType("my.pieces")}
     sys.modules.update(modules)
-    for snippet in SNIPPETS:
-        exec(compile(snippet, "docs/connectors.md", "exec"), modules["my.pieces"].__dict__)
+    for snippet in blocks(PAGE, "python"):
+        execute(snippet, modules["my.pieces"].__dict__, "docs/connectors.md")
     yield modules["my.pieces"]
     for name in modules:
         del sys.modules[name]
 
 
-def build(tmp_path, *overrides) -> Algorithm:
+def build(tmp_path, *overrides):
     file = tmp_path / "page.yaml"
     file.write_text(EXPERIMENT, encoding="utf-8")
     batch = ["training.train_batch_size=128", "training.minibatch_size=64", "seed=1"]
@@ -37,7 +37,7 @@ def build(tmp_path, *overrides) -> Algorithm:
     return algorithm_class(experiment.algorithm)(experiment)
 
 
-def test_the_experiment_of_the_page_trains(pieces, tmp_path) -> None:
+def test_the_experiment_of_the_page_trains(pieces, tmp_path):
     algorithm = build(tmp_path)
     try:
         batch = algorithm.sample()
@@ -49,7 +49,7 @@ def test_the_experiment_of_the_page_trains(pieces, tmp_path) -> None:
         algorithm.stop()
 
 
-def test_the_piece_that_learns_is_merged(pieces, tmp_path) -> None:
+def test_a_connector_with_statistics_is_merged(pieces, tmp_path):
     algorithm = build(tmp_path, "env_runners.env_to_module_connector=my.pieces:Scaled")
     try:
         algorithm.train()
@@ -62,15 +62,13 @@ def test_the_piece_that_learns_is_merged(pieces, tmp_path) -> None:
         algorithm.stop()
 
 
-def test_every_key_of_the_page_exists() -> None:
-    from rlrun.config.schema import EnvRunnersConfig
-
+def test_every_key_of_the_page_exists():
     keys = set(re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE))
     assert len(keys) == 7
     assert keys <= EnvRunnersConfig.model_fields.keys()
 
 
-def test_methods_of_the_history_exist() -> None:
+def test_methods_of_the_history_exist():
     from rlrun.connectors.lane_history import LaneHistory
 
     history = LaneHistory(1, 1, gym.spaces.Discrete(2))

@@ -1,32 +1,30 @@
-"""docs/new-algorithm.md: its file, its YAML and its Python work as they stand, and learn."""
+"""docs/new-algorithm.md: its file, its YAML and its Python work unchanged, and learn."""
 
 import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from source_tree import ROOT
+from pages import blocks, page
 
 import rlrun
 from rlrun.algorithms import asynchronous
 
-PAGE = (ROOT / "docs" / "new-algorithm.md").read_text(encoding="utf-8")
-FILE, SNIPPET = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(YAML,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-(COMMANDS,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+PAGE = page("new-algorithm.md")
+FILE, SNIPPET = blocks(PAGE, "python")
+(YAML,), (COMMANDS,) = blocks(PAGE, "yaml"), blocks(PAGE, "sh")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """What a reader of the page has written."""
+def folder(tmp_path):
+    """A folder with the files that the page tells to write."""
     (tmp_path / "vpg.py").write_text(FILE)
     (tmp_path / "vpg_cartpole.yaml").write_text(YAML)
     return tmp_path
 
 
-def run(folder: Path, *arguments: str) -> str:
+def run(folder, *arguments):
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -34,7 +32,7 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_its_commands_work_in_the_folder_of_the_file(folder: Path) -> None:
+def test_its_commands_work_in_the_folder_of_the_file(folder):
     commands = [line.split() for line in COMMANDS.splitlines()]
     assert [words[:2] for words in commands] == [["rlrun", "check"], ["rlrun", "train"]]
     (_, *check), (_, *train) = commands
@@ -47,12 +45,12 @@ def test_its_commands_work_in_the_folder_of_the_file(folder: Path) -> None:
     assert "did you mean gamma?" in done.stdout + done.stderr
 
 
-def test_its_python_runs(folder: Path) -> None:
+def test_its_python_runs(folder):
     (folder / "snippet.py").write_text(SNIPPET)
     assert "policy_loss" in run(folder, "-W", "error", "snippet.py")
 
 
-def test_the_names_in_its_tables_exist() -> None:
+def test_the_names_in_its_tables_exist():
     names = re.findall(r"`(?:self\.)?(\w+)\(", PAGE)
     assert len(names) > 10
     owners = (rlrun, rlrun.Algorithm, asynchronous)
@@ -60,7 +58,7 @@ def test_the_names_in_its_tables_exist() -> None:
 
 
 @pytest.mark.learning
-def test_it_learns(folder: Path) -> None:
+def test_it_learns(folder):
     run(folder, "-m", "rlrun", "train", "vpg_cartpole.yaml", "--plain", "--run-dir", "here")
     rows = (folder / "here" / "metrics.jsonl").read_text().splitlines()
     last = json.loads(rows[-1])

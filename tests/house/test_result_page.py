@@ -1,20 +1,18 @@
 """docs/result.md lists exactly the keys that a result has, and marks those that depend on time."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
-from source_tree import ROOT
+from pages import page
 
 from rlrun import PPOConfig
 from rlrun.algorithms.result import SCHEMA_VERSION, is_wall_clock
 
-PAGE = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
+PAGE = page("result.md")
 STATISTICS = "learners/default_policy/learner_stats/"
 
 
-def _documented() -> dict[str, bool]:
-    """Every key of the page's tables -> whether it carries the clock."""
+def _documented():
+    """Every key of the page's tables -> whether it is marked with a clock."""
     found = {}
     for cell in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE):
         for key in re.findall(r"`([a-z_/]+)`", cell):
@@ -26,13 +24,13 @@ def _documented() -> dict[str, bool]:
     return found
 
 
-def _documented_of_several() -> set[str]:
+def _documented_of_several():
     """Keys that only runs with several agents have, as ``a/b/<policy>``."""
     first_cells = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     return {key for cell in first_cells for key in re.findall(r"`([a-z_/]+<[a-z]+>)`", cell)}
 
 
-def _addresses(result: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def _addresses(result, prefix=""):
     for key, value in result.items():
         if isinstance(value, dict):
             yield from _addresses(value, f"{prefix}{key}/")
@@ -40,51 +38,46 @@ def _addresses(result: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield prefix + key
 
 
-def test_the_page_lists_the_keys_of_a_result() -> None:
+def _keys_of_a_result(config):
     algorithm = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        config.env_runners(num_env_runners=0, num_envs_per_env_runner=2)
         .training(train_batch_size=64, minibatch_size=32, num_epochs=1, kl_coeff=0.2)
         .build()
     )
     try:
-        keys = set(_addresses(algorithm.train()))
+        return set(_addresses(algorithm.train()))
     finally:
         algorithm.stop()
+
+
+def test_the_page_lists_the_keys_of_a_result():
+    keys = _keys_of_a_result(PPOConfig().environment("CartPole-v1"))
     assert keys == set(_documented())
 
 
-def test_the_page_lists_the_keys_of_a_result_with_several_agents() -> None:
-    algorithm = (
+def test_the_page_lists_the_keys_of_a_result_with_several_agents():
+    keys = _keys_of_a_result(
         PPOConfig()
-        .environment("rlrun.envs.multi_agent_examples:MultiAgentCartPole")
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        .environment("MultiAgentCartPole")
         .multi_agent(
             policies={"learns": {}, "frozen": {"train": False}},
             agents={"agent_0": "learns", "*": "frozen"},
         )
-        .training(train_batch_size=64, minibatch_size=32, num_epochs=1, kl_coeff=0.2)
-        .build()
     )
-    try:
-        keys = set(_addresses(algorithm.train()))
-    finally:
-        algorithm.stop()
-    named = {
+    general = {
         re.sub(r"agent_return_mean/agent_[01]$", "agent_return_mean/<agent>", key)
         .replace("policy_return_mean/learns", "policy_return_mean/<policy>")
         .replace("policy_return_mean/frozen", "policy_return_mean/<policy>")
         .replace("learners/learns/", "learners/default_policy/")
         for key in keys
     }
-    assert named == set(_documented()) | _documented_of_several()
+    assert general == set(_documented()) | _documented_of_several()
 
 
-def test_the_clock_marks_what_depends_on_time() -> None:
+def test_the_clock_marks_the_keys_that_depend_on_time():
     marked = {key for key, clock in _documented().items() if clock}
     assert marked == {key for key in _documented() if is_wall_clock(key)}
 
 
-def test_the_version_is_current() -> None:
+def test_the_version_is_current():
     assert f"Schema version {SCHEMA_VERSION}." in PAGE

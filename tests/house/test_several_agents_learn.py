@@ -1,7 +1,4 @@
-"""`make test-learning`: several agents learn what their files in configs/ promise."""
-
-from pathlib import Path
-from typing import Any
+"""`make test-learning`: several agents reach the returns that their files in configs/ promise."""
 
 import pytest
 from source_tree import ROOT
@@ -14,8 +11,8 @@ pytestmark = pytest.mark.learning
 TwoRepeatAfterMe = make_multi_agent(RepeatAfterMe)
 
 
-def _run(name: str, tmp_path: Path, *overrides: str) -> tuple[str, dict[str, Any]]:
-    """Why the run of a config ended, and its last result."""
+def _run(name, tmp_path, *overrides):
+    """The reason why the run of a config ended, and its last result."""
     outcome = run_experiment(
         ROOT / "configs" / f"{name}.yaml", overrides, run_dir=tmp_path / "run", console="quiet"
     )
@@ -26,7 +23,7 @@ def _run(name: str, tmp_path: Path, *overrides: str) -> tuple[str, dict[str, Any
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("policies", ["agent_0, agent_1", "shared"])
-def test_each_agent_holds_its_pole(policies: str, seed: int, tmp_path: Path) -> None:
+def test_each_agent_holds_its_pole(policies, seed, tmp_path):
     overrides = [f"multi_agent.policies=[{policies}]", f"seed={seed}"]
     reason, result = _run("ppo_multi_agent_cartpole", tmp_path, *overrides)
     assert reason.startswith("episode_return_mean"), reason
@@ -34,19 +31,19 @@ def test_each_agent_holds_its_pole(policies: str, seed: int, tmp_path: Path) -> 
         assert min(result["env_runners"][kind].values()) >= 400, result["env_runners"]
 
 
-def test_rock_paper_scissors_against_heuristics(tmp_path: Path) -> None:
+def test_rock_paper_scissors_against_heuristics(tmp_path):
     reason, result = _run("ppo_rock_paper_scissors", tmp_path)
     assert result["env_runners"]["policy_return_mean"]["learner"] >= 6, reason
 
 
-def test_self_play_leaves_five_copies(tmp_path: Path) -> None:
+def test_self_play_leaves_five_copies(tmp_path):
     reason, result = _run("ppo_self_play", tmp_path)
     assert reason.startswith("league/newest"), reason
     assert result["league"]["newest"] >= 5
 
 
 @pytest.mark.parametrize(("use_lstm", "least", "most"), [(True, 80, 100), (False, -10, 20)])
-def test_two_agents_with_a_memory_each(use_lstm: bool, least: float, most: float) -> None:
+def test_two_agents_each_with_a_memory(use_lstm, least: float, most: float):
     """Without one, an agent gets 0 on average; 100 is perfect."""
     algorithm = (
         PPOConfig()
@@ -67,8 +64,8 @@ def test_two_agents_with_a_memory_each(use_lstm: bool, least: float, most: float
 
 
 @pytest.mark.parametrize("mode", ["independent", "lockstep"])
-def test_two_agents_replay(mode: str) -> None:
-    """Twenty steps is what a random policy holds the pole for."""
+def test_two_agents_replay(mode):
+    """A random policy holds the pole for about twenty steps."""
     algorithm = (
         DQNConfig()
         .environment("rlrun.envs.multi_agent_examples:MultiAgentCartPole")

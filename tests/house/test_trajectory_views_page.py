@@ -1,43 +1,41 @@
 """Every snippet of docs/trajectory-views.md runs, one after the other, and learns."""
 
-import re
 import sys
 import types
 
 import pytest
-from source_tree import ROOT
+from pages import blocks, execute, page
 
-PAGE = (ROOT / "docs" / "trajectory-views.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SNIPPETS = blocks(page("trajectory-views.md"), "python")
 
 
 @pytest.fixture(scope="module")
-def page():
-    """What the snippets define, as a module that import paths reach."""
+def views():
+    """The page's definitions, in a module that import paths reach."""
     module = types.ModuleType("views_page")
     sys.modules["views_page"] = module
     for snippet in SNIPPETS:
-        exec(compile(snippet, "docs/trajectory-views.md", "exec"), module.__dict__)
+        execute(snippet, module.__dict__, "docs/trajectory-views.md")
     module.FourFrames.__module__ = module.LeakyTrace.__module__ = "views_page"
     yield module
     del sys.modules["views_page"]
 
 
-def test_there_are_snippets(page) -> None:
+def test_there_are_snippets(views):
     assert len(SNIPPETS) == 6
-    assert page.batch["next_actions"].shape == page.batch["actions"].shape
+    assert views.batch["next_actions"].shape == views.batch["actions"].shape
 
 
-def test_the_callback_adds_what_the_view_shows(page) -> None:
-    for piece in page.batch.split_by_episode("eps_id"):
-        viewed = piece["next_actions"].tolist()
-        page.NextActions().on_postprocess_trajectory(postprocessed_batch=piece)
-        assert piece["next_actions"].tolist() == viewed
+def test_the_callback_adds_what_the_view_shows(views):
+    for episode in views.batch.split_by_episode("eps_id"):
+        viewed = episode["next_actions"].tolist()
+        views.NextActions().on_postprocess_trajectory(postprocessed_batch=episode)
+        assert episode["next_actions"].tolist() == viewed
 
 
-def test_the_network_with_a_view_learns_from_it(page) -> None:
+def test_the_network_with_a_view_learns_from_it(views):
     config = (
-        page.PPOConfig()
+        views.PPOConfig()
         .environment("CartPole-v1")
         .model(use="views_page:FourFrames")
         .training(train_batch_size=128, minibatch_size=64)
@@ -53,9 +51,9 @@ def test_the_network_with_a_view_learns_from_it(page) -> None:
         algorithm.stop()
 
 
-def test_the_module_with_states_of_its_own_remembers_and_trains(page) -> None:
+def test_the_module_with_states_of_its_own_remembers_and_trains(views):
     config = (
-        page.PPOConfig()
+        views.PPOConfig()
         .environment("RepeatAfterMe", length=9)
         .model(use="views_page:LeakyTrace", width=8, max_seq_len=4)
         .training(train_batch_size=128, minibatch_size=64)
@@ -76,8 +74,8 @@ def test_the_module_with_states_of_its_own_remembers_and_trains(page) -> None:
         algorithm.stop()
 
 
-def test_the_network_with_a_memory_trains(page) -> None:
-    algorithm = page.config.debugging(seed=1).build()
+def test_the_network_with_a_memory_trains(views):
+    algorithm = views.config.debugging(seed=1).build()
     try:
         assert algorithm.train()["env_steps"] == 512
     finally:
