@@ -1,4 +1,4 @@
-"""Runs contenders one after the other, round by round, and records what each of them reports.
+"""Runs contenders one after the other, round by round, and records their reports.
 
 A contender is one framework in one setup; its driver under `benchmarks/peers/` runs as a
 subprocess in that framework's own virtual environment, with one thread per process.
@@ -35,7 +35,7 @@ class Contender:
 
     name: str  # "framework, setup", as in the tables
     key: str  # for --contenders
-    peer: str  # whose environment it runs in; also the driver, unless another one is named
+    peer: str  # its virtual environment; also the driver, unless another one is named
     arguments: tuple[str, ...] = ()
     driver: str | None = None  # module under benchmarks/peers
 
@@ -47,7 +47,7 @@ class Contender:
         return HOME / "venvs" / self.peer / "bin" / "python"
 
     def missing(self) -> str | None:
-        """Why the contender cannot run on this machine."""
+        """The reason why the contender cannot run on this machine."""
         if not self.python.exists():
             return f"{self.python} is not there: run benchmarks/peers/setup.sh {self.peer}"
         script = CLEANRL_DIR / "cleanrl" / "ppo.py"
@@ -69,7 +69,7 @@ RLLIB_2 = Contender("RLlib, 2 runners", "rllib-2", "rllib", ("--runners", "2"))
 
 
 def environment() -> dict[str, str]:
-    """What every contender finds in its environment: one thread, no GPU, no usage reports."""
+    """Environment variables of every contender: one thread, no GPU, no usage reports."""
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
         **os.environ,
@@ -84,9 +84,9 @@ def environment() -> dict[str, str]:
 
 
 def run_driver(contender: Contender, *arguments: str, timeout_s: float = 600) -> dict[str, Any]:
-    """Runs the contender's driver and returns what it reported.
+    """Runs the contender's driver and returns its report.
 
-    Raises `MeasurementError` when it fails, says nothing or takes longer than `timeout_s`.
+    Raises `MeasurementError` if it fails, reports nothing or takes longer than `timeout_s`.
     """
     module = f"benchmarks.peers.{contender.driver or contender.peer}"
     output = run_command(
@@ -166,7 +166,7 @@ def run_rounds(
     rounds: int,
     measure: Callable[[Contender, int], dict[str, Any]],
 ) -> None:
-    """A B C, A B C, ...: measures what the record does not have yet; failures do not stop it."""
+    """A B C, A B C, ...: adds the missing measurements to the record; failures do not stop it."""
     for round_ in range(1, rounds + 1):
         for contender in contenders:
             if record.has(contender.name, round_):
@@ -201,7 +201,7 @@ def run_benchmark(
     settings: dict[str, Any],
     measure: Callable[[Contender, int], dict[str, Any]],
 ) -> Record:
-    """Everything between the command line and the table."""
+    """Runs a benchmark from its command line to its table."""
     try:
         record = Record.open(benchmark, settings, path=options.out, resume=options.resume)
     except RecordError as error:

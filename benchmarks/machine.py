@@ -1,4 +1,4 @@
-"""Describes the machine a measurement was made on, so that nobody compares across machines."""
+"""Describes the machine of a measurement, since measurements of two machines do not compare."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ def describe() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's name as the kernel tells it."""
+    """The processor's name, from the kernel."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -35,7 +35,7 @@ def cpu_model() -> str:
 def commit(directory: Path) -> str:
     """Short hash of a checkout, with `+` when tracked files were changed.
 
-    What the benchmarks themselves write does not count.
+    Files that the benchmarks write do not count.
     """
 
     def git(*arguments: str) -> str:

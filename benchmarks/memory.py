@@ -1,4 +1,4 @@
-"""How much memory a process and all its descendants hold together (Linux, `/proc`).
+"""The memory of a process and all its descendants together (Linux, `/proc`).
 
 PSS counts a page shared by n processes as 1/n in each, so the sum over a tree of processes is
 what the tree as a whole occupies; RSS would count libraries and Ray's object store many times.
@@ -14,7 +14,7 @@ def descendants(root: int) -> list[int]:
         try:
             # The command name is in parentheses and may hold blanks: count from its end.
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended while we were looking
+        except OSError:  # ended meanwhile
             continue
         children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found, open_ids = [], [root]

@@ -1,7 +1,7 @@
 """A benchmark's JSON file: settings, machine, and every single measurement, written as it comes.
 
-The file is the run: tables are made from it, and `--resume` goes on where it stops. Medians and
-ratios are computed when a table is made, so that nothing but raw numbers is stored.
+The file is the run: tables are made from it, and `--resume` continues it. Medians and
+ratios are computed when a table is made, so that only raw numbers are stored.
 """
 
 import json

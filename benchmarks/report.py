@@ -32,7 +32,7 @@ def results(folder: Path) -> str:
 
 
 def insert(page: str, text: str) -> str:
-    """The page with `text` in place of what stands between the markers."""
+    """The page with `text` between the markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

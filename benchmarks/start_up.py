@@ -47,7 +47,7 @@ def time_help() -> dict[str, Any]:
 
 
 def time_command(num_env_runners: int) -> dict[str, Any]:
-    """Starts `rlrun train`, watches its metrics.jsonl, looks at its memory, interrupts it."""
+    """Starts `rlrun train`, waits for its metrics.jsonl, measures memory, interrupts it."""
     with tempfile.TemporaryDirectory() as scratch:
         run_folder, output = Path(scratch) / "run", Path(scratch) / "output"
         start = time.monotonic()
@@ -87,7 +87,7 @@ def train_command(run_folder: Path, num_env_runners: int) -> list[str]:
 
 
 def wait_for_results(process: "subprocess.Popen[bytes]", run_folder: Path, results: int) -> None:
-    """Returns once metrics.jsonl has so many lines; raises if the process ends before that."""
+    """Waits until metrics.jsonl has so many lines; raises if the process ends before."""
     metrics = run_folder / "metrics.jsonl"
     deadline = time.monotonic() + TIMEOUT_S
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= results):
@@ -99,7 +99,7 @@ def wait_for_results(process: "subprocess.Popen[bytes]", run_folder: Path, resul
 
 
 def end_politely(process: "subprocess.Popen[bytes]") -> None:
-    """Ctrl-C, so that it takes Ray down with it; killed if that does not help."""
+    """Ctrl-C, so that it ends Ray too; killed if that does not help."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:

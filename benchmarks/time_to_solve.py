@@ -1,10 +1,10 @@
 """Seconds from process start until the mean return of the last 100 episodes of CartPole-v1 is 475.
 
-Each framework with settings that serve it well: `rlrun train configs/ppo_cartpole.yaml`,
+Each framework with settings that suit it: `rlrun train configs/ppo_cartpole.yaml`,
 Stable-Baselines3 with the rl-baselines3-zoo's hyperparameters, CleanRL's defaults, RLlib with
 those of `benchmarks/peers/rllib.py`. Round n uses seed n. Every time ends when the criterion is
-met; rlrun's row of that iteration is in its run folder by then. Each of rlrun's runs is then
-played for 20 episodes, deterministically. Twelve minutes with the defaults.
+met; rlrun's row of that iteration is in its run folder by then. Each of rlrun's
+policies then acts for 20 episodes, deterministically. Twelve minutes with the defaults.
 """
 
 import json
@@ -33,7 +33,7 @@ TIMEOUT_S = 600.0
 
 
 def solve_with_rlrun(seed: int) -> dict[str, Any]:
-    """Runs the command a user would type, then plays the checkpoint it leaves."""
+    """Runs the command that a user would type, then rolls out its checkpoint."""
     with tempfile.TemporaryDirectory() as scratch:
         run_folder = Path(scratch) / "run"
         options = ["--seed", str(seed), "--run-dir", str(run_folder)]
@@ -90,7 +90,7 @@ def main() -> None:
         "--max-steps", type=int, default=500_000, help="peers give up here; default %(default)s"
     )
     options = parser.parse_args()
-    # The file may change between sessions; half a record with each version would be no record.
+    # The file may change between sessions; half a record with each version would be useless.
     settings = {
         "max_steps": options.max_steps,
         "config": CONFIG.read_text() if CONFIG.exists() else "",

@@ -1,4 +1,4 @@
-"""Steps of rlrun's vectorisations alone, without a policy: lane after lane, and EnvPool's threads.
+"""Steps of rlrun's vectorisations alone, without a policy: one by one, and in EnvPool's threads.
 
 python -m benchmarks.vector_envs        # half a minute; needs the extra envpool
 """
@@ -14,7 +14,7 @@ import numpy as np
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.vector_env import make_vector_env
 
-LANES = (8, 32, 128)
+NUM_ENVS = (8, 32, 128)
 MODES = ("sync", "envpool")
 ROUNDS = 5
 SECONDS = 0.8
@@ -37,18 +37,21 @@ def env_steps_per_s(envs: Any) -> float:
 
 def main() -> None:
     found: dict[tuple[str, int], list[float]] = {}
-    for _ in range(ROUNDS):  # in turns, so that a slow moment of the machine meets all
-        for lanes in LANES:
+    for _ in range(ROUNDS):  # in turns, so that a slow moment of the machine affects all
+        for num_envs in NUM_ENVS:
             for mode in MODES:
                 settings = EnvRunnersConfig(gym_env_vectorize_mode=mode)
-                envs = make_vector_env(EnvSpec(use="CartPole-v1"), lanes, settings)
-                found.setdefault((mode, lanes), []).append(env_steps_per_s(envs))
+                envs = make_vector_env(EnvSpec(use="CartPole-v1"), num_envs, settings)
+                found.setdefault((mode, num_envs), []).append(env_steps_per_s(envs))
                 envs.close()
     print(f"| CartPole-v1, env steps/s, median of {ROUNDS} | ", end="")
-    print(" | ".join(f"{lanes} lanes" for lanes in LANES), "|")
-    print("|---|" + "---:|" * len(LANES))
+    print(" | ".join(f"{num_envs} sub-environments" for num_envs in NUM_ENVS), "|")
+    print("|---|" + "---:|" * len(NUM_ENVS))
     for mode in MODES:
-        print(f"| mode `{mode}` |", *(f"{median(found[mode, lanes]):,.0f} |" for lanes in LANES))
+        print(
+            f"| mode `{mode}` |",
+            *(f"{median(found[mode, num_envs]):,.0f} |" for num_envs in NUM_ENVS),
+        )
 
 
 if __name__ == "__main__":

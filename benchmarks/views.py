@@ -1,9 +1,9 @@
-"""What views cost: sampling with the previous action and reward, against the same network without.
+"""The cost of views: sampling with the previous action and reward, and without, same network.
 
     python -m benchmarks.views --rounds 7
 
 Both networks are two layers of 64 in torch over as many inputs; the plain one is given constants in
-place of the views. Rounds alternate, so that a slow minute of the machine meets both.
+place of the views. Rounds alternate, so that a slow minute of the machine affects both.
 """
 
 import argparse

@@ -29,7 +29,7 @@ EPISODE = re.compile(r"global_step=(\d+), episodic_return=\[?([-\d.e+]+)")
 
 
 class Finished(Exception):  # noqa: N818 - it ends the script, it is not an error
-    """What a tap raises to end CleanRL's script once it knows what it wanted to know."""
+    """Raised by a tap to end CleanRL's script when its measurement is complete."""
 
 
 class OutputTap(io.TextIOBase):
@@ -55,7 +55,9 @@ def run_script(
     script = checkout / "cleanrl" / name
     sys.path.append(str(checkout))  # some take their replay buffer from there
     stdout, directory = sys.stdout, os.getcwd()
-    with tempfile.TemporaryDirectory() as scratch:  # it writes TensorBoard files where it runs
+    with (
+        tempfile.TemporaryDirectory() as scratch
+    ):  # it writes TensorBoard files into the working directory
         os.chdir(scratch)
         sys.argv = [str(script), "--no-cuda", *arguments]
         sys.stdout = OutputTap(on_line)  # type: ignore[assignment]
@@ -97,7 +99,7 @@ class PhaseClock:
 
 
 def equal_work_arguments(task: Any, total_steps: int) -> list[str]:
-    """`EqualWork` in the words of ppo.py."""
+    """`EqualWork` as arguments of ppo.py."""
     work = EqualWork()
     if work.hidden != (64, 64):
         raise ValueError("ppo.py has its 64 x 64 tanh networks built in")

@@ -1,6 +1,6 @@
 """CleanRL's `dqn.py` and `sac_continuous_action.py`, unchanged, out of the checkout.
 
-They run in this process as `__main__`; the return of `SyncVectorEnv.step` is what is counted.
+They run in this process as `__main__`; calls of `SyncVectorEnv.step` are counted.
 """
 
 import os
@@ -15,7 +15,7 @@ from benchmarks.peers.replay_driver import DQNWork, EnvStepClock, SACWork
 
 
 def dqn_arguments() -> dict[str, object]:
-    """`DQNWork` in the words of dqn.py, whose 120 x 84 networks are built in."""
+    """`DQNWork` as arguments of dqn.py, whose 120 x 84 networks are built in."""
     work = DQNWork()
     if work.hidden != (120, 84):
         raise ValueError("dqn.py has its 120 x 84 ReLU networks built in")
@@ -34,7 +34,7 @@ def dqn_arguments() -> dict[str, object]:
 
 
 def sac_arguments() -> dict[str, object]:
-    """`SACWork` in the words of sac_continuous_action.py, whose 256 x 256 networks are built in.
+    """`SACWork` as arguments of sac_continuous_action.py, whose 256 x 256 networks are built in.
 
     Its policy learns twice in every second step, which is as often as once in each.
     """

@@ -1,4 +1,4 @@
-"""What every driver shares: the task it is given, its clock, and the one JSON line it prints.
+"""Shared by all drivers: their task, their clock, and the one JSON line that they print.
 
 Must not import any framework: it runs in all the peers' environments.
 
@@ -66,7 +66,7 @@ def task_from_command_line(description: str | None) -> argparse.Namespace:
 
 
 def seconds_since_start() -> float:
-    """Seconds since the parent spawned this process (it tells when), imports and all."""
+    """Seconds since the parent started this process at the time that it passed, imports included."""
     return time.monotonic() - float(os.environ["BENCHMARK_SPAWNED_AT"])
 
 
@@ -94,7 +94,7 @@ def import_environment(name: str) -> Any:
 
 @dataclass
 class Iteration:
-    """What one training iteration did; the two times are None where the peer hides them."""
+    """One training iteration; the two times are None where the peer hides them."""
 
     env_steps: int
     sampling_s: float | None = None

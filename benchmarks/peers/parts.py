@@ -46,7 +46,7 @@ def _seconds(part: Callable[[], Any], calls: int) -> float:
 
 
 def textbook_mlp(num_outputs: int) -> nn.Sequential:
-    """64 x 64 tanh as everybody writes it."""
+    """64 x 64 tanh, as in most tutorials."""
     return nn.Sequential(
         nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs)
     )
@@ -90,7 +90,7 @@ def env_parts() -> Parts:
     spec = EnvSpec(use="CartPole-v1")
     for mode in ("sync", "vector_entry_point"):
         envs = make_vector_env(spec, WORK.num_envs, EnvRunnersConfig(gym_env_vectorize_mode=mode))
-        yield f"step of 8 CartPoles: rlrun, {mode}", _lane_stepper(envs, actions)
+        yield f"step of 8 CartPoles: rlrun, {mode}", _stepper(envs, actions)
         envs.close()
     for mode in ("sync", "async", "vector_entry_point"):
         peers = gym.make_vec("CartPole-v1", WORK.num_envs, vectorization_mode=mode)
@@ -100,7 +100,7 @@ def env_parts() -> Parts:
         peers.close()
 
 
-def _lane_stepper(envs: Any, actions: Any) -> Callable[[], None]:
+def _stepper(envs: Any, actions: Any) -> Callable[[], None]:
     envs.reset(list(range(WORK.num_envs)))
     steps = _endless(actions)
     seeds = list(range(WORK.num_envs))
@@ -187,7 +187,7 @@ def update_parts() -> Parts:
 
 
 def random_batch() -> dict[str, Any]:
-    """Columns of a train batch; learning from noise takes as long as learning from anything."""
+    """Columns of a train batch; learning from noise takes as long as from real data."""
     rng, rows = np.random.default_rng(0), WORK.batch_size
     noise = rng.normal(size=(11, rows)).astype(np.float32)
     return {

@@ -1,4 +1,4 @@
-"""What the drivers of the replay benchmark share: the settings, and a clock that counts env steps.
+"""Shared by the drivers of the replay benchmark: settings, and a clock that counts env steps.
 
 Must not import any framework: it runs in all the peers' environments.
 """
@@ -52,7 +52,7 @@ def task_from_command_line(description: str | None) -> argparse.Namespace:
 
 
 class EnvStepClock:
-    """Times the env steps after a warm-up, and all that a peer does between them.
+    """Times the env steps after a warm-up, and everything between them.
 
     Args:
         warmup_steps: env steps before the clock starts.

@@ -21,7 +21,7 @@ STEPS_SO_FAR = "num_env_steps_sampled_lifetime"
 
 
 def base_config(task: Any, num_envs: int) -> PPOConfig:
-    """What every task shares: the env, the runners, one local learner, one torch thread."""
+    """Common settings of all tasks: the env, the runners, one local learner, one torch thread."""
     environment = task.env
     if ":" in environment:
         environment = "benchmark"
@@ -39,7 +39,7 @@ def base_config(task: Any, num_envs: int) -> PPOConfig:
 
 
 def equal_work_config(task: Any) -> PPOConfig:
-    """`EqualWork` in RLlib's words."""
+    """`EqualWork` as a config of RLlib."""
     work = EqualWork()
     return (
         base_config(task, work.num_envs)
@@ -99,12 +99,12 @@ def good_config(task: Any) -> PPOConfig:
 
 
 def start_ray() -> None:
-    """Starts a local Ray as RLlib would by itself, only quieter and without the dashboard."""
+    """Starts a local Ray as RLlib does, but quieter and without the dashboard."""
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 class PhaseClock:
-    """Times what `PPO.training_step` calls; RLlib's own timers are smoothed over iterations."""
+    """Times the calls in `PPO.training_step`; RLlib's own timers are smoothed over iterations."""
 
     def __init__(self, algorithm: Any) -> None:
         self.sampling_s = 0.0

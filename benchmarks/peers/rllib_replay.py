@@ -17,7 +17,7 @@ from benchmarks.peers.rllib import STEPS_SO_FAR, start_ray
 
 
 def dqn_config() -> DQNConfig:
-    """`DQNWork` in RLlib's words: without `training_intensity`, one update for each fragment."""
+    """`DQNWork` for RLlib: without `training_intensity`, one update for each fragment."""
     work = DQNWork()
     return (
         DQNConfig()
@@ -39,7 +39,7 @@ def dqn_config() -> DQNConfig:
 
 
 def sac_config() -> SACConfig:
-    """`SACWork` in RLlib's words."""
+    """`SACWork` as a config of RLlib."""
     work = SACWork()
     return (
         SACConfig()

@@ -51,7 +51,7 @@ def trainer(task: Any) -> Callable[[], Iteration]:
 def main() -> None:
     task = driver.task_from_command_line(__doc__)
     if task.task == "solve":
-        # What users type is `rlrun train`; benchmarks/time_to_solve.py runs that very command.
+        # Users type `rlrun train`; benchmarks/time_to_solve.py runs that command.
         raise SystemExit("rlrun's time to solve is measured through its command line")
     if task.task == "start_up":
         result = driver.measure_start_up(trainer(task))

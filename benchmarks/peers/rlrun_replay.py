@@ -11,7 +11,7 @@ STEPS_OF_AN_ITERATION = 500
 
 
 def dqn_config() -> DQNConfig:
-    """`DQNWork` in rlrun's words."""
+    """`DQNWork` as a config of rlrun."""
     work = DQNWork()
     return (
         DQNConfig()
@@ -36,7 +36,7 @@ def dqn_config() -> DQNConfig:
 
 
 def sac_config() -> SACConfig:
-    """`SACWork` in rlrun's words."""
+    """`SACWork` as a config of rlrun."""
     work = SACWork()
     return (
         SACConfig()

@@ -29,7 +29,7 @@ ZOO_NUM_ENVS = 8
 
 
 class TimedPPO(PPO):
-    """PPO that remembers how long its last rollout and its last update took."""
+    """PPO that measures its last rollout and its last update."""
 
     iteration = Iteration(env_steps=0)
 
@@ -60,7 +60,7 @@ class StopWhenSolved(BaseCallback):
 
 
 def make_environments(name: str, num_envs: int, seed: int) -> Any:
-    """A DummyVecEnv of `num_envs` monitored environments, as SB3's documentation has it."""
+    """A DummyVecEnv of `num_envs` monitored environments, as in SB3's documentation."""
     make = driver.import_environment(name) if ":" in name else lambda: gym.make(name)
     return make_vec_env(make, n_envs=num_envs, seed=seed)
 

@@ -23,7 +23,7 @@ class Clock(BaseCallback):
 
 
 def make_dqn(seed: int) -> DQN:
-    """`DQNWork` in SB3's words."""
+    """`DQNWork` as an algorithm of SB3."""
     work = DQNWork()
     return DQN(
         "MlpPolicy",
@@ -45,7 +45,7 @@ def make_dqn(seed: int) -> DQN:
 
 
 def make_sac(seed: int) -> SAC:
-    """`SACWork` in SB3's words."""
+    """`SACWork` as an algorithm of SB3."""
     work = SACWork()
     return SAC(
         "MlpPolicy",
