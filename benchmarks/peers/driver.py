@@ -66,7 +66,7 @@ def task_from_command_line(description: str | None) -> argparse.Namespace:
 
 
 def seconds_since_start() -> float:
-    """Seconds since the parent started this process at the time that it passed, imports included."""
+    """Seconds since the parent started this process, by the time that it passed; with imports."""
     return time.monotonic() - float(os.environ["BENCHMARK_SPAWNED_AT"])
 
 
