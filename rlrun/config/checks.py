@@ -8,10 +8,7 @@ and GPUs are counted when a run starts), environments, their agents and spaces.
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import ValidationError
-
 from rlrun.config import retired
-from rlrun.config.policies import laid_over
 from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import ALGORITHMS, algorithm_class, no_such, suggestion
 from rlrun.config.schema import (
@@ -21,8 +18,9 @@ from rlrun.config.schema import (
     MultiAgentConfig,
     ReplayConfig,
     Section,
+    TrainingConfig,
 )
-from rlrun.config.validate import unknown_key
+from rlrun.config.validate import validated
 
 RESULT_KEYS = (
     "training_iteration",
@@ -211,26 +209,17 @@ def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Find
         "exploration": (experiment.exploration, policy.exploration),
     }
     for name, (common, own) in sections.items():
-        if own and policy.use is not None:
-            message = f"{policy.use} is no network of rlrun; its arguments stand beside `use`"
+        if not own:
+            continue
+        if policy.use is not None:
+            message = f"{policy.use} is no network of rlrun; write its arguments beside `use`"
             yield Finding((*path, name), message)
             continue
-        if own:
-            yield from _check_section_is_used(experiment, (*path, name))
-        try:
-            laid_over(common, own)
-        except ValidationError as error:
-            for item in error.errors(include_url=False):
-                yield _override_finding((*path, name), common, item)
-
-
-def _override_finding(path: Path, common: Section, item: Any) -> Finding:
-    where = tuple(part for part in item["loc"] if isinstance(part, str | int))
-    message = str(item["msg"]).lower()
-    if item["type"] == "extra_forbidden":
-        training = type(common) if path[-1] == "training" else None
-        message = unknown_key((path[-1], str(where[0])), training)  # type: ignore[arg-type]
-    return Finding((*path, *where[:1]), message)
+        yield from _check_section_is_used(experiment, (*path, name))
+        fields = {key: getattr(common, key) for key in type(common).model_fields}
+        training = type(common) if isinstance(common, TrainingConfig) else None
+        for finding in validated(type(common), {**fields, **own}, (name,), training)[1]:
+            yield Finding((*path, *finding.path), finding.message)
 
 
 def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:

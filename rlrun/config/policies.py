@@ -62,9 +62,9 @@ def settings_of(
 ) -> PolicySettings:
     """One policy's settings, its own laid over the experiment's."""
     return PolicySettings(
-        model=laid_over(experiment.model, policy.model),
-        training=laid_over(experiment.training, policy.training),
-        exploration=laid_over(experiment.exploration, policy.exploration),
+        model=_laid_over(experiment.model, policy.model),
+        training=_laid_over(experiment.training, policy.training),
+        exploration=_laid_over(experiment.exploration, policy.exploration),
         train=train,
         use=policy.use,
         kwargs=policy.kwargs,
@@ -90,7 +90,7 @@ def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, Poli
                 yield f"multi_agent.policies.{policy_id}.", settings
 
 
-def laid_over(common: S, own: Mapping[str, Any]) -> S:
+def _laid_over(common: S, own: Mapping[str, Any]) -> S:
     """The common section with its own values for some keys.
 
     Raises:

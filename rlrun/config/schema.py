@@ -26,7 +26,7 @@ class EnvSpec(UseSpec):
 
 
 class EnvRunnersConfig(Section):
-    """How experience is collected. The parameter names are those of RLlib's `env_runners()`."""
+    """How experience is collected. Parameters have the names of RLlib's `env_runners()`."""
 
     env_runner_cls: str | None = None
     """Import path of a class to use instead of `EnvRunner`, for local and remote runners alike."""
@@ -362,7 +362,7 @@ class SweepConfig(Section):
     seeds: Count | tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Seeds of each point, or how many, counted from the experiment's own; null: only that one."""
     scheduler: UseSpec | None = None
-    """What ends trials early: asha, median, hyperband or pbt; arguments are those of Ray Tune."""
+    """What ends trials early: asha, median, hyperband or pbt; arguments as in Ray Tune."""
     metric: str | None = "episode_return_mean"
     """Result key whose last value compares trials; null compares nothing."""
     mode: Literal["max", "min"] = "max"

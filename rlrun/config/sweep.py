@@ -5,7 +5,7 @@ not know: files and lines, nor how a sweep runs. Its points are checked one by o
 known, at the start of the sweep.
 
 ===========  ====================  ============================================================
-grid         [value, ...]          every value, combined with those of every other grid
+grid         [value, ...]          every value, combined with every other grid
 choice       [value, ...]          one of the values, all alike
 uniform      [low, high]           a number between
 loguniform   [low, high]           a number between, its logarithm uniform

@@ -24,11 +24,11 @@ def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
     training_class, findings = _training_class(data.get("algorithm"))
     training, given = None, data.get("training", {})
     if training_class is not None:
-        training, problems = _validated(training_class, given, ("training",), training_class)
+        training, problems = validated(training_class, given, ("training",), training_class)
         findings += problems
     # A wrong section is replaced, so that the others are validated too.
     whole = {**data, "training": training or TrainingConfig()}
-    experiment, problems = _validated(ExperimentConfig, whole, (), training_class)
+    experiment, problems = validated(ExperimentConfig, whole, (), training_class)
     known = [finding.path for finding in findings]
     findings += [finding for finding in problems if finding.path not in known]
     return (None if findings else experiment), findings
@@ -49,7 +49,7 @@ def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
     if wrong & {"evaluation", "callbacks"}:  # The keys of the result depend on these.
         kept.pop("stop", None)
     whole = {"algorithm": "", "env": "", **kept, "training": TrainingConfig()}
-    return _validated(ExperimentConfig, whole, (), None)[0]
+    return validated(ExperimentConfig, whole, (), None)[0]
 
 
 def _is_section(key: str) -> bool:
@@ -72,9 +72,15 @@ def _training_class(name: Any) -> tuple[type[TrainingConfig] | None, list[Findin
     return None, [Finding(("algorithm",), message)]
 
 
-def _validated(
+def validated(
     schema: type[BaseModel], data: Any, prefix: Path, training: type[TrainingConfig] | None
 ) -> tuple[Any, list[Finding]]:
+    """An object of this schema, or its problems.
+
+    Args:
+        prefix: address of the section.
+        training: the algorithm's own class of the section `training`, if known.
+    """
     try:
         return schema.model_validate(data), []
     except ValidationError as error:

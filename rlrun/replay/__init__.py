@@ -1,1 +1,1 @@
-"""Replay buffers and what they store."""
+"""Replay buffers and their stores."""

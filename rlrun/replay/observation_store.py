@@ -1,6 +1,6 @@
 """Observations that several transitions refer to, each kept once.
 
-`ObservationStore` keeps them as they are. `FrameStore` keeps stacks of frames, each frame once: a
+`ObservationStore` keeps them whole. `FrameStore` keeps stacks of frames, each frame once: a
 stack of the last k frames shares all but one of them with the stack before it, so stacks of four
 would take four times the memory of their frames. Owns slots, references to them, and which are
 free. Must not know what a transition is.

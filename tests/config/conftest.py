@@ -12,7 +12,7 @@ MINIMAL = "algorithm: fake_algorithm:Fake\nenv: CartPole-v1\nstop: {env_steps: 1
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Write a file into a fresh working directory; a minimal experiment unless told otherwise."""
+    """Write a file into a fresh working directory; by default behind a minimal experiment."""
     monkeypatch.chdir(tmp_path)
 
     def write_file(text="", name="exp.yaml", *, minimal=True):

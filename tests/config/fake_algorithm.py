@@ -1,4 +1,4 @@
-"""An algorithm that trains nothing: what the config room needs of one, and code to be named."""
+"""An algorithm that trains nothing, and other code that configs can name."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +25,7 @@ class FakeConfig(AlgorithmConfig):
 
 
 class Fake:
-    """An algorithm class with everything that the config room asks for."""
+    """An algorithm class with everything that configs need of one."""
 
     Training = FakeTraining
     Config = FakeConfig

@@ -8,25 +8,25 @@ from rlrun.config.batch_arithmetic import short_fragment_lengths
 from rlrun.config.schema import EnvRunnersConfig
 
 
-def env_steps(rounds: list[list[int]], lanes: int) -> int:
-    return sum(map(sum, rounds)) * lanes
+def env_steps(rounds: list[list[int]], envs: int) -> int:
+    return sum(map(sum, rounds)) * envs
 
 
 @given(
     runners=st.integers(0, 5),
-    lanes=st.integers(1, 9),
+    envs=st.integers(1, 9),
     more=st.integers(0, 200),
     least=st.integers(1, 20),
 )
-def test_short_rounds_add_up_and_none_is_empty(runners, lanes, more, least):
-    batch = lanes * (max(runners, 1) + more)
-    settings = EnvRunnersConfig(num_env_runners=runners, num_envs_per_env_runner=lanes)
+def test_short_rounds_add_up_and_none_is_empty(runners, envs, more, least):
+    batch = envs * (max(runners, 1) + more)
+    settings = EnvRunnersConfig(num_env_runners=runners, num_envs_per_env_runner=envs)
     rounds = short_fragment_lengths(batch, settings, least)
-    assert env_steps(rounds, lanes) == batch
+    assert env_steps(rounds, envs) == batch
     assert all(length >= 1 for lengths in rounds for length in lengths)
     assert all(len(lengths) == max(runners, 1) for lengths in rounds)
     if len(rounds) > 1:
-        assert min(env_steps([lengths], lanes) for lengths in rounds) >= least
+        assert min(env_steps([lengths], envs) for lengths in rounds) >= least
 
 
 @pytest.mark.parametrize(("length", "rounds"), [("auto", 16), (2, 8)])

@@ -1,4 +1,4 @@
-"""The fluent builder: the same schema, said in Python."""
+"""The fluent builder: the same schema, in Python."""
 
 import pytest
 from fake_algorithm import Callback, Fake, FakeConfig, Maze

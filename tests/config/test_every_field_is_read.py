@@ -22,7 +22,7 @@ from rlrun.config.schema import EnvSpec, TrainingConfig, UseSpec, sections
 
 ROOT = Path(__file__).parents[2]
 THIRD_PARTY = ("numpy", "torch", "ray", "gymnasium", "pydantic", "rich", "typer", "yaml", "ale_py")
-# They plan the batch, and who learns, on behalf of algorithms.
+# They plan batches and policies on behalf of algorithms.
 READS_FOR_OTHERS = ("rlrun.config.batch_arithmetic", "rlrun.config.policies")
 
 Read = tuple[str, str]  # qualified name of the class, attribute

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 - the lines that users see stand here as they are
+# ruff: noqa: E501 - error lines in full
 """From a file and a command line to an experiment, or to every error of both."""
 
 from pathlib import Path

@@ -66,8 +66,8 @@ TO_TRAIN = "test_multi_agent_section:to_train"
 
 
 def test_code_may_choose_the_policies_that_learn(write):
-    said = load_experiment(write(FILE + f'  policies_to_train: "{TO_TRAIN}"\n', minimal=False))
-    trained = [policy.train for policy in policy_settings(said, "only").values()]
+    loaded = load_experiment(write(FILE + f'  policies_to_train: "{TO_TRAIN}"\n', minimal=False))
+    trained = [policy.train for policy in policy_settings(loaded, "only").values()]
     assert trained == [True, False, False]
     builder = PPOConfig().environment(CARTPOLE)
     built = builder.multi_agent(policies=["agent_0", "agent_1"], policies_to_train=to_train)
@@ -103,9 +103,9 @@ env: "{CARTPOLE}"
 stop: {{env_steps: 10_000}}
 multi_agent: {{policies: [agent_0, agent_1]}}
 """
-    said = load_experiment(write(text, minimal=False))
+    loaded = load_experiment(write(text, minimal=False))
     built = PPOConfig().environment(CARTPOLE).multi_agent(policies=["agent_0", "agent_1"])
-    assert built.experiment().multi_agent == said.multi_agent
+    assert built.experiment().multi_agent == loaded.multi_agent
 
 
 @pytest.mark.parametrize(

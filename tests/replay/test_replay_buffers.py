@@ -92,7 +92,7 @@ def test_uniform_sampling_is_uniform():
 
 
 def prioritized(alpha):
-    """A full buffer of 16 transitions, and what it was filled from."""
+    """A full buffer of 16 transitions, and their source."""
     experience, buffer = Experience(6, num_envs=1), PrioritizedReplayBuffer(16, alpha=alpha)
     buffer.add(experience.batch(16))
     return buffer, experience
