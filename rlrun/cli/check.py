@@ -1,4 +1,4 @@
-"""``rlrun check``: is this file right, and what does it come to?"""
+"""``rlrun check``: validate experiment files and show the resolved settings."""
 
 from typing import Annotated
 

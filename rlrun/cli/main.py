@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and nothing of what they do.
+"""The command line: the table of commands.
 
 A command is a function with typer annotations in a module of its own, named in COMMANDS by import
 path with the line that `rlrun --help` shows. The module is imported only when its command is
@@ -18,9 +18,9 @@ from typer.core import TyperCommand, TyperGroup
 from rlrun.cli import errors
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("rlrun.cli.train:train", "Train what an experiment file says."),
+    "train": ("rlrun.cli.train:train", "Train an experiment file."),
     "sweep": ("rlrun.cli.sweep:sweep", "Search settings with Ray Tune."),
-    "rollout": ("rlrun.cli.rollout:rollout", "Play a trained policy."),
+    "rollout": ("rlrun.cli.rollout:rollout", "Roll out a trained policy."),
     "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
     "list": ("rlrun.cli.list:list_names", "List algorithms, envs, models or configs."),
     "verify": ("rlrun.cli.verify:verify", "Train the reference cases against published numbers."),
@@ -37,7 +37,7 @@ _PLAIN: dict[str, Any] = {
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows its commands by name and loads the one that is called."""
+    """A group of commands that imports only the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands, in the order of the table."""
@@ -50,7 +50,7 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called, for real."""
+        """The command that is called, imported."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, (load_command(name) if name and command is not None else None), rest
 
@@ -93,7 +93,7 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        # Known only where a command has loaded it: the class must not cost an import.
+        # Imported here, so that `rlrun --help` does not pay for it.
         from rlrun.config.problems import ConfigError
 
         if not isinstance(error, ConfigError):

@@ -1,27 +1,26 @@
-"""``rlrun train``: what a user types to train or to go on training.
+"""``rlrun train``: train an experiment, or resume a run (experiment/run.py)."""
 
-Owns the arguments and nothing else; experiment/run.py does the work.
-"""
-
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlrun.cli.words import split_words
-
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False),
-]
+from rlrun.cli import errors
+from rlrun.cli.arguments import (
+    Address,
+    Quiet,
+    Words,
+    console_style,
+    refuse_with_resume,
+    split_words,
+)
 
 
 def train(  # noqa: PLR0913 - one parameter for each option
     words: Words = None,
     *,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with this run folder, killed runs included.")
+        Path | None, typer.Option(help="Resume this run folder, also after a kill.")
     ] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="Algorithm; short for algorithm=...")
@@ -31,13 +30,11 @@ def train(  # noqa: PLR0913 - one parameter for each option
         Path | None, typer.Option(help="Exact folder; default runs/<name>/<date>-<time>-s<seed>.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; short for seed=...")] = None,
-    address: Annotated[
-        str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show only how it ended.")] = False,
+    address: Address = None,
+    quiet: Quiet = False,
     plain: Annotated[bool, typer.Option("--plain", help="One line an iteration.")] = False,
 ) -> None:
-    """Train what an experiment file says, until it stops.
+    """Train an experiment file until it stops.
 
     rlrun train configs/ppo_cartpole.yaml training.lr=1e-3
 
@@ -45,40 +42,25 @@ def train(  # noqa: PLR0913 - one parameter for each option
 
     rlrun train --resume runs/ppo_cartpole stop.env_steps=600_000
     """
-    file, overrides = split_words(words or [])
+    file, overrides = split_words(words)
     named = {"algorithm": algorithm, "env": env, "seed": seed}
     if resume is not None:
-        _refuse_with_resume({"FILE": file, "--run-dir": run_dir} | _as_options(named))
+        refuse_with_resume("run", FILE=file, run_dir=run_dir, **named)
     elif file is None and (algorithm is None or env is None):
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
-    from rlrun.cli.run_errors import exit_codes
-
-    with exit_codes():
+    with errors.exit_codes():
         from rlrun.actors.ray_runtime import stop_ray
         from rlrun.config.loader import load
-        from rlrun.experiment.report.console import choose_style
         from rlrun.experiment.run import resume_experiment, run_experiment
 
-        style = choose_style(quiet=quiet, plain=plain) if quiet or plain else None
+        style = console_style(quiet=quiet, plain=plain)
         if resume is not None:
             outcome = resume_experiment(resume, overrides, address=address, console=style)
         else:
-            # They come first, so that `env.key=value` adds to what they say.
+            # First, so that `env.key=value` adds to `--env`.
             first = [f"{key}={value}" for key, value in named.items() if value is not None]
             loaded = load(file, [*first, *overrides])
             outcome = run_experiment(loaded, run_dir=run_dir, address=address, console=style)
-        stop_ray()  # left to the interpreter's exit, Ray would wait half a second for log lines
+        stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
     if outcome.end == "interrupted":
-        raise typer.Exit(130)
-
-
-def _as_options(named: Mapping[str, object]) -> dict[str, object]:
-    return {f"--{name}": value for name, value in named.items()}
-
-
-def _refuse_with_resume(options: Mapping[str, object]) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise typer.BadParameter(
-            f"--resume goes on with a run as its folder says, so it takes no {', '.join(given)}"
-        )
+        raise typer.Exit(errors.INTERRUPTED)

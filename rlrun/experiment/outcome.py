@@ -1,6 +1,6 @@
-"""How a run ended, as an object and as the last lines on the console.
+"""The outcome of a run, as an object and as the last lines on the console.
 
-Owns the words. It must not know how a run gets there.
+Owns the words. It must not know the steps of a run.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ End = Literal["finished", "interrupted"]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended. One that failed raises instead."""
+    """How a run ended; a failed run raises an error instead."""
 
     end: End
     reason: str
-    """The stop criterion that was reached, or the signal that came."""
+    """The stop criteria that were reached, or the signal that was received."""
     folder: Path
     result: Row | None
     """The last result; None if there was none."""
@@ -30,7 +30,7 @@ class RunOutcome:
 
 
 def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
-    """The end of a run in a few lines: what was reached, where it is, what can be done next."""
+    """The outcome in a few lines, with the commands that may follow; the first is the headline."""
     lines = [_headline(outcome)]
     result = outcome.result
     if result is not None:
@@ -47,8 +47,8 @@ def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
         best = outcome.best_checkpoint
         other = f" (best: {best.name})" if best and best != outcome.checkpoint else ""
         lines.append(f"  checkpoint  {outcome.checkpoint.name}{other}")
-        lines.append(f"  play it     rlrun rollout {outcome.folder}")
-    lines.append(f"  go on       {_way_on(outcome)}")
+        lines.append(f"  roll out    rlrun rollout {outcome.folder}")
+    lines.append(f"  resume      {_resume_command(outcome)}")
     return lines
 
 
@@ -61,7 +61,7 @@ def _headline(outcome: RunOutcome) -> str:
     return f"Interrupted ({outcome.reason}) {where}{', saved' if saved else ''}"
 
 
-def _way_on(outcome: RunOutcome) -> str:
+def _resume_command(outcome: RunOutcome) -> str:
     command = f"rlrun train --resume {outcome.folder}"
     if outcome.end == "interrupted":
         return command

@@ -1,9 +1,9 @@
-"""What a rollout can leave behind: transitions as npz, videos, a window, and a limit on its length.
+"""Recorders of a rollout: transitions as npz, videos, a window, and a limit on its length.
 
-Owns recorders: callables that get every vector step of a play and return True to end it. They must
-not know what policy plays.
+Owns the recorders: callables that receive every vector step and return True to end the rollout.
+They must not know which policy acts.
 
-    B  lanes, each playing one episode at a time
+    B  sub-environments, each with one episode at a time
 """
 
 from collections import defaultdict
@@ -13,20 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.experiment.errors import MissingExtraError
 from rlrun.sampling.played_step import AgentTransition, PlayedStep
 
 _DEFAULT_FRAMES_PER_S = 30
 
 
+class RecordingError(Exception):
+    """A recorder cannot work here; the message says why."""
+
+    exit_code = 2
+
+
 class StepLimit:
-    """Ends the play after a number of env steps, counted over all lanes."""
+    """Ends the rollout after a number of env steps, over all sub-environments."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps
 
     def __call__(self, step: PlayedStep) -> bool:
-        """Count the lanes that still play an episode that was asked for."""
+        """Count the steps of episodes that belong to the rollout."""
         self._left -= sum(episode is not None for episode in step.episodes)
         return self._left <= 0
 
@@ -34,18 +39,18 @@ class StepLimit:
 class TransitionRecorder:
     """Collects ``obs, action, next_obs, reward, terminated, truncated`` and the episode's number.
 
-    Observations and actions are the environment's own, before preprocessing; of nested spaces each
-    leaf is a column of its own, ``obs/camera``. Rows are ordered by episode.
+    Observations and actions are the environment's, before preprocessing. Each leaf of a nested
+    space is a column, ``obs/camera``. Rows are ordered by episode.
 
-    With several agents each has columns of its own, ``agent_0/obs``, with a row for each of its
-    actions; ``agent_0/t`` is the env step of the episode at which it acted.
+    Each of several agents has its own columns, ``agent_0/obs``, with a row for each action;
+    ``agent_0/t`` is the env step of the episode at which it acted.
     """
 
     def __init__(self) -> None:
         self._rows: dict[str, _Rows] = {}  # by prefix of their columns
 
     def __call__(self, step: PlayedStep) -> None:
-        """Copy the rows of lanes that play an episode that was asked for."""
+        """Copy the rows of episodes that belong to the rollout."""
         if step.obs is None:
             for transition in step.agents:
                 self._add_of_agent(transition)
@@ -58,9 +63,9 @@ class TransitionRecorder:
             "terminated": step.terminateds,
             "truncated": step.truncateds,
         }
-        for lane, episode in enumerate(step.episodes):
+        for env_index, episode in enumerate(step.episodes):
             if episode is not None:
-                row = {name: column[lane] for name, column in columns.items()}
+                row = {name: column[env_index] for name, column in columns.items()}
                 self._rows.setdefault("", _Rows()).add(episode, row)
 
     def _add_of_agent(self, transition: AgentTransition) -> None:
@@ -115,43 +120,43 @@ class _Rows:
 
 
 class RenderScreen:
-    """Lets the environment draw itself; most do so in ``step`` already, which makes this cheap."""
+    """Renders every step; cheap for environments that already render in ``step``."""
 
     def __init__(self, envs: Any) -> None:
         self._envs = envs
 
     def __call__(self, step: PlayedStep) -> None:
-        """Draw."""
+        """Render."""
         self._envs.render()
 
 
 class VideoRecorder:
-    """One mp4 file an episode, from the frames of lane 0."""
+    """One mp4 file an episode, from the frames of sub-environment 0."""
 
     def __init__(self, directory: Path, envs: Any) -> None:
         try:
             from moviepy import ImageSequenceClip
         except ImportError:
-            raise MissingExtraError('--video: not installed: pip install "rlrun[video]"') from None
+            raise RecordingError('--video: not installed: pip install "rlrun[video]"') from None
         self._clip_class = ImageSequenceClip
         self._directory, self._envs = directory, envs
         self._frames: list[np.ndarray] = []
         self._written: list[Path] = []
 
     def __call__(self, step: PlayedStep) -> None:
-        """Take a frame; write the video where an episode ends."""
+        """Take a frame; write the video if the episode has ended."""
         episode = step.episodes[0]
         if episode is None:
             return
         frame = self._envs.render()[0]
         if frame is None:
-            raise MissingExtraError("--video: the environment renders no rgb_array frames")
+            raise RecordingError("--video: the environment renders no rgb_array frames")
         self._frames.append(np.asarray(frame))
         if step.terminateds[0] or step.truncateds[0]:
             self._write(episode)
 
     def close(self) -> list[Path]:
-        """Write what a step limit cut off; returns all files."""
+        """Write the video of an unfinished episode; returns all files."""
         if self._frames:
             self._write(len(self._written))
         return self._written
@@ -172,7 +177,7 @@ def _frames_per_s(envs: Any) -> float:
 
 
 def _leaves(name: str, value: Any, *, batched: bool = True) -> dict[str, Any]:
-    """Name the arrays of a value of any space, each ``[B, ...]`` if it is batched."""
+    """Address -> array for each leaf of a value of any space; ``[B, ...]`` if it is batched."""
     if isinstance(value, dict):
         items: Any = value.items()
     elif isinstance(value, tuple) and not (batched and all(np.isscalar(item) for item in value)):

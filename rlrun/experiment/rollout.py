@@ -1,8 +1,8 @@
-"""Playing a trained policy: N episodes from a checkpoint, recorded if asked for.
+"""Rollouts: episodes of a trained policy from a checkpoint, recorded if asked for.
 
-Owns the way from a run or a checkpoint to episodes. It must not know how episodes are played: that
-is the same code that evaluates during training (sampling/evaluation.py), with the same lanes and
-seeds, so that the same checkpoint and seed give the same numbers to the digit.
+Owns the way from a run or a checkpoint to episodes. It must not know how an episode is sampled: the
+code that evaluates during training does that (sampling/evaluation.py), with the same
+sub-environments and seeds, so that one checkpoint and seed always give the same numbers.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ RenderMode = Literal["human", "rgb_array"]
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """What to play."""
+    """Which episodes to sample, and what to record of them."""
 
     episodes: int | None = None
-    """Episodes; None plays as many as the run's evaluation."""
+    """Number of episodes; None takes the run's ``evaluation.episodes``."""
     steps: int | None = None
-    """Env steps after which the play ends, if the episodes last that long."""
+    """Most env steps of the whole rollout; None for no limit."""
     seed: int | None = None
-    """Seed of the episodes; None takes that of the run's evaluation."""
+    """Seed of the episodes; None takes the seed of the run's evaluation."""
     explore: bool = False
     """Sample actions instead of taking the most probable ones."""
     render: bool = False
@@ -55,7 +55,7 @@ class RolloutRequest:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What was played."""
+    """The episodes of a rollout."""
 
     checkpoint: Path
     algorithm: str
@@ -63,13 +63,13 @@ class Rollout:
     seed: int
     explore: bool
     episodes: tuple[EpisodeRecord, ...]
-    """The finished ones; a step limit cuts the others off."""
+    """The finished episodes, without those that a step limit cut off."""
     statistics: dict[str, Any]
-    """Means over them, as the result's ``evaluation`` holds them."""
+    """Means over the episodes, with the keys of a result's ``evaluation``."""
     videos: tuple[Path, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """One plain object, for ``--json``."""
+        """The rollout as plain JSON values."""
         return {
             "checkpoint": str(self.checkpoint),
             "algorithm": self.algorithm,
@@ -84,13 +84,33 @@ class Rollout:
             "videos": [str(path) for path in self.videos],
         }
 
+    def lines(self) -> list[str]:
+        """The rollout as a table of text."""
+        actions = "sampled" if self.explore else "deterministic"
+        lines = [
+            f"{self.algorithm} on {self.env}, checkpoint {self.checkpoint}, "
+            f"{actions} actions, seed {self.seed}",
+            f"{'episode':>8} {'return':>12} {'length':>8}",
+        ]
+        for number, episode in enumerate(self.episodes, 1):
+            lines.append(f"{number:>8} {episode.episode_return:>12.2f} {episode.length:>8}")
+        if self.episodes:
+            mean, std, low, high = (
+                self.statistics[f"episode_return_{name}"] for name in ("mean", "std", "min", "max")
+            )
+            ends = f"min {low:.2f}, max {high:.2f}, over {len(self.episodes)} episodes"
+            lines.append(f"return {mean:.2f} ± {std:.2f}, {ends}")
+        else:
+            lines.append("no episode ended within the step limit")
+        return [*lines, *(f"video {path}" for path in self.videos)]
+
 
 def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequest()) -> Rollout:
-    """Play the best checkpoint of a run, its newest if none is marked best, or the one named.
+    """Roll out a checkpoint: the one named, or the best of a run, or its newest if none is best.
 
     Raises:
-        RunFolderError, CheckpointError: there is nothing to play. EnvError: the environment failed.
-        MissingExtraError: a video needs a package that is an extra.
+        RunFolderError, CheckpointError: there is no checkpoint. EnvError: the environment failed.
+        RecordingError: a video cannot be made here.
 
     """
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
@@ -126,7 +146,7 @@ def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequ
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint that ``path`` names: itself, or the best of the run there."""
+    """The checkpoint at ``path``, or the best one of the run at ``path``."""
     if (path / MANIFEST).is_file():
         return read_checkpoint(path.parent / path.readlink() if path.is_symlink() else path)
     run = resolve_run(path)
@@ -137,7 +157,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def _restored(checkpoint: Checkpoint, request: RolloutRequest) -> "Algorithm":
-    """Build the algorithm in this process, whatever machine it was trained on."""
+    """The algorithm of a checkpoint, without env runners and on the CPU."""
     overrides = [
         "env_runners.num_env_runners=0",
         "env_runners.num_envs_per_env_runner=1",
@@ -153,22 +173,21 @@ def _restored(checkpoint: Checkpoint, request: RolloutRequest) -> "Algorithm":
         overrides.append("evaluation.num_envs=1")
     experiment = load_experiment(checkpoint.path / "config.yaml", overrides)
     algorithm: Algorithm = algorithm_class(experiment.algorithm)(experiment)
-    # Where the training episodes stood is of no use here, and replaying them would take time.
+    # The training episodes are not needed, and restoring their environments would take time.
     state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
     put_back(algorithm, replace(checkpoint, state=state))
     return algorithm
 
 
 class _Together:
-    """Several recorders as one; any of them may end the play."""
+    """Several recorders as one; each of them can end the rollout."""
 
     def __init__(self, recorders: Sequence[Any]) -> None:
         self._recorders = recorders
 
     def __call__(self, step: PlayedStep) -> bool:
-        # All of them see the step, whichever ends the play.
-        wishes = [recorder(step) for recorder in self._recorders]
-        return any(wishes)
+        ends = [recorder(step) for recorder in self._recorders]  # all of them receive the step
+        return any(ends)
 
 
 def _recorders(

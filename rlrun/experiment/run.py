@@ -1,11 +1,10 @@
-"""One run of one experiment: build, iterate, report, checkpoint, stop; and going on with a run.
+"""One run of one experiment: build, iterate, report, save, stop; and resuming a run.
 
-Owns the order of things. It must not know how any of them is done: the algorithm trains, the sinks
-report, the checkpoint folder keeps. A trial of a sweep takes the same steps (sweep_trial.py).
+Owns the order of these steps. It must not know their details: the algorithm trains, the sinks
+report, the checkpoint folder stores. The trials of a sweep take the same steps (sweep/trial.py).
 
     result      dict of one iteration (algorithms/result.py)
-    row         the same as plain JSON values (rows.py)
-    boundary    between two iterations, where the state is whole
+    row         the same as plain JSON values (data/results.py)
 """
 
 import logging
@@ -36,7 +35,6 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import Row, plain_row
-from rlrun.experiment.interrupts import Interrupts
 from rlrun.experiment.outcome import End, RunOutcome, summary_lines
 from rlrun.experiment.report.console import (
     ConsoleStyle,
@@ -48,9 +46,8 @@ from rlrun.experiment.report.console import (
 from rlrun.experiment.report.jsonl import read_rows, repair
 from rlrun.experiment.report.progress import RunHeader
 from rlrun.experiment.report.sinks import CONSOLE, Sink, make_sinks
-from rlrun.experiment.run_folder import RunFolder
-from rlrun.experiment.run_log import RunLog
-from rlrun.experiment.stopping import StopCriteria
+from rlrun.experiment.run_folder import RunFolder, RunLog
+from rlrun.experiment.stopping import Interrupts, StopCriteria
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
@@ -66,39 +63,26 @@ def run_experiment(
     address: str | None = None,
     console: ConsoleStyle | None = None,
 ) -> RunOutcome:
-    """Train what an experiment file or object says, until it stops, into a new run folder.
+    """Train an experiment until it stops, in a new run folder.
 
     Args:
-        experiment: path of an experiment file, or what ``load_experiment`` or ``load`` gives.
-        overrides: ``KEY=VALUE`` texts that win over the file; only with a path.
-        run_dir: the exact folder to use; default ``runs/<name>/<date>-<time>-s<seed>``.
-        address: of a Ray cluster; default is a local Ray, started only for remote env runners.
-        console: "panel", "lines" or "quiet"; default is what the terminal can do.
+        experiment: path of an experiment file, or the result of ``load_experiment`` or ``load``.
+        overrides: ``KEY=VALUE`` texts laid over the file; only with a path.
+        run_dir: the exact folder; default ``runs/<name>/<date>-<time>-s<seed>``.
+        address: of a Ray cluster; default a local Ray, started only for remote env runners.
+        console: "panel", "lines" or "quiet"; default the most that the terminal can show.
 
     Raises:
-        ConfigError: the experiment is wrong; RunFolderError: so is the folder; EnvError: the
-        environment failed. Whatever is raised, checkpoints that were written stay valid.
+        ConfigError: the experiment is wrong. RunFolderError: the folder cannot be used.
+        EnvError: the environment failed. Checkpoints written before any error stay valid.
 
     """
-    if isinstance(experiment, str | Path):
-        experiment = load(experiment, overrides)
-    elif overrides:
-        raise TypeError("overrides go with the path of an experiment file")
-    warnings: Sequence[str] = ()
-    if isinstance(experiment, Loaded):
-        warnings = _warnings(experiment)
-        experiment = experiment.experiment
-    if experiment.seed is None:
-        experiment = experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
-    assert experiment.seed is not None
-    if run_dir is None:
-        folder = RunFolder.create(experiment.name, experiment.seed)
-    else:
-        folder = RunFolder.create_at(Path(run_dir))
+    experiment, loaded = with_seed(experiment, overrides)
+    folder = RunFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         replace_text(folder.config, dump_yaml(experiment))
         session = RunSession(experiment, folder, None, address, console)
-        return session.go(run_log, overrides, warnings)
+        return session.go(run_log, overrides, _warnings(loaded))
 
 
 def resume_experiment(
@@ -108,11 +92,11 @@ def resume_experiment(
     address: str | None = None,
     console: ConsoleStyle | None = None,
 ) -> RunOutcome:
-    """Go on with a run where its newest checkpoint was taken, in the same folder.
+    """Resume a run from its newest checkpoint, in the same folder.
 
-    What holds, later over earlier: the checkpoint's state, the run's ``config.yaml``, overrides.
-    The folder's ``config.yaml`` is rewritten with them. A run that never got to a checkpoint starts
-    from the beginning; a finished one goes on if ``overrides`` move its stop.
+    The settings are those of the run's ``config.yaml`` with ``overrides`` laid over them; the file
+    is rewritten. A run without a checkpoint starts from the beginning. A finished run continues if
+    ``overrides`` move its stop.
 
     Raises:
         RunFolderError, CheckpointError, ConfigError: it cannot be resumed; the folder is unchanged.
@@ -126,16 +110,38 @@ def resume_experiment(
         return session.go(run_log, overrides, _warnings(loaded))
 
 
-def _warnings(loaded: Loaded) -> list[str]:
-    return [problem.render() for problem in loaded.warnings]
+def with_seed(
+    experiment: ExperimentConfig | Loaded | str | Path, overrides: Sequence[str]
+) -> tuple[ExperimentConfig, Loaded | None]:
+    """The experiment, with a random seed if it names none, and the file it was loaded from."""
+    loaded: Loaded | None = None
+    if isinstance(experiment, str | Path):
+        experiment = load(experiment, overrides)
+    elif overrides:
+        raise TypeError("overrides need the path of an experiment file")
+    if isinstance(experiment, Loaded):
+        loaded, experiment = experiment, experiment.experiment
+    if experiment.seed is None:
+        experiment = experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
+    return experiment, loaded
+
+
+def seed_of(experiment: ExperimentConfig) -> int:
+    """The seed of a run's experiment, which always has one."""
+    assert experiment.seed is not None
+    return experiment.seed
+
+
+def _warnings(loaded: Loaded | None) -> list[str]:
+    return [problem.render() for problem in loaded.warnings] if loaded else []
 
 
 def iterate(
     algorithm: "Algorithm", stop: StopCriteria, interrupted: Callable[[], bool] = lambda: False
 ) -> Iterator[dict[str, Any]]:
-    """Yield one result an iteration, up to and with the one that stops the run.
+    """Yield the result of each iteration; the one that ends the run is the last.
 
-    Work that the consumer does between two results belongs to the next one's wall time.
+    The consumer's work between two results counts in the wall time of the second.
     """
     while not interrupted():
         result = algorithm.train()
@@ -145,7 +151,7 @@ def iterate(
 
 
 class RunSession:
-    """One session of a run in one folder, used once: ``go``, or the steps it takes one by one."""
+    """One session of a run in its folder, used once: by ``go``, or step by step."""
 
     def __init__(
         self,
@@ -167,13 +173,15 @@ class RunSession:
             keep=settings.keep,
             score=score_by(settings.metric, settings.mode, smoothing_episodes=smoothing),
         )
+        # The last result, of an earlier session at first.
         self.last_row: Row | None = checkpoint.row if checkpoint else None
         self.sinks: list[Sink] = []
-        self.refused: set[str] = set()
+        self.warned: set[str] = set()
+        """Failed writes that the console has shown."""
         self.console: RunConsole
 
     def go(self, run_log: RunLog, overrides: Sequence[str], warnings: Sequence[str]) -> RunOutcome:
-        """Run to the end; every way out notes the outcome and frees what was taken."""
+        """Run until the end; however it ends, the outcome is noted and everything is closed."""
         with ExitStack() as stack:
             self.begin(stack, run_log, overrides)
             for warning in warnings:
@@ -189,7 +197,7 @@ class RunSession:
                 if self._never_began(error):
                     self.folder.discard()
                 else:
-                    error.add_note(self._way_on())
+                    error.add_note(self._how_to_resume())
                 raise
             self.note_end(outcome.end, outcome.reason)
             self.console.close()
@@ -197,7 +205,7 @@ class RunSession:
             return outcome
 
     def begin(self, stack: ExitStack, run_log: RunLog, overrides: Sequence[str]) -> None:
-        """Note in the folder that a session starts, and open the console."""
+        """Note the start of a session in the folder, and open the console."""
         iteration = self.resumed.iteration if self.resumed else None
         self.folder.begin_session(resumed_from=iteration, overrides=overrides)
         self.console = make_console(self.style, self._header(), read_rows(self.folder.metrics))
@@ -217,7 +225,7 @@ class RunSession:
         return self._outcome("finished", self.stop_reason())
 
     def build(self, stack: ExitStack) -> "Algorithm":
-        """Make the algorithm and the sinks; ``stack`` frees them."""
+        """Make the algorithm and the sinks; ``stack`` closes them."""
         algorithm = self._build_algorithm()
         stack.callback(algorithm.stop)
         self.sinks = make_sinks(self.experiment.report.sinks, self.folder)
@@ -225,7 +233,7 @@ class RunSession:
         return algorithm
 
     def _build_algorithm(self) -> "Algorithm":
-        """Make the algorithm and put the checkpoint back; only then touch the folder's files."""
+        """Make the algorithm and restore the checkpoint; only then change files of the folder."""
         runners = self.experiment.env_runners.num_env_runners
         self.console.status(f"starting {runners} env runners" if runners else "starting")
         algorithm: Algorithm = algorithm_class(self.experiment.algorithm)(
@@ -249,7 +257,7 @@ class RunSession:
             self.save(algorithm, result, must=True)
 
     def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> None:
-        """Report an iteration's result, and write a checkpoint where one is due."""
+        """Report an iteration's result, and write a checkpoint if one is due."""
         every = self.experiment.checkpoint.every
         with algorithm.timers.phase("report"):
             self._report(result)
@@ -266,10 +274,10 @@ class RunSession:
             try:
                 sink.write(result)
             except OSError as error:
-                self._refused(f"{type(sink).__name__}: {error.strerror or error}")
+                self._warn_once(f"{type(sink).__name__}: {error.strerror or error}")
 
     def save(self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False) -> None:
-        """Write a checkpoint. One that the disk refuses ends the run only if it is the last one."""
+        """Write a checkpoint, unless it exists; a full disk ends the run only with ``must``."""
         if self.checkpoints.newest == result["training_iteration"]:
             return
         try:
@@ -277,19 +285,19 @@ class RunSession:
         except CheckpointWriteError as error:
             if must:
                 raise
-            self._refused(str(error))
+            self._warn_once(str(error))
             return
         log.info("checkpoint %s after %s env steps", path.name, result["env_steps"])
         best = self.checkpoints.best
         self.console.saved(path.name, None if best is None else directory_name(best))
 
-    def _refused(self, text: str) -> None:
-        """Say once what could not be written; the run goes on, the log has every time."""
-        if text in self.refused:
+    def _warn_once(self, text: str) -> None:
+        """Warn about a failed write, once on the console, each time in the log."""
+        if text in self.warned:
             log.info("again: %s", text)
             return
-        self.refused.add(text)
-        log.warning("%s; the run goes on", text)
+        self.warned.add(text)
+        log.warning("%s; the run continues", text)
 
     def _close_sinks(self) -> None:
         for sink in self.sinks:
@@ -300,11 +308,10 @@ class RunSession:
 
     def _header(self) -> RunHeader:
         experiment = self.experiment
-        assert experiment.seed is not None
         return RunHeader(
             algorithm=experiment.algorithm,
             env=experiment.env.use,
-            seed=experiment.seed,
+            seed=seed_of(experiment),
             folder=self.folder.path,
             num_env_runners=experiment.env_runners.num_env_runners,
             stop=self.stop,
@@ -316,12 +323,11 @@ class RunSession:
         self.console.notice(f"{name}: finishing this iteration, then saving{again}")
 
     def _never_began(self, error: BaseException) -> bool:
-        """Whether the input is wrong and nothing has come of it yet."""
+        """Whether the input is wrong and there is no result yet."""
         wrong_input = getattr(error, "exit_code", None) == 2 or isinstance(error, ConfigError)
         return wrong_input and self.last_row is None
 
-    def _way_on(self) -> str:
-        """What a person can do after a failure."""
+    def _how_to_resume(self) -> str:
         newest = self.checkpoints.newest
         if newest is None:
             return f"the run failed before its first checkpoint; its folder is {self.folder.path}"
@@ -331,16 +337,16 @@ class RunSession:
         )
 
     def stop_reason(self) -> str:
-        """The criteria that the last result fulfils; empty if none."""
+        """The criteria that the last result has reached, as text; possibly empty."""
         return ", ".join(map(str, self.stop.reached(self.last_row or {})))
 
     def note_failure(self, error: BaseException) -> None:
-        """Write the traceback into the log and the reason into meta.json."""
+        """Write the traceback to the log and the reason to meta.json."""
         log.error("the run failed", exc_info=error)
         self._note_outcome("failed", f"{type(error).__name__}: {error}")
 
     def note_end(self, outcome: str, reason: str) -> None:
-        """Write into log and meta.json how the session ended."""
+        """Write the outcome of the session to the log and to meta.json."""
         log.info("%s: %s", outcome, reason)
         self._note_outcome(outcome, reason)
 

@@ -1,32 +1,35 @@
-"""The run folder: one self-contained place for everything that comes of a run.
+"""The run folder: everything that a run writes, in one place that can be moved.
 
-Owns names, creation, the lock and ``meta.json``. It must not know how a run goes.
+Owns the names, the lock, ``meta.json`` and ``log.txt``. It must not know the steps of a run.
 
 ===================  =========================================================
-config.yaml          the resolved experiment, itself a valid experiment file
+config.yaml          the resolved experiment, a valid experiment file
 meta.json            versions, git commit, argv, host, sessions and outcome
 metrics.jsonl        one result a line
 checkpoints/         see checkpoint_folder.py
-log.txt              what was logged, Python warnings included
-videos/ tensorboard/ made by those who fill them
+log.txt              log lines and Python warnings
+videos/ tensorboard/ only if used
 ===================  =========================================================
 
-The environment variables are never written: they hold people's keys.
+The environment variables are never written: they may hold secrets.
 """
 
 import fcntl
 import json
+import logging
 import os
 import platform
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any, ClassVar, Self
 
 from rlrun.checkpoint.checkpoint import MANIFEST
@@ -34,27 +37,28 @@ from rlrun.checkpoint.checkpoint_folder import LATEST
 from rlrun.checkpoint.files import replace_link, replace_text
 
 SWEEP_CONFIG = "sweep.yaml"
-"""The file that makes a folder a sweep's (sweep_folder.py)."""
+"""The file that makes a folder a sweep's."""
 
 _VERSIONS_OF = ("rlrun", "gymnasium", "numpy", "pydantic", "ray", "safetensors", "torch")
 _GIT_TIMEOUT_S = 2.0
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class RunFolderError(Exception):
-    """A run folder cannot be used as asked; the message says what to do instead."""
+    """A folder cannot be used; the message says what to do instead."""
 
     exit_code = 2
 
 
 class RunFolder:
-    """Paths of one run folder; ``create`` or ``open`` give one that is locked for this process."""
+    """The paths of one run folder; ``create``, ``create_at`` and ``open`` also lock it."""
 
     CONFIG: ClassVar[str] = "config.yaml"
     """The file that makes a folder one of this kind."""
     RESUME: ClassVar[str] = "rlrun train --resume"
-    """The command that goes on with one."""
+    """The command that resumes one."""
     SUFFIX: ClassVar[str] = "s"
-    """What stands between time and seed in the folder's name."""
+    """Text between time and seed in the folder's name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,18 +72,21 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     @classmethod
-    def create(cls, name: str, seed: int, *, root: Path = Path("runs")) -> Self:
-        """Make ``root/name/<date>-<time>-s<seed>`` and point ``root/name/latest`` at it."""
+    def create(cls, name: str, seed: int, *, at: Path | str | None = None) -> Self:
+        """Make ``runs/name/<date>-<time>-s<seed>``, linked as ``latest``, or the folder ``at``."""
+        if at is not None:
+            return cls.create_at(Path(at))
+        home = Path("runs") / name
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{cls.SUFFIX}{seed}"
         for candidate in _numbered(stem):
-            path = root / name / candidate
+            path = home / candidate
             try:
                 path.mkdir(parents=True, exist_ok=False)
             except FileExistsError:
                 continue
             except OSError as error:
                 raise RunFolderError(f"{path}: cannot be made: {error.strerror}") from error
-            replace_link(root / name / LATEST, candidate)
+            replace_link(home / LATEST, candidate)
             break
         folder = cls(path)
         folder._acquire()
@@ -87,7 +94,7 @@ class RunFolder:
 
     @classmethod
     def create_at(cls, path: Path) -> Self:
-        """Use exactly ``path``, which must be missing or empty."""
+        """Make the folder ``path``, which must be missing or empty."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             occupied = any(path.iterdir())
@@ -96,7 +103,7 @@ class RunFolder:
         folder = cls(path)
         if occupied:
             way_out = (
-                f"go on with it by `{cls.RESUME} {path}`, or name another folder"
+                f"resume it with `{cls.RESUME} {path}`, or name another folder"
                 if folder.config.exists()
                 else "name a new folder"
             )
@@ -106,14 +113,14 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Lock an existing run, to go on with it; ``runs/<name>`` stands for its ``latest``."""
+        """Lock an existing folder to resume it; ``runs/<name>`` stands for its ``latest``."""
         path = resolve_run(path, cls.CONFIG)
         folder = cls(path)
         folder._acquire()
         return folder
 
     def _acquire(self) -> None:
-        """Keep a second process out for as long as this one lives, however it ends."""
+        """Lock the folder until ``close`` or the end of the process."""
         lock = (self.path / ".lock").open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,31 +130,31 @@ class RunFolder:
                 f"{self.path}: another process is running in this folder"
             ) from None
         except OSError:
-            # Some network file systems have no locks; a run must be possible there too.
+            # Some network file systems have no locks; runs must work there, too.
             pass
         self._lock = lock
 
     def close(self) -> None:
-        """Let other processes have the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def discard(self) -> None:
-        """Remove the folder of a run that never began, so that its name can be used again."""
+        """Remove the folder of a run that never began, so that its name is free again."""
         shutil.rmtree(self.path, ignore_errors=True)
         link = self.path.parent / LATEST
         if link.is_symlink() and not link.exists():
             link.unlink()
 
     def read_meta(self) -> dict[str, Any]:
-        """What meta.json says; empty if it is missing or damaged, since nothing depends on it."""
+        """The content of meta.json; empty if it is missing or damaged, as nothing depends on it."""
         with suppress(OSError, ValueError):
             return dict(json.loads(self.meta.read_text()))
         return {}
 
     def begin_session(self, *, resumed_from: int | None, overrides: Iterable[str]) -> None:
-        """Note in meta.json that a process works on this run now."""
+        """Note in meta.json that a process has opened the folder to run."""
         meta = self.read_meta() or {"created": _now(), "sessions": []}
         session = {
             "started": _now(),
@@ -170,7 +177,7 @@ class RunFolder:
         self._write_meta(meta)
 
     def end_session(self, outcome: str, reason: str, iteration: int | None) -> None:
-        """Note how it ended: "finished", "interrupted" or "failed", and why."""
+        """Note the outcome, "finished", "interrupted" or "failed", and its reason."""
         meta = self.read_meta()
         if meta.get("sessions"):
             meta["sessions"][-1] |= {"ended": _now(), "outcome": outcome, "reason": reason}
@@ -181,9 +188,9 @@ class RunFolder:
 
 
 def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
-    """The run folder that ``path`` stands for: itself, or the ``latest`` of ``runs/<name>``."""
+    """The run folder that ``path`` names: itself, or the ``latest`` of ``runs/<name>``."""
     if (path / MANIFEST).is_file():
-        raise RunFolderError(f"{path}: a checkpoint; name the run folder that it lies in")
+        raise RunFolderError(f"{path}: this is a checkpoint; name the run folder that contains it")
     if (path / config).is_file():
         return path
     if (path / LATEST / config).is_file():
@@ -193,12 +200,14 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
         raise RunFolderError(f"{path}: no such run folder")
     for sweep in (path, path / LATEST):
         if (sweep / SWEEP_CONFIG).is_file():
-            raise RunFolderError(f"{path}: a sweep; name one of its trials, in {sweep / 'trials'}")
+            raise RunFolderError(
+                f"{path}: this is a sweep; name one of its trials, in {sweep / 'trials'}"
+            )
     raise RunFolderError(f"{path}: not a run folder: it has no {config}")
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process, this one included, has the run folder at ``path`` open."""
+    """Whether any process has the run folder at ``path`` locked."""
     try:
         with (path / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,7 +237,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the code in the working directory, and whether it was changed since."""
+    """Commit of the working directory's code, and whether it has been changed since."""
     try:
         commit = _run_git("rev-parse", "HEAD")
         changed = _run_git("status", "--porcelain", "--untracked-files=no")
@@ -242,3 +251,61 @@ def _run_git(*arguments: str) -> str:
         ["git", *arguments], capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S
     )
     return done.stdout.strip()
+
+
+class RunLog:
+    """Context manager: log lines and Python warnings go to ``path``, a run folder's log.txt.
+
+    Warnings of rlrun's own are also passed to ``notice``, which can be replaced at any time.
+    """
+
+    def __init__(self, path: Path, notice: Callable[[str], None]) -> None:
+        self.notice = notice
+        self._path = path
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        to_file = _QuietFileHandler(self._path, encoding="utf-8", delay=True)
+        to_file.setFormatter(logging.Formatter(_LOG_FORMAT))
+        self._stack.callback(to_file.close)
+        own, python = logging.getLogger("rlrun"), logging.getLogger("py.warnings")
+        for logger, handler in (
+            (own, to_file),
+            (own, _NoticeHandler(self)),
+            (python, to_file),
+        ):
+            logger.addHandler(handler)
+            self._stack.callback(logger.removeHandler, handler)
+        self._stack.callback(own.setLevel, own.level)
+        own.setLevel(logging.INFO)
+        self._stack.callback(setattr, python, "propagate", python.propagate)
+        python.propagate = False
+        self._stack.callback(setattr, warnings, "showwarning", warnings.showwarning)
+        logging.captureWarnings(True)
+        self._stack.callback(logging.captureWarnings, False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+
+class _QuietFileHandler(logging.FileHandler):
+    """Says nothing if the disk is full: logging would print a traceback for each line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Drop the record."""
+
+
+class _NoticeHandler(logging.Handler):
+    def __init__(self, run_log: RunLog) -> None:
+        super().__init__(logging.WARNING)
+        self._run_log = run_log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING:  # an error ends the run, which then says so itself
+            self._run_log.notice(record.getMessage())

@@ -1,14 +1,22 @@
-"""Stop criteria: when a run has what it was asked for.
+"""What ends a run: its stop criteria, and signals.
 
-Owns the rule of the ``stop:`` section: the run ends at the first iteration whose result holds any
-of the named numbers at its bound or above (``>=``, so a return of -150 works as well). It must not
-know who iterates. A mean return counts only once its window of episodes is full.
+Owns the rule of the ``stop:`` section and the signal handlers. It must not know what is running.
+
+A run ends after the first iteration whose result has any of the named numbers at its bound or above
+(``>=``, also for a return of -150). A mean return counts only once its window of episodes is full.
+
+The first Ctrl-C or SIGTERM ends a run after the iteration that is under way: in the middle of one
+the state is half old and half new, and keeping a copy of the last whole state would cost every
+iteration. A second signal ends it at once, and the last checkpoint stands.
 """
 
 import difflib
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 from rlrun.data.results import addresses, counts_already, lookup, number_at
 
@@ -17,7 +25,7 @@ COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episode
 
 
 class StopKeyError(Exception):
-    """A stop criterion names something that no result of this run holds."""
+    """A stop criterion names a key that no result of this run has."""
 
     exit_code = 2
 
@@ -29,12 +37,12 @@ class Criterion:
     address: str
     """Result key, ``a/b`` for nesting."""
     bound: float
-    """Value that ends the run, itself included."""
+    """Lowest value that ends the run."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Why a run stopped."""
+    """A criterion that a result has reached."""
 
     address: str
     bound: float
@@ -52,7 +60,7 @@ class StopCriteria:
         self.smoothing_episodes = smoothing_episodes
 
     def reached(self, result: Mapping[str, Any]) -> list[Reached]:
-        """The criteria that ``result`` fulfils; null fulfils none."""
+        """The criteria that ``result`` has reached; null reaches none."""
         found = []
         for criterion in self.criteria:
             value = number_at(result, criterion.address)
@@ -63,7 +71,7 @@ class StopCriteria:
         return found
 
     def missed(self, result: Mapping[str, Any]) -> list[str]:
-        """The goals that ``result`` does not reach, each with how far it got."""
+        """The goals that ``result`` has not reached, as text, each with its value."""
         done = COUNTERS | {found.address for found in self.reached(result)}
         texts = []
         for criterion in self.criteria:
@@ -74,9 +82,9 @@ class StopCriteria:
         return texts
 
     def check_keys(self, result: Mapping[str, Any]) -> None:
-        """Raise StopKeyError for criteria that can never be reached, given one whole result.
+        """Raise StopKeyError if ``result`` lacks the key of a criterion.
 
-        All results of a run have the keys of the first, so a key missing there is missing for good.
+        All results of a run have the keys of the first, so the criterion could never be reached.
         """
         problems = []
         for criterion in self.criteria:
@@ -103,7 +111,59 @@ def _suggest(address: str, result: Mapping[str, Any]) -> str:
 
 
 def number(value: float) -> str:
-    """A number as a person writes it: 300,000 and 475 and 412.53 and 0.00012."""
+    """A number as text: 300,000 or 475 or 412.53 or 0.00012."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.4g}"
+
+
+class Interrupts:
+    """Context manager: from ``defer()`` on, the first SIGINT or SIGTERM is only noted.
+
+    Before that, and for the second signal, KeyboardInterrupt is raised. Without effect outside the
+    main thread, where Python delivers no signals.
+    """
+
+    def __init__(self, on_first: Callable[[str], None] = lambda name: None) -> None:
+        self._on_first = on_first
+        self._deferring = False
+        self._previous: dict[signal.Signals, Any] = {}
+        self.signal_name: str | None = None
+        """Name of the signal that was received, None before."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal was received."""
+        return self.signal_name is not None
+
+    def defer(self) -> None:
+        """Only note the first signal from now on; also replaces the handlers that Ray installed."""
+        self._deferring = True
+        self._install()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.getsignal(number)
+        self._install()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _install(self) -> None:
+        for number in self._previous:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._deferring or self.requested:
+            self.signal_name = signal.Signals(number).name
+            raise KeyboardInterrupt
+        self.signal_name = signal.Signals(number).name
+        self._on_first(self.signal_name)

@@ -1,50 +1,30 @@
-"""`rlrun check`, `list` and `init` as a user calls them, and how commands end."""
+"""`rlrun check`, `list`, `init` and `--help`."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rlrun.cli.main import COMMANDS, main
+from rlrun.cli.main import COMMANDS
 from rlrun.config.loader import load_experiment
-
-RUN = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RUN:
-    """Call the command line in a fresh folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rlrun", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
-
 
 GOOD = "algorithm: PPO\nenv: CartPole-v1\nstop: {env_steps: 1e5}\n"
 
 
-def test_a_right_file(run: RUN) -> None:
+def test_a_right_file(rlrun):
     Path("a.yaml").write_text(GOOD)
-    assert run("check", "a.yaml") == (0, "a.yaml: ok, PPO on CartPole-v1\n", "")
+    assert rlrun("check", "a.yaml") == (0, "a.yaml: ok, PPO on CartPole-v1\n", "")
 
 
-def test_a_run_folder_is_checked_by_its_config(run: RUN) -> None:
+def test_a_run_folder_is_checked_by_its_config(rlrun):
     Path("runs/r").mkdir(parents=True)
     Path("runs/r/config.yaml").write_text(GOOD)
-    assert run("check", "runs/r") == (0, "runs/r: ok, PPO on CartPole-v1\n", "")
+    assert rlrun("check", "runs/r") == (0, "runs/r: ok, PPO on CartPole-v1\n", "")
 
 
-def test_errors_of_all_files_and_overrides(run: RUN) -> None:
+def test_errors_of_all_files_and_overrides(rlrun):
     Path("a.yaml").write_text(GOOD + "sed: 1")
     Path("b.yaml").write_text(GOOD + "training: {lr: x}")
-    code, out, err = run("check", "a.yaml", "b.yaml", "c.yaml", "mdel.hidden=3")
+    code, out, err = rlrun("check", "a.yaml", "b.yaml", "c.yaml", "mdel.hidden=3")
     assert (code, out) == (2, "")
     assert err.splitlines() == [
         "a.yaml:4:1: sed: unknown top-level key - did you mean seed?",
@@ -56,33 +36,33 @@ def test_errors_of_all_files_and_overrides(run: RUN) -> None:
     ]
 
 
-def test_lines_are_not_wrapped_and_markup_is_text(run: RUN) -> None:
+def test_lines_are_not_wrapped_and_markup_is_text(rlrun):
     Path("a.yaml").write_text(GOOD + f"'[red]{'x' * 300}': 1")
-    _, _, err = run("check", "a.yaml")
+    _, _, err = rlrun("check", "a.yaml")
     assert err.splitlines()[0].startswith("a.yaml:4:1: [red]xxx")
     assert len(err.splitlines()) == 2
 
 
-def test_algorithm_checks_run(run: RUN) -> None:
+def test_algorithm_checks_run(rlrun):
     Path("a.yaml").write_text(GOOD)
-    code, _, err = run(
+    code, _, err = rlrun(
         "check", "a.yaml", "training.train_batch_size=2047", "env_runners.num_envs_per_env_runner=8"
     )
     assert code == 2
     assert "training.train_batch_size: 2047 cannot be met exactly" in err
 
 
-def test_warnings_do_not_fail(run: RUN) -> None:
+def test_warnings_do_not_fail(rlrun):
     Path("a.yaml").write_text(GOOD)
-    code, out, err = run("check", "a.yaml", "stop.env_steps=10")
+    code, out, err = rlrun("check", "a.yaml", "stop.env_steps=10")
     assert code == 0
     assert out == "a.yaml: ok, PPO on CartPole-v1\n"
     assert err.startswith("warning: <command line>: stop.env_steps: 10 env steps are less than one")
 
 
-def test_show_is_a_valid_file_with_origins(run: RUN) -> None:
+def test_show_is_a_valid_file_with_origins(rlrun):
     Path("a.yaml").write_text(GOOD)
-    code, out, _ = run("check", "a.yaml", "--show", "training.lr=1e-3")
+    code, out, _ = rlrun("check", "a.yaml", "--show", "training.lr=1e-3")
     assert code == 0
     assert "# <command line>" in out
     assert "# a.yaml:2:1" in out
@@ -94,23 +74,23 @@ def test_show_is_a_valid_file_with_origins(run: RUN) -> None:
     "arguments",
     [["nope"], ["check"], ["check", "--shw"], ["check", "a=b"], ["list", "nothing"], ["list"], []],
 )
-def test_bad_usage_ends_with_2(run: RUN, arguments: list[str]) -> None:
-    assert run(*arguments)[0] == 2
+def test_bad_usage_ends_with_2(rlrun, arguments):
+    assert rlrun(*arguments)[0] == 2
 
 
-def test_init_is_a_valid_file(run: RUN) -> None:
-    code, out, err = run("init", "PPO", "Acrobot-v1")
+def test_init_is_a_valid_file(rlrun):
+    code, out, err = rlrun("init", "PPO", "Acrobot-v1")
     assert (code, err) == (0, "")
     Path("mine.yaml").write_text(out)
     assert load_experiment("mine.yaml").env.use == "Acrobot-v1"
-    assert run("check", "mine.yaml")[::2] == (0, "")
+    assert rlrun("check", "mine.yaml")[::2] == (0, "")
 
 
-def test_init_of_unknown_names(run: RUN) -> None:
-    code, out, err = run("init", "PP0", "CartPole-v1")
+def test_init_of_unknown_names(rlrun):
+    code, out, err = rlrun("init", "PP0", "CartPole-v1")
     assert (code, out) == (2, "")
     assert "did you mean PPO?" in err
-    assert "did you mean CartPole-v1?" in run("init", "PPO", "CartPol-v1")[2]
+    assert "did you mean CartPole-v1?" in rlrun("init", "PPO", "CartPol-v1")[2]
 
 
 @pytest.mark.parametrize(
@@ -122,27 +102,27 @@ def test_init_of_unknown_names(run: RUN) -> None:
         ("models", "ActorCritic "),
     ],
 )
-def test_list(run: RUN, kind: str, name: str) -> None:
-    code, out, _ = run("list", kind)
+def test_list(rlrun, kind, name):
+    code, out, _ = rlrun("list", kind)
     assert code == 0
     assert any(line.startswith(name) for line in out.splitlines())
 
 
-def test_list_configs_shows_the_folder_here(run: RUN) -> None:
+def test_list_configs_shows_the_folder_here(rlrun):
     Path("configs").mkdir()
     Path("configs/a.yaml").write_text("# What it reaches\nalgorithm: PPO")
-    assert run("list", "configs") == (0, "configs/a.yaml  What it reaches\n", "")
+    assert rlrun("list", "configs") == (0, "configs/a.yaml  What it reaches\n", "")
 
 
-def test_help_names_every_command_and_version_prints_it(run: RUN) -> None:
-    code, out, _ = run("--help")
+def test_help_names_every_command_and_version_prints_it(rlrun):
+    code, out, _ = rlrun("--help")
     assert code == 0
     assert all(f"  {name}" in out for name in COMMANDS)
-    assert run("--version")[1].startswith("rlrun ")
+    assert rlrun("--version")[1].startswith("rlrun ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_loads_and_has_help(run: RUN, command: str) -> None:
-    code, out, _ = run(command, "--help")
+def test_every_command_loads_and_has_help(rlrun, command):
+    code, out, _ = rlrun(command, "--help")
     assert code == 0
     assert f"rlrun {command}" in out

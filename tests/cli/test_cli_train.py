@@ -1,40 +1,19 @@
-"""``rlrun train``: arguments, exit codes and the order of what is said on failure."""
+"""``rlrun train``: arguments, exit codes, and the messages of a failure in their order."""
 
 import json
+from functools import partial
 from pathlib import Path
 
+import counting_algorithm
 import pytest
 
-from rlrun.cli.main import main
 from rlrun.envs.errors import EnvError
-
-FILE = """
-algorithm: "counting_algorithm:CountingAlgorithm"
-env: CartPole-v1
-seed: 3
-stop: {training_iteration: 3}
-training: {train_batch_size: 100}
-"""
-
-
-@pytest.fixture(autouse=True)
-def in_tmp(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "experiment"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "fake.yaml").write_text(FILE)
 
 
 @pytest.fixture
-def train(capsys, monkeypatch):
-    """Call ``rlrun train WORDS``; gives the exit code, stdout and stderr."""
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["rlrun", "train", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return call
+def train(rlrun, counting):
+    """Call ``rlrun train WORDS``; returns the exit code, stdout and stderr."""
+    return partial(rlrun, "train")
 
 
 def test_a_file_with_overrides(train):
@@ -76,21 +55,16 @@ def test_resume(train):
         (["fake.yaml", "report.sinks=['counting_algorithm:Nothing']"], "Nothing"),
     ],
 )
-def test_wrong_input_is_exit_2_with_a_message(train, words, says):
-    code, _, err = train(*words)
-    assert code == 2
-    assert says in err
-    assert "Traceback" not in err
+def test_wrong_input_is_exit_2_with_a_message(train, refused, words, says):
+    refused(["train", *words], says)
 
 
-def test_a_used_folder_is_exit_2(train):
+def test_a_used_folder_is_exit_2(train, refused):
     train("fake.yaml", "--run-dir", "run")
-    code, _, err = train("fake.yaml", "--run-dir", "run")
-    assert code == 2
-    assert "rlrun train --resume run" in err
+    refused(["train", "fake.yaml", "--run-dir", "run"], "rlrun train --resume run")
 
 
-def test_a_failure_is_exit_1_with_the_traceback_first_and_the_way_on_last(train):
+def test_a_failure_is_exit_1_with_the_traceback_first_and_the_resume_command_last(train):
     words = ["fake.yaml", "training.fail_at=3", "checkpoint.every=1", "--run-dir", "run"]
     code, _, err = train(*words)
     assert code == 1
@@ -101,8 +75,6 @@ def test_a_failure_is_exit_1_with_the_traceback_first_and_the_way_on_last(train)
 
 
 def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
-    import counting_algorithm
-
     def fail(self):
         raise EnvError(
             "my:Maze",
@@ -125,8 +97,6 @@ def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
 
 
 def test_interruption_is_exit_130(train, monkeypatch):
-    import counting_algorithm
-
     def interrupt(self):
         raise KeyboardInterrupt
 

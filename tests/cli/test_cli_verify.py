@@ -1,52 +1,33 @@
-"""``rlrun verify``: arguments, exit codes and what is said."""
+"""``rlrun verify``: arguments, exit codes and messages."""
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rlrun.cli.main import main
 from rlrun.experiment.verify.cases import CASES
 from rlrun.experiment.verify.verify import CaseResult, SeedResult, Verification
 
 
 def result(number):
-    seeds = [
-        SeedResult(
-            seed=seed,
-            folder=Path("f"),
-            env_steps=100,
-            trained=True,
-            training=number,
-            goal=number,
-            evaluation=number,
-            error=None,
-            curve=((50, 0.0), (100, number)),
-            session={},
-        )
-        for seed in (1, 2, 3)
-    ]
+    numbers = {"training": number, "goal": number, "evaluation": number}
+    curve = ((50, 0.0), (100, number))
+    facts = {"folder": Path("f"), "env_steps": 100, "trained": True, "error": None, "session": {}}
+    seeds = (SeedResult(seed=seed, curve=curve, **numbers, **facts) for seed in (1, 2, 3))
     return CaseResult(CASES[0], tuple(seeds), 3)
 
 
 @pytest.fixture
-def verify(capsys, monkeypatch, tmp_path):
-    """Call ``rlrun verify WORDS``; gives the exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["rlrun", "verify", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return call
+def verify(rlrun):
+    """Call ``rlrun verify WORDS``; returns the exit code, stdout and stderr."""
+    return partial(rlrun, "verify")
 
 
 @pytest.fixture
 def done(monkeypatch):
-    """What the stand-in for the work returns, and the arguments that it was called with."""
+    """The results of a stand-in for the work, and the arguments of its calls."""
     given = {"results": (result(500.0),), "interrupted": False, "calls": []}
 
     def stand_in(names, *, notice, **options):
@@ -72,12 +53,8 @@ def test_arguments_and_the_table(verify, done):
 
 def test_defaults(verify, done):
     verify("--no-train")
-    options = {
-        "seeds": range(1, 4),
-        "results": Path("runs/verify"),
-        "jobs": None,
-        "train": False,
-    }
+    place = {"results": Path("runs/verify"), "jobs": None}
+    options = {"seeds": range(1, 4), "train": False, **place}
     assert done["calls"] == [([], options)]
 
 
@@ -87,10 +64,10 @@ def test_a_range_of_seeds(verify, done):
 
 
 @pytest.mark.parametrize("text", ["0", "3-2", "a", "1-", "-1", "1-2-3"])
-def test_what_is_no_range_of_seeds(verify, done, text):
+def test_a_wrong_range_of_seeds_is_refused(verify, done, text):
     code, _, err = verify("--seeds", text)
     assert code == 2
-    assert f"'{text}' is neither a number of seeds, as 3, nor a range of them, as 11-13" in err
+    assert f"'{text}' is neither a number of seeds, such as 3, nor a range, such as 11-13" in err
     assert not done["calls"]
 
 
@@ -116,7 +93,7 @@ def test_markdown(verify, done):
     assert "ppo-cartpole" in json.loads(Path("docs/page.json").read_text())
 
 
-def test_a_failed_run_is_told_though_the_page_keeps_what_was_recorded(verify, done):
+def test_a_failed_run_is_reported_while_the_page_keeps_its_record(verify, done):
     verify("--markdown", "docs/page.txt")
     recorded = Path("docs/page.json").read_text()
     (seed, *_), nothing = result(500.0).seeds, {"training": None, "goal": None, "evaluation": None}

@@ -1,8 +1,9 @@
-"""A stand-in for the command `rlrun`: the folders that train and rollout leave, in no time.
+"""A stand-in for the command `rlrun`: it writes the folders of train and rollout in no time.
 
 `python fake_rlrun.py train CONFIG KEY=VALUE ... --run-dir PATH --quiet` and so on. Beside the run's
-folder lie `resolved.yaml`, the whole config, and, where a seed is not to go straight through,
-`plan-<seed>`: "slow" trains until killed, "fail" fails once.
+folder are `resolved.yaml`, the whole config, and, for other behaviour, `plan-<seed>`: "slow" trains
+until killed, "fail" fails once, "pause" takes a moment. `busy.txt` has a line for the beginning and
+the end of each training.
 """
 
 import fcntl
@@ -39,7 +40,7 @@ plan = folder.parent / f"plan-{folder.name.removeprefix('seed-')}"
 todo = plan.read_text() if plan.exists() else ""
 if todo == "fail":
     plan.unlink()
-    write_meta("failed", "RuntimeError: as told")
+    write_meta("failed", "RuntimeError: as planned")
     sys.exit("the run failed")
 if todo == "slow":
     write_meta("running")
@@ -48,6 +49,12 @@ if todo == "slow":
     except KeyboardInterrupt:
         write_meta("interrupted")
         sys.exit(130)
+if todo == "pause":
+    with (folder.parent.parent / "busy.txt").open("a") as file:
+        file.write(f"+{folder.parent.name}\n")
+    time.sleep(0.3)
+    with (folder.parent.parent / "busy.txt").open("a") as file:
+        file.write(f"-{folder.parent.name}\n")
 for iteration in (1, 2, 3):
     row = {
         "training_iteration": iteration,

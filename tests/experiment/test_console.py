@@ -1,4 +1,4 @@
-"""The panel and the lines: what a person sees, at any width, from any result."""
+"""The panel and the lines of a run, at any width and from any result."""
 
 import io
 import math
@@ -66,7 +66,7 @@ def test_every_line_of_the_panel_is_as_wide_as_the_terminal(width, iterations):
     assert len(lines) <= 16
 
 
-def test_the_panel_says_what_matters():
+def test_the_panel_shows_progress_speed_runners_and_checkpoints():
     progress, clock = make()
     progress.saved, progress.best_saved = "000004", "000002"
     for i in range(1, 6):
@@ -89,20 +89,21 @@ def test_the_panel_says_what_matters():
         assert words in text
 
 
-def test_a_run_without_episodes_says_so():
+def test_the_panel_of_a_run_without_episodes():
     progress, _ = make()
     progress.update(result(1, mean=math.nan, episodes=0))
     assert "no episode has ended yet" in "\n".join(frame(progress, 80))
 
 
-def test_sparklines():
-    assert sparkline([], 5) == ""
-    assert sparkline([3, 3, 3], 5) == "▁▁▁"
-    assert sparkline([0, 7], 8) == "▁█"
-    assert sparkline(range(800), 8) == "▁▂▃▄▅▆▇█"
+@pytest.mark.parametrize(
+    ("values", "width", "line"),
+    [([], 5, ""), ([3, 3, 3], 5, "▁▁▁"), ([0, 7], 8, "▁█"), (range(800), 8, "▁▂▃▄▅▆▇█")],
+)
+def test_sparklines(values, width, line):
+    assert sparkline(values, width) == line
 
 
-def test_the_history_stays_bounded_and_keeps_its_shape():
+def test_the_history_of_returns_is_bounded_and_keeps_its_shape():
     progress, _ = make()
     for i in range(5000):
         progress.update(result(1, mean=float(i)))
@@ -112,7 +113,7 @@ def test_the_history_stays_bounded_and_keeps_its_shape():
     assert progress.returns[-1] > 4900
 
 
-def test_shares_towards_a_negative_return_start_at_the_first_one():
+def test_the_share_of_a_negative_goal_starts_at_the_first_return():
     progress, _ = make({"episode_return_mean": -100})
     (criterion,) = progress.header.stop.criteria
     assert progress.share(criterion) == 0
@@ -122,7 +123,7 @@ def test_shares_towards_a_negative_return_start_at_the_first_one():
         assert progress.left_s(criterion) is None
 
 
-def test_the_returns_of_earlier_sessions_are_recalled():
+def test_the_history_begins_with_earlier_sessions():
     progress, _ = make()
     progress.recall([result(i) for i in range(1, 12)])
     assert progress.returns == [10.0 * i for i in range(1, 12)]
@@ -139,13 +140,13 @@ def test_the_best_return_is_of_a_full_window():
     assert progress.best_return == 90.0
 
 
-def test_a_dry_spell_is_told_once_and_names_the_longest_episode():
+def test_iterations_without_episodes_give_one_warning():
     progress, _ = make()
-    told = []
+    warnings = []
     for i in range(30):
         progress.update(result(i, episodes=0))
-        told.append(progress.dry_spell())
-    (text,) = [line for line in told if line]
+        warnings.append(progress.dry_spell())
+    (text,) = [line for line in warnings if line]
     assert "10,000 env steps" in text
     assert "9,000 env steps" in text
     assert "\n" not in text
@@ -159,15 +160,7 @@ def test_one_line_an_iteration():
     progress.update(result(3))
     line = result_line(progress)
     assert "\n" not in line
-    for words in (
-        "env_steps",
-        "3,000",
-        "return",
-        "30.00",
-        "sample 75%",
-        "evaluation 99.00",
-        "0:01:01",
-    ):
+    for words in ("env_steps      3,000", "30.00", "sample 75%", "evaluation 99.00", "0:01:01"):
         assert words in line
 
 

@@ -1,17 +1,17 @@
-"""Recorders of a rollout: ordered transitions, exact limits, clear refusals."""
+"""Recorders of a rollout: ordered transitions, exact limits, missing extras."""
 
 import sys
 
 import numpy as np
 import pytest
 
-from rlrun.experiment.errors import MissingExtraError
-from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder
+from rlrun.experiment.recording import RecordingError, StepLimit, TransitionRecorder, VideoRecorder
+from rlrun.experiment.report.sinks import SinkError, TensorBoardSink
 from rlrun.sampling.played_step import AgentTransition, PlayedStep
 
 
 def step(t, episodes, nested=False):
-    obs = np.array([[t, lane] for lane in range(2)], np.float32)
+    obs = np.array([[t, env_index] for env_index in range(2)], np.float32)
     return PlayedStep(
         obs={"a": obs, "b": (obs, obs + 5)} if nested else obs,
         actions=np.array([t, t + 10]),
@@ -23,7 +23,7 @@ def step(t, episodes, nested=False):
     )
 
 
-def test_transitions_are_ordered_by_episode_and_surplus_lanes_left_out(tmp_path):
+def test_transitions_are_ordered_by_episode_without_surplus_episodes(tmp_path):
     recorder = TransitionRecorder()
     for t, episodes in enumerate([[0, 1], [0, 1], [0, None], [2, None]]):
         recorder(step(t, episodes))
@@ -45,12 +45,12 @@ def transition(episode, agent, t, obs, action=0):
 
 def test_several_agents_have_columns_of_their_own():
     recorder = TransitionRecorder()
-    nobody = {"rewards": np.zeros(2), "terminateds": None, "truncateds": None}
+    no_steps = {"rewards": np.zeros(2), "terminateds": None, "truncateds": None}
     for agents in (
         [transition(1, "a", 0, np.zeros(3)), transition(0, "b", 0, {"x": 1, "y": (2, 3)}, (4, 5))],
         [transition(0, "b", 2, {"x": 6, "y": (7, 8)}, (9, 9)), transition(0, "a", 1, np.ones(3))],
     ):
-        recorder(PlayedStep(None, None, None, episodes=[0, 1], agents=agents, **nobody))
+        recorder(PlayedStep(None, None, None, episodes=[0, 1], agents=agents, **no_steps))
     columns = recorder.columns()
     assert columns["a/episode"].tolist() == [0, 1]
     assert columns["a/obs"].tolist() == [[1, 1, 1], [0, 0, 0]]
@@ -61,11 +61,11 @@ def test_several_agents_have_columns_of_their_own():
     assert columns["b/reward"].tolist() == [1.5, 1.5]
 
 
-def test_reused_buffers_are_copied():
+def test_rows_are_copies():
     recorder = TransitionRecorder()
-    played = step(0, [0, None])
-    recorder(played)
-    played.obs[:] = -1
+    first = step(0, [0, None])
+    recorder(first)
+    first.obs[:] = -1
     assert recorder.columns()["obs"].tolist() == [[0, 0]]
 
 
@@ -77,20 +77,18 @@ def test_leaves_of_nested_spaces_are_columns():
     assert {"obs/a", "obs/b/0", "next_obs/a"} <= columns.keys()
 
 
-def test_a_step_limit_counts_lanes_that_play():
+def test_a_step_limit_counts_the_steps_of_wanted_episodes():
     limit = StepLimit(3)
     assert [limit(step(0, e)) for e in ([0, 1], [0, None], [0, 1])] == [False, True, True]
 
 
-def test_video_without_its_extra_names_it(tmp_path, monkeypatch):
+def test_a_video_without_its_extra_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "moviepy", None)
-    with pytest.raises(MissingExtraError, match=r"pip install \"rlrun\[video\]\""):
+    with pytest.raises(RecordingError, match=r"pip install \"rlrun\[video\]\""):
         VideoRecorder(tmp_path, None)
 
 
-def test_tensorboard_without_its_extra_names_it(tmp_path, monkeypatch):
-    from rlrun.experiment.report.tensorboard import TensorBoardSink
-
+def test_tensorboard_without_its_extra_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtraError, match=r"rlrun\[tensorboard\]"):
+    with pytest.raises(SinkError, match=r"rlrun\[tensorboard\]"):
         TensorBoardSink(tmp_path)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.data.results import addresses, lookup, number_at, plain_row, with_keys_of
-from rlrun.experiment.report import jsonl
 from rlrun.experiment.report.jsonl import JsonlSink, json_line, read_rows, repair
 
 
@@ -22,7 +21,7 @@ def test_floats_are_exact_and_never_nan(value):
     assert row == {"x": expected, "y": expected}
 
 
-def test_numpy_becomes_plain():
+def test_numpy_numbers_become_plain():
     row = plain_row({"a": np.int64(3), "b": {"c": np.float32(0.5), "d": np.array([1, 2])}, 5: None})
     assert row == {"a": 3, "b": {"c": 0.5, "d": [1, 2]}, "5": None}
     assert type(row["a"]) is int
@@ -33,13 +32,8 @@ def test_addresses_and_numbers():
     assert list(addresses(row)) == ["a/b", "d/e", "f", "g"]
     assert lookup(row, "a/b") == 1
     assert lookup(row, "d/e") == 2
-    assert [number_at(row, key) for key in ("a/b", "f", "g", "a", "x")] == [
-        1.0,
-        None,
-        None,
-        None,
-        None,
-    ]
+    numbers = [number_at(row, key) for key in ("a/b", "f", "g", "a", "x")]
+    assert numbers == [1.0, None, None, None, None]
     with pytest.raises(KeyError):
         lookup(row, "a/b/c")
 
@@ -85,7 +79,7 @@ def test_a_full_disk_leaves_whole_lines_and_loses_none(tmp_path, monkeypatch):
         real(descriptor, bytes(data)[:3])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(jsonl.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
         sink.write({"i": 2})
     assert path.read_bytes() == b'{"i": 1}\n'
@@ -99,7 +93,7 @@ def lines(path):
     return [row["training_iteration"] for row in read_rows(path)]
 
 
-def test_repair_drops_what_comes_after_and_adds_what_was_lost(tmp_path):
+def test_repair_drops_later_rows_and_adds_a_lost_one(tmp_path):
     path = tmp_path / "m.jsonl"
     rows = [{"training_iteration": i, "x": i} for i in range(1, 6)]
     path.write_bytes(b"".join(map(json_line, rows)) + b'{"training_iter')

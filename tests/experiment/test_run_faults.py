@@ -1,17 +1,12 @@
-"""Runs that are killed on the way: what is left resumes and ends as if nothing had happened."""
+"""Runs that are killed and resumed end as if nothing had happened."""
 
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
+from run_folders import assert_equal_runs, rows, start_rlrun, timeless, wait_for
 
-from rlrun.algorithms.result import is_wall_clock
 from rlrun.checkpoint.checkpoint import read_checkpoint
-from rlrun.data.results import addresses, lookup
-from rlrun.experiment.report.jsonl import read_rows
 from rlrun.experiment.run import resume_experiment, run_experiment
 
 pytestmark = pytest.mark.faults
@@ -28,56 +23,39 @@ checkpoint: {every: 2, keep: 2}
 """
 
 
-def timeless(folder):
-    return [
-        {key: lookup(row, key) for key in addresses(row) if not is_wall_clock(key)}
-        for row in read_rows(folder / "metrics.jsonl")
-    ]
-
-
-def start(folder):
-    file = folder.parent / "ppo.yaml"
-    arguments = ["train", str(file), "--run-dir", str(folder), "--quiet"]
-    return subprocess.Popen([sys.executable, "-m", "rlrun", *arguments])
-
-
-def wait_for_rows(folder, count):
-    deadline = time.monotonic() + 60
-    while len(list(read_rows(folder / "metrics.jsonl"))) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nobody disturbed; the others stand beside it."""
+    """A run without faults; the others are beside it."""
     root = tmp_path_factory.mktemp("faults")
     (root / "ppo.yaml").write_text(FILE)
     run_experiment(root / "ppo.yaml", run_dir=root / "whole", console="quiet")
     return root / "whole"
 
 
-@pytest.mark.parametrize("rows", [1, 5, 12])
-def test_kill_9_and_resume_equals_a_run_left_alone(whole, rows):
-    folder = whole.parent / f"killed-{rows}"
-    with start(folder) as process:
-        wait_for_rows(folder, rows)
+def start(folder, num_rows):
+    """A run that has written some rows."""
+    file = folder.parent / "ppo.yaml"
+    process = start_rlrun("train", file, "--run-dir", folder, "--quiet")
+    wait_for(lambda: len(rows(folder)) >= num_rows)
+    return process
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 12])
+def test_a_killed_and_resumed_run_equals_an_undisturbed_one(whole, num_rows):
+    folder = whole.parent / f"killed-{num_rows}"
+    with start(folder, num_rows) as process:
         process.kill()
     resume_experiment(folder, console="quiet")
-    assert timeless(folder) == timeless(whole)
-    left, right = (read_checkpoint(path / "checkpoints/000030") for path in (folder, whole))
-    for name, weights in left.weights.items():
-        assert weights.tobytes() == right.weights[name].tobytes()
+    assert_equal_runs(folder, whole)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_exit_130_with_a_checkpoint_of_the_last_row(whole, number):
     folder = whole.parent / number.name
-    with start(folder) as process:
-        wait_for_rows(folder, 3)
+    with start(folder, 3) as process:
         os.kill(process.pid, number)
         assert process.wait(30) == 130
     last = timeless(folder)[-1]["training_iteration"]
     assert read_checkpoint(folder / "checkpoints/latest").iteration == last
     resume_experiment(folder, console="quiet")
-    assert timeless(folder) == timeless(whole)
+    assert_equal_runs(folder, whole)

@@ -1,15 +1,13 @@
-"""The whole of it with the real algorithm: resumed runs and rollouts equal those left alone."""
+"""PPO from file to folder: resumed runs and rollouts equal undisturbed ones."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from run_folders import assert_equal_runs, rows
 
-from rlrun.algorithms.result import is_wall_clock
-from rlrun.checkpoint.checkpoint import CheckpointError, read_checkpoint
-from rlrun.data.results import addresses, lookup
-from rlrun.experiment.report.jsonl import read_rows
+from rlrun.checkpoint.checkpoint import CheckpointError
+from rlrun.data.results import addresses
 from rlrun.experiment.rollout import RolloutRequest, rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
 
@@ -28,60 +26,48 @@ checkpoint: {every: 2, keep: null}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of four iterations that nobody disturbed."""
+    """Folder with the file and a run of four iterations."""
     path = tmp_path_factory.mktemp("ppo")
     (path / "ppo.yaml").write_text(FILE)
     run_experiment(path / "ppo.yaml", run_dir=path / "whole", console="quiet")
     return path
 
 
-def timeless(folder):
-    """All numbers that do not depend on the machine's speed."""
-    return [
-        {key: lookup(row, key) for key in addresses(row) if not is_wall_clock(key)}
-        for row in read_rows(Path(folder) / "metrics.jsonl")
-    ]
-
-
-def same_checkpoints(left, right):
-    a, b = read_checkpoint(left), read_checkpoint(right)
-    for name in a.weights:
-        assert a.weights[name].tobytes() == b.weights[name].tobytes(), name
-    state_a, state_b = (
-        json.loads((left / "state.json").read_text()),
-        json.loads((right / "state.json").read_text()),
+def same_states(left, right):
+    left_state, right_state = (
+        json.loads((path / "state.json").read_text()) for path in (left, right)
     )
-    state_a.pop("time_s"), state_b.pop("time_s")
-    assert state_a == state_b
+    left_state.pop("time_s"), right_state.pop("time_s")
+    assert left_state == right_state
     assert (left / "state.safetensors").read_bytes() == (right / "state.safetensors").read_bytes()
 
 
-def test_a_resumed_run_equals_one_left_alone(whole):
+def test_a_resumed_run_equals_an_undisturbed_one(whole):
     file, folder = whole / "ppo.yaml", whole / "resumed"
     run_experiment(file, ["stop.training_iteration=2"], run_dir=folder, console="quiet")
     resume_experiment(folder, ["stop.training_iteration=4"], console="quiet")
-    assert timeless(folder) == timeless(whole / "whole")
-    same_checkpoints(folder / "checkpoints/000004", whole / "whole/checkpoints/000004")
+    assert_equal_runs(folder, whole / "whole")
+    same_states(folder / "checkpoints/000004", whole / "whole/checkpoints/000004")
 
 
 def test_all_rows_have_the_same_keys_and_timers_that_add_up(whole):
-    rows = list(read_rows(whole / "whole/metrics.jsonl"))
-    assert len({tuple(addresses(row)) for row in rows}) == 1
-    for row in rows:
+    found = rows(whole / "whole")
+    assert len({tuple(addresses(row)) for row in found}) == 1
+    for row in found:
         wall = row["env_steps_this_iter"] / row["env_steps_per_s"]
         assert sum(row["timers"].values()) == pytest.approx(wall, rel=0.01)
-    assert rows[2]["timers"]["checkpoint_s"] > 0
+    assert found[2]["timers"]["checkpoint_s"] > 0
 
 
 def test_a_rollout_gives_the_numbers_that_training_logged(whole):
-    for row in read_rows(whole / "whole/metrics.jsonl"):
+    for row in rows(whole / "whole"):
         if row["evaluation"]["episodes"] is not None:
             name = f"{row['training_iteration']:06d}"
             played = rollout(whole / "whole/checkpoints" / name)
             assert played.statistics == row["evaluation"]
 
 
-def test_a_seed_decides_and_another_one_differs(whole):
+def test_equal_seeds_give_equal_rollouts(whole):
     run = whole / "whole"
     first, again, other = (
         rollout(run, RolloutRequest(episodes=4, seed=seed)).to_json()["played"]
@@ -91,16 +77,22 @@ def test_a_seed_decides_and_another_one_differs(whole):
     assert len(first) == 4
 
 
+def check_transitions(columns, prefix, episode, expected_return):
+    """The rows of one episode follow each other up to its end."""
+    rows = columns[f"{prefix}episode"] == episode
+    names = ("obs", "next_obs", "reward", "terminated", "truncated")
+    obs, next_obs, reward, *ends = (columns[f"{prefix}{name}"][rows] for name in names)
+    assert reward.sum() == expected_return
+    assert (ends[0] | ends[1]).tolist() == [False] * (rows.sum() - 1) + [True]
+    np.testing.assert_array_equal(obs[1:], next_obs[:-1])
+
+
 def test_saved_transitions_add_up_to_the_episodes(whole, tmp_path):
     played = rollout(whole / "whole", RolloutRequest(episodes=3, save=tmp_path / "t.npz"))
     with np.load(tmp_path / "t.npz", allow_pickle=False) as columns:
         for number, episode in enumerate(played.episodes):
-            rows = columns["episode"] == number
-            assert columns["reward"][rows].sum() == episode.episode_return
-            assert rows.sum() == episode.length
-            ends = columns["terminated"][rows] | columns["truncated"][rows]
-            assert ends.tolist() == [False] * (episode.length - 1) + [True]
-            np.testing.assert_array_equal(columns["obs"][rows][1:], columns["next_obs"][rows][:-1])
+            assert (columns["episode"] == number).sum() == episode.length
+            check_transitions(columns, "", number, episode.episode_return)
 
 
 def test_saved_transitions_of_several_agents_add_up_to_their_returns(tmp_path):
@@ -115,20 +107,16 @@ def test_saved_transitions_of_several_agents_add_up_to_their_returns(tmp_path):
     with np.load(tmp_path / "t.npz", allow_pickle=False) as columns:
         for number, episode in enumerate(played.episodes):
             for agent, _, agent_return in episode.agents:
-                rows = columns[f"{agent}/episode"] == number
-                assert columns[f"{agent}/reward"][rows].sum() == agent_return
-                assert columns[f"{agent}/t"][rows].tolist() == list(range(rows.sum()))
-                ended = columns[f"{agent}/terminated"][rows] | columns[f"{agent}/truncated"][rows]
-                assert ended.tolist() == [False] * (rows.sum() - 1) + [True]
-                obs, led_to = columns[f"{agent}/obs"][rows], columns[f"{agent}/next_obs"][rows]
-                np.testing.assert_array_equal(obs[1:], led_to[:-1])
+                steps = columns[f"{agent}/t"][columns[f"{agent}/episode"] == number]
+                assert steps.tolist() == list(range(len(steps)))
+                check_transitions(columns, f"{agent}/", number, agent_return)
 
 
-def test_a_step_limit_ends_the_play(whole):
+def test_a_step_limit_ends_the_rollout(whole):
     assert rollout(whole / "whole", RolloutRequest(episodes=5, steps=3)).episodes == ()
 
 
-def test_a_model_that_misfits_is_refused(whole):
+def test_a_checkpoint_of_another_model_is_refused(whole):
     with pytest.raises(CheckpointError, match="does not fit this env and model"):
         resume_experiment(
             whole / "whole", ["model.hidden=[8]", "stop.training_iteration=9"], console="quiet"

@@ -19,7 +19,7 @@ def test_any_at_or_above_stops():
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), "text", True])
-def test_what_is_no_number_stops_nothing(value):
+def test_values_other_than_numbers_stop_nothing(value):
     assert reached({"a": 0}, a=value) == []
 
 
@@ -32,7 +32,7 @@ def test_a_mean_return_counts_once_its_window_is_full():
     assert found == ["evaluation/episode_return_mean"]
 
 
-def test_a_key_that_no_result_has_is_named_with_the_nearest():
+def test_an_unknown_key_is_named_with_the_nearest_one():
     criteria = StopCriteria({"learner/kl": 1, "x": 1, "evaluation": 1}, smoothing_episodes=1)
     with pytest.raises(StopKeyError) as caught:
         criteria.check_keys({"x": None, "learners": {"p": {"kl": 0}}, "evaluation": {"n": 1}})
@@ -42,7 +42,7 @@ def test_a_key_that_no_result_has_is_named_with_the_nearest():
     assert "stop: x" not in text
 
 
-def test_goals_that_were_missed_are_told_but_not_budgets():
+def test_missed_goals_are_listed_without_budgets():
     criteria = StopCriteria({"env_steps": 10, "a": 5, "b": 1, "c": 2}, smoothing_episodes=1)
     assert criteria.missed({"env_steps": 3, "a": 4.5, "b": 1, "c": None}) == [
         "a 4.50 of 5",
@@ -50,11 +50,6 @@ def test_goals_that_were_missed_are_told_but_not_budgets():
     ]
 
 
-def test_numbers_as_a_person_writes_them():
-    assert [number(x) for x in (300000.0, 475, -1.5, 412.534, 0.00012)] == [
-        "300,000",
-        "475",
-        "-1.50",
-        "412.53",
-        "0.00012",
-    ]
+def test_numbers_as_text():
+    texts = [number(x) for x in (300000.0, 475, -1.5, 412.534, 0.00012)]
+    assert texts == ["300,000", "475", "-1.50", "412.53", "0.00012"]

@@ -1,27 +1,25 @@
-"""Sweeps on a real Ray: trials equal runs alone, failures end nothing, sweeps go on."""
+"""Sweeps on a real Ray: trials equal single runs, failures stay single, sweeps are resumed."""
 
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from run_folders import assert_equal_runs, meta, rows, timeless
 
 from rlrun.actors.ray_runtime import start_ray, stop_ray
-from rlrun.algorithms.result import is_wall_clock
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.config.schema import EnvRunnersConfig
-from rlrun.data.results import addresses, lookup
-from rlrun.experiment.report.jsonl import read_rows
+from rlrun.data.results import lookup
 from rlrun.experiment.rollout import RolloutRequest, rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trial import TrialRun
 
-HERE = str(Path(__file__).parent)
+TESTS = str(Path(__file__).parents[1])
 
 PPO = """
 algorithm: PPO
@@ -32,57 +30,51 @@ env_runners: {num_envs_per_env_runner: 4}
 model: {hidden: [8]}
 training: {train_batch_size: 64, minibatch_size: 32, num_epochs: 1}
 """
-COUNTING = """
-algorithm: "counting_algorithm:CountingAlgorithm"
-env: CartPole-v1
-seed: 3
-stop: {training_iteration: 6}
-training: {train_batch_size: 100}
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray():
-    """One Ray for all sweeps, whose processes can import what lies beside this file."""
-    if HERE not in sys.path:
-        sys.path.insert(0, HERE)
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, before]))
-    start_ray(EnvRunnersConfig())
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+    """One Ray for all sweeps, whose processes can import the counting algorithm."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
+        start_ray(EnvRunnersConfig())
     yield
     stop_ray()
 
 
-def sweep(folder, text, name="exp.yaml"):
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(text)
-    return run_sweep(folder / name, run_dir=folder / "sweep", console="quiet")
+def sweep(folder, text):
+    (folder / "exp.yaml").write_text(text)
+    return run_sweep(folder / "exp.yaml", run_dir=folder / "sweep", console="quiet")
 
 
-def book_rows(outcome):
+@pytest.fixture
+def counting_sweep(counting):
+    """Run a sweep of the counting algorithm, given its ``sweep:`` section."""
+
+    def run(section, *, iterations=6):
+        text = counting.read_text().replace("iteration: 6", f"iteration: {iterations}")
+        return sweep(counting.parent, f"{text}sweep: {section}")
+
+    return run
+
+
+def trial_rows(outcome):
     text = (outcome.folder / "trials.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
-def timeless(folder):
-    return [
-        {key: lookup(row, key) for key in addresses(row) if not is_wall_clock(key)}
-        for row in read_rows(Path(folder) / "metrics.jsonl")
-    ]
+def statuses(outcome):
+    return [trial.status for trial in outcome.trials]
 
 
-def test_trials_are_ordinary_runs(tmp_path, capfd):
+def test_trials_are_equal_to_single_runs(tmp_path, capfd):
     text = PPO + "sweep: {space: {training.lr: {grid: [1e-3, 1e-2]}}, seeds: 2}"
     outcome = sweep(tmp_path, text)
     assert capfd.readouterr().err == ""
     assert [(t.settings["training.lr"], t.seed, t.status) for t in outcome.trials] == [
         (1e-3, 5, "finished"), (1e-3, 6, "finished"), (1e-2, 5, "finished"), (1e-2, 6, "finished"),
     ]  # fmt: skip
-    for trial in outcome.trials[1:3]:  # of two processes, or a process's first and second
+    for trial in outcome.trials[1:3]:  # of two processes, or the first two of one process
         folder, alone = outcome.folder / trial.folder, tmp_path / f"alone-{trial.trial}"
         words = [f"training.lr={trial.settings['training.lr']}", f"seed={trial.seed}"]
         run_experiment(
@@ -92,10 +84,7 @@ def test_trials_are_ordinary_runs(tmp_path, capfd):
         expected = load_experiment(tmp_path / "exp.yaml", words)
         found = load_experiment(folder / "config.yaml")
         assert found.model_copy(update={"sweep": expected.sweep}) == expected
-        assert timeless(folder) == timeless(alone)
-        left, right = (read_checkpoint(path / "checkpoints/000004") for path in (folder, alone))
-        for name, weights in left.weights.items():
-            assert weights.tobytes() == right.weights[name].tobytes()
+        assert_equal_runs(folder, alone)
     folder = outcome.folder / "trials/0001"
     assert len(rollout(folder, RolloutRequest(episodes=2)).episodes) == 2
     resume_experiment(folder, ["stop.training_iteration=5"], console="quiet")
@@ -105,57 +94,62 @@ def test_trials_are_ordinary_runs(tmp_path, capfd):
 
 
 @pytest.mark.faults
-def test_a_trial_that_fails_ends_nothing_and_is_tried_again(tmp_path):
+def test_a_failed_trial_does_not_end_the_others_and_is_run_again(counting_sweep):
     space = "{training.fail_at: {grid: [null, 3]}, training.gain: {grid: [1.0, 2.0]}}"
-    outcome = sweep(tmp_path, COUNTING + f"sweep: {{space: {space}}}")
-    assert [trial.status for trial in outcome.trials] == ["finished", "failed"] * 2
+    outcome = counting_sweep(f"{{space: {space}}}")
+    assert statuses(outcome) == ["finished", "failed"] * 2
     assert not outcome.all_failed
     assert outcome.best.trial == 3
     failed = outcome.trials[1]
     assert failed.reason == "RuntimeError: the fake fails as told"
     assert 'raise RuntimeError("the fake' in (outcome.folder / failed.log).read_text()
-    rows = book_rows(outcome)
-    assert [row["status"] for row in rows] == ["finished", "failed"] * 2
+    assert [row["status"] for row in trial_rows(outcome)] == ["finished", "failed"] * 2
     log = outcome.folder / "trials/0001/log.txt"
     before = log.read_text()
     again = resume_sweep(outcome.folder, console="quiet")
-    assert [trial.status for trial in again.trials] == ["finished", "failed"] * 2
+    assert statuses(again) == ["finished", "failed"] * 2
     assert log.read_text() == before
     assert (outcome.folder / failed.log).read_text().count("the fake fails") > 2
 
 
 @pytest.mark.faults
-def test_a_sweep_of_failures_has_no_best(tmp_path):
-    outcome = sweep(tmp_path, COUNTING + "sweep: {space: {training.fail_at: {grid: [1]}}}")
+def test_a_sweep_of_failures_has_no_best(counting_sweep):
+    outcome = counting_sweep("{space: {training.fail_at: {grid: [1]}}}")
     assert outcome.all_failed
     assert outcome.best is None
     assert not (outcome.folder / "best.yaml").exists()
 
 
 @pytest.mark.faults
-def test_asha_stops_what_is_worse_and_leaves_whole_runs(tmp_path):
-    text = "sweep: {space: {training.gain: {grid: [4, 3, 2, 1]}}, concurrent: 1, "
-    text += "scheduler: {use: asha, grace_period: 2, reduction_factor: 2}}"
-    outcome = sweep(tmp_path, COUNTING + text)
-    assert [trial.status for trial in outcome.trials] == ["finished"] + ["stopped"] * 3
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        "{use: asha, grace_period: 2, reduction_factor: 2}",
+        "{use: median, grace_period: 2, min_samples_required: 1}",
+    ],
+)
+def test_a_scheduler_stops_worse_trials_and_leaves_whole_runs(counting_sweep, scheduler):
+    space = "{training.gain: {grid: [4, 3, 2, 1]}}"
+    outcome = counting_sweep(f"{{space: {space}, concurrent: 1, scheduler: {scheduler}}}")
+    assert statuses(outcome) == ["finished"] + ["stopped"] * 3
     last = outcome.folder / outcome.trials[3].folder
     assert read_checkpoint(last / "checkpoints/latest").iteration == 2
-    assert json.loads((last / "meta.json").read_text())["outcome"] == "finished"
-    # A trial of a later session is held against those of the first.
-    rows = book_rows(outcome)
-    rows[3] |= {"status": "waiting", "score": None}
-    (outcome.folder / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert meta(last)["outcome"] == "finished"
+    # A trial of a later session is compared with those of the first.
+    found = trial_rows(outcome)
+    found[3] |= {"status": "waiting", "score": None}
+    (outcome.folder / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
     shutil.rmtree(outcome.folder / "trials/0004")
     again = resume_sweep(outcome.folder, console="quiet")
     assert again.trials[3].status == "stopped"
 
 
 @pytest.mark.faults
-def test_hyperband_halves_a_bracket_once_it_is_full(tmp_path):
+def test_hyperband_halves_a_full_bracket(counting_sweep):
     # max_t 9 and a factor of 3 make brackets of 3 trials (never halved) and of 5 (judged at 3).
-    text = "sweep: {space: {training.gain: {grid: [1, 2, 3, 4, 5, 6, 7, 8]}}, "
-    text += "scheduler: {use: hyperband, reduction_factor: 3}}"
-    outcome = sweep(tmp_path, COUNTING.replace("iteration: 6", "iteration: 9") + text)
+    space = "{training.gain: {grid: [1, 2, 3, 4, 5, 6, 7, 8]}}"
+    scheduler = "{use: hyperband, reduction_factor: 3}"
+    outcome = counting_sweep(f"{{space: {space}, scheduler: {scheduler}}}", iterations=9)
     ended = {trial.settings["training.gain"]: trial.status for trial in outcome.trials}
     assert [ended[gain] for gain in (1, 2, 3)] == ["finished"] * 3
     assert [ended[gain] for gain in (4, 5, 6)] == ["stopped"] * 3
@@ -163,24 +157,16 @@ def test_hyperband_halves_a_bracket_once_it_is_full(tmp_path):
 
 
 @pytest.mark.faults
-def test_the_median_rule_stops_what_stays_behind(tmp_path):
-    text = "sweep: {space: {training.gain: {grid: [4, 3, 2, 1]}}, concurrent: 1, "
-    text += "scheduler: {use: median, grace_period: 2, min_samples_required: 1}}"
-    outcome = sweep(tmp_path, COUNTING + text)
-    assert [trial.status for trial in outcome.trials] == ["finished"] + ["stopped"] * 3
-
-
-@pytest.mark.faults
-def test_optuna_names_points_and_learns_from_them(tmp_path):
+def test_optuna_suggests_points_and_is_resumed(counting_sweep):
     pytest.importorskip("optuna")
-    text = "sweep: {space: {training.gain: {uniform: [0, 9]}}, search: optuna, trials: 3, seeds: 2}"
-    outcome = sweep(tmp_path, COUNTING + text)
+    space = "{training.gain: {uniform: [0, 9]}}"
+    outcome = counting_sweep(f"{{space: {space}, search: optuna, trials: 3, seeds: 2}}")
     assert [(t.point, t.seed) for t in outcome.trials] == [
         (1, 3), (1, 4), (2, 3), (2, 4), (3, 3), (3, 4),
     ]  # fmt: skip
     assert len({t.settings["training.gain"] for t in outcome.trials}) == 3
-    rows = (outcome.folder / "trials.jsonl").read_text().splitlines()[:3]
-    (outcome.folder / "trials.jsonl").write_text("\n".join(rows) + "\n")
+    lines = (outcome.folder / "trials.jsonl").read_text().splitlines(keepends=True)
+    (outcome.folder / "trials.jsonl").write_text("".join(lines[:3]))
     again = resume_sweep(outcome.folder, console="quiet")
     assert [t.settings for t in again.trials[:3]] == [t.settings for t in outcome.trials[:3]]
 
@@ -193,23 +179,23 @@ def test_a_population_shares_weights_and_settings(tmp_path):
         "scheduler: {use: pbt, perturbation_interval: 2, quantile_fraction: 0.34}}"
     )
     outcome = sweep(tmp_path, text)
-    assert [trial.status for trial in outcome.trials] == ["finished"] * 3
+    assert statuses(outcome) == ["finished"] * 3
     folders = [outcome.folder / trial.folder for trial in outcome.trials]
     address = "learners/default_policy/learner_stats/lr"
-    rates = [{lookup(row, address) for row in read_rows(f / "metrics.jsonl")} for f in folders]
+    rates = [{lookup(row, address) for row in rows(folder)} for folder in folders]
     assert max(map(len, rates)) > 1
     for trial, folder in zip(outcome.trials, folders, strict=True):
-        rows = list(read_rows(folder / "metrics.jsonl"))
-        assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        found = rows(folder)
+        assert [row["training_iteration"] for row in found] == [1, 2, 3, 4, 5, 6]
         # The settings of the file are those of the table and those that the optimizer used.
         config = load_experiment(folder / "config.yaml")
         assert config.seed == 5
         assert config.training.lr == trial.settings["training.lr"]
-        statistics = rows[-1]["learners"]["default_policy"]["learner_stats"]
+        statistics = found[-1]["learners"]["default_policy"]["learner_stats"]
         assert statistics["lr"] == trial.settings["training.lr"]
 
 
-def test_what_is_taken_over_reaches_learner_and_runner(tmp_path, monkeypatch):
+def test_weights_and_settings_of_another_trial_reach_learner_and_runner(tmp_path, monkeypatch):
     (tmp_path / "exp.yaml").write_text(PPO)
     stop = "stop.training_iteration=3"
     start = "training.kl_coeff=0.2"
@@ -247,9 +233,9 @@ def test_what_is_taken_over_reaches_learner_and_runner(tmp_path, monkeypatch):
     np.testing.assert_array_equal(acted[0], flat)
     assert row["learners"]["default_policy"]["learner_stats"]["kl_coeff"] == 0.7
     run.close("interrupted", "the test is over")
-    rows = timeless(tmp_path / "taker")
-    assert rows[2] == timeless(tmp_path / "donor")[2]
-    assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4]
+    found = timeless(tmp_path / "taker")
+    assert found[2] == timeless(tmp_path / "donor")[2]
+    assert [row["training_iteration"] for row in found] == [1, 2, 3, 4]
     again = TrialRun(tmp_path / "taker", changed)  # goes on from its own, not from the donor's
     assert again.row["training_iteration"] == 4
     again.close("interrupted", "the test is over")

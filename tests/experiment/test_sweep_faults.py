@@ -1,21 +1,15 @@
-"""Sweeps that are killed or interrupted go on; clusters of several nodes take them.
+"""Killed and interrupted sweeps are resumed, and clusters of several nodes can run them.
 
-Everything here runs the command that a user types.
+All tests run the command that a user types.
 """
 
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+from subprocess import PIPE
 
 import pytest
-
-from rlrun.algorithms.result import is_wall_clock
-from rlrun.data.results import addresses, lookup
-from rlrun.experiment.report.jsonl import read_rows
+from run_folders import meta, rows, start_rlrun, timeless, wait_for
 
 pytestmark = pytest.mark.faults
 
@@ -33,10 +27,7 @@ sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}, trials: 4}
 
 
 def command(*words, **options):
-    return subprocess.Popen(
-        [sys.executable, "-m", "rlrun", "sweep", *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
-    )  # fmt: skip
+    return start_rlrun("sweep", *words, stdout=PIPE, stderr=PIPE, text=True, **options)
 
 
 def finish(process):
@@ -48,27 +39,26 @@ def trials(folder):
     return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
 
 
-def timeless(folder):
-    return [
-        {key: lookup(row, key) for key in addresses(row) if not is_wall_clock(key)}
-        for row in read_rows(folder / "metrics.jsonl")
-    ]
+def trial(folder, number):
+    return folder / f"trials/{number:04d}"
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def start(folder, *, until, **options):
+    """A sweep of the file beside ``folder`` that is running trial number, row number ``until``."""
+    process = command(folder.parent / "exp.yaml", "--run-dir", folder, **options)
+    number, num_rows = until
+    wait_for(lambda: len(rows(trial(folder, number))) > num_rows)
+    return process
 
 
-def rows_of(folder, number):
-    return len(list(read_rows(folder / f"trials/{number:04d}/metrics.jsonl")))
+def resume(folder, *words):
+    code, _, err = finish(command("--resume", folder, *words))
+    assert (code, err) == (0, "")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A sweep that nobody disturbed; the others stand beside it."""
+    """A sweep without faults; the others are beside it."""
     root = tmp_path_factory.mktemp("sweeps")
     (root / "exp.yaml").write_text(FILE)
     code, out, err = finish(command(root / "exp.yaml", "--run-dir", root / "whole", "--plain"))
@@ -82,66 +72,56 @@ def same(folder, whole):
         (row["settings"], row["seed"]) for row in trials(whole)
     ]
     for number in range(1, 5):
-        name = f"trials/{number:04d}"
-        assert timeless(folder / name) == timeless(whole / name)
+        assert timeless(trial(folder, number)) == timeless(trial(whole, number))
 
 
-def test_kill_9_of_the_driver(whole):
+def test_a_sweep_is_resumed_after_its_process_was_killed(whole):
     folder = whole.parent / "driver"
-    process = command(whole.parent / "exp.yaml", "--run-dir", folder)
-    wait_for(lambda: rows_of(folder, 3) > 3)
+    process = start(folder, until=(3, 3))
     process.kill()
     finish(process)
     ended = [row["trial"] for row in trials(folder) if row["status"] == "finished"]
-    logs = {n: (folder / f"trials/{n:04d}/log.txt").read_text() for n in ended}
-    code, _, err = finish(command("--resume", folder))
-    assert (code, err) == (0, "")
+    logs = {number: (trial(folder, number) / "log.txt").read_text() for number in ended}
+    resume(folder)
     assert ended
     for number, text in logs.items():
-        assert (folder / f"trials/{number:04d}/log.txt").read_text() == text
+        assert (trial(folder, number) / "log.txt").read_text() == text
     assert "a session starts from iteration" in (folder / "trials/0003/log.txt").read_text()
     same(folder, whole)
 
 
-def test_kill_9_of_a_trial(whole):
+def test_a_killed_trial_does_not_end_the_others_and_is_resumed(whole):
     folder = whole.parent / "trial"
-    process = command(whole.parent / "exp.yaml", "--run-dir", folder)
-    wait_for(lambda: rows_of(folder, 1) > 6)
-    meta = json.loads((folder / "trials/0001/meta.json").read_text())
-    os.kill(meta["sessions"][-1]["pid"], signal.SIGKILL)
+    process = start(folder, until=(1, 6))
+    os.kill(meta(trial(folder, 1))["sessions"][-1]["pid"], signal.SIGKILL)
     code, out, _ = finish(process)
     assert code == 0
     failed = trials(folder)[0]
-    assert (failed["status"], failed["reason"]) == (
-        "failed",
-        "its process died: killed, or out of memory",
-    )
+    reason = "its process died: killed, or out of memory"
+    assert (failed["status"], failed["reason"]) == ("failed", reason)
     assert [row["status"] for row in trials(folder)[1:]] == ["finished"] * 3
     assert f"rlrun sweep --resume {folder}" in out
-    code, _, err = finish(command("--resume", folder))
-    assert (code, err) == (0, "")
+    resume(folder)
     assert "a session starts from iteration" in (folder / "trials/0001/log.txt").read_text()
     same(folder, whole)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_sweep_that_goes_on(whole, number):
+def test_a_signal_lets_all_trials_save(whole, number):
     folder = whole.parent / number.name
-    process = command(whole.parent / "exp.yaml", "--run-dir", folder, start_new_session=True)
-    wait_for(lambda: rows_of(folder, 2) > 3)
+    process = start(folder, until=(2, 3), start_new_session=True)
     os.kill(process.pid, number)
     code, out, err = finish(process)
     assert code == 130
     assert f"rlrun sweep --resume {folder}" in out
-    assert err.startswith(f"{number.name}: trials finish their iteration and save")
+    assert err.startswith(f"{number.name}: finishing the trials' iterations, then saving")
     assert "interrupted" in {row["status"] for row in trials(folder)}
     for row in trials(folder):
         if row["status"] == "interrupted":
-            rows = list(read_rows(folder / row["folder"] / "metrics.jsonl"))
-            newest = (folder / row["folder"] / "checkpoints/latest").readlink().name
-            assert int(newest) == rows[-1]["training_iteration"]
-    code, _, err = finish(command("--resume", folder, "--plain"))
-    assert (code, err) == (0, "")
+            run = folder / row["folder"]
+            newest = (run / "checkpoints/latest").readlink().name
+            assert int(newest) == rows(run)[-1]["training_iteration"]
+    resume(folder, "--plain")
     same(folder, whole)
 
 
@@ -151,11 +131,10 @@ def test_trials_with_env_runners_reserve_them(whole):
     folder = whole.parent / "runners"
     code, _, err = finish(command(whole.parent / "exp.yaml", *words, "--run-dir", folder))
     assert (code, err) == (0, "")
-    rows = timeless(folder / "trials/0002")
-    assert [row["env_runners/healthy"] for row in rows] == [2, 2]
+    assert [row["env_runners/healthy"] for row in timeless(trial(folder, 2))] == [2, 2]
 
 
-def test_what_never_fits_is_refused(whole):
+def test_a_trial_that_needs_more_than_the_machine_is_refused(whole):
     words = ["env_runners.num_env_runners=32", "--run-dir", whole.parent / "refused"]
     code, _, err = finish(command(whole.parent / "exp.yaml", *words))
     assert code == 2
@@ -194,9 +173,9 @@ def test_a_cluster_of_several_nodes(whole):
         cluster.shutdown()
 
 
-def test_the_command_says_what_is_wrong(whole):
+def test_a_wrong_address_is_named_with_its_line(whole):
     text = (whole.parent / "exp.yaml").read_text().replace("training.lr", "training.lrr")
-    file = Path(whole.parent / "wrong.yaml")
+    file = whole.parent / "wrong.yaml"
     file.write_text(text)
     code, _, err = finish(command(file))
     assert code == 2

@@ -1,4 +1,4 @@
-"""What is known before a sweep starts: points and their order, resources, ranking."""
+"""Points of a sweep and their order, resources, schedulers, ranking of trials."""
 
 import math
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.actors.ray_runtime import ResourceError, Resources
+from rlrun.config.checks import most_iterations
 from rlrun.config.loader import resolve
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import SweepConfig
@@ -17,7 +18,7 @@ from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_tex
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits
 from rlrun.experiment.sweep.search import SchedulerError, bounded, make_scheduler
 from rlrun.experiment.sweep.sweep import run_sweep
-from rlrun.experiment.sweep.trials import Trial, TrialBook
+from rlrun.experiment.sweep.trials import Trial, TrialTable
 
 FILE = """
 algorithm: PPO
@@ -72,14 +73,14 @@ def test_draws_stay_in_their_bounds(kind, arguments, allowed):
     assert all(allowed(p["a"]) for p in points({"a": {kind: arguments}}, trials=50))
 
 
-def test_seeds():
+def test_the_seeds_of_a_point():
     assert seeds_of(experiment()) == [7]
     sweep = "sweep: {space: {training.lr: {grid: [1]}}, seeds: "
     assert seeds_of(experiment(sweep + "3}")) == [7, 8, 9]
     assert seeds_of(experiment(sweep + "[5, 1]}")) == [5, 1]
 
 
-def test_a_point_that_cannot_be_is_refused_with_its_settings():
+def test_a_point_with_contradicting_settings_is_refused():
     sweep = experiment("sweep: {space: {training.minibatch_size: {grid: [32, 128]}}}")
     with pytest.raises(ConfigError, match=r"with minibatch_size=128: a minibatch of 128 rows"):
         experiments_of(sweep, list(walk(sweep.sweep, 1)), None)
@@ -104,7 +105,7 @@ def test_a_trial_reserves_what_it_needs():
     assert bundles_of(experiment("learners: {device: cuda}")) == [{"CPU": 1.0, "GPU": 1.0}]
 
 
-def test_a_trial_that_can_never_fit_is_refused_with_the_arithmetic():
+def test_a_trial_that_needs_too_much_is_refused_with_the_arithmetic():
     check_fits([experiment("env_runners: {num_env_runners: 2}")], capacity({"CPU": 2.0}))
     with pytest.raises(ResourceError, match=r"need 8 CPUs, this machine has 2: set env_runners"):
         check_fits([experiment("env_runners: {num_env_runners: 8}")], capacity({"CPU": 2.0}))
@@ -125,7 +126,7 @@ def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_sweep_is_no_run(tmp_path):
+def test_a_sweep_is_not_a_run(tmp_path):
     (tmp_path / "sweep.yaml").write_text("")
     with pytest.raises(RunFolderError, match="a sweep; name one of its trials"):
         resolve_run(tmp_path)
@@ -139,7 +140,7 @@ def test_a_sweep_is_no_run(tmp_path):
         ("sweep: {scheduler: {use: pbt, quantile_fraction: 2}", "pbt refuses its arguments"),
     ],
 )
-def test_a_scheduler_that_tune_refuses(text, says):
+def test_a_scheduler_that_tune_refuses_is_named(text, says):
     base = FILE.replace("stop: {env_steps: 6400}\n", "") if "stop" in text else FILE
     text = base + text + ", space: {training.lr: {grid: [1, 2]}}}"
     with pytest.raises(SchedulerError, match=says):
@@ -147,10 +148,9 @@ def test_a_scheduler_that_tune_refuses(text, says):
 
 
 def test_the_longest_run_is_what_stop_says():
-    scheduler = make_scheduler(
-        experiment("sweep: {space: {training.lr: {grid: [1, 2]}}, scheduler: asha}")
-    )
-    assert scheduler._max_t == 100  # 6400 env steps of 64
+    sweep = experiment("sweep: {space: {training.lr: {grid: [1, 2]}}, scheduler: asha}")
+    assert most_iterations(sweep) == 100  # 6400 env steps of 64
+    make_scheduler(sweep)
 
 
 def dimension(kind, *arguments):
@@ -174,16 +174,16 @@ def test_mutations_stay_in_the_space(value):
             assert math.isclose(found["a"] % 8, 0)
 
 
-def book(tmp_path, *rows, mode="max"):
+def table(tmp_path, *rows, mode="max"):
     trials = [
         Trial(trial=i, point=point, seed=1, settings={"a": i}, status=status, score=score)
         for i, (point, status, score) in enumerate(rows, 1)
     ]
-    return TrialBook(tmp_path / "trials.jsonl", trials, metric="m", mode=mode)
+    return TrialTable(tmp_path / "trials.jsonl", trials, metric="m", mode=mode)
 
 
-def test_ranking(tmp_path):
-    found = book(
+def test_trials_are_ranked_by_score_and_status(tmp_path):
+    found = table(
         tmp_path,
         (1, "finished", 5.0),
         (2, "stopped", 9.0),
@@ -195,19 +195,19 @@ def test_ranking(tmp_path):
     assert found.best().trial == 4
 
 
-def test_a_stopped_trial_is_not_the_quickest(tmp_path):
-    found = book(tmp_path, (1, "finished", 90.0), (2, "stopped", 10.0), mode="min")
+def test_a_stopped_trial_is_not_the_best(tmp_path):
+    found = table(tmp_path, (1, "finished", 90.0), (2, "stopped", 10.0), mode="min")
     assert found.best().trial == 1
 
 
 def test_the_best_point_has_the_best_mean_over_seeds(tmp_path):
     rows = [(1, "finished", 9.0), (1, "finished", 1.0), (2, "finished", 6.0), (2, "finished", 7.0)]
-    assert book(tmp_path, *rows).best().trial == 4
-    assert book(tmp_path, *rows, mode="min").best().trial == 2
+    assert table(tmp_path, *rows).best().trial == 4
+    assert table(tmp_path, *rows, mode="min").best().trial == 2
 
 
-def test_the_book_is_read_as_it_was_written(tmp_path):
-    found = book(tmp_path, (1, "finished", 9.0), (2, "failed", None))
+def test_the_table_is_read_as_it_was_written(tmp_path):
+    found = table(tmp_path, (1, "finished", 9.0), (2, "failed", None))
     found.save()
-    again = TrialBook.read(tmp_path / "trials.jsonl", metric="m", mode="max")
+    again = TrialTable.read(tmp_path / "trials.jsonl", metric="m", mode="max")
     assert again.trials == found.trials

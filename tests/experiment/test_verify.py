@@ -1,4 +1,4 @@
-"""`rlrun verify`: the table, what is measured, what is judged, and that a killed one goes on."""
+"""`rlrun verify`: the reference cases, measuring, judging, and the results page."""
 
 import fcntl
 import json
@@ -14,11 +14,9 @@ import pytest
 
 from rlrun.config.dump import dump_yaml
 from rlrun.config.registry import ALGORITHMS
-from rlrun.experiment.verify import runs as verify_runs
-from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case, Reference
-from rlrun.experiment.verify.page import write_page
+from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case, Reference, read_cases
+from rlrun.experiment.verify.page import result_table, write_page
 from rlrun.experiment.verify.record import POINTS_OF_A_CURVE, with_recorded, write_record
-from rlrun.experiment.verify.report import plain_lines, result_table
 from rlrun.experiment.verify.runs import VerifyError, plan_runs
 from rlrun.experiment.verify.verify import (
     CaseResult,
@@ -28,7 +26,7 @@ from rlrun.experiment.verify.verify import (
     verify,
 )
 
-FAKE = Path(__file__).with_name("fake_rlrun.py")
+FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_rlrun.py")))
 
 
 def case(name="ppo-cartpole", number=10.0, kind="evaluation", overrides=()):
@@ -36,28 +34,34 @@ def case(name="ppo-cartpole", number=10.0, kind="evaluation", overrides=()):
     return Case(name, "PPO", "CartPole-v1", "ppo_cartpole.yaml", reference, overrides)
 
 
-# ---- the table ----
-
-
 @pytest.mark.parametrize("real", CASES, ids=lambda c: c.name)
-def test_a_case_is_what_the_table_says(real, tmp_path):
+def test_a_case_agrees_with_its_config_file(real, tmp_path):
     (run,) = plan_runs([real], [1], tmp_path)
     experiment, reference = run.experiment, real.reference
     assert real.algorithm in ALGORITHMS
-    assert (experiment.algorithm, experiment.env.use.rpartition(":")[2]) == (
-        real.algorithm,
-        real.env.partition(" ")[0],
-    )
+    assert experiment.algorithm == real.algorithm
+    assert experiment.env.use.rpartition(":")[2] == real.env.partition(" ")[0]
     assert experiment.stop["env_steps"] <= reference.env_steps
     assert ("episode_return_mean" in experiment.stop) <= (reference.kind != "training")
-    assert experiment.report.smoothing_episodes == 100, "as KINDS says"
+    assert experiment.report.smoothing_episodes == 100, "as in KINDS"
     assert reference.kind in KINDS
     assert reference.source in SOURCES
     assert f"{abs(reference.number):g}" in reference.published
 
 
-def test_names_are_different():
-    assert len({c.name for c in CASES}) == len(CASES)
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("  a: {algorithm: PPO}\n", "reference"),
+        ("  a: {}\n  a: {}\n", "duplicate key"),
+        ("  a: {algorithm: PPO, sed: 1}\n", "sed"),
+    ],
+)
+def test_a_malformed_table_of_cases_is_refused(tmp_path, line, says):
+    path = tmp_path / "cases.yaml"
+    path.write_text(f"kinds: {{}}\nsources: {{}}\ncases:\n{line}")
+    with pytest.raises(Exception, match=says):
+        read_cases(path)
 
 
 def test_a_case_can_be_chosen_by_name():
@@ -67,9 +71,6 @@ def test_a_case_can_be_chosen_by_name():
     with pytest.raises(VerifyError, match=r"'ppo-cartpol' - did you mean ppo-cartpole\?") as error:
         choose_cases(["ppo-cartpol", "xyz"])
     assert "'xyz'; `rlrun verify --list` names all" in str(error.value)
-
-
-# ---- judging ----
 
 
 def seed_result(seed, **numbers):
@@ -94,7 +95,7 @@ def test_numbers_are_compared_with_their_own_kind(kind, number, reached):
     assert replace(result, case=replace(result.case, reference=just_above)).verdict == "falls short"
 
 
-def test_verdicts_of_what_is_not_there():
+def test_verdicts_of_missing_seeds_and_numbers():
     one, other = seed_result(1, evaluation=99.0), seed_result(2, training=99.0)
     broken = seed_result(3, error="RuntimeError: x")
     assert CaseResult(case(), (), 2).verdict == "not run"
@@ -107,37 +108,34 @@ def test_verdicts_of_what_is_not_there():
     assert CaseResult(case(), (one,), 2).interval is None
 
 
-def test_a_row_counts_once_its_window_is_full(check):
+def test_numbers_need_a_full_window_of_episodes(check):
     (result,) = check(case(), seeds=range(1, 2)).results
     (seed,) = result.seeds
-    # The first of the three rows averages 50 episodes only: it is drawn, and is no goal.
+    # The first of the three rows averages only 50 episodes: it is drawn, but no goal.
     assert seed.curve == ((100, 90.0), (200, 30.0), (300, 20.0))
     assert (seed.training, seed.goal, seed.evaluation) == (20.0, 30.0, 10.0)
     assert (seed.env_steps, seed.commit) == (300, "abcdef0123")
 
 
-# ---- running ----
-
-
 @pytest.fixture
-def check(monkeypatch, tmp_path):
-    """`verify` with the runs of the stand-in, in tmp_path; notices go into `check.said`."""
-    monkeypatch.setattr(verify_runs, "RLRUN", (sys.executable, "-S", str(FAKE)))
-    monkeypatch.setattr(verify_runs, "_POLL_S", 0.01)
+def check(tmp_path):
+    """`verify` with the stand-in for rlrun, in tmp_path; notices are in `check.notices`."""
 
     def run(*cases, **options):
         for planned in plan_runs(cases, [1], tmp_path / "anew"):
             resolved = tmp_path / planned.case.name / "resolved.yaml"
             resolved.parent.mkdir(exist_ok=True)
             resolved.write_text(dump_yaml(planned.experiment))
-        return verify(cases=cases, results=tmp_path, notice=run.said.append, **options)
+        return verify(
+            cases=cases, results=tmp_path, notice=run.notices.append, rlrun=FAKE, **options
+        )
 
-    run.said = []
+    run.notices = []
     return run
 
 
 def plan(folder, seed, what):
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / f"plan-{seed}").write_text(what)
 
 
@@ -145,17 +143,17 @@ def order(results):
     return (results / "order.txt").read_text().split("\n")[:-1]
 
 
-def test_what_is_finished_is_not_trained_again(check, tmp_path):
+def test_finished_runs_are_not_trained_again(check, tmp_path):
     done = check(case("a"), case("b", number=21.0), seeds=range(1, 3), jobs=1)
     assert order(tmp_path) == ["a/seed-1", "a/seed-2", "b/seed-1", "b/seed-2"]
     assert [result.verdict for result in done.results] == ["reached", "falls short"]
     assert not done.all_reached
     assert done.results[0].iqm == 15.0
     (tmp_path / "order.txt").unlink()
-    check.said.clear()
+    check.notices.clear()
     again = check(case("a"), seeds=range(1, 4), jobs=1)
     assert order(tmp_path) == ["a/seed-3"]
-    assert check.said == [
+    assert check.notices == [
         "2 of 3 runs are finished already",
         "a seed 3: training 20.00, evaluation 30.00 after 300 env steps  (3 of 3)",
     ]
@@ -163,12 +161,12 @@ def test_what_is_finished_is_not_trained_again(check, tmp_path):
     assert again.all_reached
 
 
-def test_a_failed_seed_ends_nothing_else_and_is_tried_again(check, tmp_path):
+def test_a_failed_seed_does_not_end_the_others_and_is_run_again(check, tmp_path):
     plan(tmp_path / "a", 1, "fail")
     done = check(case("a"), seeds=range(1, 3))
     assert done.results[0].verdict == "failed"
-    assert done.results[0].seeds[0].error == "RuntimeError: as told"
-    assert any("a seed 1: failed: RuntimeError: as told; see " in line for line in check.said)
+    assert done.results[0].seeds[0].error == "RuntimeError: as planned"
+    assert any("a seed 1: failed: RuntimeError: as planned; see " in line for line in check.notices)
     assert order(tmp_path) == ["a/seed-2"]
     assert check(case("a"), seeds=range(1, 3)).all_reached
     assert order(tmp_path) == ["a/seed-2", "a/seed-1 resumed"]
@@ -196,52 +194,49 @@ def test_an_interrupted_run_is_resumed(check, tmp_path):
     assert order(tmp_path) == ["a/seed-1 resumed", "a/seed-2"]
 
 
-def test_a_run_of_another_process_is_waited_for(check, tmp_path):
-    """The runs of a verification that was killed may still be going on."""
+def test_a_run_of_another_process_is_not_disturbed(check, tmp_path):
+    """The runs of a killed verification may still be active."""
     folder = tmp_path / "a" / "seed-1"
     folder.mkdir(parents=True)
     lock = (folder / ".lock").open("a")
     fcntl.flock(lock, fcntl.LOCK_EX)
     threading.Timer(0.5, lock.close).start()
     assert check(case("a"), seeds=range(1, 2)).all_reached
-    assert check.said[0] == "a seed 1: another process is working on it; waiting for it"
-    # Nothing had begun in its folder.
+    assert check.notices[0] == "a seed 1: waiting for another process that executes this run"
     assert order(tmp_path) == ["a/seed-1"]
 
 
 @pytest.mark.parametrize(("jobs", "most"), [(3, 3), (1, 2)])
-def test_runs_share_the_cores(check, monkeypatch, jobs, most):
-    """No more at a time than there are cores; a run that needs more than all of them runs alone."""
-    used = []
-    start = verify_runs.RunQueue._start
+def test_runs_share_the_cores(check, tmp_path, jobs, most):
+    """A run that needs more cores than there are is executed alone."""
+    cpus = {"two": 2, "one": 1}
+    cases = []
+    for name, count in cpus.items():
+        num_env_runners = count if count > 1 else 0
+        cases.append(case(name, overrides=(f"env_runners.num_env_runners={num_env_runners}",)))
+        for seed in (1, 2):
+            plan(tmp_path / name, seed, "pause")
+    assert check(*cases, seeds=range(1, 3), jobs=jobs).all_reached
+    used, levels = 0, []
+    for line in (tmp_path / "busy.txt").read_text().split():
+        used += cpus[line[1:]] * (1 if line[0] == "+" else -1)
+        levels.append(used)
+    assert max(levels) == most
 
-    def count(queue):
-        yield from start(queue)
-        used.append(sum(process.run.num_cpus for process in queue._running))
 
-    monkeypatch.setattr(verify_runs.RunQueue, "_start", count)
-    two = case("two", overrides=("env_runners.num_env_runners=2",))
-    one = case("one", overrides=("env_runners.num_env_runners=0",))
-    assert check(two, one, seeds=range(1, 3), jobs=jobs).all_reached
-    assert max(used) == most
-
-
-def test_runs_with_other_settings_are_refused(check):
+def test_runs_with_different_settings_are_refused(check):
     check(case("a"), seeds=range(1, 2))
     with pytest.raises(VerifyError, match=r"training.gamma is 0.98 there, 0.5 here"):
         check(case("a", overrides=("training.gamma=0.5",)), seeds=range(1, 2))
 
 
-def test_not_training_reports_what_is_there(check):
+def test_without_training_the_folder_is_reported(check):
     check(case("a"), seeds=range(1, 2))
     done = check(case("a"), case("b"), seeds=range(1, 3), train=False)
     assert [result.verdict for result in done.results] == ["unfinished", "not run"]
 
 
-# ---- telling ----
-
-
-def test_the_page_says_what_was_and_was_not_run(check, tmp_path):
+def test_the_page_lists_finished_and_unfinished_cases(check, tmp_path):
     cases = [replace(case("a"), note="easier than the published one"), case("b", number=99.0)]
     check(*cases, seeds=range(1, 2))
     done = check(*cases, case("c"), seeds=range(1, 2), train=False)
@@ -257,8 +252,8 @@ def test_the_page_says_what_was_and_was_not_run(check, tmp_path):
     assert (tmp_path / "results.png").stat().st_size > 1000
 
 
-def test_a_page_keeps_what_was_recorded_elsewhere(check, tmp_path):
-    """Numbers, curves and commits, as long as the case is what it was."""
+def test_the_record_replaces_missing_runs(check, tmp_path):
+    """With numbers, curves and commits, as long as the case is unchanged."""
     record = tmp_path / "results.json"
     there = check(case("a"), case("b"), seeds=range(1, 3))
     write_record(there, record)
@@ -271,12 +266,12 @@ def test_a_page_keeps_what_was_recorded_elsewhere(check, tmp_path):
             assert replace(new, session={}) == replace(old, session={}, folder=None)
     write_page(back, tmp_path / "results.md")
     assert "commit `abcdef0123`: a, b" in (tmp_path / "results.md").read_text()
-    # What has just begun, or failed, does not take the place of what was finished.
+    # Begun or failed runs do not replace finished ones.
     begun = seed_result(7, trained=False)
     for seeds in ((begun,), (begun, seed_result(8, evaluation=1.0)), (seed_result(7, error="x"),)):
         partly = Verification((CaseResult(case("a"), seeds, 3),), False)
         assert with_recorded(partly, record).results[0].numbers == there.results[0].numbers
-    # What the folder has counts; entries of other cases stay.
+    # Finished runs replace the record; entries of other cases stay.
     new = CaseResult(case("a"), (seed_result(1, evaluation=1.0),), 1)
     assert with_recorded(Verification((new,), False), record).results == (new,)
     write_record(Verification((new,), False), record)
@@ -284,7 +279,7 @@ def test_a_page_keeps_what_was_recorded_elsewhere(check, tmp_path):
     assert with_recorded(gone, record).results[0].numbers == [1.0]
 
 
-def test_a_record_of_other_settings_does_not_count(check, tmp_path):
+def test_a_record_of_different_settings_is_ignored(check, tmp_path):
     record = tmp_path / "results.json"
     write_record(check(case("a"), seeds=range(1, 2)), record)
     for other in (case("a", overrides=("training.gamma=0.5",)), case("a", number=11.0)):
@@ -292,7 +287,7 @@ def test_a_record_of_other_settings_does_not_count(check, tmp_path):
         assert result.verdict == "not run"
 
 
-def test_a_recorded_curve_is_thinned_to_its_end(tmp_path):
+def test_a_recorded_curve_is_thinned_and_keeps_its_last_point(tmp_path):
     curve = tuple((step, float(step)) for step in range(1, 1002))
     seed = seed_result(1, evaluation=1.0, curve=curve)
     record = tmp_path / "results.json"
@@ -302,9 +297,9 @@ def test_a_recorded_curve_is_thinned_to_its_end(tmp_path):
     assert entry["curve"][-1] == [1001, 1001.0]
 
 
-def test_columns_are_aligned():
+def test_numbers_are_aligned_to_the_right():
     seeds = tuple(seed_result(n, evaluation=n) for n in (1, 2, 3))
-    heads, row = plain_lines(result_table([CaseResult(case(number=2.0), seeds, 3)]))
+    heads, row = result_table([CaseResult(case(number=2.0), seeds, 3)]).plain_lines()
     assert heads.split()[:2] == ["case", "kind"]
     assert row.index("1,000 to 3,000") + len("1,000 to 3,000") == heads.index("env steps") + 9
     assert row.endswith("reached")

@@ -17,12 +17,11 @@ PLACES = {
         "actors/sampling_round.py",
         "learning/learner_group.py",
         "experiment/sweep/search.py",
-        "experiment/sweep/trainable.py",
+        "experiment/sweep/trial.py",
         "experiment/sweep/tune.py",
     ],
     "rich": [
-        "experiment/report/console.py",
-        "experiment/report/panel.py",
+        "experiment/report/*.py",
         "experiment/sweep/*.py",
         "cli/*.py",
     ],
@@ -33,7 +32,7 @@ PLACES = {
 LAZY_PLACES = {
     "torch": [
         "data/column_batch.py",
-        "experiment/report/tensorboard.py",
+        "experiment/report/sinks.py",
     ],
     # EnvRunner.as_remote, and Tune's walk over grids
     "ray": ["sampling/env_runner.py", "experiment/sweep/points.py"],

@@ -11,7 +11,7 @@ from source_tree import ROOT
 from rlrun.config.registry import configs_folder
 
 
-def test_the_wheel_holds_the_configs(tmp_path):
+def test_the_wheel_holds_the_configs_and_the_reference_cases(tmp_path):
     command = ["-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -30,6 +30,8 @@ def test_the_wheel_holds_the_configs(tmp_path):
     assert folder == tmp_path / "site" / "rlrun" / "configs"
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert texts == {path.name: path.read_text() for path in (ROOT / "configs").iterdir()}
+    cases = "rlrun/experiment/verify/cases.yaml"
+    assert (tmp_path / "site" / cases).read_text() == (ROOT / cases).read_text()
 
 
 def test_a_checkout_has_them_beside_the_package():

@@ -1,165 +1,156 @@
-"""The console: what a person sees of a run.
+"""What a run shows on the terminal: a live panel, one line an iteration, or only the end.
 
-Owns when and where text appears: a live panel on a terminal, one line an iteration when piped,
-only the end when quiet. It must not know how the panel is drawn (panel.py). Its ``write`` only
-stores numbers; rich redraws the panel from a thread of its own, four times a second.
+Owns when and where text appears. It must not know how the panel is drawn (panel.py).
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, TextIO
 
 from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
 
 ConsoleStyle = Literal["panel", "lines", "quiet"]
 
-_FRAMES_PER_S = 4
 
-
-class RunConsole(Protocol):
-    """A sink that also hears what happens between results."""
-
-    def status(self, text: str) -> None:
-        """What happens before the first result."""
-
-    def write(self, result: Mapping[str, Any], /) -> None:
-        """One iteration is done."""
-
-    def saved(self, checkpoint: str, best: str | None) -> None:
-        """A checkpoint was written."""
+class Console:
+    """Shows notices on stderr and the summary on stdout, nothing else."""
 
     def notice(self, text: str) -> None:
-        """One line that a person should see."""
-
-    def close(self) -> None:
-        """No more results will come; may be called twice."""
-
-    def summary(self, lines: Sequence[str]) -> None:
-        """How the run ended; the first line is the headline."""
-
-
-def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
-    """A panel needs a terminal that can redraw and show block characters."""
-    if quiet:
-        return "quiet"
-    if plain or not sys.stdout.isatty():
-        return "lines"
-    from rich.console import Console
-
-    console = Console()
-    return "panel" if console.is_terminal and not console.options.ascii_only else "lines"
-
-
-def make_console(
-    style: ConsoleStyle, header: RunHeader, history: Iterable[Mapping[str, Any]] = ()
-) -> RunConsole:
-    """Make the console of a style; ``history`` is the rows of earlier sessions."""
-    if style == "panel":
-        return PanelConsole(header, history)
-    return LineConsole(header) if style == "lines" else QuietConsole()
-
-
-class QuietConsole:
-    """Says only what must not be missed, on stderr."""
-
-    def status(self, text: str) -> None:
-        """Not shown."""
-
-    def write(self, result: Mapping[str, Any], /) -> None:
-        """Not shown."""
-
-    def saved(self, checkpoint: str, best: str | None) -> None:
-        """Not shown."""
-
-    def notice(self, text: str) -> None:
-        """Shown on stderr."""
+        """Show one line at once."""
         print_error(text)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing more will change; may be called twice."""
 
     def summary(self, lines: Sequence[str]) -> None:
-        """The one thing that is always shown."""
+        """Show how it ended; the first line is the headline."""
         for line in lines:
             print_line(line)
 
 
-class LineConsole(QuietConsole):
+class LiveFrame(Console):
+    """A frame at the bottom of the terminal; rich redraws it from a thread of its own."""
+
+    def start_frame(self, draw: Callable[[int, int], Any], *, frames_per_s: float) -> None:
+        """Show the frame that ``draw(width, height)`` returns until ``close``."""
+        from rich.console import Console as Terminal
+        from rich.live import Live
+
+        self._terminal = Terminal()
+        self._live = Live(
+            console=self._terminal,
+            get_renderable=lambda: draw(self._terminal.width, self._terminal.height),
+            refresh_per_second=frames_per_s,
+        )
+        self._live.start(refresh=True)
+
+    def refresh(self) -> None:
+        """Draw the next frame now."""
+        self._live.refresh()
+
+    def notice(self, text: str) -> None:
+        """Show one line above the frame."""
+        self._terminal.print(text, style="yellow", markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the last frame on the terminal."""
+        self._live.stop()
+
+    def summary(self, lines: Sequence[str]) -> None:
+        """Shown below the last frame; paths are not wrapped, so that they can be copied."""
+        for i, line in enumerate(lines):
+            style = "bold" if i == 0 else "default"
+            self._terminal.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+class RunConsole(Console):
+    """The console of a run, a sink with three more events; by itself it is the quiet one."""
+
+    def status(self, text: str) -> None:
+        """The run has begun a step of its start."""
+
+    def write(self, result: Mapping[str, Any], /) -> None:
+        """An iteration has ended."""
+
+    def saved(self, checkpoint: str, best: str | None) -> None:
+        """A checkpoint was written."""
+
+
+class LineConsole(RunConsole):
     """One line an iteration, for files and pipes."""
 
     def __init__(self, header: RunHeader) -> None:
         self._progress = Progress(header)
-        kind = "resumes" if header.resumed_from is not None else "trains"
+        verb = "resumes" if header.resumed_from is not None else "trains"
         print_line(
-            f"{header.algorithm} {kind} on {header.env}, seed {header.seed}, in {header.folder}"
+            f"{header.algorithm} {verb} on {header.env}, seed {header.seed}, in {header.folder}"
         )
 
     def write(self, result: Mapping[str, Any], /) -> None:
         """Print the result's line."""
         self._progress.update(result)
         print_line(result_line(self._progress))
-        dry = self._progress.dry_spell()
-        if dry:
-            self.notice(dry)
+        warning = self._progress.dry_spell()
+        if warning:
+            self.notice(warning)
 
 
-class PanelConsole(QuietConsole):
+class PanelConsole(LiveFrame, RunConsole):
     """The live panel."""
 
     def __init__(self, header: RunHeader, history: Iterable[Mapping[str, Any]]) -> None:
-        from rich.console import Console
-        from rich.live import Live
+        from rlrun.experiment.report.panel import draw
 
         self._progress = Progress(header)
         self._progress.recall(history)
-        self._console = Console()
-        self._live = Live(
-            console=self._console,
-            get_renderable=self._draw,
-            refresh_per_second=_FRAMES_PER_S,
-        )
-        self._live.start(refresh=True)
-
-    def _draw(self) -> Any:
-        from rlrun.experiment.report.panel import draw
-
-        return draw(self._progress, self._console.width)
+        self.start_frame(lambda width, height: draw(self._progress, width), frames_per_s=4)
 
     def status(self, text: str) -> None:
         """Shown until the first result."""
         self._progress.status = text
-        self._live.refresh()
+        self.refresh()
 
     def write(self, result: Mapping[str, Any], /) -> None:
         """Take the numbers; the next frame shows them."""
         self._progress.update(result)
-        dry = self._progress.dry_spell()
-        if dry:
-            self.notice(dry)
+        warning = self._progress.dry_spell()
+        if warning:
+            self.notice(warning)
 
     def saved(self, checkpoint: str, best: str | None) -> None:
         """Shown from the next frame on."""
         self._progress.saved, self._progress.best_saved = checkpoint, best
 
-    def notice(self, text: str) -> None:
-        """Shown above the panel."""
-        self._console.print(text, style="yellow", markup=False, highlight=False)
-
     def close(self) -> None:
-        """Leave the last frame standing."""
+        """Leave the last frame on the terminal."""
         self._progress.stop_clock()
-        self._live.stop()
+        super().close()
 
-    def summary(self, lines: Sequence[str]) -> None:
-        """Shown below the last frame, paths in one piece so that they can be copied."""
-        for i, line in enumerate(lines):
-            style = "bold" if i == 0 else "default"
-            self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
+    """The style for this stdout: a panel needs a terminal that redraws and shows blocks."""
+    if quiet:
+        return "quiet"
+    if plain or not sys.stdout.isatty():
+        return "lines"
+    from rich.console import Console as Terminal
+
+    terminal = Terminal()
+    return "panel" if terminal.is_terminal and not terminal.options.ascii_only else "lines"
+
+
+def make_console(
+    style: ConsoleStyle, header: RunHeader, history: Iterable[Mapping[str, Any]] = ()
+) -> RunConsole:
+    """The console of a style; ``history`` is the rows of earlier sessions."""
+    if style == "panel":
+        return PanelConsole(header, history)
+    return LineConsole(header) if style == "lines" else RunConsole()
 
 
 def result_line(progress: Progress) -> str:
-    """One iteration in one line: what was reached, how fast, and where the time went."""
+    """One iteration in one line: return, speed, and where the time went."""
     result = progress.result or {}
     mean = progress.value("episode_return_mean")
     parts = [
@@ -192,7 +183,7 @@ def print_error(text: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # A closed pipe (`| head`) is not worth the run.
+    # A closed pipe (`| head`) must not end the run.
     with suppress(BrokenPipeError, ValueError):
         stream.write(text + "\n")
         stream.flush()

@@ -1,7 +1,7 @@
 """``metrics.jsonl``: one result a line.
 
 Owns the file: whole lines only, the keys of the first line in every line, and its repair when a
-run is resumed. It must not know what the keys mean.
+run is resumed. It must not know the meaning of a key.
 """
 
 import json
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class JsonlSink:
-    """Appends results; each line is in the file, whole, when ``write`` returns.
+    """Appends results; a line is in the file, whole, when ``write`` returns.
 
-    If the disk refuses, the lines wait in memory, nothing half is left in the file, and the next
-    ``write`` tries again; OSError says so.
+    If the disk refuses, ``write`` raises OSError, no half line is left, and the next ``write`` or
+    ``close`` tries again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class JsonlSink:
         self._template: Row | None = next(iter(read_rows(path)), None)
         self._known = set(addresses(self._template)) if self._template is not None else set()
         self._file = path.open("ab", buffering=0)
-        self._waiting: list[bytes] = []
+        self._pending: list[bytes] = []
 
     def write(self, result: dict[str, Any]) -> None:
         """Append one result."""
@@ -39,11 +39,11 @@ class JsonlSink:
             self._known = set(addresses(row))
         row = with_keys_of(self._template, row)
         self._note_late_keys(row)
-        self._waiting.append(json_line(row))
+        self._pending.append(json_line(row))
         self._flush()
 
     def close(self) -> None:
-        """Write what still waits, as far as the disk allows, and close the file."""
+        """Write the pending lines, if the disk allows, and close the file."""
         try:
             self._flush()
         finally:
@@ -52,14 +52,14 @@ class JsonlSink:
     def _flush(self) -> None:
         descriptor = self._file.fileno()
         end = os.fstat(descriptor).st_size
-        data = memoryview(b"".join(self._waiting))
+        data = memoryview(b"".join(self._pending))
         try:
             while data:
                 data = data[os.write(descriptor, data) :]
         except OSError:
             os.ftruncate(descriptor, end)  # no half line
             raise
-        self._waiting.clear()
+        self._pending.clear()
 
     def _note_late_keys(self, row: Row) -> None:
         new = set(addresses(row)) - self._known
@@ -79,10 +79,10 @@ def json_line(row: Row) -> bytes:
 
 
 def repair(path: Path, last: Row | None) -> None:
-    """Make the file end with ``last``, the row of the checkpoint that a run goes on from.
+    """Let the file end with ``last``, the row of the checkpoint that a run is resumed from.
 
-    Rows after it are dropped (the run will write them anew), as is half a line; ``last`` itself is
-    added if the kill came before it reached the disk. None empties the file.
+    Later rows and half a line are dropped; ``last`` is added if a kill came before it was written.
+    None empties the file.
     """
     kept: list[Row] = []
     if last is not None:
@@ -93,7 +93,7 @@ def repair(path: Path, last: Row | None) -> None:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """All whole rows of a metrics.jsonl, up to a damaged line, which a kill can leave."""
+    """All rows of a metrics.jsonl, up to the first damaged line, such as a kill leaves."""
     if not path.exists():
         return
     with path.open("rb") as file:

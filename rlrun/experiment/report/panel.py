@@ -1,7 +1,7 @@
-"""The live panel: one frame of a running experiment for a terminal.
+"""The live panel of a run: one frame for a terminal.
 
-Owns the drawing. It must not know where the numbers come from (progress.py) nor when it is drawn
-(console.py); ``draw`` is a pure function of a Progress and a width.
+Owns the drawing: ``draw`` is a pure function of a Progress and a width. It must not know when it is
+called (console.py).
 """
 
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ def _bar(share: float, width: int) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw a curve in one line of at most ``width`` characters; each is a mean of its share."""
+    """A curve in one line of at most ``width`` characters, each the mean of its share of values."""
     if not values:
         return ""
     width = min(width, len(values))
@@ -166,7 +166,7 @@ def _speed(progress: Progress) -> Text:
 
 
 def _phases(progress: Progress) -> list[tuple[str, float]]:
-    timers = dict(progress.timers_s)  # a snapshot: the run goes on in another thread
+    timers = dict(progress.timers_s)  # a copy: the run continues in another thread
     total = sum(timers.values()) or 1.0
     return [(phase, seconds / total) for phase, seconds in timers.items()]
 
@@ -175,7 +175,7 @@ def _time_bar(progress: Progress, room: int) -> Text:
     text = Text()
     done = 0.0
     for phase, share in _phases(progress):
-        # Rounding the edges, not the widths, makes the pieces fill the bar exactly.
+        # Rounding the edges, not the widths, makes the parts fill the bar exactly.
         cells = round((done + share) * room) - round(done * room)
         done += share
         text.append("▬" * cells, _PHASE_COLOURS.get(phase, "white"))

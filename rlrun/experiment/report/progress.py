@@ -1,7 +1,7 @@
-"""What a person wants to know of a running experiment, kept up to date in constant time a result.
+"""The progress of a run, updated in constant time by each result.
 
-Owns the numbers behind the console: shares towards each stop criterion, time left, the history of
-returns, where the time goes. It must not know how they are drawn.
+Owns the numbers behind the console: shares of the stop criteria, time left, history of returns,
+time by phase. It must not know how they are drawn.
 """
 
 import time
@@ -20,7 +20,7 @@ _DRY_ITERATIONS = 10
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What does not change during a run."""
+    """The facts about a run that never change."""
 
     algorithm: str
     env: str
@@ -32,12 +32,12 @@ class RunHeader:
 
 
 class Progress:
-    """State of the run as told by its results; ``update`` is all that an iteration costs."""
+    """The state of a run as its results show it."""
 
     def __init__(self, header: RunHeader, clock: Callable[[], float] = time.monotonic) -> None:
         self.header = header
         self.status = "starting"
-        """What happens before the first result."""
+        """Step of the start, shown until the first result."""
         self.result: Mapping[str, Any] | None = None
         self.returns: list[float] = []
         """History of the mean return, thinned to a bounded length."""
@@ -58,7 +58,7 @@ class Progress:
         self._dry = 0
 
     def update(self, result: Mapping[str, Any]) -> None:
-        """Take over one result."""
+        """Take the numbers of a result."""
         now = self._clock()
         self.result = result
         for criterion in self.header.stop.criteria:
@@ -80,7 +80,7 @@ class Progress:
         self._dry = 0 if result.get("episodes_this_iter") else self._dry + 1
 
     def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take over the returns of earlier sessions."""
+        """Take the returns of earlier sessions."""
         for row in rows:
             mean = number_at(row, "episode_return_mean")
             if mean is not None:
@@ -98,11 +98,11 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since this session started; stands still once the run has ended."""
+        """Seconds since this session started, until it ended."""
         return (self._stopped or self._clock()) - self._started
 
     def stop_clock(self) -> None:
-        """The run has ended."""
+        """Stop the clock: the run has ended."""
         self._stopped = self._clock()
 
     def value(self, address: str) -> float | None:
@@ -110,7 +110,7 @@ class Progress:
         return None if self.result is None else number_at(self.result, address)
 
     def share(self, criterion: Criterion) -> float:
-        """How much of the way to the bound is done, 0 to 1; returns start at their first value."""
+        """Share of the way to the bound, 0 to 1; counted from 0, for returns from the first one."""
         value = self.value(criterion.address)
         if value is None:
             return 0.0
@@ -121,7 +121,7 @@ class Progress:
         return min(1.0, max(0.0, (value - start) / (criterion.bound - start)))
 
     def left_s(self, criterion: Criterion) -> float | None:
-        """Seconds until a counter reaches its bound at this session's pace; None if unknowable."""
+        """Seconds until a counter reaches its bound at this session's pace; None if unknown."""
         value = self.value(criterion.address)
         if value is None or criterion.address not in COUNTERS:
             return None
@@ -132,7 +132,7 @@ class Progress:
         return max(0.0, (criterion.bound - value) * took / gained)
 
     def dry_spell(self) -> str | None:
-        """One line, once, when no episode has ended for long; names the longest running one."""
+        """A warning, once, after several iterations in which no episode ended; None otherwise."""
         if self._dry != _DRY_ITERATIONS:
             return None
         steps = self.value("env_steps_this_iter")

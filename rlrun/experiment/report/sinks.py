@@ -1,13 +1,17 @@
-"""Sinks: who receives the result of every iteration.
+"""Sinks: the objects that receive the result of every iteration, all of them the same dict.
 
-Owns the interface and the table of built-in sinks. All sinks get the same dict. It must not know
-what a result holds.
+Owns the interface, how sinks are made, and the TensorBoard sink. It must not know which numbers a
+result holds.
 """
 
+import inspect
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
+from rlrun.config.registry import import_object
 from rlrun.config.schema import UseSpec
+from rlrun.data.results import addresses, number_at
 from rlrun.experiment.report.jsonl import JsonlSink
 from rlrun.experiment.run_folder import RunFolder
 
@@ -15,26 +19,26 @@ CONSOLE = "console"
 
 
 class Sink(Protocol):
-    """What ``report.sinks`` may name: any object with these two methods."""
+    """The interface of everything that ``report.sinks`` names."""
 
     def write(self, result: dict[str, Any], /) -> None:
-        """Take one iteration's result; it is shared, so it must not be changed."""
+        """Receive one iteration's result; it is shared and must not be changed."""
 
     def close(self) -> None:
-        """The run has ended, by whatever cause."""
+        """The run has ended, for whatever reason."""
 
 
 class SinkError(Exception):
-    """A sink cannot be made; the message says what is missing."""
+    """A sink cannot be made; the message says why."""
 
     exit_code = 2
 
 
 def make_sinks(specs: Iterable[UseSpec], folder: RunFolder) -> list[Sink]:
-    """Make the sinks that the experiment names, the console excepted.
+    """Make the sinks of ``report.sinks``, except the console.
 
-    A sink of the user's own is called with its arguments from the file; one that takes a parameter
-    ``run_dir`` is given the run folder's path.
+    Custom sinks are called with their arguments from the file, and with the path of the run folder
+    if they have a parameter ``run_dir``.
     """
     return [_make_sink(spec, folder) for spec in specs if spec.use != CONSOLE]
 
@@ -43,17 +47,11 @@ def _make_sink(spec: UseSpec, folder: RunFolder) -> Sink:
     if spec.use == "jsonl":
         return JsonlSink(folder.metrics)
     if spec.use == "tensorboard":
-        from rlrun.experiment.report.tensorboard import TensorBoardSink
-
         return TensorBoardSink(folder.tensorboard)
-    return _users_sink(spec, folder)
+    return _custom_sink(spec, folder)
 
 
-def _users_sink(spec: UseSpec, folder: RunFolder) -> Sink:
-    import inspect
-
-    from rlrun.config.registry import import_object
-
+def _custom_sink(spec: UseSpec, folder: RunFolder) -> Sink:
     factory = import_object(spec.use)
     arguments = dict(spec.kwargs)
     if "run_dir" in inspect.signature(factory).parameters:
@@ -63,3 +61,28 @@ def _users_sink(spec: UseSpec, folder: RunFolder) -> Sink:
         if not callable(getattr(sink, method, None)):
             raise SinkError(f"report.sinks: {spec.use}: a sink needs a method {method}()")
     return sink
+
+
+class TensorBoardSink:
+    """Writes every number as a scalar over env steps, named ``evaluation/episode_return_mean``."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise SinkError(
+                'report.sinks: tensorboard: not installed: pip install "rlrun[tensorboard]"'
+            ) from None
+        self._writer = SummaryWriter(str(directory))
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Add one result's numbers, without null and text."""
+        step = int(result["env_steps"])
+        for address in addresses(result):
+            value = number_at(result, address)
+            if value is not None:
+                self._writer.add_scalar(address, value, step)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()

@@ -1,7 +1,7 @@
-"""The points of a sweep: which settings are tried, in which order, and the experiments they make.
+"""The points of a sweep: the settings to try, in their order, and the experiments they make.
 
-Owns the way from ``sweep.space`` to settings and from settings to an experiment. The walk over
-grids and the draws are Ray Tune's own. It must not know how the trials run.
+Owns the way from ``sweep.space`` to settings and from settings to an experiment; the walk over
+grids and the draws are Ray Tune's. It must not know how trials are run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +14,17 @@ from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import ExperimentConfig, SweepConfig
 from rlrun.config.sweep import Dimension, dimensions, overlaid
 from rlrun.config.yaml_tree import Node, parse_yaml
-
-Settings = dict[str, Any]
-"""Address -> value."""
+from rlrun.experiment.run import seed_of
+from rlrun.experiment.sweep.trials import Settings
 
 
 def space_of(sweep: SweepConfig) -> list[Dimension]:
-    """The dimensions of a sweep that was checked."""
+    """The dimensions of a checked sweep."""
     return dimensions(sweep.space)[0]
 
 
 def tune_space(varied: Sequence[Dimension]) -> dict[str, Any]:
-    """The dimensions as Ray Tune writes them."""
+    """The dimensions as Ray Tune's own objects."""
     from ray import tune
 
     makers: dict[str, Any] = {
@@ -42,8 +41,8 @@ def tune_space(varied: Sequence[Dimension]) -> dict[str, Any]:
 def walk(sweep: SweepConfig, seed: int) -> Iterator[Settings]:
     """All points of a grid or random search.
 
-    Grids are walked with the first key varying fastest. What is drawn is drawn once for each of
-    ``trials``, and combined with every point of the grids, so that these are compared alike.
+    The first key of a grid varies fastest. Random values are drawn once for each of ``trials`` and
+    combined with every point of the grids, so that grid points are compared on equal draws.
     """
     import numpy as np
     from ray.tune.search.variant_generator import generate_variants
@@ -63,7 +62,7 @@ def walk(sweep: SweepConfig, seed: int) -> Iterator[Settings]:
 
 
 def plain_settings(settings: Mapping[str, Any]) -> Settings:
-    """Numbers of numpy as Python's, so that they are written as a file would have them."""
+    """The settings with Python's numbers instead of numpy's."""
     return {
         address: value.item() if hasattr(value, "item") else value
         for address, value in settings.items()
@@ -71,16 +70,15 @@ def plain_settings(settings: Mapping[str, Any]) -> Settings:
 
 
 def seeds_of(experiment: ExperimentConfig) -> list[int]:
-    """The seeds that each point is tried with."""
-    first, seeds = experiment.seed, experiment.sweep.seeds
-    assert first is not None
+    """The seeds of each point."""
+    first, seeds = seed_of(experiment), experiment.sweep.seeds
     if isinstance(seeds, tuple):
         return list(seeds)
     return [first + i for i in range(seeds or 1)]
 
 
 class PointBuilder:
-    """Makes the experiment of a point: the sweep's file with the settings laid over it.
+    """Makes experiments: the sweep's file with the settings of a point laid over it.
 
     Args:
         sweep_yaml: text of the sweep's resolved file.
@@ -94,13 +92,13 @@ class PointBuilder:
         self._tree = Node(_without_null_use(kept), tree.origin)
 
     def build(self, settings: Mapping[str, Any], seed: int) -> ExperimentConfig:
-        """The experiment of a trial. Raises ConfigError where the settings do not go together."""
+        """The experiment of a trial; ConfigError if the settings contradict each other."""
         tree = overlaid(self._tree, {**settings, "seed": seed})
         return resolve(tree).experiment
 
 
 def _without_null_use(sections: dict[str, Node]) -> dict[str, Node]:
-    """A resolved file says ``use: null``; left in, a point that names a model would replace all."""
+    """Without ``model.use: null``, beside which a point's model would replace all of ``model``."""
     model = sections.get("model")
     if model is None or not isinstance(model.value, dict):
         return sections
@@ -116,7 +114,9 @@ def experiments_of(
 ) -> list[ExperimentConfig]:
     """The experiment of each point, with the first seed.
 
-    Raises ConfigError with everything that is wrong, at the place of the sweep's space.
+    Raises:
+        ConfigError: every problem of every point, at the place of the sweep's space.
+
     """
     builder = PointBuilder(dump_yaml(experiment), "sweep.yaml")
     origin = find(origins, ("sweep", "space")).origin if origins else Origin("sweep")
@@ -136,13 +136,13 @@ def experiments_of(
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings on one line: ``lr=0.001 gamma=0.99``; addresses by their last part where unique."""
+    """Settings on one line: ``lr=0.001 gamma=0.99``."""
     names = short_names(settings)
     return " ".join(f"{names[key]}={value_text(value)}" for key, value in settings.items())
 
 
 def short_names(addresses: Mapping[str, Any]) -> dict[str, str]:
-    """Address -> its last part, or the whole where two end alike."""
+    """Address -> its last part, or all of it if two addresses have the same last part."""
     last = {address: address.rpartition(".")[2] for address in addresses}
     return {
         address: name if list(last.values()).count(name) == 1 else address
@@ -151,5 +151,5 @@ def short_names(addresses: Mapping[str, Any]) -> dict[str, str]:
 
 
 def value_text(value: Any) -> str:
-    """A setting's value, short enough for a table."""
+    """A value as short text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

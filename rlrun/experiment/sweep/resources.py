@@ -1,10 +1,10 @@
-"""What a trial reserves, and whether it can ever be had.
+"""The resources of a trial, and whether a machine or cluster has them.
 
-Owns the arithmetic of trials against a machine or cluster. It must not know Ray Tune.
+Owns the arithmetic. It must not know Ray Tune.
 
 A trial with env runners reserves one bundle for its own process and one for each runner, all or
-nothing. Its own process waits while the runners sample, so that it takes no CPU, as in
-`rlrun train`. A trial without runners takes one CPU: such trials fill the cores.
+nothing. Its own process is idle while the runners sample and takes no CPU, as in `rlrun train`. A
+trial without runners takes one CPU.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ Bundle = dict[str, float]
 
 
 def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
-    """Ray resources: of the trial's process, then of each env runner, and of each learner."""
+    """Ray resources of the trial's process, of each env runner, and of each learner."""
     settings, learners = experiment.env_runners, experiment.learners
     own: Bundle = {} if settings.num_env_runners else {"CPU": 1.0}
     if learners.device.startswith("cuda"):
@@ -40,17 +40,17 @@ def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What there is for trials."""
+    """The resources for trials."""
 
     total: Resources
     nodes: tuple[Mapping[str, float], ...]
-    """Of each machine, by Ray's names."""
+    """Resources of each machine, by Ray's names."""
     where: str
-    """"this machine" or the cluster's name."""
+    """Name in messages: "this machine", or the cluster."""
 
 
 def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> None:
-    """Refuse a sweep of which some trial could never start.
+    """Raise if a trial needs more than there is.
 
     Raises:
         ResourceError: with the arithmetic and a setting that fits.
@@ -81,6 +81,6 @@ def _node_text(node: Mapping[str, float]) -> str:
 
 
 def local_capacity(total: Resources) -> Capacity:
-    """Of a Ray that is going to be started on this machine."""
+    """The resources of a Ray that has yet to be started on this machine."""
     cpus, gpus = max(1.0, float(int(total.cpus))), float(int(total.gpus))
     return Capacity(total, ({"CPU": cpus, "GPU": gpus, **total.custom},), "this machine")

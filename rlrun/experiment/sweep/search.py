@@ -1,6 +1,6 @@
-"""What a sweep hands to Ray Tune: the searcher that names trials, and the scheduler.
+"""The searcher and the scheduler of a sweep, objects of Ray Tune.
 
-Owns how Tune's own search and schedulers are set up. It must not know what a trial does.
+Owns how they are set up. It must not know how a trial is run.
 """
 
 from collections import deque
@@ -20,9 +20,9 @@ from ray.tune.search import Searcher
 from rlrun.config.checks import most_iterations
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import Dimension
-from rlrun.experiment.sweep.points import Settings, plain_settings, space_of, tune_space
-from rlrun.experiment.sweep.trainable import IDENTITY
-from rlrun.experiment.sweep.trials import Trial, TrialBook
+from rlrun.experiment.sweep.points import plain_settings, space_of, tune_space
+from rlrun.experiment.sweep.trial import IDENTITY
+from rlrun.experiment.sweep.trials import Settings, Trial, TrialTable
 
 Identify = Callable[[Trial], dict[str, Any]]
 
@@ -31,24 +31,24 @@ _PBT_INTERVAL = 5
 
 
 class SchedulerError(Exception):
-    """Ray Tune refuses the scheduler's arguments."""
+    """The scheduler cannot be made from the arguments in the file."""
 
     exit_code = 2
 
 
-class BookSearch(Searcher):
-    """Names the trials of a book in their order, then those of new points.
+class TrialSearch(Searcher):
+    """Suggests the trials of a table that have not ended, then the trials of Optuna's points.
 
     Args:
-        book: trials that have not ended are run; new ones are written down before they start.
-        identify: gives what a trial's process must know besides its settings.
-        optuna: names the points that the book does not have yet.
+        table: new trials are added to it, and saved, before they start.
+        identify: returns the facts about a trial that its process needs besides the settings.
+        optuna: Tune's Optuna search, if that suggests points.
         num_points, seeds: of the whole search.
     """
 
     def __init__(
         self,
-        book: TrialBook,
+        table: TrialTable,
         identify: Identify,
         *,
         optuna: Any = None,
@@ -56,20 +56,20 @@ class BookSearch(Searcher):
         seeds: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self._book, self._identify = book, identify
-        self._queue = deque(trial for trial in book.trials if not trial.ended)
+        self._table, self._identify = table, identify
+        self._queue = deque(trial for trial in table.trials if not trial.ended)
         self._optuna, self._seeds = optuna, seeds
-        self._points_left = max(0, num_points - book.num_points) if optuna else 0
+        self._points_left = max(0, num_points - table.num_points) if optuna else 0
         self._numbers: dict[str, int] = {}
         self._asked: set[int] = set()
         self._told: set[int] = set()
         if optuna:
-            for point in range(1, book.num_points + 1):
+            for point in range(1, table.num_points + 1):
                 self._tell(point)
 
     @property
     def num_trials(self) -> int:
-        """Trials that it is going to name."""
+        """Number of trials that are left to suggest."""
         return len(self._queue) + self._points_left * len(self._seeds)
 
     def suggest(self, trial_id: str) -> Any:
@@ -85,42 +85,41 @@ class BookSearch(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Note how a trial has ended; Optuna is told once all seeds of its point have."""
-        trial = self._book[self._numbers[trial_id]]
+        """Note the end of a trial; after the last seed of a point, pass its score to Optuna."""
+        trial = self._table[self._numbers[trial_id]]
         if error:
             trial.status = "failed"
-        elif trial.status != "finished":  # which its last result said
+        elif trial.status != "finished":  # as Events notes for a run that reached its stop
             trial.status = "stopped"
         if self._optuna:
             self._tell(trial.point)
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing to save: the book is the state."""
+        """Save nothing: the table is the state."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore."""
+        """Restore nothing."""
 
     def _ask(self) -> None:
-        point = self._book.num_points + 1
+        point = self._table.num_points + 1
         settings = plain_settings(self._optuna.suggest(str(point)))
         self._asked.add(point)
         self._points_left -= 1
-        self._queue.extend(self._book.add(point, settings, self._seeds))
-        self._book.save()
+        self._queue.extend(self._table.add(point, settings, self._seeds))
+        self._table.save()
 
     def _tell(self, point: int) -> None:
-        """Tell Optuna the mean score over a point's seeds."""
-        trials = self._book.of_point(point)
-        over = all(trial.ended or trial.status == "failed" for trial in trials)
-        if not over or point in self._told:
+        """Pass the mean score over a point's seeds to Optuna, once."""
+        trials = self._table.of_point(point)
+        if point in self._told or not all(trial.over for trial in trials):
             return
-        score = self._book.score_of_point(point)
+        score = self._table.score_of_point(point)
         failed = all(trial.status == "failed" for trial in trials)
-        if point not in self._asked:  # by an earlier session
+        if point not in self._asked:  # a point of an earlier session
             if score is not None:
                 self._optuna.add_evaluated_point(trials[0].settings, score)
         else:
-            result = None if score is None else {self._book.metric: score}
+            result = None if score is None else {self._table.metric: score}
             self._optuna.on_trial_complete(str(point), result, error=failed)
         self._told.add(point)
 
@@ -142,7 +141,7 @@ def make_optuna(experiment: ExperimentConfig, seed: int) -> Any:
 
 
 def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
-    """Tune's scheduler with the file's arguments. Raises SchedulerError where Tune refuses them."""
+    """Tune's scheduler with the arguments in the file; SchedulerError if Tune refuses them."""
     sweep = experiment.sweep
     if sweep.scheduler is None:
         return FIFOScheduler()  # type: ignore[no-untyped-call]
@@ -153,12 +152,12 @@ def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
         longest = most_iterations(experiment)
         if longest is None:
             raise SchedulerError(
-                f"sweep.scheduler: {name} divides the longest run into rungs, and stop: does not "
-                "bound it; stop.training_iteration, stop.env_steps or sweep.scheduler.max_t does"
+                f"sweep.scheduler: {name} needs the length of the longest run, and stop: does not "
+                "bound it; set stop.training_iteration, stop.env_steps or sweep.scheduler.max_t"
             )
         given["max_t"] = longest
     if name in ("asha", "hyperband"):
-        given.setdefault("stop_last_trials", False)  # the run's own stop: ends it
+        given.setdefault("stop_last_trials", False)  # their own stop: ends them
     try:
         match name:
             case "asha":
@@ -174,8 +173,8 @@ def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
 
 def _population(varied: Sequence[Dimension], given: dict[str, Any]) -> TrialScheduler:
     given.setdefault("perturbation_interval", _PBT_INTERVAL)
-    # Asynchronously, a population larger than the machine takes over the same checkpoint again
-    # and again while the trial it came from waits for its turn.
+    # Without this, a population larger than the machine takes the same checkpoint again and again
+    # while the trial that wrote it is paused.
     given.setdefault("synch", True)
     domains = tune_space([dimension for dimension in varied if not dimension.is_list])
     lists = {each.address: list(each.arguments) for each in varied if each.is_list}
@@ -189,10 +188,10 @@ def _population(varied: Sequence[Dimension], given: dict[str, Any]) -> TrialSche
 
 
 class Population(PopulationBasedTraining):
-    """Tune's PBT; a trial that takes over another's weights and settings stays who it is."""
+    """Tune's PBT; a trial that takes another's weights and settings keeps its identity."""
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Tune refuses searchers, which could not follow the changes; a book does."""
+        """Hide the searcher: Tune refuses all, as most could not follow changes of settings."""
         without: Any = _WithoutSearcher()
         super().on_trial_add(without, trial)
 
@@ -202,13 +201,13 @@ class Population(PopulationBasedTraining):
 
 
 class _WithoutSearcher:
-    """The part of Tune's controller that PBT looks at when a trial is added."""
+    """The part of Tune's controller that PBT uses when a trial is added."""
 
     search_alg = None
 
 
 def bounded(config: dict[str, Any], varied: Sequence[Dimension]) -> dict[str, Any]:
-    """Settings within the space's bounds, which the factors 0.8 and 1.2 of PBT do not know."""
+    """The settings clipped to the space, whose bounds PBT's factors 0.8 and 1.2 ignore."""
     found: Settings = dict(config)
     for each in varied:
         if each.is_list:

@@ -1,12 +1,11 @@
-"""A sweep: many runs of one experiment with other settings, searched by Ray Tune.
+"""A sweep: many runs of one experiment with different settings, searched by Ray Tune.
 
-Owns the order of things: plan, refuse what cannot work, write the folder, run the trials, sum up;
-and going on with a sweep. It must not know how any of them is done.
+Owns the order of the steps: plan, check, make the folder, run the trials, sum up; and resuming a
+sweep. It must not know their details.
 """
 
 import logging
 import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -28,22 +27,21 @@ from rlrun.config.loader import Loaded, load
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.yaml_tree import Node
-from rlrun.experiment.interrupts import Interrupts
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
 from rlrun.experiment.report.jsonl import read_rows
-from rlrun.experiment.run_log import RunLog
+from rlrun.experiment.run import seed_of, with_seed
+from rlrun.experiment.run_folder import RunLog
+from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.console import SweepConsole, make_sweep_console
-from rlrun.experiment.sweep.folder import SweepFolder
-from rlrun.experiment.sweep.outcome import SweepOutcome, sweep_lines, write_best
-from rlrun.experiment.sweep.plot import plot_sweep
+from rlrun.experiment.sweep.outcome import SweepOutcome, plot_sweep, sweep_lines, write_best
 from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, local_capacity
-from rlrun.experiment.sweep.trials import Trial, TrialBook
+from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
 
 log = logging.getLogger(__name__)
 
-_REMEMBER = ("asha", "median")
-"""Schedulers that compare with what earlier trials had reached, and can be told."""
+_COMPARING = ("asha", "median")
+"""Schedulers that compare with the results of earlier trials."""
 
 
 def run_sweep(
@@ -57,44 +55,30 @@ def run_sweep(
     """Run the ``sweep:`` section of an experiment in a new folder, each trial a run folder in it.
 
     Args:
-        experiment: path of an experiment file, or what ``load_experiment`` or ``load`` gives.
-        overrides: ``KEY=VALUE`` texts that win over the file; only with a path.
+        experiment: path of an experiment file, or the result of ``load_experiment`` or ``load``.
+        overrides: ``KEY=VALUE`` texts laid over the file; only with a path.
         run_dir: the exact folder; default ``runs/<name>/<date>-<time>-sweep-s<seed>``.
-        address: of a Ray cluster, whose nodes must see the folder; default is a local Ray.
-        console: "panel", "lines" or "quiet"; default is what the terminal can do.
+        address: of a Ray cluster, whose nodes must see the folder; default a local Ray.
+        console: "panel", "lines" or "quiet"; default the most that the terminal can show.
 
     Raises:
-        ConfigError: the sweep is wrong, or one of its points; ResourceError: a trial could never
-        start; RunFolderError: the folder cannot be used. Nothing has been started then.
+        ConfigError: the sweep or one of its points is wrong. ResourceError: a trial needs more
+        than there is. RunFolderError: the folder cannot be used. Nothing has been started then.
 
     """
-    origins: Node | None = None
-    if isinstance(experiment, str | Path):
-        experiment = load(experiment, overrides)
-    elif overrides:
-        raise TypeError("overrides go with the path of an experiment file")
-    if isinstance(experiment, Loaded):
-        origins, experiment = experiment.tree, experiment.experiment
-    if experiment.seed is None:
-        experiment = experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
-    planned = _Plan(experiment, origins, address)
-    assert experiment.seed is not None
-    if run_dir is None:
-        folder = SweepFolder.create(experiment.name, experiment.seed)
-    else:
-        folder = SweepFolder.create_at(Path(run_dir))
+    experiment, loaded = with_seed(experiment, overrides)
+    planned = _Plan(experiment, loaded.tree if loaded else None, address)
+    folder = SweepFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         replace_text(folder.config, dump_yaml(experiment))
-        book = planned.new_book(folder)
-        return _Sweep(experiment, folder, book, planned, address, console).go(run_log, overrides)
+        table = planned.new_table(folder)
+        return _Sweep(experiment, folder, table, planned, address, console).go(run_log, overrides)
 
 
 def resume_sweep(
     sweep: Path | str, *, address: str | None = None, console: ConsoleStyle | None = None
 ) -> SweepOutcome:
-    """Go on with a sweep: trials that ended are not run again, others from their checkpoints.
-
-    Trials that failed are tried again, too.
+    """Resume a sweep: trials that have not ended, or have failed, continue from their checkpoints.
 
     Raises:
         RunFolderError, ConfigError, ResourceError: it cannot be resumed; the folder is unchanged.
@@ -106,16 +90,16 @@ def resume_sweep(
         settings = experiment.sweep
         planned = _Plan(experiment, None, address)
         if folder.trials.exists():
-            book = TrialBook.read(folder.trials, metric=settings.metric, mode=settings.mode)
-            _take_over_settings(folder, book)
+            table = TrialTable.read(folder.trials, metric=settings.metric, mode=settings.mode)
+            _read_settings(folder, table)
         else:
-            book = planned.new_book(folder)
-        return _Sweep(experiment, folder, book, planned, address, console).go(run_log, ())
+            table = planned.new_table(folder)
+        return _Sweep(experiment, folder, table, planned, address, console).go(run_log, ())
 
 
-def _take_over_settings(folder: SweepFolder, book: TrialBook) -> None:
-    """What PBT has changed on the way stands in the trials' own files, which are the truth."""
-    for trial in book.trials:
+def _read_settings(folder: SweepFolder, table: TrialTable) -> None:
+    """Read the settings from the trials' own files, as PBT may have changed them."""
+    for trial in table.trials:
         config = folder.path / trial.folder / "config.yaml"
         if not trial.ended and config.is_file():
             tree = load(config).tree
@@ -125,7 +109,7 @@ def _take_over_settings(folder: SweepFolder, book: TrialBook) -> None:
 
 
 def value_at(tree: Node, address: str, default: Any) -> Any:
-    """The value that a resolved file holds at an address."""
+    """The value at an address of a resolved file."""
     node: Node | None = tree
     for part in address.split("."):
         node = None if node is None else node.child(int(part) if part.isdigit() else part)
@@ -133,7 +117,7 @@ def value_at(tree: Node, address: str, default: Any) -> Any:
 
 
 class _Plan:
-    """What is known before anything starts: points, seeds, scheduler; and that all can run."""
+    """The points, seeds and scheduler of a sweep, checked before anything starts."""
 
     def __init__(
         self, experiment: ExperimentConfig, origins: Node | None, address: str | None
@@ -145,49 +129,50 @@ class _Plan:
             raise ConfigError([Problem(origin, "sweep", message)])
         from rlrun.experiment.sweep.search import make_scheduler
 
-        assert experiment.seed is not None
         self.seeds = seeds_of(experiment)
-        self.points = [] if sweep.search == "optuna" else list(walk(sweep, experiment.seed))
+        self.points = [] if sweep.search == "optuna" else list(walk(sweep, seed_of(experiment)))
         self.num_points = len(self.points) or sweep.trials or 1
         self.scheduler = make_scheduler(experiment)
         self.experiments = experiments_of(experiment, self.points, origins) or [experiment]
         if address is None and not is_running():
             check_fits(self.experiments, local_capacity(local_resources()))
 
-    def new_book(self, folder: SweepFolder) -> TrialBook:
-        """The trials of all points that are known already."""
+    def new_table(self, folder: SweepFolder) -> TrialTable:
+        """The trials of all points; Optuna adds its points later."""
         sweep = self.experiments[0].sweep
-        book = TrialBook(folder.trials, (), metric=sweep.metric, mode=sweep.mode)
+        table = TrialTable(folder.trials, (), metric=sweep.metric, mode=sweep.mode)
         for number, settings in enumerate(self.points, 1):
-            book.add(number, settings, self.seeds)
-        book.save()
-        return book
+            table.add(number, settings, self.seeds)
+        table.save()
+        return table
 
 
 class _Sweep:
-    """One session of a sweep in its folder; used once."""
+    """One session of a sweep in its folder, used once."""
 
     def __init__(
         self,
         experiment: ExperimentConfig,
         folder: SweepFolder,
-        book: TrialBook,
+        table: TrialTable,
         plan: _Plan,
         address: str | None,
         console: ConsoleStyle | None,
     ) -> None:
-        self.experiment, self.folder, self.book = experiment, folder, book
+        self.experiment, self.folder, self.table = experiment, folder, table
         self.plan, self.address = plan, address
-        book.metric = experiment.sweep.metric
-        self.num_trials = max(len(book.trials), plan.num_points * len(plan.seeds))
+        table.metric = experiment.sweep.metric
+        self.num_trials = max(len(table.trials), plan.num_points * len(plan.seeds))
         self.style: ConsoleStyle = console or choose_style()
         self.console: SweepConsole
 
     def go(self, run_log: RunLog, overrides: Sequence[str]) -> SweepOutcome:
-        """Run to the end; every way out notes the outcome and frees what was taken."""
+        """Run until the end; however it ends, the outcome is noted and everything is closed."""
         with ExitStack() as stack:
             self.folder.begin_session(resumed_from=None, overrides=overrides)
-            self.console = make_sweep_console(self.style, self.book, self._title(), self.num_trials)
+            self.console = make_sweep_console(
+                self.style, self.table, self._title(), self.num_trials
+            )
             stack.callback(self.console.close)
             run_log.notice = self.console.notice
             interrupts = stack.enter_context(Interrupts(self._on_signal))
@@ -198,12 +183,12 @@ class _Sweep:
             except BaseException as error:
                 log.error("the sweep failed", exc_info=True)
                 self.folder.end_session("failed", f"{type(error).__name__}: {error}", None)
-                error.add_note(f"go on with it by: rlrun sweep --resume {self.folder.path}")
+                error.add_note(f"resume it with: rlrun sweep --resume {self.folder.path}")
                 raise
             outcome = self._sum_up(interrupts.requested)
-            self.folder.end_session(outcome.end, str(self.book.counts()), None)
+            self.folder.end_session(outcome.end, str(self.table.counts()), None)
             self.console.close()
-            self.console.summary(sweep_lines(outcome, self.book))
+            self.console.summary(sweep_lines(outcome, self.table))
             return outcome
 
     def _run_trials(self, stack: ExitStack, interrupts: Interrupts) -> None:
@@ -211,12 +196,11 @@ class _Sweep:
         from rlrun.experiment.sweep import tune as sweep_tune
 
         sweep = self.experiment.sweep
-        assert self.experiment.seed is not None
         optuna = None
         if sweep.search == "optuna":
-            optuna = sweep_search.make_optuna(self.experiment, self.experiment.seed)
-        search = sweep_search.BookSearch(
-            self.book,
+            optuna = sweep_search.make_optuna(self.experiment, seed_of(self.experiment))
+        search = sweep_search.TrialSearch(
+            self.table,
             self._identify,
             optuna=optuna,
             num_points=self.plan.num_points,
@@ -224,36 +208,36 @@ class _Sweep:
         )
         if not search.num_trials:
             return
-        self._remember()
+        self._recall_ended_trials()
         self._start_ray(stack)
         interrupts.defer()
         sweep_tune.run_trials(
             search,
             self.plan.scheduler,
-            sweep_tune.Events(self.book, self.console.changed),
+            sweep_tune.Events(self.table, self.console.changed),
             sweep=sweep,
             home=self.folder.tune.absolute(),
             interrupted=lambda: interrupts.requested,
         )
 
-    def _remember(self) -> None:
-        """Tell the scheduler of trials that ended in earlier sessions."""
-        from rlrun.experiment.sweep.tune import replay
+    def _recall_ended_trials(self) -> None:
+        """Pass the scheduler the results of trials that ended in earlier sessions."""
+        from rlrun.experiment.sweep.tune import recall
 
         sweep = self.experiment.sweep
-        if sweep.scheduler is None or sweep.scheduler.use not in _REMEMBER:
+        if sweep.scheduler is None or sweep.scheduler.use not in _COMPARING:
             return
         assert sweep.metric is not None
-        for trial in self.book.trials:
+        for trial in self.table.trials:
             if trial.ended:
                 rows = read_rows(self.folder.path / trial.folder / "metrics.jsonl")
-                replay(self.plan.scheduler, trial, rows, sweep.metric)
+                recall(self.plan.scheduler, trial, rows, sweep.metric)
 
     def _start_ray(self, stack: ExitStack) -> None:
         if not is_running():
             stack.callback(stop_ray)
         started_here = self.address is None and not is_running()
-        # The trials are checked one by one below; all together they may wait for each other.
+        # Checked for one trial at a time below: all together may need more, and take turns.
         start_ray(EnvRunnersConfig(), self.address)
         if not started_here:
             where = f"the cluster at {self.address}" if self.address else "the running Ray"
@@ -266,35 +250,35 @@ class _Sweep:
             "sweep": os.path.abspath(self.folder.path),
             "trial": trial.trial,
             "seed": trial.seed,
-            "metric": self.book.metric,
+            "metric": self.table.metric,
             "bundles": bundles_of(self._experiment_of(trial)),
             "envs": {} if creator is None else {self.experiment.env.use: creator},
         }
 
     def _experiment_of(self, trial: Trial) -> ExperimentConfig:
-        if not self.plan.points:  # Optuna does not vary resources
+        if not self.plan.points:  # Optuna never varies resources
             return self.experiment
         text = self.folder.config.read_text(encoding="utf-8")
         return PointBuilder(text, str(self.folder.config)).build(trial.settings, trial.seed)
 
     def _sum_up(self, interrupted: bool) -> SweepOutcome:
-        for trial in self.book.trials:
+        for trial in self.table.trials:
             if trial.status == "running":
                 trial.status, trial.reason = "interrupted", "with the sweep"
-        self.book.save()
+        self.table.save()
         shutil.rmtree(self.folder.tune, ignore_errors=True)
         return SweepOutcome(
             end="interrupted" if interrupted else "finished",
             folder=self.folder.path,
-            trials=tuple(self.book.trials),
-            best=write_best(self.folder, self.book),
+            trials=tuple(self.table.trials),
+            best=write_best(self.folder, self.table),
             plot=self._plot(),
         )
 
     def _plot(self) -> Path | None:
         try:
-            return plot_sweep(self.book, space_of(self.experiment.sweep), self.folder.plot)
-        except Exception as error:  # of matplotlib's; a picture is not worth the sweep
+            return plot_sweep(self.table, space_of(self.experiment.sweep), self.folder.plot)
+        except Exception as error:  # of matplotlib: a missing picture must not fail the sweep
             log.warning("no plot: %s: %s", type(error).__name__, error)
             return None
 
@@ -309,4 +293,4 @@ class _Sweep:
 
     def _on_signal(self, name: str) -> None:
         again = "; Ctrl-C again stops at once" if name == "SIGINT" else ""
-        self.console.notice(f"{name}: trials finish their iteration and save{again}")
+        self.console.notice(f"{name}: finishing the trials' iterations, then saving{again}")

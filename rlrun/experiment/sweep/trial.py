@@ -1,38 +1,56 @@
-"""One trial's run, step by step: the steps of run.py, taken one at a time by whoever drives.
+"""One trial of a sweep: an ordinary run, driven step by step by Ray Tune.
 
-Owns opening, advancing and closing a run whose end somebody else may decide, and taking over
-another run's checkpoint. It must not know who drives (sweep_trainable.py).
+Owns opening, advancing and closing a run whose end Tune may decide, continuing from another trial's
+checkpoint, and the translation to Tune's calls. It must not know which trials there are.
 """
 
+import json
 import shutil
 import time
+import traceback
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
-from rlrun.checkpoint.checkpoint import Checkpoint
+from ray import tune
+
+from rlrun.checkpoint.checkpoint import Checkpoint, read_checkpoint
 from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
 from rlrun.checkpoint.files import replace_text
+from rlrun.config import registry
 from rlrun.config.dump import dump_yaml
 from rlrun.config.schema import ExperimentConfig
-from rlrun.data.results import Row
+from rlrun.data.results import Row, addresses, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
-from rlrun.experiment.run_folder import RunFolder, RunFolderError
-from rlrun.experiment.run_log import RunLog
+from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog
 from rlrun.experiment.stopping import COUNTERS
+from rlrun.experiment.sweep.points import PointBuilder, plain_settings
+from rlrun.experiment.sweep.trials import SweepFolder, trial_name
 
-_CHECKPOINT_EVERY_S = 60.0  # where the file does not say how often: what a kill may cost
-_LOCK_TIMEOUT_S = 60.0  # for a process that is just closing the folder
+IDENTITY = "_trial"
+"""Key of the config for the facts about the trial; all other keys are addresses of settings."""
+
+REACHED = "_reached"
+"""Key of a result: why the run has ended; missing if Tune stopped it."""
+
+SHARE = "_share"
+"""Key of a result: used share of the run's budget."""
+
+_CHECKPOINT = "checkpoint"
+_OWNER = "owner.json"
+_CHECKPOINT_EVERY_S = 60.0  # unless the file says how often: the most that a kill costs
+_LOCK_TIMEOUT_S = 60.0  # for another process that is closing the folder
 
 
 class TrialRun:
-    """A run in its folder, new or gone on with.
+    """A run in its folder, new or resumed, one iteration at a time.
 
     Args:
-        path: the run folder; missing, or one of an earlier session.
+        path: the run folder, which may be missing.
         experiment: with its seed.
-        take_over: another trial's checkpoint to go on from, in place of the folder's own newest;
-            the row it was taken at becomes this run's last.
+        take_over: another trial's checkpoint to continue from, instead of the folder's newest; its
+            row becomes the last row of this run.
     """
 
     def __init__(
@@ -72,17 +90,17 @@ class TrialRun:
 
     @property
     def done(self) -> bool:
-        """Whether the run has what it was asked for."""
+        """Whether the run has reached its stop."""
         return self.row is not None and bool(self._session.stop.reached(self.row))
 
     @property
     def stop_reason(self) -> str:
-        """The criteria that were reached."""
+        """The criteria that were reached, as text; possibly empty."""
         return self._session.stop_reason()
 
     @property
     def share(self) -> float:
-        """How much of its budget the run has used, 0 to 1; goals are not foreseen."""
+        """Used share of the run's budget, 0 to 1; goals do not count until they are reached."""
         if self.row is None:
             return 0.0
         shares = [
@@ -93,7 +111,7 @@ class TrialRun:
         return 1.0 if self.done else min(1.0, max(shares, default=0.0))
 
     def advance(self) -> Row:
-        """One iteration; it is reported, and saved where that is due, before this returns."""
+        """Run and report one iteration, and write a checkpoint if one is due."""
         try:
             result = self.algorithm.train()
             self._session.take(self.algorithm, result)
@@ -107,7 +125,7 @@ class TrialRun:
         return self._session.last_row
 
     def save(self) -> Path | None:
-        """Write a checkpoint of where the run stands; None if it never got anywhere."""
+        """Write a checkpoint; returns the newest, None if there is none."""
         session = self._session
         if session.last_row is not None and not self.done:
             session.save(self.algorithm, session.last_row, must=True)
@@ -116,7 +134,7 @@ class TrialRun:
         return None if newest is None else session.folder.checkpoints / directory_name(newest)
 
     def close(self, outcome: str, reason: str) -> None:
-        """End the session with a checkpoint of where it stands, and free everything."""
+        """End the session, with a last checkpoint if wanted, and close everything."""
         with self._stack:
             session = self._session
             wanted = session.experiment.checkpoint.at_end or outcome == "interrupted"
@@ -125,20 +143,147 @@ class TrialRun:
             session.note_end(outcome, reason)
 
     def abandon(self) -> None:
-        """Free everything and write nothing more: the run has failed."""
+        """Close everything and write nothing: the run has failed."""
         self._stack.close()
 
 
 def _opened(path: Path) -> RunFolder:
-    """The folder, locked; a session of an earlier process may just be closing it."""
+    """The folder, locked; another process may be about to close it."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             if (path / RunFolder.CONFIG).is_file():
                 return RunFolder.open(path)
-            shutil.rmtree(path, ignore_errors=True)  # killed before its first file was there
+            shutil.rmtree(path, ignore_errors=True)  # killed before its first file
             return RunFolder.create_at(path)
         except RunFolderError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+class MetricError(Exception):
+    """The sweep's metric is no key of this algorithm's results."""
+
+
+class SweepTrial(tune.Trainable):
+    """One trial of a sweep, as Ray Tune sees it.
+
+    A process serves one trial after another. A run is opened by its first step and closed when its
+    trial ends or is paused, so that the folder is whole and unlocked.
+
+    The config holds settings by address and, under IDENTITY:
+
+    ===========  ==========================================================
+    sweep        the sweep's folder
+    trial, seed  numbers
+    metric       result key to compare by, or None
+    bundles      Ray resources: of this process, then of each env runner
+    envs         environments of `register_env` that the experiment uses
+    ===========  ==========================================================
+    """
+
+    _run: TrialRun | None = None
+    _take_over: Checkpoint | None = None
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> Any:
+        """The trial's bundles as a placement group, reserved whole or not at all."""
+        return tune.PlacementGroupFactory(config[IDENTITY]["bundles"])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Note the trial; the first step opens its run."""
+        self._identity = config[IDENTITY]
+        self._settings = {key: value for key, value in config.items() if key != IDENTITY}
+        self._take_over = None
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become another trial, or the same one with other settings."""
+        self.finish("interrupted", "paused by the sweep")
+        self.setup(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Iterate until the metric has a number, which Tune's schedulers require."""
+        try:
+            run = self._opened()
+            while not run.done:
+                row = run.advance()
+                metric = self._identity["metric"]
+                if metric is None or _number(row, metric) is not None:
+                    break
+            numbers = self._numbers(run)
+            if run.done:
+                self.finish("finished", run.stop_reason)
+            return numbers
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Copy the run's newest checkpoint to Tune's directory, for other trials."""
+        source = self._opened().save()
+        if source is not None:
+            shutil.copytree(source, Path(checkpoint_dir) / _CHECKPOINT)
+        (Path(checkpoint_dir) / _OWNER).write_text(json.dumps(self._identity["trial"]))
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Continue from another trial's checkpoint; its own is in the run folder anyway."""
+        owner = json.loads((Path(checkpoint) / _OWNER).read_text())
+        if owner != self._identity["trial"]:
+            self.finish("interrupted", f"continues from trial {owner}")
+            self._take_over = read_checkpoint(Path(checkpoint) / _CHECKPOINT)
+
+    def finish(self, outcome: str, reason: str) -> None:
+        """Close the run, if one is open."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.close(outcome, reason)
+
+    def cleanup(self) -> None:
+        """The process ends, together with the sweep if a run is still open."""
+        self.finish("interrupted", "with the sweep")
+
+    def _opened(self) -> TrialRun:
+        if self._run is None:
+            registry.ENVS.update(self._identity["envs"])
+            folder = SweepFolder(Path(self._identity["sweep"]))
+            text = folder.config.read_text(encoding="utf-8")
+            builder = PointBuilder(text, str(folder.config))
+            experiment = builder.build(plain_settings(self._settings), self._identity["seed"])
+            self._run = TrialRun(self._path(), experiment, take_over=self._take_over)
+            self._take_over = None
+        return self._run
+
+    def _path(self) -> Path:
+        return Path(self._identity["sweep"]) / trial_name(self._identity["trial"])
+
+    def _numbers(self, run: TrialRun) -> dict[str, Any]:
+        """The numbers of the last result by address, with the keys for Tune and the driver."""
+        row: Row = run.row or {}
+        found = {key: number_at(row, key) for key in addresses(row)}
+        whole = {key: lookup(row, key) for key in ("training_iteration", "env_steps")}
+        numbers = {key: value for key, value in found.items() if value is not None}
+        reached = {REACHED: run.stop_reason} if run.done else {}
+        return {**numbers, **whole, **reached, SHARE: run.share, "done": run.done}
+
+    def _fail(self, error: BaseException) -> None:
+        """Write the traceback to the trial's log, unless the run has done so."""
+        if self._run is not None:
+            self._run.abandon()
+            self._run = None
+            return
+        log = RunFolder(self._path()).log
+        if not log.exists():
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+
+
+def _number(row: Row, metric: str) -> float | None:
+    """The number of the metric; None if there is none yet."""
+    try:
+        lookup(row, metric)
+    except KeyError:
+        hint = registry.suggestion(metric, addresses(row))
+        raise MetricError(f"sweep.metric: no result has the key {metric}{hint}") from None
+    return number_at(row, metric)

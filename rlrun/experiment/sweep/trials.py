@@ -1,7 +1,18 @@
-"""The trials of a sweep: what each one tries, where it stands, and which is the best.
+"""The folder of a sweep and the trials in it.
 
-Owns ``trials.jsonl``, the one file that a sweep is resumed from, and the ranking. It must not know
-who runs the trials (sweep_tune.py) nor how they are shown.
+Owns the names of its files, ``trials.jsonl``, from which a sweep is resumed, and the ranking of
+trials. It must not know how trials are run or shown.
+
+==============  ==============================================================
+sweep.yaml      the resolved experiment with its sweep, a valid experiment file
+trials.jsonl    one trial a line: settings, status, score, folder
+trials/0007/    a run folder like any other
+best.yaml       the best settings, a file for `rlrun train`
+plot.png        each setting against the score, if matplotlib is installed
+meta.json       versions, git commit, argv, host, sessions and outcome
+log.txt         log lines and Python warnings
+.tune/          files of Ray Tune, only while the sweep runs
+==============  ==============================================================
 """
 
 import json
@@ -9,17 +20,37 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rlrun.checkpoint.files import replace_text
 from rlrun.data.results import number_at
-from rlrun.experiment.sweep.folder import trial_name
+from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder
 
 Status = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
-"""``stopped`` is by the scheduler; ``interrupted`` is with the sweep, which can go on."""
+"""``stopped``: by the scheduler; ``interrupted``: together with the sweep, to be resumed."""
 
-ENDED: tuple[Status, ...] = ("finished", "stopped")
-"""What a resumed sweep does not run again."""
+Settings = dict[str, Any]
+"""Address -> value, as on the command line."""
+
+
+class SweepFolder(RunFolder):
+    """The paths of one sweep; created, opened and locked like a run folder."""
+
+    CONFIG: ClassVar[str] = SWEEP_CONFIG
+    RESUME: ClassVar[str] = "rlrun sweep --resume"
+    SUFFIX: ClassVar[str] = "sweep-s"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.trials = path / "trials.jsonl"
+        self.best = path / "best.yaml"
+        self.plot = path / "plot.png"
+        self.tune = path / ".tune"
+
+
+def trial_name(number: int) -> str:
+    """A trial's folder below the sweep's; with zeros, so that names sort as numbers."""
+    return f"trials/{number:04d}"
 
 
 @dataclass
@@ -29,10 +60,9 @@ class Trial:
     trial: int
     """Its number, counted from 1."""
     point: int
-    """Number of its settings, counted from 1; trials of one point differ in their seed."""
+    """Number of its settings, counted from 1; the trials of a point differ in their seed."""
     seed: int
-    settings: dict[str, Any]
-    """Address -> value, as on the command line."""
+    settings: Settings
     status: Status = "waiting"
     reason: str | None = None
     """Why it ended."""
@@ -44,7 +74,7 @@ class Trial:
     share: float = 0.0
     """How much of its budget is used, 0 to 1."""
     log: str | None = None
-    """Where the traceback of one that failed is, below the sweep's folder."""
+    """File with the traceback of a failure, below the sweep's folder."""
     folder: str = field(default="")
     """Its run folder, below the sweep's."""
 
@@ -53,11 +83,16 @@ class Trial:
 
     @property
     def ended(self) -> bool:
-        """Whether it needs no more work, unlike one that failed or was interrupted."""
-        return self.status in ENDED
+        """Whether a resumed sweep does not run it again, as it does failed trials."""
+        return self.status in ("finished", "stopped")
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended or failed."""
+        return self.ended or self.status == "failed"
 
     def take(self, result: Mapping[str, Any], metric: str | None) -> None:
-        """Take over the numbers of a result."""
+        """Take the numbers of a result."""
         score = None if metric is None else number_at(result, metric)
         self.score = self.score if score is None else score
         for key in ("training_iteration", "env_steps"):
@@ -67,8 +102,8 @@ class Trial:
         self.time_s = number_at(result, "time_s") or self.time_s
 
 
-class TrialBook:
-    """All trials of a sweep, and the file that holds them."""
+class TrialTable:
+    """All trials of a sweep, and their file."""
 
     def __init__(
         self, path: Path, trials: Iterable[Trial], *, metric: str | None, mode: str
@@ -79,15 +114,15 @@ class TrialBook:
         self._sign = 1.0 if mode == "max" else -1.0
 
     @classmethod
-    def read(cls, path: Path, *, metric: str | None, mode: str) -> "TrialBook":
-        """The book of a sweep that is resumed."""
+    def read(cls, path: Path, *, metric: str | None, mode: str) -> "TrialTable":
+        """The trials of a sweep that is resumed."""
         known = {item.name for item in fields(Trial)}
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         trials = [Trial(**{k: v for k, v in row.items() if k in known}) for row in rows]
         return cls(path, trials, metric=metric, mode=mode)
 
     def save(self) -> None:
-        """Write all trials; a reader sees the old file or the new one."""
+        """Write all trials to the file."""
         lines = (json.dumps(asdict(trial), allow_nan=False) + "\n" for trial in self.trials)
         replace_text(self._path, "".join(lines))
 
@@ -106,7 +141,7 @@ class TrialBook:
 
     @property
     def num_points(self) -> int:
-        """Points so far."""
+        """Number of points so far."""
         return max((trial.point for trial in self.trials), default=0)
 
     def of_point(self, point: int) -> list[Trial]:
@@ -114,14 +149,14 @@ class TrialBook:
         return [trial for trial in self.trials if trial.point == point]
 
     def counts(self) -> dict[Status, int]:
-        """How many trials have each status that occurs."""
+        """Number of trials by status, without zeros."""
         found: dict[Status, int] = {}
         for trial in self.trials:
             found[trial.status] = found.get(trial.status, 0) + 1
         return found
 
     def score_of_point(self, point: int) -> float | None:
-        """Mean score over the seeds of a point; None until each has one or has failed."""
+        """Mean score over a point's seeds; None until each trial has a score or has failed."""
         scores = [trial.score for trial in self.of_point(point) if trial.status != "failed"]
         known = [score for score in scores if score is not None]
         return fmean(known) if known and len(known) == len(scores) else None
@@ -129,13 +164,13 @@ class TrialBook:
     def ranked(self) -> list[Trial]:
         """All trials, best first.
 
-        Trials that the scheduler stopped come after those it let go on, whatever their score: it
-        is that of an unfinished run, and by a metric such as env_steps it would even be the best.
+        Trials that the scheduler stopped come after all others: they have the score of an
+        unfinished run, which would even be the best one by a metric such as env_steps.
         """
         return sorted(self.trials, key=self._rank)
 
     def best(self) -> Trial | None:
-        """The best trial of the best point; None where nothing can be compared."""
+        """The best trial of the best point; None without scores or a metric."""
         if self.metric is None:
             return None
         points = {

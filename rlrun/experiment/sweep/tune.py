@@ -1,7 +1,7 @@
-"""Running the trials of a book with Ray Tune, silently.
+"""Running trials with Ray Tune, silently.
 
-Owns Tune's start and what its events mean for the book. It must not know how a sweep is planned,
-shown or summed up.
+Owns the call of Tune, and what its events mean for the table of trials. It must not know how a
+sweep is planned or shown.
 """
 
 import logging
@@ -19,23 +19,21 @@ from ray.tune.stopper import NoopStopper
 from rlrun.config.schema import SweepConfig
 from rlrun.data.results import number_at
 from rlrun.experiment.sweep.points import plain_settings
-from rlrun.experiment.sweep.search import BookSearch
-from rlrun.experiment.sweep.trainable import IDENTITY, REACHED, SHARE, SweepTrial
-from rlrun.experiment.sweep.trials import Trial, TrialBook
+from rlrun.experiment.sweep.search import TrialSearch
+from rlrun.experiment.sweep.trial import IDENTITY, REACHED, SHARE, SweepTrial
+from rlrun.experiment.sweep.trials import Trial, TrialTable
 
-Notice = Callable[[Trial], None]
-
-_KEPT_CHECKPOINTS = 4  # of Tune's copies: PBT must still find the one that it told a trial to take
+_KEPT_CHECKPOINTS = 4  # Tune's copies of a trial: PBT must still find the one that it has chosen
 
 _DEATH = ("The actor is dead", "The actor died", "ActorDiedError", "RayActorError")
-"""What Ray's errors say of a process that is gone."""
+"""Texts in Ray's errors for a process that has died."""
 
 _SILENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in the file mean what they mean to `train`
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Interrupts handles it
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial may end before it has the metric
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # experiment/stopping.py handles it
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial may end without the metric
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's own state, which a resumed sweep does not need
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_THRESHOLD_S": "3600",
@@ -43,7 +41,7 @@ _SILENT = {
 
 
 def run_trials(
-    search: BookSearch,
+    search: TrialSearch,
     scheduler: Any,
     events: "Events",
     *,
@@ -51,11 +49,11 @@ def run_trials(
     home: Path,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Run all trials that ``search`` names; returns when they have ended or at an interruption.
+    """Run all trials that ``search`` suggests, until they have ended or ``interrupted`` is true.
 
-    A trial that fails ends nothing. Ray must have been started.
+    A failed trial does not end the others. Ray must have been started.
     """
-    # A searcher is asked for a trial at a time; HyperBand halves a bracket once it is full.
+    # Tune asks a searcher for one trial at a time, but HyperBand waits for a full bracket.
     ahead = {"TUNE_MAX_PENDING_TRIALS_PG": str(search.num_trials)}
     fills_brackets = isinstance(scheduler, HyperBandScheduler)
     with _quiet_tune(_SILENT | ahead if fills_brackets else _SILENT):
@@ -77,7 +75,7 @@ def run_trials(
 
 
 class _WhenInterrupted(Stopper):
-    """Ends all trials, each at the end of its iteration, once the sweep is interrupted."""
+    """Ends all trials, each after its iteration, once the sweep is interrupted."""
 
     def __init__(self, interrupted: Callable[[], bool]) -> None:
         self._interrupted = interrupted
@@ -86,43 +84,40 @@ class _WhenInterrupted(Stopper):
         return False
 
     def __reduce__(self) -> tuple[type[NoopStopper], tuple[()]]:
-        """Tune writes its stopper down; the signal of this session means nothing to another."""
+        """Pickled by Tune, without the signal of this session."""
         return (NoopStopper, ())
 
     def stop_all(self) -> bool:
-        """Asked in every turn of Tune's loop."""
+        """Called in every turn of Tune's loop."""
         return self._interrupted()
 
 
 class Events(Callback):
-    """Keeps the book up to date, and closes the runs of trials that Tune puts aside.
+    """Keeps the table up to date, and closes the runs of trials that Tune pauses.
 
     Args:
-        book: written whenever a trial's status changes.
+        table: written whenever a trial's status changes.
         changed: called with a trial when anything about it has changed.
-        tick: called in every turn of Tune's loop.
     """
 
-    def __init__(
-        self, book: TrialBook, changed: Notice, tick: Callable[[], None] = lambda: None
-    ) -> None:
-        self._book, self._changed, self._tick = book, changed, tick
+    def __init__(self, table: TrialTable, changed: Callable[[Trial], None]) -> None:
+        self._table, self._changed = table, changed
         self._processes: dict[int, Any] = {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A process has begun to serve the trial."""
+        """The trial has a process."""
         self._note(trial, "running", None)
 
     def on_trial_restore(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """It goes on from a checkpoint: its own, or another trial's with changed settings."""
+        """The trial continues from its own checkpoint, or from another's with changed settings."""
         self._note(trial, "running", None)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """One iteration, or several without a number for the metric."""
+        """The trial has a number for the metric."""
         record = self._record(trial)
-        record.take(result, self._book.metric)
+        record.take(result, self._table.metric)
         record.share = float(result.get(SHARE, record.share))
         self._processes[record.trial] = trial.temporary_state.ray_actor
         if REACHED in result:
@@ -132,49 +127,45 @@ class Events(Callback):
         self._changed(record)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """It has what it was asked for, or the scheduler stops it."""
+        """The trial has reached its stop, or the scheduler stops it."""
         record = self._record(trial)
         if record.status != "finished":
             record.reason = "by the scheduler"
-            self._put_aside(record, "finished", "stopped by the sweep's scheduler")
+            self._close_run(record, "finished", "stopped by the sweep's scheduler")
         record.share = 1.0
         self._note(trial, record.status, record.reason)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """It raised, or its process is gone; the others go on."""
+        """The trial has raised, or its process has died; the others continue."""
         record = self._record(trial)
         record.log = f"{record.folder}/log.txt"
         self._note(trial, "failed", failure(trial.error_file))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Have the processes of paused trials let go of the run folders.
-
-        Tune keeps such a process for whichever trial comes next, and says nothing to it.
-        """
+        """Close the runs of paused trials, whose processes Tune keeps without telling them."""
         for trial in trials:
             record = self._record(trial)
             if trial.status == "PAUSED" and record.trial in self._processes:
-                self._put_aside(record, "interrupted", "paused by the sweep's scheduler")
-        self._tick()
+                self._close_run(record, "interrupted", "paused by the sweep's scheduler")
 
-    def _put_aside(self, record: Trial, outcome: str, reason: str) -> None:
+    def _close_run(self, record: Trial, outcome: str, reason: str) -> None:
         process = self._processes.pop(record.trial, None)
         if process is not None:
             process.finish.remote(outcome, reason)
 
     def _record(self, trial: Any) -> Trial:
-        return self._book[trial.config[IDENTITY]["trial"]]
+        return self._table[trial.config[IDENTITY]["trial"]]
 
     def _note(self, trial: Any, status: Any, reason: str | None) -> None:
         record = self._record(trial)
         record.status, record.reason = status, reason
         record.settings = plain_settings({key: trial.config[key] for key in record.settings})
-        self._book.save()
+        self._table.save()
         self._changed(record)
 
 
 def failure(error_file: str | None) -> str:
-    """Why a trial failed, in one line, from the text that Tune keeps of its error."""
+    """The reason of a failure in one line, from the file in which Tune keeps the error."""
     text = "" if error_file is None else Path(error_file).read_text(encoding="utf-8")
     if any(words in text for words in _DEATH):
         return "its process died: killed, or out of memory"
@@ -182,31 +173,31 @@ def failure(error_file: str | None) -> str:
     return lines[-1] if lines else "unknown"
 
 
-def replay(scheduler: Any, trial: Trial, rows: Iterator[Mapping[str, Any]], metric: str) -> None:
-    """Let a scheduler see what a trial of an earlier session had reached, so that it compares."""
+def recall(scheduler: Any, trial: Trial, rows: Iterator[Mapping[str, Any]], metric: str) -> None:
+    """Pass a scheduler the results of a trial of an earlier session, to compare with."""
     stub = tune.experiment.Trial(SweepTrial.__name__, stub=True, trial_id=f"earlier-{trial.trial}")
     scheduler.on_trial_add(None, stub)
-    told: list[dict[str, Any]] = []
+    passed: list[dict[str, Any]] = []
     for row in rows:
         score = number_at(row, metric)
         if score is not None:
-            told.append({"training_iteration": row["training_iteration"], metric: score})
-            scheduler.on_trial_result(_NoTrials(), stub, told[-1])
-    if told:
-        scheduler.on_trial_complete(None, stub, told[-1])
+            passed.append({"training_iteration": row["training_iteration"], metric: score})
+            scheduler.on_trial_result(_NoTrials(), stub, passed[-1])
+    if passed:
+        scheduler.on_trial_complete(None, stub, passed[-1])
 
 
 class _NoTrials:
     """The part of Tune's controller that schedulers ask about other trials."""
 
     def get_live_trials(self) -> list[Any]:
-        """None: the earlier session is over."""
+        """No trials: the earlier session is over."""
         return []
 
 
 @contextmanager
 def _quiet_tune(variables: Mapping[str, str]) -> Iterator[None]:
-    """Tune as a library: no console, no files but its own, no log lines on the terminal."""
+    """Silence Tune: no console, no files besides its own, no log lines on the terminal."""
     before = {name: os.environ.get(name) for name in variables}
     ray_log = logging.getLogger("ray")
     level = ray_log.level

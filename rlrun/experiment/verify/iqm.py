@@ -1,10 +1,10 @@
-"""The interquartile mean of runs, and how far it can be trusted.
+"""The interquartile mean of runs, and its bootstrap interval.
 
 Owns the two formulas of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
-Statistical Precipice", section 4. It must not know what the numbers are.
+Statistical Precipice", section 4. It must not know the meaning of the numbers.
 
-    scores   [N] one number a run
-    strata   one array of scores a task; runs are resampled within their task
+    scores   [N], one number a run
+    strata   an array of scores for each task; runs are resampled within their task
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ Statistic = Callable[[Scores], Scores]
 def iqm(scores: ArrayLike) -> Scores:
     """The mean of the middle half of the scores, along the last axis: [..., N] -> [...].
 
-    Exactly half of the mass counts, whatever N: of three scores the middle one wholly and the two
-    others by a quarter. (Cutting off whole scores would cut off none of three.)
+    Exactly half of the weight is kept for every N: of three scores all of the middle one and a
+    quarter of the two others. (Dropping whole scores would drop none of three.)
     """
     ordered = np.sort(np.asarray(scores, np.float64), axis=-1)
     count = ordered.shape[-1]
@@ -47,9 +47,9 @@ def bootstrap_interval(
     Args:
         strata: the scores of each task, one array a task.
         statistic: of all tasks' scores together.
-        confidence: how often the interval is to hold the true number.
-        resamples: how many sets of runs are drawn, each as large as the original.
-        seed: of the drawing; equal scores give equal intervals.
+        confidence: probability with which the interval contains the true number.
+        resamples: number of sets of runs to draw, each as large as the original.
+        seed: of the draws; equal scores give equal intervals.
 
     """
     random = np.random.default_rng(seed)

@@ -1,17 +1,19 @@
-"""The page of a verification: docs/results.md and the picture of its learning curves.
+"""The results of a verification: tables, the page docs/results.md, and its learning curves.
 
-Owns the page's words and the picture. It must not know how anything was measured. matplotlib is an
-extra: without it there is no picture.
+Owns the words, the columns and the picture. It must not know how anything is measured.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlrun.checkpoint.files import replace_text
-from rlrun.config.registry import is_installed
+from rlrun.experiment.report.plots import save_panels
+from rlrun.experiment.report.tables import Table
+from rlrun.experiment.stopping import number
 from rlrun.experiment.verify.cases import KINDS, SOURCES, Case
-from rlrun.experiment.verify.report import case_table, markdown_lines, result_table, seed_table
+from rlrun.experiment.verify.record import with_recorded, write_record
 from rlrun.experiment.verify.verify import CaseResult, Verification
 
 _HEAD = """\
@@ -31,14 +33,30 @@ _CAPTION = (
     "steps, a line a seed; dashed: the published number"
 )
 
-_COLUMNS = 4
+
+def publish(verification: Verification, path: Path) -> Verification:
+    """Write the page and, beside it, the record of all results as ``<name>.json``.
+
+    Returns:
+        The verification, with recorded results for cases without runs. On the page they also
+        stand for failed runs, which must not be hidden from the user.
+
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = path.with_suffix(".json")
+    shown = with_recorded(verification, record)
+    write_record(shown, record)
+    write_page(shown, path)
+    pairs = zip(verification.results, shown.results, strict=True)
+    results = tuple(own if own.seeds else recorded for own, recorded in pairs)
+    return replace(verification, results=results)
 
 
 def write_page(verification: Verification, path: Path) -> None:
     """Write the page at ``path``, and the curves beside it as ``<name>.png``."""
     picture = path.with_suffix(".png")
     curved = [r for r in verification.results if any(seed.curve for seed in r.seeds)]
-    drawn = draw_curves(curved, picture)
+    drawn = save_panels(picture, curved, _draw_curves, columns=4, panel_size=(3.4, 2.4), dpi=80)
     replace_text(path, "\n".join(_page(verification, picture.name if drawn else None)) + "\n")
 
 
@@ -49,24 +67,25 @@ def _page(verification: Verification, picture: str | None) -> Iterator[str]:
     yield _HEAD
     kinds = [kind for kind in KINDS if any(r.case.reference.kind == kind for r in results)]
     yield from (f"- **{kind}**: {KINDS[kind]}." for kind in kinds)
-    yield from ("", *markdown_lines(result_table(finished)), "")
+    yield from ("", *result_table(finished).markdown_lines(), "")
     yield from (f"- {r.case.name}: {r.case.note}." for r in results if r.case.note)
     if others:
-        yield from ("", "## Not finished", "", *markdown_lines(result_table(others)))
+        yield from ("", "## Not finished", "", *result_table(others).markdown_lines())
     if picture is not None:
         yield from ("", "## Learning curves", "", f"![{_CAPTION}]({picture})", "", f"{_CAPTION}.")
-    yield from ("", "## Every seed", "", *markdown_lines(seed_table(results)))
-    yield from ("", "## The published numbers", "", *markdown_lines(case_table(_cases(results))))
+    yield from ("", "## Every seed", "", *seed_table(results).markdown_lines())
+    yield from (
+        "",
+        "## The published numbers",
+        "",
+        *case_table([r.case for r in results]).markdown_lines(),
+    )
     yield from ("", *(f"- {name}: {url}" for name, url in SOURCES.items()))
     yield from ("", "## Machine and code", "", *_provenance(results))
 
 
-def _cases(results: Sequence[CaseResult]) -> list[Case]:
-    return [result.case for result in results]
-
-
 def _provenance(results: Sequence[CaseResult]) -> Iterator[str]:
-    """What the runs say of the machine and the code that they were trained with."""
+    """The machines and commits that the runs were trained with."""
     machines: dict[str, None] = {}
     trained_at: dict[str, dict[str, None]] = {}
     for result in results:
@@ -85,32 +104,97 @@ def _machine(session: Mapping[str, Any]) -> str:
     return ", ".join([*texts, *(f"{name} {version}" for name, version in versions.items())])
 
 
-def draw_curves(results: Sequence[CaseResult], path: Path) -> bool:
-    """Draw the training curves of all seeds, a panel a case; False without matplotlib."""
-    if not results or not is_installed("matplotlib"):
-        return False
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = min(_COLUMNS, len(results))
-    rows = -(-len(results) // columns)
-    figure = Figure(figsize=(3.4 * columns, 2.4 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for panel, result in zip(panels, results, strict=False):
-        _draw_panel(panel, result)
-    for panel in panels[len(results) :]:
-        panel.set_visible(False)
-    figure.savefig(path, dpi=80)
-    return True
-
-
-def _draw_panel(panel: Any, result: CaseResult) -> None:
+def _draw_curves(axes: Any, result: CaseResult) -> None:
     for seed in result.seeds:
         steps = [env_steps / 1000 for env_steps, _ in seed.curve]
-        dot = "o" if len(steps) == 1 else None  # no line leads from one point to itself
-        panel.plot(steps, [mean for _, mean in seed.curve], linewidth=1.2, marker=dot)
-    panel.axhline(result.case.reference.number, color="0.4", linestyle="--", linewidth=0.8)
-    panel.set_title(result.case.name, fontsize=9)
-    panel.set_xlabel("1,000 env steps", fontsize=7)
-    panel.tick_params(labelsize=7)
+        dot = "o" if len(steps) == 1 else None  # a line needs two points
+        axes.plot(steps, [mean for _, mean in seed.curve], linewidth=1.2, marker=dot)
+    axes.axhline(result.case.reference.number, color="0.4", linestyle="--", linewidth=0.8)
+    axes.set_title(result.case.name, fontsize=9)
+    axes.set_xlabel("1,000 env steps", fontsize=7)
+    axes.tick_params(labelsize=7)
+
+
+_SEED_NUMBERS = ("seed", "training", "goal", "evaluation")
+NUMERIC = ("env steps", "budget", "expected", "reached", "95% interval", *_SEED_NUMBERS)
+"""Headings of columns that are aligned to the right."""
+
+
+def case_table(cases: Sequence[Case]) -> Table:
+    """The cases and their published numbers."""
+    heads = ("case", "algorithm", "env", "budget", "kind", "expected", "published", "source")
+    rows = [
+        (
+            case.name,
+            case.algorithm,
+            case.env,
+            f"{case.reference.env_steps:,}",
+            case.reference.kind,
+            number(case.reference.number),
+            case.reference.published,
+            case.reference.source,
+        )
+        for case in cases
+    ]
+    return Table(heads, rows, NUMERIC)
+
+
+def result_table(results: Sequence[CaseResult]) -> Table:
+    """Expected and reached, side by side."""
+    heads = (
+        "case",
+        "kind",
+        "budget",
+        "env steps",
+        "expected",
+        "reached",
+        "95% interval",
+        "verdict",
+    )
+    rows = [
+        (
+            result.case.name,
+            result.case.reference.kind,
+            f"{result.case.reference.env_steps:,}",
+            _range(seed.env_steps for seed in result.seeds),
+            number(result.case.reference.number),
+            _rounded(result.iqm),
+            " to ".join(map(_rounded, result.interval or ())),
+            _verdict(result),
+        )
+        for result in results
+    ]
+    return Table(heads, rows, NUMERIC)
+
+
+def seed_table(results: Sequence[CaseResult]) -> Table:
+    """All numbers, a row a seed."""
+    heads = ("case", "seed", "env steps", "training", "goal", "evaluation")
+    rows = [
+        (
+            result.case.name,
+            str(seed.seed),
+            f"{seed.env_steps:,}",
+            _rounded(seed.training),
+            _rounded(seed.goal),
+            _rounded(seed.evaluation),
+        )
+        for result in results
+        for seed in result.seeds
+    ]
+    return Table(heads, rows, NUMERIC)
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else number(round(value, 2))
+
+
+def _range(counts: Iterable[int]) -> str:
+    ends = sorted(counts)
+    return " to ".join(f"{end:,}" for end in dict.fromkeys((ends[0], ends[-1]))) if ends else ""
+
+
+def _verdict(result: CaseResult) -> str:
+    if result.verdict == "unfinished":
+        return f"unfinished, {len(result.numbers)} of {result.wanted} seeds"
+    return result.verdict

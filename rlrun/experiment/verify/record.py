@@ -1,7 +1,7 @@
-"""What verifications have come to, kept beside the results page: `results.json`.
+"""The record of verifications, `results.json` beside the results page.
 
-Owns the file and which of its entries still count. It must not know how runs are trained. With it
-a page can be written anew on a machine that has not trained all of its cases.
+Owns the file and the rule by which an entry is still valid. It must not know how runs are trained.
+With the record a page can be rewritten on a machine that has not trained all of its cases.
 """
 
 import json
@@ -23,10 +23,10 @@ _NUMBERS = ("training", "goal", "evaluation")
 
 
 def with_recorded(verification: Verification, path: Path) -> Verification:
-    """The verification, with recorded results for cases that it has not finished.
+    """The verification, with recorded results for unfinished cases.
 
-    An entry counts as long as the case's settings and its published number are what they were, and
-    as long as it has more finished seeds than an unfinished verification.
+    An entry is used if the case's settings and its published number are unchanged, and if it has
+    more finished seeds than the verification.
     """
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     results = tuple(_recorded(result, entries) for result in verification.results)
@@ -44,7 +44,7 @@ def _recorded(result: CaseResult, entries: Mapping[str, Any]) -> CaseResult:
 
 
 def write_record(verification: Verification, path: Path) -> None:
-    """Write what cases have come to, a line each; other cases' entries in the file stay."""
+    """Write the results, a line a case; entries of other cases in the file stay."""
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     entries |= {result.case.name: _entry(result) for result in verification.results if result.seeds}
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
@@ -52,7 +52,7 @@ def write_record(verification: Verification, path: Path) -> None:
 
 
 def settings_digest(case: Case) -> str:
-    """Names what a case trains with, but for the seed; another one after any change of it."""
+    """Digest of the settings of a case, except the seed, and of its published number."""
     experiment = load_experiment(configs_folder() / case.config, case.all_overrides())
     text = dump_yaml(experiment.model_copy(update={"seed": 0}))
     return sha256(f"{case.reference}\n{text}".encode()).hexdigest()[:16]

@@ -1,13 +1,13 @@
-"""The runs of a verification: one folder and two ordinary commands for each case and seed.
+"""The runs of a verification: a run folder and two commands for each case and seed.
 
-Owns the folder, what has to be done next in it, and the processes. It must not know what the
-numbers are held against. A run is `rlrun train`, which ends in a run folder like any other, and
-then `rlrun rollout` on it. What comes next is read from the folder alone, so a verification that
-was killed goes on where it stood. (A sweep's trials share one file and need Ray; these do neither.)
+Owns the folders, the next command for each, and the child processes. It must not know the published
+numbers. A run is `rlrun train` into a run folder, then `rlrun rollout` on it. The next command is
+determined by the folder alone, so a killed verification can be continued. (The trials of a sweep
+are different: they share one experiment file and need Ray.)
 
     RESULTS/<case>/seed-<n>/                  the run folder
-    RESULTS/<case>/seed-<n>/evaluation.json   what `rlrun rollout --json` printed; the run is done
-    RESULTS/<case>/seed-<n>.log               what the two commands said
+    RESULTS/<case>/seed-<n>/evaluation.json   output of `rlrun rollout --json`; written last
+    RESULTS/<case>/seed-<n>.log               error output of the commands
 """
 
 import json
@@ -28,13 +28,13 @@ from rlrun.config.problems import ConfigError, Problem
 from rlrun.config.registry import configs_folder
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import addresses, lookup
-from rlrun.experiment.interrupts import Interrupts
 from rlrun.experiment.run_folder import RunFolder, is_in_use
+from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.verify.cases import Case
 
 EVALUATION_EPISODES = 100
 RLRUN = (sys.executable, "-m", "rlrun")
-_POLL_S = 0.2
+_POLL_S = 0.05
 
 
 class VerifyError(Exception):
@@ -54,22 +54,22 @@ class SeedRun:
 
     @property
     def name(self) -> str:
-        """As a person calls it."""
+        """Name in messages."""
         return f"{self.case.name} seed {self.seed}"
 
     @property
     def log(self) -> Path:
-        """What the commands said."""
+        """File with the error output of the commands."""
         return self.folder.path.with_suffix(".log")
 
     @property
     def evaluation(self) -> Path:
-        """The last thing that a run leaves."""
+        """File with the result of the rollout, the last thing to be written."""
         return self.folder.path / "evaluation.json"
 
     @property
     def num_cpus(self) -> int:
-        """Processes that compute at a time: the env runners, or the training process itself."""
+        """Busy processes at a time: the env runners, or else the training process."""
         return max(1, self.experiment.env_runners.num_env_runners)
 
     @property
@@ -78,7 +78,7 @@ class SeedRun:
         return self.folder.read_meta().get("outcome") == "finished"
 
     def next_command(self) -> list[str] | None:
-        """What has to be done now, as the words after `rlrun`; None if the run is done."""
+        """The arguments of the next `rlrun` command; None if the run is finished."""
         path = str(self.folder.path)
         if self.evaluation.exists():
             return None
@@ -94,8 +94,8 @@ def plan_runs(cases: Sequence[Case], seeds: Sequence[int], results: Path) -> lis
     """The runs of the cases with these seeds.
 
     Raises:
-        ConfigError: everything that is wrong in the cases' files, a missing extra for instance.
-        VerifyError: the folder holds runs that were trained with other settings.
+        ConfigError: all problems of the cases' files, for instance a missing extra.
+        VerifyError: the folder has runs with different settings.
 
     """
     runs: list[SeedRun] = []
@@ -115,12 +115,12 @@ def plan_runs(cases: Sequence[Case], seeds: Sequence[int], results: Path) -> lis
     stale = [text for run in runs if (text := _other_settings(run))]
     if stale:
         way_out = "move them away, or name another folder with --results"
-        raise VerifyError("\n".join([*stale, f"these runs are of no use here: {way_out}"]))
+        raise VerifyError("\n".join([*stale, f"these runs cannot be used: {way_out}"]))
     return runs
 
 
 def _other_settings(run: SeedRun) -> str:
-    """What differs between the run's folder and the case as it is now; empty if nothing does."""
+    """The differences between the settings of the folder and the case, as text; maybe empty."""
     if not run.folder.config.exists():
         return ""
     try:
@@ -148,27 +148,27 @@ def _value(settings: dict[str, Any], key: str) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run is done, or has failed for now."""
+    """A run that has finished or failed."""
 
     run: SeedRun
     error: str | None
-    """Why it failed."""
+    """Why it failed, None if it did not."""
 
 
 class _Process:
-    """One command of one run; its output is kept out of sight."""
+    """A child process with one command of a run; its output goes to files."""
 
-    def __init__(self, run: SeedRun, words: list[str]) -> None:
+    def __init__(self, run: SeedRun, rlrun: Sequence[str], words: list[str]) -> None:
         self.run, self.words = run, words
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - finish() closes it
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with run.log.open("ab") as log:
             self._popen = subprocess.Popen(
-                [*RLRUN, *words],
+                [*rlrun, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=log,
-                # Ctrl-C on the terminal reaches this process alone, which passes it on, once.
+                # So that Ctrl-C reaches this process alone, which passes it on once.
                 start_new_session=True,
             )
 
@@ -176,7 +176,7 @@ class _Process:
         return self._popen.poll() is not None
 
     def interrupt(self) -> None:
-        """Ask it to save and to end."""
+        """Let it save and end."""
         if not self.ended():
             self._popen.send_signal(signal.SIGINT)
 
@@ -185,7 +185,7 @@ class _Process:
         self._popen.wait()
 
     def finish(self) -> str | None:
-        """Keep what it printed; the reason if it failed."""
+        """Store the output; returns the reason of a failure."""
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
         self._output.close()
@@ -208,18 +208,27 @@ class _Process:
 
 
 class RunQueue:
-    """Works on runs, several at a time, until all are done or failed."""
+    """Executes runs, several at a time.
 
-    def __init__(self, runs: Sequence[SeedRun], jobs: int, notice: Callable[[str], None]) -> None:
-        self._waiting = list(runs)
-        self._jobs = jobs
-        self._notice = notice
+    Args:
+        jobs: CPU cores to use; a run that needs more is executed alone.
+        notice: called with lines of text.
+        rlrun: words of the command line that start rlrun.
+    """
+
+    def __init__(
+        self, jobs: int, notice: Callable[[str], None], rlrun: Sequence[str] = RLRUN
+    ) -> None:
+        self.notice = notice
+        self._jobs, self._rlrun = jobs, rlrun
+        self._waiting: list[SeedRun] = []
         self._running: list[_Process] = []
         self._elsewhere: set[str] = set()
         self.interrupted = False
 
-    def work(self) -> Iterator[Ended]:
-        """Yield each run as it ends. A signal lets the running ones save and ends the iteration."""
+    def execute(self, runs: Sequence[SeedRun]) -> Iterator[Ended]:
+        """Yield each run when it ends. After a signal the running ones save, and no more start."""
+        self._waiting = list(runs)
         with Interrupts(self._on_signal) as interrupts:
             interrupts.defer()
             try:
@@ -234,24 +243,24 @@ class RunQueue:
                 raise
 
     def _start(self) -> Iterator[Ended]:
-        """Start what fits; a run that another process works on waits until that one ends."""
+        """Start the runs that fit; a run that another process executes has to wait for that."""
         for run in list(self._waiting):
             used = sum(process.run.num_cpus for process in self._running)
             if used and used + run.num_cpus > self._jobs:
                 return
             if is_in_use(run.folder.path):
                 if run.name not in self._elsewhere:
-                    self._notice(f"{run.name}: another process is working on it; waiting for it")
+                    self.notice(f"{run.name}: waiting for another process that executes this run")
                     self._elsewhere.add(run.name)
                 continue
             self._waiting.remove(run)
             if not run.folder.config.exists():
-                run.folder.discard()  # A kill in a run's first moments leaves an empty folder.
+                run.folder.discard()  # An empty folder, left by an early kill.
             words = run.next_command()
             if words is None:
-                yield Ended(run, None)  # The other process has finished it.
+                yield Ended(run, None)  # Finished by the other process.
             else:
-                self._running.append(_Process(run, words))
+                self._running.append(_Process(run, self._rlrun, words))
 
     def _collect(self) -> Iterator[Ended]:
         for process in [process for process in self._running if process.ended()]:
@@ -267,6 +276,6 @@ class RunQueue:
 
     def _on_signal(self, name: str) -> None:
         self.interrupted = True
-        self._notice(f"{name}: the runs save and end; again, and they stop at once")
+        self.notice(f"{name}: waiting for the runs to save; a second signal stops them at once")
         for process in self._running:
             process.interrupt()

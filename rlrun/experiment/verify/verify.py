@@ -1,7 +1,7 @@
-"""Trains the reference cases and holds what they reach against the published numbers.
+"""Training the reference cases and comparing them with the published numbers.
 
-Owns measuring and judging. It must not know how runs are carried out (verify_runs.py) nor how
-results are shown (verify_report.py, verify_page.py).
+Owns measuring and judging. It must not know how runs are executed (runs.py) nor how results are
+shown (page.py).
 """
 
 import json
@@ -16,7 +16,7 @@ from rlrun.data.results import Row, counts_already, number_at
 from rlrun.experiment.report.jsonl import read_rows
 from rlrun.experiment.verify.cases import CASES, Case
 from rlrun.experiment.verify.iqm import bootstrap_interval, iqm
-from rlrun.experiment.verify.runs import Ended, RunQueue, SeedRun, VerifyError, plan_runs
+from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, VerifyError, plan_runs
 
 RETURN = "episode_return_mean"
 RESULTS = Path("runs/verify")
@@ -26,11 +26,11 @@ Verdict = Literal["reached", "falls short", "failed", "unfinished", "not run"]
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What one seed of a case has come to."""
+    """The result of one seed of a case."""
 
     seed: int
     folder: Path | None
-    """Of the run; None for a result that was recorded elsewhere."""
+    """The run folder; None for a recorded result."""
     env_steps: int
     """Env steps trained so far."""
     trained: bool
@@ -40,35 +40,35 @@ class SeedResult:
     goal: float | None
     """The highest such mean of all iterations."""
     evaluation: float | None
-    """Mean return of the played episodes; None before they are played."""
+    """Mean return of the rollout; None before it."""
     error: str | None
     """Why it failed, if it did."""
     curve: tuple[tuple[int, float], ...]
-    """(env steps, mean return of the last 100 training episodes, or of all before 100) of each
-    iteration that has one: what is drawn, while the numbers above need their 100."""
+    """(env steps, mean return of the last 100 training episodes, or of all if fewer) of each
+    iteration with episodes. This is drawn; the numbers above need 100 episodes."""
     session: Mapping[str, Any]
-    """The machine, versions and commit that the run ended with, as meta.json has them."""
+    """The last session in the run's meta.json: machine, versions, commit."""
 
     @property
     def commit(self) -> str:
-        """Commit of the code; marked if the code was changed since."""
+        """Commit of the code, with a `+` if the code had been changed since."""
         git = self.session.get("git") or {}
         return str(git.get("commit", "unknown"))[:10] + ("+" if git.get("changed") else "")
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A case, its seeds, and how it compares."""
+    """A case with the results of its seeds."""
 
     case: Case
     seeds: tuple[SeedResult, ...]
-    """One for each seed that was asked for and has begun."""
+    """The requested seeds that have begun."""
     wanted: int
-    """Seeds that were asked for."""
+    """Number of requested seeds."""
 
     @property
     def numbers(self) -> list[float]:
-        """Of the trained seeds, the number of the kind that was published, where there is one."""
+        """The number of the published kind of each trained seed that has one."""
         kind = self.case.reference.kind
         trained = [seed for seed in self.seeds if seed.trained]
         return [value for seed in trained if (value := getattr(seed, kind)) is not None]
@@ -85,7 +85,7 @@ class CaseResult:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the IQM of all seeds that were asked for is at the published number or above."""
+        """Whether the IQM of all requested seeds is at the published number or above."""
         if any(seed.error for seed in self.seeds):
             return "failed"
         if not self.seeds:
@@ -96,7 +96,7 @@ class CaseResult:
         return "reached" if value >= self.case.reference.number else "falls short"
 
     def to_json(self) -> dict[str, Any]:
-        """One plain object."""
+        """The result as plain JSON values."""
         reference = self.case.reference
         return {
             "case": self.case.name,
@@ -130,18 +130,18 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Verification:
-    """What all cases have come to."""
+    """The results of all cases."""
 
     results: tuple[CaseResult, ...]
     interrupted: bool
 
     @property
     def all_reached(self) -> bool:
-        """Whether nothing fell short, failed or is missing."""
+        """Whether every case has reached its number."""
         return all(result.verdict == "reached" for result in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """One plain object, for ``--json``."""
+        """The verification as plain JSON values."""
         return {
             "interrupted": self.interrupted,
             "all_reached": self.all_reached,
@@ -158,21 +158,23 @@ def verify(
     train: bool = True,
     notice: Callable[[str], None] = print,
     cases: Sequence[Case] = CASES,
+    rlrun: Sequence[str] = RLRUN,
 ) -> Verification:
-    """Train cases on several seeds and hold the outcome against the published numbers.
+    """Train cases on several seeds and compare the results with the published numbers.
 
     Args:
-        names: of the cases; all of them if there is none.
+        names: of the cases; empty for all.
         seeds: of the runs of each case.
-        results: folder of the runs; what is finished there is not trained again.
+        results: folder of the runs; finished runs are not trained again.
         jobs: CPU cores to use at a time; default all.
-        train: False takes the folder as it is.
-        notice: receives a line whenever there is news.
-        cases: the table to choose from.
+        train: False only reads the folder.
+        notice: called with a line of text whenever a run has ended.
+        cases: the cases to choose from.
+        rlrun: words of the command line that start rlrun.
 
     Raises:
         VerifyError: no such case, or ``results`` holds runs with other settings.
-        ConfigError: a case cannot run here; it lacks an extra for instance.
+        ConfigError: a case cannot run here, for instance because an extra is missing.
 
     """
     chosen = choose_cases(names, cases)
@@ -180,7 +182,9 @@ def verify(
     errors: dict[str, str] = {}
     interrupted = False
     if train:
-        interrupted = _train(runs, jobs or max(1, int(local_resources().cpus)), notice, errors)
+        queue = RunQueue(jobs or max(1, int(local_resources().cpus)), notice, rlrun)
+        errors = _train(runs, queue)
+        interrupted = queue.interrupted
     found = []
     for case in chosen:
         mine = [run for run in runs if run.case is case]
@@ -190,10 +194,10 @@ def verify(
 
 
 def choose_cases(names: Sequence[str], cases: Sequence[Case] = CASES) -> list[Case]:
-    """The cases of these names, in their order; all of them if there is none.
+    """The cases of these names, in the order of the names; all cases without names.
 
     Raises:
-        VerifyError: every name that there is not, with the nearest one.
+        VerifyError: names are unknown; the message has the nearest ones.
 
     """
     known = {case.name: case for case in cases}
@@ -205,24 +209,22 @@ def choose_cases(names: Sequence[str], cases: Sequence[Case] = CASES) -> list[Ca
     return [known[name] for name in dict.fromkeys(names)] or list(cases)
 
 
-def _train(
-    runs: Sequence[SeedRun], jobs: int, notice: Callable[[str], None], errors: dict[str, str]
-) -> bool:
-    """Carry out what is missing; fills ``errors``. Returns whether a signal ended it."""
+def _train(runs: Sequence[SeedRun], queue: RunQueue) -> dict[str, str]:
+    """Execute the unfinished runs; returns the errors by the names of the runs."""
+    errors: dict[str, str] = {}
     missing = [run for run in runs if run.next_command() is not None]
     done = len(runs) - len(missing)
     if done:
-        notice(f"{done} of {len(runs)} runs are finished already")
-    queue = RunQueue(missing, jobs, notice)
-    for ended in queue.work():
+        queue.notice(f"{done} of {len(runs)} runs are finished already")
+    for ended in queue.execute(missing):
         done += ended.error is None
         if ended.error is not None:
             errors[ended.run.name] = ended.error
-        notice(f"{_news(ended)}  ({done} of {len(runs)})")
-    return queue.interrupted
+        queue.notice(f"{_ended_text(ended)}  ({done} of {len(runs)})")
+    return errors
 
 
-def _news(ended: Ended) -> str:
+def _ended_text(ended: Ended) -> str:
     if ended.error is not None:
         return f"{ended.run.name}: failed: {ended.error}; see {ended.run.log}"
     result = seed_result(ended.run)
@@ -239,7 +241,7 @@ def _has_begun(run: SeedRun, errors: dict[str, str]) -> bool:
 
 
 def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
-    """Read what a run has come to out of its folder."""
+    """The result in a run's folder."""
     rows = list(read_rows(run.folder.metrics))
     smoothing = run.experiment.report.smoothing_episodes
     curve = tuple(
@@ -267,5 +269,5 @@ def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
 
 
 def _full_mean(row: Row, smoothing_episodes: int) -> float | None:
-    """A row's mean return; None while it averages fewer episodes than it should."""
+    """A row's mean return; None until its window of episodes is full."""
     return number_at(row, RETURN) if counts_already(RETURN, row, smoothing_episodes) else None

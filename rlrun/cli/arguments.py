@@ -1,0 +1,48 @@
+"""Arguments that several commands take: a file with overrides, a Ray address, an output style.
+
+Owns their help and how they are read. It must not know what a command does with them.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rlrun.experiment.report.console import ConsoleStyle
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False),
+]
+Address = Annotated[str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show only how it ended.")]
+
+
+def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:
+    """The file, the one word without an equals sign, and the overrides."""
+    files = [word for word in words or [] if "=" not in word]
+    if len(files) > 1:
+        raise typer.BadParameter(f"one FILE.yaml at a time, got {' and '.join(files)}")
+    overrides = [word for word in words or [] if "=" in word]
+    return (Path(files[0]) if files else None), overrides
+
+
+def refuse_with_resume(what: str, **options: object) -> None:
+    """Raise if ``--resume`` is combined with options that only a new folder can have."""
+    names = [name if name == "FILE" else f"--{name.replace('_', '-')}" for name in options]
+    given = [
+        name for name, value in zip(names, options.values(), strict=True) if value not in (None, [])
+    ]
+    if given:
+        raise typer.BadParameter(
+            f"--resume continues a {what} with the settings of its folder, "
+            f"without {', '.join(given)}"
+        )
+
+
+def console_style(*, quiet: bool, plain: bool) -> "ConsoleStyle | None":
+    """The style that was asked for; None leaves it to the experiment."""
+    from rlrun.experiment.report.console import choose_style
+
+    return choose_style(quiet=quiet, plain=plain) if quiet or plain else None

@@ -1,0 +1,58 @@
+"""Tables of text cells: for terminals, pipes and Markdown pages.
+
+Owns how headings and rows are laid out. It must not know what the cells mean.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Cells = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of cells."""
+
+    heads: Cells
+    rows: Sequence[Cells]
+    numeric: Collection[str] = ()
+    """Headings of the columns that are aligned to the right."""
+
+    def plain_lines(self) -> list[str]:
+        """The table in columns of spaces."""
+        widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
+        return [
+            "  ".join(
+                cell.rjust(width) if head in self.numeric else cell.ljust(width)
+                for cell, width, head in zip(row, widths, self.heads, strict=True)
+            ).rstrip()
+            for row in (self.heads, *self.rows)
+        ]
+
+    def markdown_lines(self) -> list[str]:
+        """The table in Markdown."""
+        rule = tuple("---:" if head in self.numeric else "---" for head in self.heads)
+        return [f"| {' | '.join(row)} |" for row in (self.heads, rule, *self.rows)]
+
+    def drawn(self, style_of: Callable[[Cells], str | None]) -> Any:
+        """The table as a rich renderable; ``style_of`` gives the style of a row."""
+        from rich.table import Table as RichTable
+
+        drawn = RichTable(box=None, pad_edge=False, header_style="bright_black")
+        for head in self.heads:
+            drawn.add_column(head, justify="right" if head in self.numeric else "left")
+        for row in self.rows:
+            drawn.add_row(*row, style=style_of(row))
+        return drawn
+
+
+def print_table(table: Table, style_of: Callable[[Cells], str | None]) -> None:
+    """Print a table to stdout, in colour if that is a terminal."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(table.drawn(style_of))
+    else:
+        sys.stdout.write("\n".join([*table.plain_lines(), ""]))

@@ -1,0 +1,51 @@
+"""What tests read from run folders, and how they start the command that writes them."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rlrun.algorithms.result import is_wall_clock
+from rlrun.checkpoint.checkpoint import read_checkpoint
+from rlrun.data.results import addresses, lookup
+from rlrun.experiment.report.jsonl import read_rows
+
+
+def rows(folder):
+    return list(read_rows(Path(folder) / "metrics.jsonl"))
+
+
+def timeless(folder):
+    """All numbers that do not depend on the machine's speed."""
+    return [
+        {key: lookup(row, key) for key in addresses(row) if not is_wall_clock(key)}
+        for row in rows(folder)
+    ]
+
+
+def meta(folder):
+    return json.loads((Path(folder) / "meta.json").read_text())
+
+
+def assert_equal_runs(left, right):
+    """Two runs have equal rows, and equal weights in the checkpoint of the last one."""
+    found = timeless(left)
+    assert found == timeless(right)
+    name = f"checkpoints/{found[-1]['training_iteration']:06d}"
+    weights, expected = (read_checkpoint(Path(run) / name).weights for run in (left, right))
+    assert weights.keys() == expected.keys()
+    for key, array in weights.items():
+        assert array.tobytes() == expected[key].tobytes(), key
+
+
+def start_rlrun(*words, **options):
+    """A child process of the command that a user types."""
+    return subprocess.Popen([sys.executable, "-m", "rlrun", *map(str, words)], **options)
+
+
+def wait_for(condition, seconds=200):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
