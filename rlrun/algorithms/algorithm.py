@@ -22,7 +22,7 @@ from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import Evaluator, find_spaces, runner_spec, start_env_runners
 from rlrun.checkpoint.checkpoint import (
-    put_back,
+    restore_checkpoint,
     read_checkpoint,
     take_checkpoint,
     write_checkpoint,
@@ -393,7 +393,7 @@ class Algorithm(ABC, Generic[T_co]):
 
     def restore(self, path: str | Path) -> None:
         """Go on from a checkpoint folder."""
-        put_back(self, read_checkpoint(Path(path)))
+        restore_checkpoint(self, read_checkpoint(Path(path)))
 
     def stop(self) -> None:
         """Stop env runners and learners, close environments."""

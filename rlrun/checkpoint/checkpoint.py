@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 class Checkpointed(Protocol):
-    """An algorithm, as far as checkpoints go."""
+    """The part of an algorithm that checkpoints use."""
 
     config: ExperimentConfig
 
@@ -83,20 +83,20 @@ class Checkpointed(Protocol):
         """Everything besides the weights that the next iteration depends on."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `get_state` was called; the weights have come already."""
+        """Set the state; the weights are set already."""
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """Parameters by name."""
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over what `get_weights` returned."""
+        """Set the parameters."""
 
     def match_policies(self, state: Mapping[str, Any]) -> None:
-        """Have the policies that there were at `get_state`; the weights come next."""
+        """Add and remove policies until they are those of the state; weights and state follow."""
 
 
 def take_checkpoint(algorithm: Checkpointed, result: Mapping[str, Any]) -> Checkpoint:
-    """Everything that ``algorithm`` needs to go on after the iteration with this ``result``."""
+    """A checkpoint of ``algorithm`` after the iteration with this ``result``."""
     return Checkpoint(
         algorithm=algorithm.config.algorithm,
         row=plain_row(result),
@@ -106,8 +106,8 @@ def take_checkpoint(algorithm: Checkpointed, result: Mapping[str, Any]) -> Check
     )
 
 
-def put_back(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
-    """Let ``algorithm`` stand where the checkpoint was taken; CheckpointError if it misfits."""
+def restore_checkpoint(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
+    """Set weights and state of ``algorithm``; CheckpointError if they do not fit."""
     expected = algorithm.config.algorithm
     if checkpoint.algorithm != expected:
         raise CheckpointError(
@@ -135,7 +135,7 @@ def _first_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> 
         if tuple(found[name].shape) != tuple(array.shape):
             return f"{name} has shape {tuple(found[name].shape)}, not {tuple(array.shape)}"
     extra = next((name for name in found if name not in expected), None)
-    return None if extra is None else f"there is no place for its parameter {extra}"
+    return None if extra is None else f"it has the additional parameter {extra}"
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:

@@ -15,7 +15,7 @@ from rlrun.checkpoint.checkpoint import (
     MANIFEST,
     Checkpoint,
     CheckpointError,
-    put_back,
+    restore_checkpoint,
     read_checkpoint,
 )
 from rlrun.checkpoint.checkpoint_folder import best_checkpoint
@@ -175,7 +175,7 @@ def _restored(checkpoint: Checkpoint, request: RolloutRequest) -> "Algorithm":
     algorithm: Algorithm = algorithm_class(experiment.algorithm)(experiment)
     # The training episodes are not needed, and restoring their environments would take time.
     state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
-    put_back(algorithm, replace(checkpoint, state=state))
+    restore_checkpoint(algorithm, replace(checkpoint, state=state))
     return algorithm
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rlrun.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointWriteError,
-    put_back,
+    restore_checkpoint,
     take_checkpoint,
 )
 from rlrun.checkpoint.checkpoint_folder import (
@@ -241,7 +241,7 @@ class RunSession:
         )
         try:
             if self.resumed is not None:
-                put_back(algorithm, self.resumed)
+                restore_checkpoint(algorithm, self.resumed)
         except BaseException:
             algorithm.stop()
             raise
