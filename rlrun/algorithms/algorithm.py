@@ -22,8 +22,8 @@ from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import Evaluator, find_spaces, runner_spec, start_env_runners
 from rlrun.checkpoint.checkpoint import (
-    restore_checkpoint,
     read_checkpoint,
+    restore_checkpoint,
     take_checkpoint,
     write_checkpoint,
 )

@@ -15,8 +15,8 @@ from rlrun.checkpoint.checkpoint import (
     MANIFEST,
     Checkpoint,
     CheckpointError,
-    restore_checkpoint,
     read_checkpoint,
+    restore_checkpoint,
 )
 from rlrun.checkpoint.checkpoint_folder import best_checkpoint
 from rlrun.config.loader import load_experiment
