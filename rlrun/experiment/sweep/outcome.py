@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.checkpoint.files import replace_text
-from rlrun.config.sweep_space import Dimension
+from rlrun.config.sweep import Dimension
 from rlrun.experiment.outcome import End
 from rlrun.experiment.report.plots import save_panels
 from rlrun.experiment.stopping import number
