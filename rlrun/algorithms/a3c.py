@@ -3,16 +3,16 @@
 P parameters of the network
 
 Each env runner computes the gradient of its own fragment, with the weights it sampled it with. The
-learner applies gradients one by one, in the order in which they come, and sends the new weights to
-the runner that delivered, and to no other: the others go on with what they have. A gradient was
-therefore computed some updates ago; its *lag*, at most about the number of runners, is reported.
+learner applies gradients one by one, in order of arrival, and sends the new weights to the runner
+that sent the gradient, and to no other. A gradient was therefore computed with weights some updates
+old; this *lag*, at most about the number of runners, is reported.
 
 With several policies a runner computes the gradient of each that learns, and all are applied.
 
-With no remote runners this is A2C with a batch of one fragment, and runs are exactly repeatable.
-With some, the order of the gradients depends on the machine: two runs of one seed differ, and a
-resumed run is not the one that was left alone; but gradients that were under way are computed again
-from the same rows and weights, and none is lost.
+Without remote runners this is A2C with a batch of one fragment, and runs are exactly repeatable.
+With remote ones the order of the gradients depends on the machine: two runs of one seed differ, and
+a resumed run differs from an uninterrupted one; but gradients that were under way are computed
+again from the same rows and weights, and none is lost.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class A3CConfig(AlgorithmConfig):
 
 
 class A3CPolicy(TorchPolicy):
-    """Acts, and computes the gradient of what came of it.
+    """Acts, and computes gradients of the batches that it acted in.
 
     Args:
         training: discount and weights of the loss.
@@ -78,7 +78,7 @@ class A3CPolicy(TorchPolicy):
         super().__init__(observation_space, action_space, model)
         self._training = training
         self._learner = Learner(self.module, training, LearnersConfig(device="cpu"))
-        self._flat = self._learner.parameters  # it has re-homed them: one vector for both
+        self._flat = self._learner.parameters  # one vector for acting and gradients
         self._entropy_coeff = 0.0
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
@@ -103,7 +103,7 @@ class A3CPolicy(TorchPolicy):
 
 @dataclass(frozen=True)
 class PolicyGradient:
-    """What came of one policy's rows of a fragment."""
+    """The gradient of one policy's rows of a fragment."""
 
     num_rows: int
     gradients: NDArray[np.float32]
@@ -113,27 +113,27 @@ class PolicyGradient:
 
 @dataclass(frozen=True)
 class GradientReply:
-    """A fragment's gradients, and the reply without the rows that they are of."""
+    """A fragment's gradients, and the reply without the rows of these policies."""
 
     sampled: SampleReply
     by_policy: dict[str, PolicyGradient]
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where the runner stands now."""
+        """The runner's state after the fragment."""
         return self.sampled.state
 
 
 def sample_gradients(
     runner: EnvRunner | MultiAgentEnvRunner, request: SampleRequest, weights: Any
 ) -> GradientReply:
-    """What each runner does with a request: a fragment, and gradients in place of it."""
+    """Sample a fragment in a runner; return gradients in place of its rows."""
     reply = runner.sample_fragment(request, weights)
     batches, found = reply.batch.as_multi_agent().policy_batches, {}
     for policy_id, policy in runner.policies.items():
         learns = request.policies is None or request.policies[policy_id].train
         if not isinstance(policy, A3CPolicy):
-            continue  # written from scratch: it learns from the rows, in the training process
+            continue  # written from scratch: it learns from rows, in the training process
         batch = batches.pop(policy_id, None)
         if learns and batch is not None:
             found[policy_id] = PolicyGradient(len(batch), *policy.compute_gradients(batch))
@@ -142,7 +142,7 @@ def sample_gradients(
 
 
 class A3C(Algorithm[A3CTraining]):
-    """Take the gradients that come, apply each, send the weights back to where it came from."""
+    """Apply gradients as they arrive; send new weights to the runner that each came from."""
 
     Training = A3CTraining
     Config = A3CConfig
@@ -189,13 +189,13 @@ class A3C(Algorithm[A3CTraining]):
                 reply: GradientReply = self.sampler.take()
                 self.count([reply.sampled])
             for _ in self.train_batches(reply.sampled.batch):
-                pass  # what is left of it belongs to policies that learn by themselves
+                pass  # the rows left in it are learned from by policies written from scratch
             lag = self.policies.weights_version - reply.sampled.weights_version
             with self.timers.phase("learn"):
                 for policy_id, found in reply.by_policy.items():
                     if policy_id not in self.learners:
-                        continue  # removed since it was asked for
-                    # The rows have stayed with the runner, so whoever decides is shown none.
+                        continue  # removed since the request
+                    # Rows stay with the runner, so `policies_to_train` is asked without a batch.
                     if self.policies.is_policy_to_train(policy_id):
                         row = self._apply(policy_id, found)
                         gathered[policy_id].append({**row, "policy_lag_mean": lag})

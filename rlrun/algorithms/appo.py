@@ -4,14 +4,14 @@ Of the forms of it this is IMPACT (Luo et al. 2020, arXiv:1912.00167).
 
 M rows of a minibatch    P inputs of the action distribution
 
-Three policies meet in an update: mu, which acted some batches ago; the target policy, a copy of the
-learner's network that is renewed every few batches; and pi, which learns. V-trace corrects from mu
-to the target policy, and PPO's clipping bounds how far pi goes from the target policy, which stands
-still meanwhile; mu differs from fragment to fragment and would be no fixed point to stay near.
+An update involves three policies: mu, which acted some batches ago; the target policy, a copy of
+the learner's network that is renewed every few batches; and pi, which learns. V-trace corrects from
+mu to the target policy, and PPO's clipping bounds how far pi goes from the target policy, which is
+fixed meanwhile, whereas mu differs from fragment to fragment.
 
 A train batch may be used several times, out of a circular buffer, which is part of checkpoints: a
-resumed run goes on with the same batches and the uses that each has left. What can be promised
-about equal and resumed runs beyond that is said in `rlrun.algorithms.asynchronous`.
+resumed run goes on with the same batches and the uses that each has left. See
+`rlrun.algorithms.asynchronous` for what else holds of equal and resumed runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from rlrun.policies.rl_module import RLModule
 from rlrun.replay.circular_buffer import CircularBuffer
 
 BEHAVIOUR_LOGP = "behaviour_logp"
-"""Log-probability under mu; `action_logp` is that under the target policy, as PPO's loss wants."""
+"""Log-probability under mu; `action_logp` is the one under the target policy."""
 
 
 class APPOTraining(VTraceTraining):
@@ -95,7 +95,7 @@ def appo_loss(
         ratio = pi(a|s) / max(target(a|s), mu(a|s) / 2)
 
     Together with the importance weight in the advantages, at most 1 by default, that is pi / mu;
-    the floor keeps an action which the target policy has all but given up from dominating.
+    the floor keeps actions that are very improbable under the target policy from dominating.
 
     Args:
         rows: obs ``[M, ...]``, actions ``[M, ...]``; of the target policy action_logp ``[M]`` and
@@ -132,7 +132,7 @@ def appo_loss(
 
 
 class APPO(Algorithm[APPOTraining]):
-    """Take the fragments that are there, improve on them within bounds, broadcast."""
+    """Learn from fragments as they arrive, within bounds; broadcast weights."""
 
     Training = APPOTraining
     Config = APPOConfig
@@ -157,7 +157,7 @@ class APPO(Algorithm[APPOTraining]):
         self.updaters.pop(policy_id, None)
 
     def training_step(self) -> Result:
-        """One iteration: a train batch of what has come in, updates, a broadcast if it is due."""
+        """One iteration: a train batch as it arrives, updates, a broadcast if due."""
         return asynchronous_step(self, self.batches, self._update)
 
     def _update(self, policy: PolicyUpdate[APPOTraining]) -> Statistics:
@@ -233,7 +233,7 @@ class APPOUpdater:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._target.set_state(state["target"])
         self._kl.set_state(state["kl"])
         self._num_updates = int(state["num_updates"])

@@ -1,16 +1,16 @@
 """Train batches for algorithms whose env runners do not wait for the learner.
 
-Owns the execution pattern of IMPALA and APPO: fragments of fixed length stream in from whichever
-runner is done, enough of them make a train batch, and new weights go out every so many batches.
-Each batch comes with its *policy lag*: how many train batches were learned from since the weights
-that it was acted with. What sends requests and bounds them is `AsynchronousSampler`.
+Owns the execution pattern of IMPALA and APPO: fragments of fixed length arrive in any order, enough
+of them make a train batch, and new weights are broadcast every so many batches. Each batch has a
+*policy lag*: the number of updates since the weights that acted in it. `AsynchronousSampler` sends
+and bounds the requests.
 
-With no remote runners every fragment is sampled here when it is wanted, and runs are exactly
-repeatable. With some, which fragment arrives first depends on the machine: two runs of one seed
-differ, and a resumed run is not the one that was left alone. But nothing is lost with a resume:
-each runner goes on after the last of its fragments that was learned from, and what was under way
-then, or waited for the learner, is sampled again with the weights and random numbers it had. So a
-run learns from each step of each episode once, however often it is killed.
+Without remote runners each fragment is sampled in this process when it is needed, and runs are
+exactly repeatable. With remote ones the order of arrival depends on the machine: two runs of one
+seed differ, and a resumed run differs from an uninterrupted one. But a resume loses nothing: each
+runner goes on after the last of its fragments that was learned from, and fragments that were under
+way, or waited for the learner, are sampled again with the same weights and random numbers. So a run
+learns from each step of each episode once, however often it is killed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class VTraceTraining(AsynchronousTraining, ActorCriticTraining):
 
 
 class AsynchronousBatches:
-    """Train batches of an algorithm, out of fragments that stream in."""
+    """Train batches of an algorithm, made of fragments as they arrive."""
 
     def __init__(self, algorithm: Algorithm, training: AsynchronousTraining) -> None:
         self._algorithm, self._training = algorithm, training
@@ -86,10 +86,10 @@ class AsynchronousBatches:
             lambda: algorithm.next_request(self._length),
             queue_size=training.learner_queue_size,
         )
-        self._policies: list[str] = []  # that there were at the last broadcast
+        self._policies: list[str] = []  # at the last broadcast
 
     def next(self) -> tuple[Any, dict[str, float]]:
-        """The next train batch, and how old the weights were that acted in it.
+        """The next train batch, and the age of the weights that acted in it.
 
         Returns:
             A SampleBatch, or a MultiAgentBatch of several policies; ``policy_lag_mean`` and
@@ -97,7 +97,7 @@ class AsynchronousBatches:
         """
         algorithm, training = self._algorithm, self._training
         replies: list[SampleReply] = []
-        # A policy that has been added would act with weights of nobody until the next broadcast.
+        # A policy that has been added has no acting weights until the next broadcast.
         if self.sampler.weights_version < 0 or self._policies != list(algorithm.policies):
             self.broadcast()
         steps_before = algorithm.progress.counted_steps
@@ -114,7 +114,7 @@ class AsynchronousBatches:
         }
 
     def broadcast_if_due(self) -> None:
-        """Send new weights out, once as many batches were learned from as `training` says."""
+        """Broadcast the weights if there were `broadcast_interval` updates since the last time."""
         age = self._algorithm.policies.weights_version - self.sampler.weights_version
         if age >= self._training.broadcast_interval:
             self.broadcast()
@@ -129,11 +129,11 @@ class AsynchronousBatches:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """What is under way, and what runners act with."""
+        """The requests under way, and the weights that runners act with."""
         return {"sampler": self.sampler.get_state(), "policies": self._policies}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned; nothing that was asked before counts any more."""
+        """Restore a state from `get_state`; replies to earlier requests are dropped."""
         self._policies = list(state["policies"])
         self.sampler.set_state(
             state["sampler"], lambda asked: self._algorithm.repeated_request(asked, self._length)
@@ -143,7 +143,7 @@ class AsynchronousBatches:
 def asynchronous_step(
     algorithm: Algorithm[T], batches: AsynchronousBatches, update: Update[T]
 ) -> Result:
-    """One iteration: a train batch of what has come in, updates, a broadcast if it is due."""
+    """One iteration: a train batch as it arrives, updates, a broadcast if due."""
     steps_before = algorithm.env_steps
     train_batch, lag = batches.next()
 

@@ -8,11 +8,11 @@ whose rescaling of values (Pohlen et al. 2018) is a switch as well.
 
     M  rows of a minibatch      n  actions      K  atoms of a value's distribution
 
-Sampling and learning take turns: a round of sampling brings a few env steps, then follow the
-updates that `training_intensity` asks for. Epsilon is a function of the env steps of the whole run,
-so it goes on where it was when a run is resumed. The buffer is part of a checkpoint only with
-`replay.store_in_checkpoints`; without it a resumed run is not the one that was left alone, and
-learns on once its buffer holds `num_steps_sampled_before_learning_starts` transitions again.
+Sampling and learning take turns: a round of sampling of a few env steps, then the updates that
+`training_intensity` asks for. Epsilon is a function of the env steps of the whole run, so a resumed
+run goes on with it. The buffer is part of a checkpoint only with `replay.store_in_checkpoints`;
+without it a resumed run differs from an uninterrupted one: it learns on once its buffer holds
+`num_steps_sampled_before_learning_starts` transitions again.
 """
 
 from __future__ import annotations
@@ -200,15 +200,15 @@ def c51_loss(
         best = choosing[col.ACTION_DIST_INPUTS].argmax(dim=1)
         probabilities = next_outputs[ATOM_LOGITS][index, best].softmax(-1)
         discounts = torch.where(rows[col.TERMINATEDS], 0.0, rows[col.DISCOUNTS])
-        goals = project_distribution(probabilities, rows[col.REWARDS], discounts, support)
-    cross_entropies = -(goals * chosen).sum(-1)
+        targets = project_distribution(probabilities, rows[col.REWARDS], discounts, support)
+    cross_entropies = -(targets * chosen).sum(-1)
     loss = (rows[col.WEIGHTS] * cross_entropies).mean()
     means = chosen.detach().exp() @ support
     statistics = {
         "total_loss": loss.detach(),
         "q_mean": means.mean(),
-        "td_error_mean": (means - goals @ support).abs().mean(),
-        "td_errors": cross_entropies.detach() + torch.xlogy(goals, goals).sum(-1),
+        "td_error_mean": (means - targets @ support).abs().mean(),
+        "td_errors": cross_entropies.detach() + torch.xlogy(targets, targets).sum(-1),
     }
     return loss, statistics
 
@@ -236,7 +236,7 @@ def project_distribution(
 
 
 class DQN(Algorithm[DQNTraining]):
-    """Sample a little, learn from what was sampled before, hand on the weights, again and again."""
+    """Sample a few steps, learn from the buffer, sync weights, in turns."""
 
     Training = DQNTraining
     Config = DQNConfig
@@ -286,7 +286,7 @@ class DQN(Algorithm[DQNTraining]):
         return partial(build_q_policy, options=_options(self.training_of(policy_id)))
 
     def exploration(self, policy_id: str) -> Exploration:
-        """Epsilon at this point of the run, or each runner's own; it stays for a fragment."""
+        """Epsilon at this point of the run, or each runner's own; constant within a fragment."""
         settings = self.policies[policy_id].exploration
         epsilon, exponent = value_at(settings.epsilon, self.env_steps), settings.runner_exponent
         runners = self.config.env_runners.num_env_runners
@@ -374,7 +374,7 @@ def _has_memory(model: ModelConfig) -> bool:
 
 
 def _network_problems(settings: PolicySettings, training: DQNTraining) -> Iterator[tuple[str, str]]:
-    """What does not go together in one policy's settings."""
+    """Settings of one policy that contradict each other."""
     if _has_memory(settings.model):
         for name, off in (("num_atoms", 1), ("noisy", False)):
             if getattr(training, name) != off:

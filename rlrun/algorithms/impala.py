@@ -3,8 +3,8 @@
 Env runners go on sampling while the learner learns, so the policy that learns is some train batches
 ahead of the one that acted; V-trace (`rlrun.learning.vtrace`) corrects for that. The loss is A2C's,
 with V-trace's advantages, which hold the importance weights, and its value targets (section 4.2 of
-the paper, with means in place of sums). What can be promised about equal and resumed runs is said
-in `rlrun.algorithms.asynchronous`.
+the paper, with means in place of sums). See `rlrun.algorithms.asynchronous` for what holds of
+equal and resumed runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class IMPALAConfig(AlgorithmConfig):
 
 
 class IMPALA(Algorithm[IMPALATraining]):
-    """Take the fragments that are there, correct for their age, learn, broadcast."""
+    """Learn from fragments as they arrive, corrected for their age; broadcast weights."""
 
     Training = IMPALATraining
     Config = IMPALAConfig
@@ -60,7 +60,7 @@ class IMPALA(Algorithm[IMPALATraining]):
         self.batches = AsynchronousBatches(self, self.training)
 
     def training_step(self) -> Result:
-        """One iteration: a train batch of what has come in, an update, a broadcast if it is due."""
+        """One iteration: a train batch as it arrives, an update, a broadcast if due."""
         return asynchronous_step(self, self.batches, self._update)
 
     def _update(self, policy: PolicyUpdate[IMPALATraining]) -> Statistics:
@@ -72,7 +72,7 @@ class IMPALA(Algorithm[IMPALATraining]):
         epochs = []
         for _ in range(training.num_epochs):
             now = add_vtrace(policy.rows, policy.batch, policy.module, training.vtrace)
-            traced = traced or now  # of the first pass: what the batch was worth when it came
+            traced = traced or now  # of the first pass: the age of the batch on arrival
             epochs.append(
                 policy.epochs(a2c_loss, arguments, minibatch_size=training.minibatch_size)
             )

@@ -2,8 +2,8 @@
 
 M rows of a microbatch    P inputs of the action distribution
 
-The return of a row is what its fragment still brings: nothing is estimated behind the fragment's
-end. Longer fragments make it less biased, and no less noisy.
+The return of a row is the sum of the rewards to come in its fragment: nothing is estimated behind
+the fragment's end. Longer fragments make it less biased, and no less noisy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PGConfig(AlgorithmConfig):
 
 
 def pg_loss(module: RLModule, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """``-mean(log pi(a|s) G)``, whose gradient is that of the expected return (REINFORCE).
+    """``-mean(log pi(a|s) G)``; its gradient estimates that of the negative return (REINFORCE).
 
     Args:
         rows: obs ``[M, ...]``, actions ``[M, ...]``; advantages ``[M]``, which are returns here.

@@ -67,7 +67,7 @@ OF_ALL_IN_LOCKSTEP = (
     *("minibatch_size", "training_intensity"),
     "num_steps_sampled_before_learning_starts",
 )
-"""Settings that no policy has for itself where all learn from the same env steps."""
+"""Settings that are common to all policies where all learn from the same env steps."""
 
 
 R = TypeVar("R", bound=ReplayTraining)
@@ -98,7 +98,7 @@ class Updater(ABC):
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
 
 
 @dataclass
@@ -289,7 +289,7 @@ class Replay(Generic[R, U]):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned; without buffers they are filled anew."""
+        """Restore a state from `get_state`; buffers that it lacks are filled anew."""
         self.updaters.set_state(state["updaters"])
         self._debts = {
             name: _Debt(int(state["steps"].get(name, 0)), float(rows))
@@ -300,7 +300,7 @@ class Replay(Generic[R, U]):
 
 
 def transition_buffer(settings: ReplayConfig, training: ReplayTraining) -> ReplayBuffer:
-    """A buffer of single transitions, as the `replay` section says."""
+    """The buffer of single transitions that the `replay` section asks for."""
     if settings.prioritized:
         return PrioritizedReplayBuffer(
             settings.capacity, n_step=training.n_step, gamma=training.gamma, alpha=settings.alpha
@@ -309,7 +309,7 @@ def transition_buffer(settings: ReplayConfig, training: ReplayTraining) -> Repla
 
 
 def to_device(batch: SampleBatch, device: torch.device) -> dict[str, Tensor]:
-    """The columns that losses are made of, as tensors ``[M, ...]``."""
+    """The columns that losses read, as tensors ``[M, ...]``."""
     rows = {name: torch.from_numpy(batch.column(name)) for name in COLUMNS}
     if device.type == "cpu":
         return rows
@@ -377,7 +377,7 @@ def _capacity_problems(
 def _lockstep_problems(config: ExperimentConfig, any_memory: bool) -> Iterator[tuple[str, str]]:
     key = "replay.mode"
     if not config.multi_agent.policies:
-        yield key, "there is one policy only, and nobody to keep step with; leave it out"
+        yield key, "there is only one policy to keep in step; leave it out"
     if config.replay.prioritized:
         yield key, "env steps have no priorities; set replay.prioritized to false"
     if any_memory:

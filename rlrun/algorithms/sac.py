@@ -2,10 +2,10 @@
 
     M  rows of a minibatch      A  dimensions of a continuous action      n  discrete actions
 
-Each update takes one minibatch: the two critics learn from it, then the policy learns from the
-critics, then the temperature alpha moves so that the policy's entropy approaches its target, then
-the critics' target follows them a little (tau). Actions live in (-1, 1) everywhere in here; they
-are stretched to the environment's bounds on their way to it (`connectors.normalize_actions`).
+An update takes one minibatch: the two critics learn from it, then the policy from the critics, then
+the temperature alpha moves the policy's entropy towards its target, then the critics' target
+follows them a little (tau). Actions are in (-1, 1) everywhere in this file; connectors stretch them
+to the environment's bounds (`connectors.normalize_actions`).
 
 The discrete form (Christodoulou 2019, arXiv:1910.07207) takes expectations over all actions where
 the continuous one takes a sample. The buffer is part of a checkpoint only with
@@ -168,7 +168,7 @@ def soft_value(
 
 
 def critic_statistics(loss: Tensor, values: Tensor, errors: Tensor) -> dict[str, Tensor]:
-    """What is reported of the critics' loss; values and errors are ``[2, M]``."""
+    """Statistics of the critics' loss; values and errors are ``[2, M]``."""
     distances = errors.abs().mean(0)
     return {
         "critic_loss": loss,
@@ -232,7 +232,7 @@ def policy_gradient(
 
 
 class SAC(Algorithm[SACTraining]):
-    """Sample a step, learn from what was sampled before, hand on the weights, again and again."""
+    """Sample a step, learn from the buffer, sync weights, in turns."""
 
     Training = SACTraining
     Config = SACConfig
@@ -423,7 +423,7 @@ class Temperature:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._log_alpha.copy_(torch.from_numpy(np.array(state["log_alpha"], dtype=np.float32)))
         self._optimizer.set_state(state["optimizer"])
         self.alpha = self._log_alpha.exp()

@@ -1,10 +1,10 @@
 """Learning action values of a recurrent network from replayed sequences (R2D2, Kapturowski 2019).
 
-Owns the way of sampled sequences to the device and their loss. A sequence is unrolled from the
-state that its first step was acted in, through all its steps and one observation more, whose values
-bootstrap the last ones. Its first steps may be *burn-in*: they bring the stored state up to date
-with the present weights, have no loss of their own, and no gradient flows through them. A sequence
-that begins its episode needs none, as the state there is always the same.
+Owns the way of sampled sequences to the device, and their loss. A sequence is unrolled from the
+state in which its first step was acted, through all its steps and one more observation, whose
+values bootstrap the last steps. Its first steps may be *burn-in*: they bring the stored state up to
+date with the present weights, without loss or gradient. A sequence at the start of its episode
+needs none, as the state there is always the same.
 
     S  sequences      M  steps of all of them      O  observations that values are learned at
     B  steps of burn-in      W  sequences that have it
@@ -35,7 +35,7 @@ PRIORITY_OF_THE_MAXIMUM = 0.9
 
 
 def kept_columns(module: RLModule) -> list[str]:
-    """What a buffer must keep for this module besides single transitions."""
+    """Columns that a buffer must keep for this module besides those of transitions."""
     views = _views(module)
     states = [name for name in module.view_requirements if name.startswith(col.STATE_IN_PREFIX)]
     others = [name for name in views if name != col.OBS]
@@ -43,7 +43,7 @@ def kept_columns(module: RLModule) -> list[str]:
 
 
 def _views(module: RLModule) -> list[str]:
-    """What the module sees in each step, without its states."""
+    """Inputs of the module in each step, without its states."""
     return [
         name
         for name, view in module.view_requirements.items()
@@ -77,7 +77,7 @@ def load_sequences(
     last = (starts + lengths - 1)[sequence]
     steps = np.arange(len(last))
     whole = batch.column(col.T)[starts] == 0
-    # Of a sequence that is all burn-in nothing is learned, in whatever state it is.
+    # A sequence that is all burn-in has no loss, so its state does not matter.
     burnt = np.where(whole | (lengths <= burn_in), 0, burn_in)  # [S]
     unrolled = lengths - burnt + 1
     row_of_start = sequence_offsets(unrolled)[:-1] - burnt
@@ -107,7 +107,7 @@ def load_sequences(
 def _seen(
     batch: SampleBatch, module: RLModule, present: Array, unrolled: Array, num_rows: int
 ) -> dict[str, Array]:
-    """What the module sees behind the burn-in, ``[O, ...]``, and its states before it.
+    """Inputs of the module behind the burn-in, ``[O, ...]``, and its states before it.
 
     Args:
         present: rows of the steps ``[M]`` among these.
@@ -127,7 +127,7 @@ def _seen(
 def _burn_in(
     batch: SampleBatch, module: RLModule, starts: Array, burnt: Array, burn_in: int
 ) -> dict[str, Array]:
-    """Which sequences ``[W]`` have burn-in, and what the module sees in it, ``[B, W, ...]``."""
+    """The sequences with burn-in ``[W]``, and the module's inputs in it, ``[B, W, ...]``."""
     warmed = np.flatnonzero(burnt)
     rows = starts[warmed] + np.arange(burn_in)[:, None]
     seen = {f"{BURN_IN_PREFIX}{name}": batch.column(name)[rows] for name in _views(module)}
@@ -136,7 +136,7 @@ def _burn_in(
 
 @torch.no_grad()
 def warmed_up(module: RLModule, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The rows with the states ``[S, ...]`` that this module has come to when burn-in ends."""
+    """The rows with this module's states ``[S, ...]`` at the end of burn-in."""
     warmed = rows[WARMED]
     if not len(warmed):
         return rows
@@ -168,8 +168,8 @@ def sequence_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean Huber loss of the learned steps' temporal-difference errors, weighted step by step.
 
-    As `dqn_loss`, with values of the unrolled networks: each begins in the stored state, or where
-    its own burn-in leads from there.
+    As `dqn_loss`, with values of the unrolled networks: each starts in the stored state, or in the
+    state at the end of its own burn-in.
 
     Args:
         rows: of `load_sequences`.

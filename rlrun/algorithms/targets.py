@@ -98,6 +98,6 @@ class TargetNetwork:
         return {"weights": self._parameters.to_numpy(), "copied_at": self._copied_at}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._parameters.load(state["weights"])
         self._copied_at = int(state["copied_at"])

@@ -1,10 +1,9 @@
 """Learner: a module, its optimizer and the loop over minibatches. Knows nothing of Ray or YAML.
 
-What is optimised is a function the algorithm passes in; this class owns what all of them share. The
-rows it works on are those of a `LoadedBatch`.
+The loss is a function that the algorithm passes in; rows come from a `LoadedBatch`.
 
-All parameters are views into one vector, so that a step of Adam is a handful of operations, the
-gradient norm is one and the weights leave as one buffer.
+All parameters are views into one vector: a step of the optimizer is one operation, so is the
+gradient norm, and the weights leave as one buffer.
 
     M  rows of a minibatch      P  parameters
 """
@@ -33,7 +32,7 @@ from rlrun.policies.view_reads import unread_views
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 Gradient = Callable[..., dict[str, Tensor]]
-"""Called as a loss is; leaves its gradient in the parameters and returns its statistics."""
+"""Called like a loss; leaves its gradient in the parameters and returns its statistics."""
 
 
 class Learner:
@@ -98,7 +97,7 @@ class Learner:
         Args:
             minibatches: from `LoadedBatch.minibatches`.
             loss: ``loss(module, rows, **loss_arguments) -> (scalar, statistics)``.
-            gradient: the loss's, written out; None leaves it to autograd.
+            gradient: of the loss, in closed form; None uses autograd.
             stop_early: called with a minibatch's statistics before its step; True ends the update.
 
         Returns:
@@ -186,8 +185,8 @@ class Learner:
     ) -> dict[str, Tensor]:
         """One gradient step on one minibatch.
 
-        Only this learner's module gets gradients; other networks that the loss goes through, as a
-        policy's goes through its critic, do not even have theirs computed.
+        Only the gradients of this learner's module are computed, not those of other networks in the
+        loss, such as the critics in a policy's.
 
         Args:
             loss, gradient: called as in `update`.
@@ -256,15 +255,15 @@ class Learner:
         return {"kind": self.training.optimizer, "optimizer": self.optimizer.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned; another optimizer's state says nothing to this."""
+        """Restore a state from `get_state`; the state of another kind of optimizer is ignored."""
         if state["kind"] == self.training.optimizer:
             self.optimizer.set_state(state["optimizer"])
 
     def stop(self) -> None:
-        """End processes that belong to this learner; one alone has none."""
+        """End processes that belong to this learner, if there are any."""
 
     def named_weights(self) -> dict[str, NDArray[Any]]:
-        """Copies of the weights by parameter name, as a checkpoint stores them."""
+        """Copies of the weights by parameter name, for checkpoints."""
         return self.parameters.named_arrays()
 
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:

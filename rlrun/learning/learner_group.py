@@ -111,7 +111,7 @@ class LearnerGroup(Learner):
         return {name: value.to(self.device) for name, value in means.items()}
 
     def apply_gradients(self, lr: float) -> Tensor:
-        """Not of a group, whose gradients are in its learners."""
+        """Not available: the gradients of a group are in its learners."""
         raise TypeError("a LearnerGroup makes its steps in update() or accumulate()")
 
     def get_state(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class LearnerGroup(Learner):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Have all learners take over what `get_state` returned."""
+        """Restore all learners from a state of `get_state`."""
         self._call("set_state", dict(state))
 
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
@@ -172,11 +172,11 @@ class LearnerHost:
         self._learner: Learner
 
     def process_id(self) -> int:
-        """Answers as soon as the process runs."""
+        """The id of this process; returns as soon as it runs."""
         return os.getpid()
 
     def open_store(self) -> tuple[str, int]:
-        """Make the place where the learners meet; returns its host and port."""
+        """Make the store where the learners meet; returns its host and port."""
         import ray
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -191,7 +191,7 @@ class LearnerHost:
         settings: LearnersConfig,
         address: tuple[str, int],
     ) -> None:
-        """Meet the others and build the learner."""
+        """Join the other learners and build this one."""
         on_gpu = settings.num_gpus_per_learner > 0
         # Two learners on one GPU cannot talk through NCCL.
         backend = "nccl" if settings.num_gpus_per_learner >= 1 else "gloo"
@@ -243,7 +243,7 @@ class LearnerHost:
 
 
 def _failure(result: CallResult) -> BaseException:
-    """What a learner raised, or that its process was lost."""
+    """The exception of a learner, or one that says that its process was lost."""
     assert result.error is not None
     if not result.actor_failed:
         return result.error

@@ -1,7 +1,7 @@
 """LoadedBatch: a train batch on the learner's device, and its minibatches.
 
-Owns what is moved there, once a batch, and which rows make a minibatch. Must not know losses,
-optimizers, or what the columns mean.
+Owns the move to the device, once a batch, and the choice of rows for minibatches. Must not know
+losses, optimizers, or the meaning of columns.
 
     N  rows of a train batch      M  rows of the storage, or of a minibatch
 """

@@ -59,7 +59,7 @@ class FlatAdam:
         return {"num_steps": self._num_steps, **moments}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._num_steps = int(state["num_steps"])
         _load(self._mean, state["mean"])
         _load(self._square, state["square"])
@@ -96,7 +96,7 @@ class FlatRMSProp:
         return {"square": _to_numpy(self._square)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         _load(self._square, state["square"])
 
 

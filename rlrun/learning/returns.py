@@ -1,4 +1,4 @@
-"""Returns and advantages: pure functions of numpy arrays, and what applies them to a loaded batch.
+"""Returns and advantages: pure functions of numpy arrays, and their way into a loaded batch.
 
     T, B   time-major shape of the rewards: T steps of B independent chunks
     V(s')  value of the observation the environment returned: the final one where an episode ended
@@ -151,9 +151,9 @@ def standardized_advantages(rows: Rows) -> Rows:
 
 
 def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tensor, Tensor]:
-    """`LoadedBatch.outputs` in the mode in which runners act: dropout, for one, is for learning.
+    """`LoadedBatch.outputs` in evaluation mode, as env runners act: without dropout, for example.
 
-    Numbers that a loss compares with would differ from those of acting, and from each other.
+    With it, the numbers that a loss compares with would differ from those of acting.
     """
     learning = [part for part in module.modules() if part.training]
     module.eval()
@@ -168,11 +168,11 @@ def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tenso
 def add_advantages(
     rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
 ) -> float | None:
-    """Add what the loss compares with: old log-probabilities, values, advantages, value targets.
+    """Add the columns that losses compare with: action_logp, vf_preds, advantages, value_targets.
 
-    One forward pass over the T + 1 observations of each lane, and the final ones of ended episodes,
-    gives V(s) and V(s') of every row. The old log-probabilities come from it too, so that the
-    probability ratio of the first minibatch is exactly 1 whatever computed the actions.
+    One forward pass over the T + 1 observations of each slot, and the final ones of episodes, gives
+    V(s) and V(s') of every row. The old log-probabilities come from it too, so that the probability
+    ratio of the first minibatch is exactly 1 whatever computed the actions.
 
     Returns:
         The explained variance of the values, None where the targets do not vary.

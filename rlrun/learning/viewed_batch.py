@@ -1,7 +1,7 @@
 """ViewedBatch: the loaded batch of modules that see more than the present observation.
 
-Owns what such a module is given with each row: views of other steps, and the states at the
-beginning of sequences. Must not know how views were made, nor which module reads them.
+Owns the input of such a module in each row: views of other steps, and the states at the beginning
+of sequences. Must not know how views are made, or which module reads them.
 """
 
 from __future__ import annotations

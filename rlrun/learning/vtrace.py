@@ -1,7 +1,7 @@
 """V-trace: value targets and advantages for trajectories that an older policy sampled.
 
 The formulas of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, section 4.1) as pure functions of
-arrays, and what joins them to a batch. With the importance ratio pi(a|s) / mu(a|s) of the policy
+arrays, and their way into a loaded batch. With the importance ratio pi(a|s) / mu(a|s) of the policy
 that learns to the one that acted:
 
     rho_t   = min(rho_bar, ratio_t)        c_t = lambda min(1, ratio_t)
@@ -42,7 +42,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class VTraceSettings:
-    """What the targets depend on besides the trajectories.
+    """Parameters of V-trace.
 
     Attributes:
         gamma: discount.
@@ -118,7 +118,7 @@ def add_vtrace(
     *,
     target: RLModule | None = None,
 ) -> dict[str, float | None]:
-    """Add what a loss with V-trace compares with: value targets and advantages, numbers all.
+    """Add the value targets and advantages of V-trace, as numbers without gradient.
 
     Log-probabilities of the policy that acted come from the batch (`action_logp`, of the weights it
     was sampled with), those of the present one and the values from ``module``, in one forward pass
