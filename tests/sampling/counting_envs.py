@@ -1,4 +1,7 @@
-"""Environments whose every number follows from seed, step and action; imported by import path."""
+"""Environments whose every number follows from seed, step and action, and runners of one of them.
+
+Environments are imported by import path.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.policies.policy import Policy
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 
 class Counter(gymnasium.Env[Any, Any]):
@@ -161,3 +168,48 @@ def classical(config: Any) -> Any:
     env = Counter(fail_at=config["fail_at"])
     env.place = config.vector_index
     return env
+
+
+class CountingEnv(gymnasium.Env):
+    """Observation = [episode's seed mod 1000, step]; reward = step; ends after ``length`` steps."""
+
+    observation_space = spaces.Box(0, 1e9, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=3, truncates=False, random_length=False):
+        self.length, self.truncates, self.random_length = length, truncates, random_length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.tag = seed % 1000
+        self.t = 0
+        if self.random_length:
+            self.length = int(self.np_random.integers(1, 6))
+        return np.array([self.tag, 0], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        over = self.t >= self.length
+        obs = np.array([self.tag, self.t], np.float32)
+        return obs, float(self.t), over and not self.truncates, over and self.truncates, {}
+
+
+class AlwaysOne(Policy):
+    """Knows nothing of torch, has no weights and takes action 1."""
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.ones(len(obs_batch), np.int64), [], {}
+
+
+def counting_spec(lanes=2, **kwargs):
+    return RunnerSpec(
+        EnvSpec(use="counting_envs:CountingEnv", kwargs=kwargs),
+        EnvRunnersConfig(num_envs_per_env_runner=lanes),
+        policy_factory=lambda observation_space, action_space, model: AlwaysOne(
+            observation_space, action_space
+        ),
+    )
+
+
+def collect(runner, lengths):
+    return [runner.sample_fragment(SampleRequest(i, length)) for i, length in enumerate(lengths)]

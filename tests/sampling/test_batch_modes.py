@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from counting_envs import CountingEnv, collect
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_env_runner import CountingEnv, collect
-from test_policy_inputs import Looking, check_views
+from looking import Looking, check_views
 
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -13,10 +13,8 @@ from rlrun.sampling import sample_collector
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
 
-assert CountingEnv  # imported by its import path below
 
-
-def whole_runner(lanes, use="test_env_runner:CountingEnv", **kwargs):
+def whole_runner(lanes, use="counting_envs:CountingEnv", **kwargs):
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use=use, kwargs=kwargs),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_env_runner import CountingEnv
 
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
 from rlrun.connectors.errors import ConnectorError
@@ -19,7 +18,7 @@ from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.seeding import Role
 
-COUNTING = f"{CountingEnv.__module__}:CountingEnv"
+COUNTING = "counting_envs:CountingEnv"
 
 
 class Parity(Policy):

@@ -5,61 +5,16 @@ from itertools import pairwise
 import gymnasium as gym
 import numpy as np
 import pytest
+from counting_envs import CountingEnv, collect, counting_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.data import columns as col
 from rlrun.envs.errors import EnvError
-from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.seeding import Role
-
-
-class CountingEnv(gym.Env):
-    """Observation = [episode's seed mod 1000, step]; reward = step; ends after ``length`` steps."""
-
-    observation_space = gym.spaces.Box(0, 1e9, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, length=3, truncates=False, random_length=False):
-        self.length, self.truncates, self.random_length = length, truncates, random_length
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.tag = seed % 1000
-        self.t = 0
-        if self.random_length:
-            self.length = int(self.np_random.integers(1, 6))
-        return np.array([self.tag, 0], np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        over = self.t >= self.length
-        obs = np.array([self.tag, self.t], np.float32)
-        return obs, float(self.t), over and not self.truncates, over and self.truncates, {}
-
-
-class AlwaysOne(Policy):
-    """Knows nothing of torch, has no weights and takes action 1."""
-
-    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
-        return np.ones(len(obs_batch), np.int64), [], {}
-
-
-def counting_spec(lanes=2, **kwargs):
-    return RunnerSpec(
-        EnvSpec(use=f"{__name__}:CountingEnv", kwargs=kwargs),
-        EnvRunnersConfig(num_envs_per_env_runner=lanes),
-        policy_factory=lambda observation_space, action_space, model: AlwaysOne(
-            observation_space, action_space
-        ),
-    )
-
-
-def collect(runner, lengths):
-    return [runner.sample_fragment(SampleRequest(i, length)) for i, length in enumerate(lengths)]
 
 
 @settings(max_examples=40, deadline=None)

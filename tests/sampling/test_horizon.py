@@ -3,9 +3,9 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from counting_envs import AlwaysOne, CountingEnv, collect
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_env_runner import AlwaysOne, CountingEnv, collect
 
 from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -14,10 +14,8 @@ from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import RunnerSpec
 
-assert CountingEnv  # imported by its import path below
 
-
-def limited(lanes=1, *, use="test_env_runner:CountingEnv", env=None, **config):
+def limited(lanes=1, *, use="counting_envs:CountingEnv", env=None, **config):
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use=use, kwargs=env or {}),

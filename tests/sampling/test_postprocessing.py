@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
-from test_env_runner import CountingEnv, collect
-from test_policy_inputs import Looking
+from counting_envs import collect
+from looking import Looking
 
 import rlrun
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, UseSpec
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
-
-assert CountingEnv  # imported by its import path below
 
 
 class Postprocessed(Looking):
@@ -59,7 +57,7 @@ def postprocessing_runner(lanes=1, *, views=None, states=False, callbacks=(), **
 
     return EnvRunner(
         RunnerSpec(
-            EnvSpec(use="test_env_runner:CountingEnv", kwargs=settings.pop("env", {})),
+            EnvSpec(use="counting_envs:CountingEnv", kwargs=settings.pop("env", {})),
             EnvRunnersConfig(num_envs_per_env_runner=lanes, **settings),
             policy_factory=policy,
             postprocessors=tuple(UseSpec(use=name) for name in callbacks),

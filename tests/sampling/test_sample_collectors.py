@@ -4,10 +4,10 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
+from counting_envs import CountingEnv, collect
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_env_runner import CountingEnv, collect
-from test_policy_inputs import Looking
+from looking import Looking
 
 import rlrun
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
