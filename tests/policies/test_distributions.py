@@ -1,5 +1,6 @@
-"""Formulas held against torch.distributions and against the numpy sampler."""
+"""Action distributions: torch formulas against torch.distributions, and sampling in numpy."""
 
+import math
 from collections.abc import Callable
 
 import gymnasium as gym
@@ -9,8 +10,14 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from rlrun.policies.action_sampling import action_layout, action_sampler
-from rlrun.policies.distributions import Distribution, build_distribution
+from rlrun.policies.action_sampling import (
+    LOG_STD_BOUNDS,
+    EpsilonGreedySampler,
+    SquashedGaussianSampler,
+    action_layout,
+    action_sampler,
+)
+from rlrun.policies.distributions import build_distribution, squashed_sample
 
 N = 6
 
@@ -22,6 +29,7 @@ SPACES: dict[str, gym.Space] = {
     "multi_binary": gym.spaces.MultiBinary(4),
     "box": gym.spaces.Box(-1, 1, (3,)),
     "box_2d": gym.spaces.Box(-1, 1, (2, 2)),
+    "integer_box": gym.spaces.Box(-2, 1, (2,), np.int32),
     "dict": gym.spaces.Dict(
         {
             "b": gym.spaces.Box(-1, 1, (2,)),
@@ -30,6 +38,7 @@ SPACES: dict[str, gym.Space] = {
         }
     ),
 }
+each_space = pytest.mark.parametrize("space", SPACES.values(), ids=list(SPACES))
 
 
 def references(space: gym.Space, inputs: Tensor) -> list[td.Distribution]:
@@ -69,12 +78,8 @@ def sample_actions(space: gym.Space, inputs: Tensor) -> Tensor:
     return torch.as_tensor(sampler.sample(inputs.float().numpy(), noise))
 
 
-each_space = pytest.mark.parametrize("name", SPACES)
-
-
 @each_space
-def test_logp_and_entropy_are_those_of_torch(name: str) -> None:
-    space = SPACES[name]
+def test_logp_and_entropy_are_those_of_torch(space: gym.Space) -> None:
     distribution, inputs = build_distribution(space), sample_inputs(space)
     actions = sample_actions(space, inputs)
     logp, entropy = distribution.logp(inputs, actions), distribution.entropy(inputs)
@@ -87,8 +92,7 @@ def test_logp_and_entropy_are_those_of_torch(name: str) -> None:
 
 
 @each_space
-def test_kl_is_that_of_torch_and_zero_to_itself(name: str) -> None:
-    space = SPACES[name]
+def test_kl_is_that_of_torch_and_zero_to_itself(space: gym.Space) -> None:
     distribution = build_distribution(space)
     p, q = sample_inputs(space, 1), sample_inputs(space, 2)
     pairs = zip(references(space, p), references(space, q), strict=True)
@@ -99,8 +103,7 @@ def test_kl_is_that_of_torch_and_zero_to_itself(name: str) -> None:
 
 
 @each_space
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    space = SPACES[name]
+def test_gradients_are_those_of_finite_differences(space: gym.Space) -> None:
     distribution = build_distribution(space)
     inputs, other = sample_inputs(space, 3).requires_grad_(), sample_inputs(space, 4)
     actions = sample_actions(space, other)
@@ -115,34 +118,90 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 
 @each_space
-def test_the_numpy_sampler_agrees_on_the_log_probability(name: str) -> None:
-    space = SPACES[name]
+def test_the_numpy_sampler_agrees_with_the_distribution(space: gym.Space) -> None:
     inputs = sample_inputs(space, 5, torch.float32)
-    actions = sample_actions(space, inputs)
     layout, sampler = action_layout(space), action_sampler(space)
     distribution = build_distribution(space)
     assert distribution.num_inputs == sampler.num_inputs == layout.num_inputs
     assert layout.num_columns == sampler.width
-    assert tuple(actions.shape[1:]) == (
-        () if layout.kind == "categorical" else (layout.num_columns,)
-    )
-    mine = sampler.log_prob(inputs.numpy(), actions.numpy())
-    np.testing.assert_allclose(mine, distribution.logp(inputs, actions), rtol=1e-5, atol=1e-6)
+    noise = sampler.draw(np.random.default_rng(0), N, 1)[:, 0]
+    assert (noise.shape, noise.dtype) == ((N, sampler.num_noise), np.float32)
+    actions = sampler.sample(inputs.numpy(), noise)
+    assert (actions.shape, actions.dtype) == ((N, *sampler.shape), sampler.dtype)
+    assert sampler.shape == (() if layout.kind == "categorical" else (layout.num_columns,))
+    expected = distribution.logp(inputs, torch.from_numpy(actions))
+    mine = sampler.log_prob(inputs.numpy(), actions)
+    np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5)
+
+
+@each_space
+def test_the_mode_is_as_likely_as_any_sample(space: gym.Space) -> None:
+    sampler, rng = action_sampler(space), np.random.default_rng(1)
+    inputs = rng.normal(size=(40, sampler.num_inputs)).astype(np.float32)
+    best = sampler.log_prob(inputs, sampler.mode(inputs))
+    for _ in range(20):
+        actions = sampler.sample(inputs, sampler.draw(rng, 40, 1)[:, 0])
+        assert (sampler.log_prob(inputs, actions) <= best + 1e-5).all()
+
+
+def sampled(space: gym.Space, row: list[float], count: int = 20_000) -> np.ndarray:
+    """As many actions for the same distribution inputs."""
+    sampler = action_sampler(space)
+    noise = sampler.draw(np.random.default_rng(0), count, 1)[:, 0]
+    return sampler.sample(np.tile(np.array([row], np.float32), (count, 1)), noise)
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    expected = 20_000 * np.array([0.2, 0.5, 0.3])
+    actions = sampled(gym.spaces.Discrete(3), np.log(expected).tolist())
+    chi_square = ((np.bincount(actions, minlength=3) - expected) ** 2 / expected).sum()
+    assert chi_square < 13.8  # 2 degrees of freedom, p = 0.001
+    bits = sampled(gym.spaces.MultiBinary(1), [np.log(0.8 / 0.2)])
+    assert abs(bits.mean() - 0.8) < 4 * np.sqrt(0.8 * 0.2 / 20_000)
+    numbers = sampled(gym.spaces.Box(-1, 1, (1,)), [3.0, np.log(0.5)])
+    assert abs(numbers.mean() - 3.0) < 4 * 0.5 / np.sqrt(20_000)
+    assert abs(numbers.std() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_epsilon_is_the_share_of_uniform_actions_and_logp_says_so(epsilon: float) -> None:
+    sampler = EpsilonGreedySampler(3)
+    sampler.set_exploration({"epsilon": epsilon})
+    noise = sampler.draw(np.random.default_rng(0), 1, 30_000)[0]
+    values = np.tile(np.array([0.0, 5.0, -1.0], np.float32), (30_000, 1))
+    actions = sampler.sample(values, noise)
+    expected = np.full(3, epsilon / 3)
+    expected[1] += 1 - epsilon
+    np.testing.assert_allclose(np.bincount(actions, minlength=3) / 30_000, expected, atol=0.01)
+    logp = sampler.log_prob(values[:3], np.arange(3))
+    np.testing.assert_allclose(np.exp(logp), expected, rtol=1e-5)
+    assert sampler.mode(values[:2]).tolist() == [1, 1]
+
+
+def test_the_highest_noise_there_is_chooses_the_last_action() -> None:
+    sampler = EpsilonGreedySampler(3)
+    sampler.set_exploration({"epsilon": 1.0})
+    highest = np.nextafter(np.float32(1), np.float32(0))
+    assert sampler.sample(np.zeros((1, 3), np.float32), np.array([[0.5, highest]])).tolist() == [2]
 
 
 def test_extreme_inputs_stay_finite() -> None:
-    categorical = build_distribution(gym.spaces.Discrete(3))
+    categorical, sampler = (make(gym.spaces.Discrete(3)) for make in (
+        build_distribution, action_sampler,
+    ))  # fmt: skip
     logits = torch.tensor([[1e4, -1e4, 0.0]])
     for value in categorical.logp_entropy(logits, torch.tensor([1])):
         assert value.isfinite().all()
     assert categorical.kl(logits, logits.flip(-1)).isfinite().all()
+    assert np.isfinite(sampler.log_prob(logits.numpy(), np.array([1]))).all()
+    assert sampler.sample(logits.numpy(), np.zeros((1, 3), np.float32)).tolist() == [0]
     bits = build_distribution(gym.spaces.MultiBinary(2))
     for value in bits.logp_entropy(torch.tensor([[200.0, -200.0]]), torch.tensor([[0.0, 1.0]])):
         assert value.isfinite().all()
 
 
 def test_a_hand_worked_gaussian() -> None:
-    gaussian: Distribution = build_distribution(gym.spaces.Box(-1, 1, (2,)))
+    gaussian = build_distribution(gym.spaces.Box(-1, 1, (2,)))
     inputs = torch.zeros(1, 4)
     at_mean, one_off = torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
     log_2pi = float(np.log(2 * np.pi))
@@ -159,10 +218,76 @@ def test_integer_boxes_are_categories() -> None:
     assert logp.item() == pytest.approx(-np.log(6))
 
 
-def test_spaces_nobody_can_act_in_are_named() -> None:
+@pytest.mark.parametrize("make", [build_distribution, action_sampler])
+def test_spaces_without_a_distribution_are_named(make: Callable[[gym.Space], object]) -> None:
     with pytest.raises(TypeError, match="Text"):
-        build_distribution(gym.spaces.Text(5))
+        make(gym.spaces.Text(5))
     unbounded = gym.spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64)
     unbounded.bounded_above[:] = False
     with pytest.raises(ValueError, match="unboundedly many"):
-        build_distribution(unbounded)
+        make(unbounded)
+
+
+# -- a normal distribution squashed by tanh --------------------------------------------------------
+
+
+def slow_squashed_logp(mean: list[float], log_std: list[float], noise: list[float]) -> float:
+    """log N(u; mean, std) - log (1 - tanh(u)^2), dimension by dimension, in Python's floats."""
+    total = 0.0
+    for m, s, e in zip(mean, log_std, noise, strict=True):
+        std = math.exp(min(max(s, LOG_STD_BOUNDS[0]), LOG_STD_BOUNDS[1]))
+        u = m + std * e
+        density = math.exp(-0.5 * ((u - m) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+        total += math.log(density) - math.log(1 - math.tanh(u) ** 2)
+    return total
+
+
+def test_the_squashed_log_probability_is_that_of_the_squashed_density() -> None:
+    rng = np.random.default_rng(1)
+    inputs = torch.tensor(rng.normal(size=(40, 6)), dtype=torch.float64)
+    inputs[0, 3:] = torch.tensor([3.0, -25.0, 0.0])  # beyond the bounds on either side
+    noise = torch.tensor(rng.normal(size=(40, 3)), dtype=torch.float64)
+    actions, logp = squashed_sample(inputs, noise)
+    for row, given, value in zip(inputs.tolist(), noise.tolist(), logp.tolist(), strict=True):
+        assert value == pytest.approx(slow_squashed_logp(row[:3], row[3:], given))
+    std = inputs[1, 3:].exp()
+    torch.testing.assert_close(actions[1], torch.tanh(inputs[1, :3] + std * noise[1]))
+
+
+def test_the_squashed_density_integrates_to_one() -> None:
+    """Over a grid of actions, by the sampler's `log_prob` of each."""
+    grid = np.linspace(-1, 1, 20_001)[1:-1].astype(np.float32)[:, None]
+    inputs = np.tile(np.array([[0.3, -0.5]], dtype=np.float32), (len(grid), 1))
+    density = np.exp(SquashedGaussianSampler(1).log_prob(inputs, grid).astype(np.float64))
+    assert density.sum() * 1e-4 == pytest.approx(1.0, abs=1e-3)
+
+
+def test_squashed_sampler_and_loss_agree() -> None:
+    sampler, rng = SquashedGaussianSampler(2), np.random.default_rng(0)
+    inputs = rng.normal(size=(30, 4)).astype(np.float32)
+    inputs[:, 2] = 9.0  # more than the bound
+    noise = sampler.draw(rng, 1, 30)[0] * 0.1
+    actions = sampler.sample(inputs, noise)
+    expected, logp = squashed_sample(torch.from_numpy(inputs), torch.from_numpy(noise))
+    np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sampler.log_prob(inputs, actions), logp, rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(sampler.mode(inputs), np.tanh(inputs[:, :2]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("u", [-20.0, 20.0, 300.0])
+def test_it_is_finite_with_its_gradient_where_tanh_is_flat(u: float) -> None:
+    inputs = torch.tensor([[u, 0.0]], requires_grad=True)
+    actions, logp = squashed_sample(inputs, torch.zeros(1, 1))
+    assert actions.abs().item() == 1.0
+    assert logp.item() == pytest.approx(2 * abs(u) - 2 * math.log(2) - 0.5 * math.log(2 * math.pi))
+    logp.sum().backward()
+    assert inputs.grad.isfinite().all()
+    # d/du of -log(1 - tanh(u)^2) is 2 tanh(u).
+    assert inputs.grad[0, 0].item() == pytest.approx(2 * math.copysign(1, u), rel=1e-5)
+
+
+def test_squashed_gradients_are_those_of_finite_differences() -> None:
+    rng = np.random.default_rng(2)
+    inputs = torch.tensor(rng.normal(size=(5, 4)), dtype=torch.float64, requires_grad=True)
+    noise = torch.tensor(rng.normal(size=(5, 2)), dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: squashed_sample(x, noise), (inputs,))

@@ -8,7 +8,6 @@ import torch
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.action_sampling import EpsilonGreedySampler
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.layers import Layers, QOptions
 from rlrun.policies.networks import MLP
@@ -61,28 +60,6 @@ def test_images_are_acted_on_with_torch_and_the_same_weights():
 def test_dueling_subtracts_the_mean_over_actions():
     values = dueling_values(torch.tensor([[10.0]]), torch.tensor([[1.0, 2.0, 6.0]]))
     assert values.tolist() == [[8.0, 9.0, 13.0]]
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_epsilon_is_the_share_of_uniform_actions_and_logp_says_so(epsilon):
-    sampler = EpsilonGreedySampler(3)
-    sampler.set_exploration({"epsilon": epsilon})
-    noise = sampler.draw(np.random.default_rng(0), 1, 30_000)[0]
-    values = np.tile(np.array([0.0, 5.0, -1.0], np.float32), (30_000, 1))
-    actions = sampler.sample(values, noise)
-    expected = np.full(3, epsilon / 3)
-    expected[1] += 1 - epsilon
-    np.testing.assert_allclose(np.bincount(actions, minlength=3) / 30_000, expected, atol=0.01)
-    logp = sampler.log_prob(values[:3], np.arange(3))
-    np.testing.assert_allclose(np.exp(logp), expected, rtol=1e-5)
-    assert sampler.mode(values[:2]).tolist() == [1, 1]
-
-
-def test_the_highest_noise_there_is_chooses_the_last_action():
-    sampler = EpsilonGreedySampler(3)
-    sampler.set_exploration({"epsilon": 1.0})
-    highest = np.nextafter(np.float32(1), np.float32(0))
-    assert sampler.sample(np.zeros((1, 3), np.float32), np.array([[0.5, highest]])).tolist() == [2]
 
 
 def test_other_action_spaces_are_refused_by_name():

@@ -1,4 +1,4 @@
-"""The default networks: shapes, parameter names and counts, initialisation, and users' modules."""
+"""Modules: shapes, parameters, initialisation, users' own, and several by policy id."""
 
 import pickle
 from typing import Any
@@ -14,7 +14,7 @@ from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.catalog import build_module
 from rlrun.policies.layers import Layers
 from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first, is_image
-from rlrun.policies.rl_module import ActorCritic, RLModule
+from rlrun.policies.rl_module import ActorCritic, MultiAgentRLModule, RLModule
 
 VECTOR = gym.spaces.Box(-1, 1, (4,))
 ACTION_SPACES: dict[str, gym.Space] = {
@@ -281,3 +281,31 @@ def test_modules_can_be_sent_to_learners_in_other_processes(activation: str) -> 
     sent = pickle.loads(pickle.dumps(module))
     for name, output in module(rows(VECTOR)).items():
         assert torch.equal(sent(rows(VECTOR))[name], output)
+
+
+def small(width: int = 4) -> RLModule:
+    return build(VECTOR, gym.spaces.Discrete(2), hidden=(width,))
+
+
+def test_several_modules_are_a_mapping_and_its_parameters_are_those_of_all() -> None:
+    first, second = small(), small(8)
+    both = MultiAgentRLModule({"a.b": first, "c": second})
+    assert dict(both) == {"a.b": first, "c": second}
+    parts = [*first.parameters(), *second.parameters()]
+    assert [id(p) for p in both.parameters()] == [id(p) for p in parts]
+    both.add("d", small())
+    both.remove("a.b")
+    assert list(both) == ["c", "d"]
+    with pytest.raises(KeyError):
+        both["a.b"]
+    with pytest.raises(ValueError, match="'c' already"):
+        both.add("c", small())
+
+
+@pytest.mark.parametrize("name", ["forward_train", "forward_inference", "forward_exploration"])
+def test_each_of_several_modules_sees_its_part_of_a_batch(name: str) -> None:
+    both, part = MultiAgentRLModule({"a": small(), "b": small()}), rows(VECTOR)
+    outputs = getattr(both, name)({"a": part})
+    assert set(outputs) == {"a"}
+    for key, value in getattr(both["a"], name)(part).items():
+        assert torch.equal(outputs["a"][key], value)

@@ -1,5 +1,7 @@
-"""Acting with torch modules, and the numpy twin of the default one."""
+"""Acting with torch modules and in numpy, with the same weights and the same noise."""
 
+import subprocess
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +12,7 @@ import torch
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.catalog import build_module
 from rlrun.policies.flat_parameters import FlatParameters
-from rlrun.policies.numpy_policy import MLPPolicy
+from rlrun.policies.numpy_policy import MLPPolicy, build_policy
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.torch_policy import TorchPolicy
 
@@ -151,3 +153,30 @@ def test_images_through_the_cnn() -> None:
     policy = TorchPolicy(space, ACTION_SPACES["discrete"], ModelConfig(conv_head=8))
     images = np.random.default_rng(0).integers(0, 256, (4, 40, 40, 3), dtype=np.uint8)
     assert policy.compute_actions(images)[0].shape == (4,)
+
+
+def test_inputs_handed_out_are_not_overwritten_by_the_next_call() -> None:
+    policy = MLPPolicy(VECTOR, ACTION_SPACES["discrete"], ModelConfig())
+    policy.set_weights(np.ones(policy.num_parameters, np.float32))
+    first = policy.compute_actions(np.ones((2, 4), np.float32))[2]["action_dist_inputs"]
+    before = first.copy()
+    policy.compute_actions(np.zeros((2, 4), np.float32))
+    np.testing.assert_array_equal(first, before)
+
+
+def test_what_numpy_cannot_do_is_left_to_torch() -> None:
+    image, actions = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8), ACTION_SPACES["discrete"]
+    assert isinstance(build_policy(VECTOR, actions, ModelConfig()), MLPPolicy)
+    assert isinstance(build_policy(image, actions, ModelConfig()), TorchPolicy)
+    assert isinstance(build_policy(VECTOR, actions, ModelConfig(activation="gelu")), TorchPolicy)
+
+
+def test_a_runner_with_the_numpy_policy_never_imports_torch() -> None:
+    code = (
+        "import sys; from rlrun.config.schema import EnvSpec;"
+        "from rlrun.sampling.env_runner import EnvRunner;"
+        "from rlrun.sampling.runner_messages import RunnerSpec;"
+        "EnvRunner(RunnerSpec(EnvSpec(use='CartPole-v1'))).sample();"
+        "assert 'torch' not in sys.modules and 'ray' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

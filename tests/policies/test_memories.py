@@ -15,10 +15,18 @@ from rlrun.config.schema import ModelConfig
 from rlrun.connectors.observations import Preprocessor
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
+from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.catalog import build_module
 from rlrun.policies.policy import state_names
-from rlrun.policies.recurrent import pad_sequences, step_mask, unpad_sequences
+from rlrun.policies.recurrent import (
+    one_hot_actions,
+    one_hot_width,
+    pad_sequences,
+    step_mask,
+    unpad_sequences,
+)
 from rlrun.policies.rl_module import RLModule
+from rlrun.policies.torch_policy import TorchPolicy
 
 NESTED = gym.spaces.Dict(
     {
@@ -115,11 +123,11 @@ class OwnModule(RLModule):
         return {"action_dist_inputs": self.pi(features), **outs}
 
 
-def make(memory, used, observations, actions):
+def make(memory, used, observations, actions, **more):
     torch.manual_seed(0)
     settings_of = {} if used == "own module" else MEMORIES[memory]
     use = {} if used is None else {"use": USED[used]}
-    model = ModelConfig.model_validate({**settings_of, **use})
+    model = ModelConfig.model_validate({**settings_of, **use, **more})
     return build_module(OBSERVATIONS[observations], ACTIONS[actions], model)
 
 
@@ -152,18 +160,18 @@ def step_by_step(module, batch):
     states = state_names(batch)
     row, inputs, values = 0, [], []
     for sequence, length in enumerate(batch[col.SEQ_LENS].tolist()):
-        carried = {name: batch[name][sequence][None] for name in states}
+        pending = {name: batch[name][sequence][None] for name in states}
         for _ in range(length):
             others = batch.keys() - {col.SEQ_LENS, *states}
-            step = {**{name: batch[name][row][None] for name in others}, **carried}
+            step = {**{name: batch[name][row][None] for name in others}, **pending}
             outputs = module.forward_inference(step)
             inputs.append(outputs[col.ACTION_DIST_INPUTS])
             values.append(module.compute_values(step))
             for name in states:
                 out = outputs[name.replace("_in_", "_out_")]
                 if module.view_requirements[name].time_axis:  # the oldest of M steps drops out
-                    out = torch.cat((carried[name][:, 1:], out[:, None]), dim=1)
-                carried[name] = out
+                    out = torch.cat((pending[name][:, 1:], out[:, None]), dim=1)
+                pending[name] = out
             row += 1
     return torch.cat(inputs), torch.cat(values)
 
@@ -245,3 +253,91 @@ def test_the_memory_is_used_and_trained(memory, observations):
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+def test_padding_goes_back_and_forth(seq_lens):
+    steps = torch.arange(sum(seq_lens) * 2.0).view(-1, 2)
+    mask = step_mask(torch.tensor(seq_lens))
+    padded = pad_sequences(steps, mask, -1.0)
+    assert padded.shape == (len(seq_lens), max(seq_lens), 2)
+    begin = 0
+    for sequence, length in zip(padded, seq_lens, strict=True):
+        assert sequence[:length].tolist() == steps[begin : begin + length].tolist()
+        assert (sequence[length:] == -1).all(), "padding stands to the right"
+        begin += length
+    assert unpad_sequences(padded, mask).tolist() == steps.tolist()
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "expected"),
+    [
+        (gym.spaces.Discrete(3, start=5), [2, 0], [[0, 0, 1], [1, 0, 0]]),
+        (ACTIONS["box"], [[0.5, -1.0]], [[0.5, -1.0]]),
+        (
+            gym.spaces.Tuple((gym.spaces.Discrete(2), ACTIONS["box"])),
+            [[1.0, 0.25, 2.0]],
+            [[0, 1, 0.25, 2.0]],
+        ),
+    ],
+)
+def test_previous_actions_are_one_hot(space, actions, expected):
+    encoded = one_hot_actions(torch.tensor(actions), action_layout(space))
+    assert encoded.tolist() == expected
+    assert encoded.shape[1] == one_hot_width(action_layout(space))
+
+
+def test_the_previous_step_is_a_view_and_is_used():
+    module = make("lstm, previous step", None, "vector", "discrete")
+    views = module.view_requirements
+    assert (views["prev_actions"].data_col, views["prev_actions"].shift) == ("actions", -1)
+    assert (views["prev_rewards"].data_col, views["prev_rewards"].shift) == ("rewards", -1)
+    assert views["state_in_1"].batch_repeat_value == 4
+    batch = random_batch(module, [2], np.random.default_rng(0))
+    before = module.compute_values(batch)
+    for name in ("prev_actions", "prev_rewards"):
+        changed = {**batch, name: batch[name] + 1}
+        assert not torch.equal(module.compute_values(changed), before), name
+    assert list(make("gru", None, "vector", "box").view_requirements) == ["state_in_0", "obs"]
+
+
+def test_the_policy_hands_states_on():
+    module = make("lstm", None, "vector", "discrete")
+    policy = TorchPolicy(module.observation_space, module.action_space, module.model, module=module)
+    assert policy.is_recurrent()
+    assert [state.shape for state in policy.get_initial_state()] == [(5,), (5,)]
+    obs = np.ones((2, 3), np.float32)
+    states = [np.repeat(state[None], 2, 0) for state in policy.get_initial_state()]
+    actions, states, extras = policy.compute_actions(obs, states, explore=False)
+    assert list(extras) == [col.ACTION_DIST_INPUTS]
+    again = policy.compute_actions(obs, states, explore=False)[2]
+    assert not np.array_equal(extras[col.ACTION_DIST_INPUTS], again[col.ACTION_DIST_INPUTS])
+    assert actions.shape == (2,)
+
+
+@pytest.mark.parametrize("free_log_std", [False, True])
+def test_standard_deviations_start_where_they_should(free_log_std):
+    settings_of = {"free_log_std": free_log_std, "log_std_init": -1.0}
+    module = make("gru", None, "vector", "box", **settings_of)
+    batch = random_batch(module, [3, 1], np.random.default_rng(0))
+    log_std = module.forward_train(batch)[col.ACTION_DIST_INPUTS][:, 2:]
+    np.testing.assert_allclose(log_std.detach(), -1.0, atol=0.0 if free_log_std else 0.2)
+
+
+def test_attention_forgets_what_is_older_than_its_memory():
+    module = make("attention", None, "vector", "discrete", attention_num_transformer_units=1)
+    obs = torch.randn(6, 3)
+    batch = {"obs": obs, "state_in_0": torch.zeros(1, 3, 6), "seq_lens": torch.tensor([6])}
+    before = module.compute_values(batch)
+    changed = module.compute_values({**batch, "obs": torch.cat((obs[:1] + 1, obs[1:]))})
+    differs = (before != changed).tolist()
+    assert differs == [True, True, True, True, False, False], "itself and three steps"
+
+
+def test_attention_asks_for_its_memory():
+    module = make("attention, previous steps", None, "vector", "discrete")
+    views = module.view_requirements
+    assert (views["state_in_1"].data_col, views["state_in_1"].shift) == ("state_out_1", "-3:-1")
+    assert views["state_in_1"].batch_repeat_value == 4
+    assert views["prev_n_actions"].steps == (-2, -1)
+    assert [state.shape for state in module.initial_state()] == [(6,), (6,)]
