@@ -56,7 +56,9 @@ class Policies(Mapping[str, PolicySettings]):
         self.acting_weights: dict[str, Any] = {}
         self.weights_version = 0
         to_train = config.multi_agent.policies_to_train
-        self._to_train: Any = import_object(to_train) if isinstance(to_train, str) else None
+        self._to_train: Callable[[str, MultiAgentBatch | None], Any] | None = (
+            import_object(to_train) if isinstance(to_train, str) else None
+        )
         self._rows: dict[str, Any] = {}  # of the result, for policies without a learner's step
 
     def __getitem__(self, policy_id: str) -> PolicySettings:
@@ -118,7 +120,7 @@ class Policies(Mapping[str, PolicySettings]):
     def train_batches(
         self, batch: MultiAgentBatch, progress: Progress
     ) -> Iterator[tuple[str, SampleBatch]]:
-        """What each network is to learn from; policies written from scratch learn here."""
+        """Each network's policy id and part of the batch; policies from scratch learn here."""
         for policy_id, settings in self.settings.items():
             if not settings.train:
                 continue
@@ -198,7 +200,7 @@ class Policies(Mapping[str, PolicySettings]):
     # -- policies that come and go -------------------------------------------------------------
 
     def add(self, policy_id: str, like: str, train: bool) -> None:
-        """Have one policy more, with the settings and present weights of another.
+        """Add a policy with the settings and present weights of another.
 
         Raises:
             ValueError: there is one agent only, or the id is taken or impossible.
@@ -296,7 +298,7 @@ class CentralConnectors:
         return connectors.observations.output_space, connectors.action_space
 
     def add(self, policy_id: str, like: str) -> None:
-        """Have connectors for one policy more, which know what another policy's do."""
+        """Make connectors for a policy, with the statistics of another one's."""
         self._by_policy[policy_id] = self._made(policy_id)
         self._by_policy[policy_id].set_state(self._by_policy[like].get_state())
 

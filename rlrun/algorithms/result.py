@@ -115,16 +115,16 @@ def evaluation_result(
     Args:
         policies, agents: as of `agent_return_means`.
     """
-    played = episodes or ()
-    returns = [episode.episode_return for episode in played]
+    ended = episodes or ()
+    returns = [episode.episode_return for episode in ended]
     return {
         "episodes": len(returns) if episodes is not None else None,
         "episode_return_mean": _mean(returns),
         "episode_return_std": float(np.std(returns)) if returns else None,
         "episode_return_min": min(returns, default=None),
         "episode_return_max": max(returns, default=None),
-        "episode_len_mean": _mean([episode.length for episode in played]),
-        **agent_return_means([episode.agents for episode in played], policies, agents),
+        "episode_len_mean": _mean([episode.length for episode in ended]),
+        **agent_return_means([episode.agents for episode in ended], policies, agents),
     }
 
 

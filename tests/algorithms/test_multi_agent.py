@@ -40,7 +40,7 @@ class Adder(Policy):
 
 
 def older_or_main(agent, episode):
-    """Agent 1 plays any policy there is, agent 0 the first."""
+    """Any policy for agent 1, the first for agent 0."""
     if agent == "agent_0":
         return episode.policies[0]
     return episode.policies[int(episode.rng.integers(len(episode.policies)))]
