@@ -63,7 +63,7 @@ class EnvRunnersConfig(Section):
     horizon: Count | None = None
     """Steps after which an episode is truncated; a time limit below it is raised to it."""
     soft_horizon: bool = False
-    """Begin a new episode at the horizon without a reset, and without truncating the old one."""
+    """Begin a new episode at the horizon without a reset, and without marking the old one's end."""
     no_done_at_end: bool = False
     """Treat every end of an episode as a truncation: `terminateds` is never true."""
     explore: bool = True
