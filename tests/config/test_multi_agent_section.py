@@ -179,4 +179,4 @@ def test_errors_of_replay_name_the_place(write, wrong, right, key, message):
 def test_lockstep_needs_several_policies(write):
     text = DQN.partition("multi_agent:")[0].replace(CARTPOLE, "CartPole-v1")
     file = write(text + "replay: {mode: lockstep}\n", minimal=False)
-    assert_error(file, "replay.mode", "there is one policy only")
+    assert_error(file, "replay.mode", "there is only one policy")
