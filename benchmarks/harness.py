@@ -139,7 +139,7 @@ def arguments_parser(description: str | None, *, rounds: int) -> argparse.Argume
     )
     parser.add_argument("--rounds", type=int, default=rounds, help="default %(default)s")
     parser.add_argument("--contenders", nargs="+", metavar="KEY", help="only these")
-    parser.add_argument("--resume", action="store_true", help="go on with the results file")
+    parser.add_argument("--resume", action="store_true", help="continue the results file")
     parser.add_argument("--out", type=Path, help="default benchmarks/results/<benchmark>.json")
     return parser
 

@@ -34,7 +34,7 @@ class Record:
     def open(
         cls, benchmark: str, settings: dict[str, Any], *, path: Path | None, resume: bool
     ) -> "Record":
-        """A new record, or with `resume` the stored one, less its failures, to go on with.
+        """A new record, or with `resume` the stored one without its failures, to continue.
 
         Raises `RecordError` where the stored one was made with other settings or elsewhere.
         """

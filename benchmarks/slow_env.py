@@ -1,6 +1,6 @@
 """What Ray actors gain when an env step costs 100 us of CPU: 0, 1 and 2 runners side by side.
 
-The settings are those of `benchmarks.equal_work`; only the env differs. The peers are there for
+With the settings of `benchmarks.equal_work`; only the env differs. The peers are there for
 comparison: `--contenders rlrun rlrun-2` leaves them out. Seven minutes with the defaults.
 """
 

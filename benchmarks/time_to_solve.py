@@ -60,8 +60,8 @@ def evaluate(run_folder: Path) -> dict[str, Any]:
     output = harness.run_command(command, timeout_s=TIMEOUT_S)
     for line in reversed(output.splitlines()):
         if line.startswith("{"):
-            played = json.loads(line)
-            return {key: value for key, value in played.items() if key.startswith("episode")}
+            rollout = json.loads(line)
+            return {key: value for key, value in rollout.items() if key.startswith("episode")}
     raise MeasurementError(f"rlrun rollout --json printed no object: {harness.tail(output)}")
 
 
@@ -78,7 +78,7 @@ def table(record: Record) -> str:
     lowest = record.values(RLRUN.name, "evaluation/episode_return_min")
     mean = record.values(RLRUN.name, "evaluation/episode_return_mean")
     evaluation = (
-        f"- rlrun's policies played {EVALUATION_EPISODES} episodes each: mean return "
+        f"- rollouts of rlrun's policies, {EVALUATION_EPISODES} episodes each: mean return "
         f"{summary.cell(mean, 1)}, lowest episode of a run {summary.cell(lowest, 1)}."
     )
     return f"{summary.markdown_table(header, rows)}\n\n{evaluation}\n{summary.footer(record)}"

@@ -42,7 +42,7 @@ class CountingAlgorithm:
     def train(self) -> dict[str, Any]:
         training: Any = self.config.training
         if training.fail_at == self.iteration + 1:
-            raise RuntimeError("the fake fails as told")
+            raise RuntimeError("the fake fails as planned")
         time.sleep(training.pause_s)
         self.iteration += 1
         self.noise = float(self.rng.normal())

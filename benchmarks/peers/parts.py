@@ -1,7 +1,7 @@
 """Microseconds of single parts of an iteration: rlrun's next to the textbook way of doing them.
 
 Runs in rlrun's environment. A part is a function without arguments; its time is the median of
-several repetitions of enough calls each. Sizes are those of `EqualWork`: 8 envs, 128 steps.
+several repetitions of enough calls each. Sizes as in `EqualWork`: 8 envs, 128 steps.
 """
 
 import argparse

@@ -75,5 +75,5 @@ class EnvStepClock:
         return True
 
     def result(self) -> dict[str, float | int | None]:
-        """As `driver.throughput`; the peers' phases are not told apart."""
+        """As `driver.throughput`; without the phases, which the peers do not report."""
         return driver.throughput([Iteration(self._steps)], seconds=self._ended - self._began)

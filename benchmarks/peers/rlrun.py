@@ -1,4 +1,4 @@
-"""rlrun's PPO through its public Python API; the times of the phases are those of the result.
+"""rlrun's PPO through its public Python API; the times of the phases are from its result.
 
 With n runners each has all of the environments and samples 1/n of the same batch.
 """

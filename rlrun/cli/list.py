@@ -20,7 +20,7 @@ class Kind(StrEnum):
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
-    """List what an experiment file may name, one a line with what it is."""
+    """List the names that an experiment file may use, one a line with a description."""
     listing = {
         Kind.ALGORITHMS: _algorithms,
         Kind.ENVS: _envs,

@@ -1,8 +1,8 @@
 """Result rows: a result as plain JSON values, addressed as ``a/b``.
 
-Owns what may stand in metrics.jsonl: numpy numbers become Python's, what is not finite becomes
-None (JSON has no NaN), and every row has the keys of the first. It must not know which keys exist;
-that is algorithms/result.py.
+Owns the values that metrics.jsonl may hold: numpy numbers become Python's, numbers that are not
+finite become None (JSON has no NaN), and every row has the keys of the first. It must not know
+which keys there are (algorithms/result.py).
 """
 
 import math
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def plain_row(result: Mapping[str, Any]) -> Row:
-    """Copy a result so that ``json.dumps`` takes it: exact floats, null instead of NaN or inf."""
+    """A copy of a result as plain JSON values: exact floats, None for NaN and infinities."""
     return {str(key): _plain(value) for key, value in result.items()}
 
 
@@ -35,7 +35,7 @@ def _plain(value: Any) -> Any:
 
 
 def lookup(row: Mapping[str, Any], address: str) -> Any:
-    """The value at ``a/b``, or KeyError; a key that holds a slash itself is found first."""
+    """The value at ``a/b``; KeyError if there is none. A key that contains a slash wins."""
     if address in row:
         return row[address]
     value: Any = row
@@ -47,7 +47,7 @@ def lookup(row: Mapping[str, Any], address: str) -> Any:
 
 
 def number_at(row: Mapping[str, Any], address: str) -> float | None:
-    """The finite number at ``a/b``; None if it is missing, null or no number."""
+    """The finite number at ``a/b``; None if it is missing or not a number."""
     try:
         value = lookup(row, address)
     except KeyError:
@@ -58,11 +58,11 @@ def number_at(row: Mapping[str, Any], address: str) -> float | None:
 
 
 TABLES_BY_NAME = frozenset({"learners", "policy_return_mean", "agent_return_mean"})
-"""Parts of a row with an entry for each policy or agent; policies come and go with their keys."""
+"""Parts of a row with an entry for each policy or agent; these keys change during a run."""
 
 
 def addresses(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Addresses of all values that are no dict, in the row's order."""
+    """Addresses of all values that are not dicts, in the row's order."""
     for key, value in row.items():
         if isinstance(value, Mapping):
             yield from addresses(value, f"{prefix}{key}/")
@@ -71,7 +71,7 @@ def addresses(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def with_keys_of(template: Mapping[str, Any], row: Row) -> Row:
-    """Give ``row`` the template's keys, in its order, null where it has none; its own go last."""
+    """``row`` with the template's keys in their order, None if missing; other keys come last."""
     filled: Row = {}
     for key, expected in template.items():
         value = row.get(key)
@@ -85,7 +85,7 @@ def with_keys_of(template: Mapping[str, Any], row: Row) -> Row:
 
 
 def counts_already(address: str, row: Mapping[str, Any], smoothing_episodes: int) -> bool:
-    """Whether the number at ``address`` is to be judged by: a mean return needs its full window.
+    """Whether the number at ``address`` is meaningful: a mean return needs its full window.
 
     The mean of three lucky episodes would otherwise end a run or name a best checkpoint.
     """

@@ -46,10 +46,10 @@ def test_one_json_object(run, rollout, tmp_path):
     words = [run / "checkpoints/latest", "--episodes", 2, "--explore", "--json"]
     code, out, _ = rollout(*words, "--save", tmp_path / "t.npz")
     assert code == 0
-    played = json.loads(out)
-    assert len(played["played"]) == 2
-    assert played["explore"] is True
-    assert played["checkpoint"].endswith("000001")
+    found = json.loads(out)
+    assert len(found["played"]) == 2
+    assert found["explore"] is True
+    assert found["checkpoint"].endswith("000001")
     assert (tmp_path / "t.npz").exists()
 
 

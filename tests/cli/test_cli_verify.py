@@ -31,7 +31,7 @@ def done(monkeypatch):
     given = {"results": (result(500.0),), "interrupted": False, "calls": []}
 
     def stand_in(names, *, notice, **options):
-        notice("news")
+        notice("a notice")
         given["calls"].append((names, options))
         return Verification(given["results"], given["interrupted"])
 
@@ -44,8 +44,8 @@ def test_arguments_and_the_table(verify, done):
     assert (code, err) == (0, "")
     options = {"seeds": range(1, 6), "results": Path("d"), "jobs": 2, "train": True}
     assert done["calls"] == [(["ppo-cartpole"], options)]
-    news, heads, row = out.splitlines()
-    assert news == "news"
+    notice, heads, row = out.splitlines()
+    assert notice == "a notice"
     assert heads.split()[0] == "case"
     cells = "ppo-cartpole evaluation 100,000 100 500 500 500 to 500 reached"
     assert row.split() == cells.split()
@@ -79,7 +79,7 @@ def test_exit_codes(verify, done, number, interrupted, code):
 
 def test_json_is_alone_on_stdout(verify, done):
     code, out, err = verify("--json")
-    assert (code, err) == (0, "news\n")
+    assert (code, err) == (0, "a notice\n")
     (case,) = json.loads(out)["cases"]
     assert (case["expected"], case["reached"], case["verdict"]) == (500, 500, "reached")
     assert case["interval"] == [500, 500]

@@ -105,7 +105,7 @@ def test_resuming_a_run_that_has_reached_its_stop_does_nothing():
 
 def test_rows_after_the_checkpoint_are_replaced():
     train("stop.training_iteration=9", run_dir="whole")
-    with pytest.raises(RuntimeError, match="as told"):
+    with pytest.raises(RuntimeError, match="as planned"):
         train("training.fail_at=6", "stop.training_iteration=9")
     assert len(rows("run")) == 5
     with Path("run/metrics.jsonl").open("a") as file:
@@ -119,7 +119,7 @@ def test_a_failed_run_names_the_command_to_resume_it_and_keeps_its_checkpoint():
         train("training.fail_at=5")
     assert "rlrun train --resume run" in caught.value.__notes__[0]
     assert meta("run")["outcome"] == "failed"
-    assert "as told" in meta("run")["sessions"][0]["reason"]
+    assert "as planned" in meta("run")["sessions"][0]["reason"]
     assert read_checkpoint(Path("run/checkpoints/000004")).iteration == 4
     assert "Traceback" in Path("run/log.txt").read_text()
 

@@ -63,8 +63,8 @@ def test_a_rollout_gives_the_numbers_that_training_logged(whole):
     for row in rows(whole / "whole"):
         if row["evaluation"]["episodes"] is not None:
             name = f"{row['training_iteration']:06d}"
-            played = rollout(whole / "whole/checkpoints" / name)
-            assert played.statistics == row["evaluation"]
+            found = rollout(whole / "whole/checkpoints" / name)
+            assert found.statistics == row["evaluation"]
 
 
 def test_equal_seeds_give_equal_rollouts(whole):
@@ -88,9 +88,9 @@ def check_transitions(columns, prefix, episode, expected_return):
 
 
 def test_saved_transitions_add_up_to_the_episodes(whole, tmp_path):
-    played = rollout(whole / "whole", RolloutRequest(episodes=3, save=tmp_path / "t.npz"))
+    found = rollout(whole / "whole", RolloutRequest(episodes=3, save=tmp_path / "t.npz"))
     with np.load(tmp_path / "t.npz", allow_pickle=False) as columns:
-        for number, episode in enumerate(played.episodes):
+        for number, episode in enumerate(found.episodes):
             assert (columns["episode"] == number).sum() == episode.length
             check_transitions(columns, "", number, episode.episode_return)
 
@@ -103,9 +103,9 @@ def test_saved_transitions_of_several_agents_add_up_to_their_returns(tmp_path):
         + "multi_agent: {policies: [agent_0, agent_1]}\n"
     )
     run_experiment(tmp_path / "two.yaml", run_dir=tmp_path / "run", console="quiet")
-    played = rollout(tmp_path / "run", RolloutRequest(episodes=3, save=tmp_path / "t.npz"))
+    found = rollout(tmp_path / "run", RolloutRequest(episodes=3, save=tmp_path / "t.npz"))
     with np.load(tmp_path / "t.npz", allow_pickle=False) as columns:
-        for number, episode in enumerate(played.episodes):
+        for number, episode in enumerate(found.episodes):
             for agent, _, agent_return in episode.agents:
                 steps = columns[f"{agent}/t"][columns[f"{agent}/episode"] == number]
                 assert steps.tolist() == list(range(len(steps)))

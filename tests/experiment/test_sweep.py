@@ -101,7 +101,7 @@ def test_a_failed_trial_does_not_end_the_others_and_is_run_again(counting_sweep)
     assert not outcome.all_failed
     assert outcome.best.trial == 3
     failed = outcome.trials[1]
-    assert failed.reason == "RuntimeError: the fake fails as told"
+    assert failed.reason == "RuntimeError: the fake fails as planned"
     assert 'raise RuntimeError("the fake' in (outcome.folder / failed.log).read_text()
     assert [row["status"] for row in trial_rows(outcome)] == ["finished", "failed"] * 2
     log = outcome.folder / "trials/0001/log.txt"
@@ -135,7 +135,7 @@ def test_a_scheduler_stops_worse_trials_and_leaves_whole_runs(counting_sweep, sc
     last = outcome.folder / outcome.trials[3].folder
     assert read_checkpoint(last / "checkpoints/latest").iteration == 2
     assert meta(last)["outcome"] == "finished"
-    # A trial of a later session is compared with those of the first.
+    # A trial of a later session is compared with the trials of the first.
     found = trial_rows(outcome)
     found[3] |= {"status": "waiting", "score": None}
     (outcome.folder / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
@@ -187,7 +187,7 @@ def test_a_population_shares_weights_and_settings(tmp_path):
     for trial, folder in zip(outcome.trials, folders, strict=True):
         found = rows(folder)
         assert [row["training_iteration"] for row in found] == [1, 2, 3, 4, 5, 6]
-        # The settings of the file are those of the table and those that the optimizer used.
+        # The file, the table and the optimizer have the same settings.
         config = load_experiment(folder / "config.yaml")
         assert config.seed == 5
         assert config.training.lr == trial.settings["training.lr"]
@@ -236,6 +236,8 @@ def test_weights_and_settings_of_another_trial_reach_learner_and_runner(tmp_path
     found = timeless(tmp_path / "taker")
     assert found[2] == timeless(tmp_path / "donor")[2]
     assert [row["training_iteration"] for row in found] == [1, 2, 3, 4]
-    again = TrialRun(tmp_path / "taker", changed)  # goes on from its own, not from the donor's
+    again = TrialRun(
+        tmp_path / "taker", changed
+    )  # continues from its own checkpoint, not from the donor's
     assert again.row["training_iteration"] == 4
     again.close("interrupted", "the test is over")

@@ -1,10 +1,12 @@
 """Points of a sweep and their order, resources, schedulers, ranking of trials."""
 
+import io
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from rlrun.actors.ray_runtime import ResourceError, Resources
 from rlrun.config.checks import most_iterations
@@ -14,6 +16,7 @@ from rlrun.config.schema import SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
+from rlrun.experiment.sweep.console import draw_table
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits
 from rlrun.experiment.sweep.search import SchedulerError, bounded, make_scheduler
@@ -193,6 +196,16 @@ def test_trials_are_ranked_by_score_and_status(tmp_path):
     )
     assert [trial.trial for trial in found.ranked()] == [4, 1, 5, 2, 3]
     assert found.best().trial == 4
+
+
+def test_the_live_table_shows_the_best_trials_first(tmp_path):
+    found = table(tmp_path, (1, "failed", None), (2, "running", 5.0), (3, "finished", 7.0))
+    terminal = Console(width=80, file=io.StringIO())
+    terminal.print(draw_table(found, "a sweep", elapsed_s=61, left_s=9, rows=2))
+    title, heads, *trials, footer = terminal.file.getvalue().splitlines()
+    assert (title, heads.split()) == ("a sweep", ["trial", "a", "m", "env", "steps"])
+    assert [line.split()[:3] for line in trials] == [["3", "3", "7"], ["2", "2", "5"]]
+    assert "1 failed · 1 running · 1 finished · 1 more not shown · 0:01:01 · ~0:00:09" in footer
 
 
 def test_a_stopped_trial_is_not_the_best(tmp_path):

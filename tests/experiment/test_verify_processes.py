@@ -45,8 +45,8 @@ def test_a_run_is_like_any_other():
     assert seed.error is None
     assert done.all_reached
     assert [row["env_steps"] for row in rows(seed.folder)] == [128, 256]
-    played = rollout(seed.folder, RolloutRequest(episodes=3)).statistics
-    assert seed.evaluation == played["episode_return_mean"]
+    statistics = rollout(seed.folder, RolloutRequest(episodes=3)).statistics
+    assert seed.evaluation == statistics["episode_return_mean"]
     assert seed.session["versions"]["torch"]
 
 
