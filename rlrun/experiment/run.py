@@ -256,25 +256,27 @@ class RunSession:
         if result is not None and (self.experiment.checkpoint.at_end or interrupts.requested):
             self.save(algorithm, result, must=True)
 
-    def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> None:
-        """Report an iteration's result, and write a checkpoint if one is due."""
+    def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> Row:
+        """Report an iteration's result, and write a checkpoint if one is due; returns its row."""
         every = self.experiment.checkpoint.every
         with algorithm.timers.phase("report"):
-            self._report(result)
+            row = self._report(result)
         if every is not None and result["training_iteration"] % every == 0:
             with algorithm.timers.phase("checkpoint"):
                 self.save(algorithm, result)
+        return row
 
-    def _report(self, result: dict[str, Any]) -> None:
+    def _report(self, result: dict[str, Any]) -> Row:
         if self.last_row is None:
             self.stop.check_keys(result)
-        self.last_row = plain_row(result)
+        row = self.last_row = plain_row(result)
         self.console.write(result)
         for sink in self.sinks:
             try:
                 sink.write(result)
             except OSError as error:
                 self._warn_once(f"{type(sink).__name__}: {error.strerror or error}")
+        return row
 
     def save(self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False) -> None:
         """Write a checkpoint, unless it exists; a full disk ends the run only with ``must``."""

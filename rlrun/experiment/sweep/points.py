@@ -87,8 +87,8 @@ class PointBuilder:
 
     def __init__(self, sweep_yaml: str, source: str) -> None:
         tree = parse_yaml(sweep_yaml, source)
-        assert isinstance(tree.value, dict)
-        kept = {key: node for key, node in tree.value.items() if key != "sweep"}
+        sections = tree.value if isinstance(tree.value, dict) else {}
+        kept = {key: node for key, node in sections.items() if key != "sweep"}
         self._tree = Node(_without_null_use(kept), tree.origin)
 
     def build(self, settings: Mapping[str, Any], seed: int) -> ExperimentConfig:

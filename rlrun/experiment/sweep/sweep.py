@@ -225,9 +225,8 @@ class _Sweep:
         from rlrun.experiment.sweep.tune import recall
 
         sweep = self.experiment.sweep
-        if sweep.scheduler is None or sweep.scheduler.use not in _COMPARING:
+        if sweep.metric is None or sweep.scheduler is None or sweep.scheduler.use not in _COMPARING:
             return
-        assert sweep.metric is not None
         for trial in self.table.trials:
             if trial.ended:
                 rows = read_rows(self.folder.path / trial.folder / "metrics.jsonl")

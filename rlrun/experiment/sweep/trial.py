@@ -72,7 +72,8 @@ class TrialRun:
         self._session = RunSession(experiment, folder, checkpoint, None, "quiet")
         self._session.begin(self._stack, run_log, ())
         self._saved_at = time.monotonic()
-        if self.done:
+        self._was_done = self.done
+        if self._was_done:
             return
         try:
             self.algorithm = self._session.build(self._stack)
@@ -114,15 +115,14 @@ class TrialRun:
         """Run and report one iteration, and write a checkpoint if one is due."""
         try:
             result = self.algorithm.train()
-            self._session.take(self.algorithm, result)
+            row = self._session.take(self.algorithm, result)
             overdue = time.monotonic() - self._saved_at > _CHECKPOINT_EVERY_S
             if self._session.experiment.checkpoint.every is None and overdue:
                 self.save()
         except BaseException as error:
             self._session.note_failure(error)
             raise
-        assert self._session.last_row is not None
-        return self._session.last_row
+        return row
 
     def save(self) -> Path | None:
         """Write a checkpoint; returns the newest, None if there is none."""
@@ -138,7 +138,7 @@ class TrialRun:
         with self._stack:
             session = self._session
             wanted = session.experiment.checkpoint.at_end or outcome == "interrupted"
-            if hasattr(self, "algorithm") and session.last_row is not None and wanted:
+            if wanted and session.last_row is not None and not self._was_done:
                 session.save(self.algorithm, session.last_row, must=True)
             session.note_end(outcome, reason)
 
