@@ -70,7 +70,7 @@ class AttentionActorCritic(MemoryActorCritic):
         return actions * one_hot_width(self._layout) + rewards
 
     def initial_state(self) -> list[Tensor]:
-        """What stands before an episode, for one step of each unit: zeros [D]."""
+        """The inputs of each unit before an episode: zeros [D]."""
         return [torch.zeros(self.model.attention_dim) for _ in self.units]
 
     def remember(self, batch: TensorBatch) -> tuple[Tensor, list[Tensor]]:
@@ -107,7 +107,7 @@ class GTrXLUnit(nn.Module):
         self.gate_attention, self.gate_mlp = Gate(dim, bias), Gate(dim, bias)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Inputs [S, L, D] and those of the M steps before [S, M, D] -> [S, L, D]."""
+        """Inputs [S, L, D], and inputs of the M steps before [S, M, D] -> [S, L, D]."""
         window = self.norm_attention(torch.cat((memory, x), dim=1))
         x = self.gate_attention(x, torch.relu(self.attention(window, memory.shape[1])))
         hidden = self.mlp_out(torch.relu(self.mlp_in(self.norm_mlp(x))))
@@ -137,7 +137,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("sinusoids", sinusoids, persistent=False)
 
     def forward(self, x: Tensor, memory: int) -> Tensor:
-        """[S, M + L, D] -> what the last L steps attend to, [S, L, D]."""
+        """Attention of the last L steps over their windows: [S, M + L, D] -> [S, L, D]."""
         split = (self._heads, self._width)
         query = self.query(x[:, memory:]).unflatten(-1, split)  # [S, L, H, d]
         # The windows of the L steps, each M + 1 steps long.

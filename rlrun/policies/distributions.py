@@ -290,8 +290,8 @@ def squashed_sample_vjp(
     """`squashed_sample` without autograd.
 
     Returns:
-        Its actions and log-probabilities, and what turns the gradient of the actions ``[N, A]`` and
-        that of the log-probabilities, the same number for all rows, into that of ``inputs``.
+        Its actions and log-probabilities, and the way back from their gradients, ``[N, A]`` and one
+        number for all rows, to the gradient of ``inputs``.
     """
     actions, logp = squashed_sample(inputs, noise)
 

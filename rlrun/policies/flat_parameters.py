@@ -2,7 +2,7 @@
 
 Owns the re-homing of parameters. With it, weights travel as one buffer, an optimizer steps one
 tensor, the global gradient norm is one call and zeroing gradients is one call. Must not know what
-the module computes or who optimises it.
+modules compute or how they are optimised.
 """
 
 from collections.abc import Iterator, Mapping

@@ -27,6 +27,10 @@ Layout = dict[str, tuple[int, tuple[int, ...]]]
 
 POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
+# Uniform weights start as in Mnih et al. (2015): between hidden layers two fifths of the size of
+# orthogonal ones. Q-learning bootstraps from its own maximum: an error of a network in states that
+# it was not trained on comes back in its targets, and with large weights the values run away.
+HIDDEN_GAINS = {"orthogonal": math.sqrt(2.0), "uniform": 1.0}
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,12 @@ class Layers:
     def num_activated(self) -> int:
         """How many of the layers are followed by the activation."""
         return len(self.sizes) - (1 if self.output_gain is None else 2)
+
+    @property
+    def gains(self) -> list[float]:
+        """Gain of each layer's initial weights."""
+        hidden = [HIDDEN_GAINS[self.init]] * self.num_activated
+        return hidden if self.output_gain is None else [*hidden, self.output_gain]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of each parameter, in the order of the flat vector."""
@@ -101,7 +111,7 @@ def actor_critic_network(num_features: int, actions: ActionLayout, model: ModelC
 def actor_critic_branches(
     sizes: tuple[int, ...], actions: ActionLayout, model: ModelConfig
 ) -> dict[str, Layers]:
-    """What follows the encoder; ``sizes`` are widths from its features to the last hidden layer."""
+    """The layers behind the encoder; ``sizes`` are widths up to the last hidden layer."""
     num_outputs = actions.num_inputs - free_log_std(actions, model)
     return {
         "pi": Layers((*sizes, num_outputs), model.activation, POLICY_GAIN),
@@ -116,7 +126,7 @@ def free_log_std(actions: ActionLayout, model: ModelConfig) -> int:
 
 @dataclass(frozen=True)
 class QOptions:
-    """What a Q-network has beyond one number for each action."""
+    """Extensions of a Q-network."""
 
     dueling: bool = False
     """Separate streams for the value of a state and the advantages of its actions."""
@@ -150,7 +160,7 @@ def q_network(
 def q_streams(
     sizes: tuple[int, ...], num_actions: int, model: ModelConfig, options: QOptions
 ) -> dict[str, Layers]:
-    """What follows the encoder; ``sizes`` are widths from its features to the last hidden layer.
+    """The layers behind the encoder; ``sizes`` are widths up to the last hidden layer.
 
     Each stream of a dueling network has the last hidden layer for itself: with linear streams on
     shared features the sum would be one linear layer like any other.

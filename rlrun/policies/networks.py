@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlrun.policies.layers import Layers, factorised_noise
+from rlrun.policies.layers import HIDDEN_GAINS, Layers, factorised_noise
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -72,34 +72,14 @@ def init_uniform(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
         nn.init.uniform_(parameter, -bound, bound)
 
 
-class Init(NamedTuple):
-    """How the layers of a network start."""
-
-    fill: Callable[[nn.Linear | nn.Conv2d, float], None]
-    """(layer, gain): overwrites the layer's weights and biases."""
-    hidden_gain: float
-
-
-INITS = {
-    "orthogonal": Init(init_orthogonal, sqrt(2.0)),
-    # The start of Mnih et al. (2015): between hidden layers two fifths of the orthogonal one's
-    # size. Q-learning bootstraps from its own maximum: what a network adds to values of states that
-    # it was not trained on comes back in its targets, and with large weights the values run away.
-    "uniform": Init(init_uniform, 1.0),
-}
+INITS = {"orthogonal": init_orthogonal, "uniform": init_uniform}
 
 
 def linear(num_inputs: int, num_outputs: int, gain: float, init: str = "orthogonal") -> nn.Linear:
     """A linear layer that starts with this gain."""
     layer = nn.Linear(num_inputs, num_outputs)
-    INITS[init].fill(layer, gain)
+    INITS[init](layer, gain)
     return layer
-
-
-def gains(layers: Layers) -> list[float]:
-    """The gain of each layer's initial weights."""
-    hidden = [INITS[layers.init].hidden_gain] * layers.num_activated
-    return hidden if layers.output_gain is None else [*hidden, layers.output_gain]
 
 
 class MLP(nn.Module):
@@ -122,10 +102,8 @@ class MLP(nn.Module):
         self.noisy = layers.sigma0 is not None
         self.has_vjp = self._in_place is not None and not self.noisy
         self._noise: list[tuple[Tensor, Tensor]] | None = None
-        widths = pairwise(layers.sizes)
-        for i, ((num_inputs, num_outputs), gain) in enumerate(
-            zip(widths, gains(layers), strict=True)
-        ):
+        pairs = zip(pairwise(layers.sizes), layers.gains, strict=True)
+        for i, ((num_inputs, num_outputs), gain) in enumerate(pairs):
             layer = linear(num_inputs, num_outputs, gain, layers.init)
             if layers.sigma0 is not None:
                 start = layers.sigma0 * num_inputs**-0.5  # as section 3.2 has it
@@ -171,7 +149,7 @@ class MLP(nn.Module):
         return [layer for layer in self._modules.values() if isinstance(layer, nn.Linear)]
 
     def vjp(self, x: Tensor) -> tuple[Tensor, Backward]:
-        """The output [N, out], and what turns its gradient [N, out] into the parameters'.
+        """The output [N, out], and the way back from its gradient [N, out] to the parameters'.
 
         Only if `has_vjp`. Autograd's bookkeeping costs as much as the arithmetic of small layers;
         this is the arithmetic alone. Each parameter's ``.grad`` must be there already and is
@@ -210,7 +188,7 @@ class TwinMLP(nn.Module):
         self._in_place = IN_PLACE.get(layers.activation)
         self.has_vjp = self._in_place is not None and layers.sizes[-1] == 1
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for sizes, gain in zip(pairwise(layers.sizes), gains(layers), strict=True):
+        for sizes, gain in zip(pairwise(layers.sizes), layers.gains, strict=True):
             weight = torch.empty(2, *sizes)
             for half in weight:
                 nn.init.orthogonal_(half, gain)
@@ -269,7 +247,7 @@ class TwinBackward:
         self._layers, self._kept, self._derive = layers, kept, derive
 
     def to_parameters(self, gradient: Tensor) -> None:
-        """From the gradient of the output, ``[2, N]``, overwrite each parameter's ``.grad``."""
+        """Overwrite each parameter's ``.grad``, given the gradient of the output [2, N]."""
         weight, bias = self._layers[-1]
         of_layer = gradient.unsqueeze(2)
         assert weight.grad is not None
@@ -286,7 +264,7 @@ class TwinBackward:
                 of_layer = of_layer.bmm(weight.mT)
 
     def to_input(self, gradient: Tensor) -> Tensor:
-        """From that of the output, ``[2, N]``, that of the input ``[N, in]``; no parameter's.
+        """The gradient of the input [N, in] for that of the output [2, N]; leaves parameters alone.
 
         Rows without a gradient cost nothing: of the smaller value, that is half of them.
         """
@@ -360,7 +338,7 @@ class ConvEncoder(nn.Module):
             conv = NATURE_CONV if min(height, width) >= NATURE_MIN_PIXELS else SMALL_CONV
         self.output_size = output_size
         self._channels_first = channels_first(shape)
-        start = INITS[init]
+        gain = HIDDEN_GAINS[init]
         self.conv = nn.ModuleList()
         for i, (num_filters, kernel, stride) in enumerate(conv):
             if kernel > min(height, width):
@@ -370,13 +348,13 @@ class ConvEncoder(nn.Module):
                     "use fewer layers or smaller kernels and strides"
                 )
             layer = nn.Conv2d(channels, num_filters, kernel, stride)
-            start.fill(layer, start.hidden_gain)
+            INITS[init](layer, gain)
             self.conv.append(layer)
             channels = num_filters
             height = (height - kernel) // stride + 1
             width = (width - kernel) // stride + 1
         num_features = prod((channels, height, width))
-        self.fc = linear(num_features, output_size, start.hidden_gain, init)
+        self.fc = linear(num_features, output_size, gain, init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Float images [N, ...] -> [N, output_size]."""

@@ -29,8 +29,8 @@ class Policy:
     Only `compute_actions` must be written; a policy without weights keeps the other defaults.
 
     Attributes:
-        view_requirements: what the policy sees and learns from, by name. May be edited at any
-            time: a runner looks at it when a fragment begins.
+        view_requirements: views that the policy acts on and learns from, by name. May be edited at
+            any time: a runner looks at it when a fragment begins.
         unread_views: views that the policy does not read when it acts, though it could; they are
             not gathered for it.
         draws_for_fragments: whether `begin_fragment` does something.
@@ -160,7 +160,7 @@ def state_names(columns: Iterable[str]) -> list[str]:
 
 
 def state_views(initial_state: Sequence[Any], max_seq_len: int) -> dict[str, ViewRequirement]:
-    """Views of recurrent states: what the step before put out, one row for each sequence."""
+    """Views of recurrent states, each the one after the previous step; a row for each sequence."""
     return {
         f"{col.STATE_IN_PREFIX}{k}": ViewRequirement(
             f"{col.STATE_OUT_PREFIX}{k}", shift=-1, batch_repeat_value=max_seq_len

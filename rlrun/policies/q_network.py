@@ -1,7 +1,7 @@
 """QNetwork and RecurrentQNetwork: action values for Discrete actions.
 
-Owns what is computed from the layers that `layers.q_network` describes; `q_policy` acts with the
-same vector in numpy, if observations are flat. Must not know how values are learned.
+Owns the computation on the layers of `layers.q_network`; `q_policy` acts with the same vector in
+numpy, if observations are flat. Must not know how values are learned.
 
     N  rows of a batch      n  actions      K  atoms of a value's distribution
 """
@@ -49,8 +49,8 @@ class QNetwork(RLModule):
     Dueling (Wang et al. 2016, eq. 9) adds a state's value to its advantages, less their mean.
 
     With K > 1 atoms a value is the mean of a categorical distribution over K points (C51), whose
-    logits ``atom_logits`` [N, n, K] come along in `forward_train`. What follows the encoder has
-    noisy weights if ``options.noisy`` says so: `draw_noise` renews them.
+    logits ``atom_logits`` [N, n, K] come along in `forward_train`. With ``options.noisy`` the
+    layers behind the encoder have noisy weights, which `draw_noise` renews.
 
     Attributes:
         support: the K points, ``[K]``.
@@ -112,7 +112,7 @@ class QNetwork(RLModule):
         return {col.ACTION_DIST_INPUTS: self._means(self._outputs(batch, noisy=False))}
 
     def vjp(self, batch: TensorBatch) -> tuple[Tensor, Callable[[Tensor], object]]:
-        """Values [N, n] without autograd, and what turns their gradient into the parameters'.
+        """Values [N, n] without autograd, and the way back from their gradient to the parameters'.
 
         Only if `has_vjp`.
         """

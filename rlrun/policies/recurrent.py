@@ -1,11 +1,11 @@
 """The default networks with a memory: encoder, LSTM or GRU, heads.
 
-Owns what the memory is given and how it runs over sequences. Sampling it step by step and learning
+Owns the inputs of the memory and how it runs over sequences. Sampling step by step and learning
 from sequences are one function: a step is a sequence of length 1.
 
 Batches hold the steps of sequences one after the other, [M, ...], without padding: encoders, heads
-and losses work on those, so that no padding can enter a mean. Only what runs through time needs
-sequences side by side, [S, L, ...]; `pad_sequences` and `unpad_sequences` go back and forth.
+and losses work on those, so that no padding can enter a mean. Only the memory needs sequences side
+by side, [S, L, ...]; `pad_sequences` and `unpad_sequences` go back and forth.
 
     S  sequences    L  steps of the longest    M  steps of all    C  units    F  features
 """
@@ -64,7 +64,7 @@ class Heads(nn.Module):
     """Policy and value head on features that both share.
 
     Args:
-        module: whose distribution and action space they serve.
+        module: the module that has these heads.
         width: of the features.
     """
 
@@ -90,7 +90,7 @@ class Heads(nn.Module):
 class MemoryActorCritic(RLModule):
     """Encoder, a memory, and a head each for policy and value function.
 
-    A subclass makes ``encoder``, ``heads`` and the memory, and says what `remember` does.
+    A subclass makes ``heads`` and the memory, and defines `remember`.
     """
 
     heads: Heads

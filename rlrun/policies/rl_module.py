@@ -183,8 +183,8 @@ class ActorCritic(RLModule):
         """`forward_train` of separate MLPs without autograd; only if `has_vjp`.
 
         Returns:
-            Distribution inputs [N, P], values [N], and what turns the gradients of both, [N, P]
-            and [N], into those of all parameters.
+            Distribution inputs [N, P], values [N], and the way back from the gradients of both,
+            [N, P] and [N], to the gradients of all parameters.
         """
         obs = as_features(batch[col.OBS], flatten=True)
         outputs, policy_backward = self.pi.vjp(obs)
@@ -231,7 +231,7 @@ def as_features(obs: Tensor, *, flatten: bool) -> Tensor:
 
 
 def flattens(space: gym.Space[Any], model: ModelConfig) -> bool:
-    """Whether observations are encoded by an MLP, flat, and not by convolutions or user's code."""
+    """Whether observations are flat input of an MLP, not of convolutions or a user's encoder."""
     if _own_encoder(model) is not None:
         return False
     return model.conv is None and not is_image(box_of(space).shape)
@@ -248,7 +248,7 @@ def encoder_of(
     ``model.use`` names.
 
     Raises:
-        TypeError: when the user's encoder does not tell its ``output_size``.
+        TypeError: when the user's encoder has no integer ``output_size``.
     """
     own = _own_encoder(model)
     encoder: nn.Module
@@ -287,7 +287,7 @@ def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
 
 
 class MultiAgentRLModule(nn.Module, Mapping[str, RLModule]):
-    """A mapping of policy ids to modules, and a torch module itself: its parameters are all theirs.
+    """A mapping of policy ids to modules, and a torch module itself with the parameters of all.
 
     Args:
         modules: policy id -> module; an id may hold any characters.
@@ -317,14 +317,14 @@ class MultiAgentRLModule(nn.Module, Mapping[str, RLModule]):
         return self is other
 
     def add(self, policy_id: str, module: RLModule) -> None:
-        """Have a further module; raises ValueError for an id that is taken."""
+        """Add a module; raises ValueError for an id that is taken."""
         if policy_id in self._ids:
             raise ValueError(f"there is a module {policy_id!r} already")
         self._ids.append(policy_id)
         self._list.append(module)
 
     def remove(self, policy_id: str) -> None:
-        """Forget a module; raises KeyError for an id that nobody has."""
+        """Remove a module; raises KeyError for an unknown id."""
         if policy_id not in self._ids:
             raise KeyError(policy_id)
         index = self._ids.index(policy_id)

@@ -23,7 +23,7 @@ from rlrun.policies.policy import Policy
 
 
 def sac_sampler(space: gym.Space[Any]) -> ActionSampler:
-    """How SAC acts in this space; a ConfigError says that it cannot in any other."""
+    """The sampler of SAC's actions; raises ConfigError for a space that SAC cannot act in."""
     if isinstance(space, gym.spaces.Discrete):
         return action_sampler(space)
     if isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded():

@@ -87,7 +87,7 @@ class TwinQNetwork(RLModule):
     def vjp(self, batch: TensorBatch) -> tuple[Tensor, TwinBackward]:
         """``q_values`` ``[2, N]`` of a Box without autograd, as `TwinMLP.vjp`; only if `has_vjp`.
 
-        What comes before the parameters are observations and actions, ``[N, O + A]``.
+        Its input is observations and actions, ``[N, O + A]``.
         """
         obs = as_features(batch[col.OBS], flatten=True)
         values, backward = self.q.vjp(torch.cat((obs, batch[col.ACTIONS]), dim=1))
@@ -95,7 +95,7 @@ class TwinQNetwork(RLModule):
 
 
 def _encoder_before(space: gym.Space[Any], model: ModelConfig) -> tuple[nn.Module | None, int]:
-    """What comes before the MLP, for images or by the user's choice, and the MLP's input width.
+    """The encoder before the MLP, None for flat observations, and the MLP's input width.
 
     Raises:
         TypeError: when ``model.use`` names something else than an encoder.
