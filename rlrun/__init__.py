@@ -36,7 +36,6 @@ _PUBLIC_NAMES: dict[str, str] = {
     "multi_gpu_train_one_step": "rlrun.algorithms.on_policy",
     "MultiAgentBatch": "rlrun.data.sample_batch",
     "MultiAgentEnv": "rlrun.envs.multi_agent_env",
-    "MultiAgentEnvRunner": "rlrun.sampling.multi_agent_env_runner",
     "MultiAgentRLModule": "rlrun.policies.rl_module",
     "MultiAgentReplayBuffer": "rlrun.replay.multi_agent_replay_buffer",
     "PG": "rlrun.algorithms.pg",

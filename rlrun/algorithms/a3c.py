@@ -41,7 +41,6 @@ from rlrun.learning.learner import Learner, value_at
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import PolicyFactory, SampleReply, SampleRequest
 
 STEPS_OF_A_FRAGMENT = 20  # at most, with rollout_fragment_length: auto; the paper's t_max
@@ -124,9 +123,7 @@ class GradientReply:
         return self.sampled.state
 
 
-def sample_gradients(
-    runner: EnvRunner | MultiAgentEnvRunner, request: SampleRequest, weights: Any
-) -> GradientReply:
+def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) -> GradientReply:
     """Sample a fragment in a runner; return gradients in place of its rows."""
     reply = runner.sample_fragment(request, weights)
     batches, found = reply.batch.as_multi_agent().policy_batches, {}

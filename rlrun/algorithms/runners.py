@@ -23,7 +23,6 @@ from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import (
     Exploration,
     MultiAgentSpec,
@@ -86,7 +85,7 @@ def runner_class(spec: RunnerSpec) -> Any:
     """The class of training runners."""
     if spec.settings.env_runner_cls:
         return import_object(spec.settings.env_runner_cls)
-    return EnvRunner if spec.multi_agent is None else MultiAgentEnvRunner
+    return EnvRunner
 
 
 def find_spaces(spec: RunnerSpec, group: EnvRunnerGroup) -> tuple[dict[str, Spaces], list[str]]:
@@ -178,5 +177,4 @@ def _evaluation_runner(
         "gym_env_vectorize_mode": "auto" if vectorize == "vector_entry_point" else vectorize,
     }
     spec = replace(spec, settings=spec.settings.model_copy(update=changes))
-    kind = EnvRunner if spec.multi_agent is None else MultiAgentEnvRunner
-    return kind(spec, role=Role.EVALUATION, render_mode=render_mode)
+    return EnvRunner(spec, role=Role.EVALUATION, render_mode=render_mode)

@@ -1,7 +1,9 @@
 """Rewards on their way from the environments into the batch.
 
 Owns clipping and normalisation of what the policy learns from; reported returns are summed before,
-from the environments' own rewards. Must not know of environments, networks or torch. B lanes.
+from the environments' own rewards. Must not know of environments, networks or torch.
+
+    k  slots of a step
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +23,7 @@ NORMALIZED_CLIP = 10.0
 class RewardPipeline(Connector):
     """Clips rewards, then divides them by the running standard deviation of the discounted return.
 
-    The return of each lane is accumulated over its episode and starts at 0 in the next one; no mean
+    The return of each slot is accumulated over its episode and starts at 0 in the next one; no mean
     is subtracted, which would change what is optimal; the result is clipped to [-10, 10]
     ("The 37 Implementation Details of PPO", continuous details 6 and 7).
 
@@ -30,20 +32,16 @@ class RewardPipeline(Connector):
             nothing.
         normalize: divide by the running standard deviation.
         gamma: discount of the accumulated return.
-        num_lanes: B; 0 for a central copy that only merges statistics, and where lanes come and go.
 
     Attributes:
         identity: True when rewards pass unchanged.
     """
 
-    def __init__(
-        self, *, clip: bool | float | None, normalize: bool, gamma: float, num_lanes: int
-    ) -> None:
+    def __init__(self, *, clip: bool | float | None, normalize: bool, gamma: float) -> None:
         self._sign = clip is True
         self._limit = None if clip is None or isinstance(clip, bool) else float(clip)
         self._normalize = normalize
         self._gamma = gamma
-        self._returns = np.zeros(num_lanes)
         self._stat = RunningStat()
         self._deltas = RunningStat()
         self.identity = not normalize and not self._sign and self._limit is None
@@ -53,21 +51,20 @@ class RewardPipeline(Connector):
         rewards: Array,
         terminateds: Array,
         truncateds: Array,
+        returns: Array,
         *,
         valid: Array | None = None,
         update: bool = True,
-        returns: Array | None = None,
     ) -> Array:
-        """Rewards of one vector step, float64 [B] -> float32 [B], or the argument if `identity`.
+        """Rewards of one step, float64 [k] -> float32 [k], or the argument if `identity`.
 
         Args:
             rewards: as the environments gave them.
-            terminateds: bool [B].
-            truncateds: bool [B].
-            valid: bool [B], False in lanes whose step was no transition; None: all were.
+            terminateds: bool [k].
+            truncateds: bool [k].
+            returns: the slots' discounted returns so far, float64 [k], brought up to date in place.
+            valid: bool [k], False in slots whose step was no transition; None: all were.
             update: let the statistics learn; False in evaluation.
-            returns: float64 [B], running returns of lanes that come and go, which are brought up to
-                date in place; None: those that this object keeps.
         """
         if self.identity:
             return rewards
@@ -77,8 +74,7 @@ class RewardPipeline(Connector):
             rewards = np.clip(rewards, -self._limit, self._limit)
         if self._normalize:
             if update:
-                kept = self._returns if returns is None else returns
-                self._learn(kept, rewards, terminateds | truncateds, valid)
+                self._learn(returns, rewards, terminateds | truncateds, valid)
             rewards = np.clip(rewards / self._std(), -NORMALIZED_CLIP, NORMALIZED_CLIP)
         return rewards.astype(np.float32)
 
@@ -101,22 +97,17 @@ class RewardPipeline(Connector):
         return float(np.sqrt(variance)) if variance > 0.0 else 1.0
 
     def get_state(self) -> State:
-        """Statistics, and the running returns of this object's lanes where it has some."""
+        """The statistics."""
         if not self._normalize:
             return {}
-        state: State = {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
-        if self._returns.size:
-            state["returns"] = self._returns.copy()
-        return state
+        return {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over statistics, and running returns where the state has them."""
+        """Take over what `get_state` returned."""
         if not self._normalize:
             return
         self._stat.set_state(state["stat"])
         self._deltas.set_state(state["deltas"])
-        if "returns" in state:
-            self._returns[:] = state["returns"]
 
     def flush_deltas(self) -> State:
         """The statistics of the returns seen since the last flush."""

@@ -3,12 +3,13 @@
 Owns what `env_runners.horizon`, `soft_horizon` and `no_done_at_end` do to the flags of a step. A
 limit is a truncation: the value of what would have followed bootstraps it. Numpy alone.
 
-    B  lanes
+    B  sub-environments
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,22 +19,28 @@ from rlrun.envs.errors import EnvError
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
-    from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 
 Array = NDArray[Any]
+Flags = Mapping[Any, bool]
+
+ALL = "__all__"
+"""Key of the dicts that says whether the episode is over for all agents."""
 
 
 class Horizon:
     """What becomes of the flags of each step.
 
+    Args:
+        soft: whether episodes may go over into others without a reset; not in evaluation.
+
     Attributes:
-        passed: after `flags`, bool ``[B]``: lanes whose episode is over at a soft horizon, while
-            their environments go on.
+        passed: after `flags`, bool ``[B]``: sub-environments whose episode is over at a soft
+            horizon, while they go on.
     """
 
-    def __init__(self, settings: EnvRunnersConfig) -> None:
+    def __init__(self, settings: EnvRunnersConfig, *, soft: bool = True) -> None:
         self._horizon = math.inf if settings.horizon is None else settings.horizon
-        self._soft, self._no_done = settings.soft_horizon, settings.no_done_at_end
+        self._soft, self._no_done = settings.soft_horizon and soft, settings.no_done_at_end
         self.passed = np.zeros(0, np.bool_)
 
     def flags(
@@ -55,23 +62,50 @@ class Horizon:
             terminateds = np.zeros_like(terminateds)
         return terminateds, truncateds
 
+    def flags_by_agent(
+        self, step: int, terminateds: Flags, truncateds: Flags
+    ) -> tuple[Flags, Flags, bool]:
+        """The same for one sub-environment with several agents, and whether a soft horizon passed.
 
-def make_horizon(settings: EnvRunnersConfig, envs: EpisodeVectorEnv, env_id: str) -> Horizon | None:
-    """The limit that the settings ask for, None for none.
+        Args:
+            step: env steps of the episode, this one included.
+            terminateds, truncateds: by agent, and for all agents.
+        """
+        over = terminateds.get(ALL, False) or truncateds.get(ALL, False)
+        reached = step >= self._horizon and not over
+        if reached and not self._soft:
+            truncateds = {**truncateds, ALL: True}
+        if self._no_done and True in terminateds.values():
+            truncateds = {**truncateds, **{name: True for name in terminateds if terminateds[name]}}
+            terminateds = {}
+        return terminateds, truncateds, reached and self._soft
+
+
+def make_horizon(
+    settings: EnvRunnersConfig,
+    env_id: str,
+    *,
+    soft: bool = True,
+    can_reset: bool = True,
+) -> Horizon | None:
+    """The limit that the settings ask for, None for none; see `Horizon`.
+
+    Args:
+        can_reset: whether a single sub-environment can be reset.
 
     Raises:
         EnvError: episodes would have to end in an environment that cannot start new ones.
     """
     if settings.horizon is None and not settings.no_done_at_end:
         return None
-    if settings.horizon is not None and not settings.soft_horizon and not envs.resets_lanes:
+    if settings.horizon is not None and not settings.soft_horizon and not can_reset:
         raise EnvError(
             env_id,
             "constructor",
             "env_runners.horizon must end episodes, and this vector environment cannot reset one "
             "sub-environment alone; let it limit its episodes itself, or set soft_horizon",
         )
-    return Horizon(settings)
+    return Horizon(settings, soft=soft)
 
 
 def time_limit(limit: float, settings: EnvRunnersConfig) -> float:

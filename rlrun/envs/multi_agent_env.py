@@ -16,14 +16,12 @@ from rlrun.config.schema import EnvSpec
 from rlrun.envs import pettingzoo_envs
 from rlrun.envs.env import EnvContext, call_creator, find_creator
 from rlrun.envs.errors import EnvError
+from rlrun.envs.horizon import ALL
 
 Agent = Hashable
 Dicts = tuple[
     dict[Agent, Any], dict[Agent, float], dict[Agent, bool], dict[Agent, bool], dict[Agent, Any]
 ]
-
-ALL = "__all__"
-"""Key of the dicts that says whether the episode is over for everybody."""
 
 
 class MultiAgentEnv:

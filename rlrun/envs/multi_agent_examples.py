@@ -13,7 +13,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.envs.multi_agent_env import ALL, Dicts, MultiAgentEnv, make_multi_agent
+from rlrun.envs.horizon import ALL
+from rlrun.envs.multi_agent_env import Dicts, MultiAgentEnv, make_multi_agent
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import EpisodeStart
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.sampling.played_step import AgentTransition, PlayedStep
+from rlrun.envs.played_step import AgentTransition, PlayedStep
 
 _DEFAULT_FRAMES_PER_S = 30
 

@@ -21,11 +21,11 @@ from rlrun.checkpoint.checkpoint import (
 from rlrun.checkpoint.checkpoint_folder import best_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.config.registry import algorithm_class
+from rlrun.envs.played_step import PlayedStep
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.run_folder import resolve_run
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.played_step import PlayedStep
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm

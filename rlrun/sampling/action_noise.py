@@ -44,11 +44,12 @@ class ActionNoise:
         self._blocks: Array | None = None  # [S, _BLOCK, K] of the episodes
         self._position = np.empty(0, np.int64)  # [S] actions that the episodes have had
         self._first = np.empty(0, np.bool_)  # [S] whether the next action is an episode's first
+        self._all = np.empty(0, np.int64)  # [S]
         self._last: Array | None = None  # [S, K] correlated noise of the last action
 
     def resize(self, slots: int) -> None:
         """There are so many slots now, more than before."""
-        more = slots - len(self._first)
+        more, self._all = slots - len(self._first), np.arange(slots)
         self._position = np.append(self._position, np.zeros(more, np.int64))
         self._first = np.append(self._first, np.ones(more, np.bool_))
         if self._last is not None:
@@ -81,11 +82,10 @@ class ActionNoise:
         """Noise ``[k, K]`` of the next action of these slots.
 
         Args:
-            slots: int ``[k]``; None for all slots of a fragment.
+            slots: int ``[k]``; None for all slots.
         """
         if self._fragment is None:
-            assert slots is not None
-            noise = self._of_episodes(slots)
+            noise = self._of_episodes(self._all if slots is None else slots)
         else:
             if self._rows is None:
                 return None

@@ -1,54 +1,59 @@
-"""EnvRunner: environments and a policy turn into sample batches, in this process or as a Ray actor.
+"""EnvRunner: environments and policies turn into sample batches, in this process or as a Ray actor.
 
-The loop below is the hottest code of rlrun. One vector step makes a fixed handful of Python calls,
-writes rows in place, and does work per episode only where an episode ends.
+Owns fragments, the runner's state and the policies that there are, always by id: one entry for an
+environment with one agent, several where agents have policies of their own. Steps are made by the
+`SamplingLoop`.
 
-    T  steps of a fragment      B  lanes: the runner's sub-environments
+    T  steps of a fragment      B  the runner's sub-environments
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rlrun.data import columns as col
-from rlrun.data.sample_batch import DEFAULT_POLICY_ID, SampleBatch
+from rlrun.config.policies import PolicySettings
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.envs.env import EnvContext
 from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import make_horizon
-from rlrun.envs.vector_env import make_vector_env, take_lanes
+from rlrun.envs.multi_agent_env import SubEnvs, make_multi_agent_env
+from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, raise_time_limits
+from rlrun.envs.played_step import Recorder
+from rlrun.envs.vector_env import make_vector_env
 from rlrun.policies.policy import Policy
-from rlrun.sampling.action_noise import ActionNoise
-from rlrun.sampling.episodes import EpisodeBoundaries, LaneEpisodes, RewardError
-from rlrun.sampling.policy_inputs import PolicyInputs
-from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors
-from rlrun.sampling.replay import differing_rows, replay_episodes
+from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
+from rlrun.sampling.agent_envs import AgentEnvs
+from rlrun.sampling.episodes import AgentEpisodes, EndlessPlan, LockStepEpisodes, Plan
+from rlrun.sampling.lock_step_envs import LockStepEnvs
+from rlrun.sampling.policy_actor import PolicyActor
+from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors, only_agent
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import (
     RunnerSpec,
     SampleReply,
     SampleRequest,
+    for_policy,
     lone_request,
     make_collector,
     tell_exploration,
 )
-from rlrun.sampling.seeding import Role, fragment_noise
-
-Array = NDArray[Any]
-
-_log = logging.getLogger(__name__)
+from rlrun.sampling.sampling_loop import SamplingLoop
+from rlrun.sampling.seeding import Role, fragment_noise, policy_key
 
 
 class EnvRunner:
-    """Steps a vector of environments with a policy.
+    """Steps several copies of an environment with the policies of its agents.
 
-    Standalone: ``EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"))).sample()`` is one fragment.
+    Standalone: ``EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"))).sample()`` is one fragment; with
+    several agents::
+
+        policies = {"p": PolicySettings(ModelConfig(), TrainingConfig())}
+        spec = RunnerSpec(EnvSpec(use="..."), multi_agent=MultiAgentSpec(policies))
+        batch = EnvRunner(spec).sample()
 
     Args:
         runner_index: 0 in the driver, 1..n for Ray actors; part of every random number's key.
@@ -57,8 +62,13 @@ class EnvRunner:
         recreated: this runner replaces one that died; environments see that, too.
         render_mode: gymnasium's, for each environment.
 
+    Attributes:
+        envs: the environments.
+        actors: what acts for the agents of each policy, by id.
+
     Raises:
-        EnvError: an environment cannot be built, or does not do what its spaces say.
+        EnvError: an environment cannot be built, does not do what its spaces say, or its agents do
+            not fit the policies.
     """
 
     def __init__(
@@ -72,67 +82,100 @@ class EnvRunner:
         render_mode: str | None = None,
     ) -> None:
         self.spec, self.runner_index, self.role = spec, runner_index, role
-        settings = spec.settings
-        self.num_lanes = settings.num_envs_per_env_runner
-        self.envs = self._make_envs(num_env_runners, recreated, render_mode)
-        self.connectors = RunnerConnectors(
-            spec,
-            self.envs.single_observation_space,
-            self.envs.single_action_space,
-            num_lanes=self.num_lanes,
-            key=(role, runner_index),
-        )
-        self.observations, self.actions = self.connectors.observations, self.connectors.actions
-        self.rewards = self.connectors.rewards
-        # What does nothing is not called, least of all in every step.
-        self._observe = None if self.observations.identity else self.observations
-        self._to_env = None if self.actions.identity else self.actions
-        self._custom = self.connectors.custom
-        self.policy = self.connectors.policy
-        self.action_space = self.connectors.action_space
-        self.collector = make_collector(
-            settings,
-            self.observations.output_space,
-            self.num_lanes,
-            every_step_counts=self.envs.every_step_counts,
-        )
-        self.inputs = PolicyInputs(self.policy, self.num_lanes)
-        self.collector.set_views(self.inputs.views, self.inputs.rows)
-        callbacks = make_postprocessors(spec.postprocessors)
-        postprocessing = Postprocessing({DEFAULT_POLICY_ID: self.policy}, callbacks, self)
-        self._postprocess = None if postprocessing.does_nothing else postprocessing
-        self.horizon = make_horizon(settings, self.envs, spec.env.use)
-        self.weights_version = -1
-        self._episodes = LaneEpisodes(spec.seed, role, runner_index, self.num_lanes)
-        self._noise = ActionNoise(self.policy)
-        self._noise.resize(self.num_lanes)
-        self._boundaries = EpisodeBoundaries(
-            self._episodes, self.envs, self.observations, self.collector, self._noise
-        )
-        self._all_lanes = np.arange(self.num_lanes)
-        # [B, ...], what the policy sees next, before the observation filter; None before a reset.
-        self._unfiltered: Array | None = None
-        self._unseen: tuple[Array, Any] | None = None  # lanes, raw first observations not seen yet
-        self._next_fragment = 0
-
-    def _make_envs(
-        self, num_env_runners: int, recreated: bool, render_mode: str | None
-    ) -> EpisodeVectorEnv:
-        context = EnvContext(
-            self.spec.env.kwargs,
-            worker_index=self.runner_index,
+        self.num_envs = spec.settings.num_envs_per_env_runner
+        self._context = EnvContext(
+            spec.env.kwargs,
+            worker_index=runner_index,
             num_workers=num_env_runners,
             recreated_worker=recreated,
+            training=role is Role.TRAIN,
         )
+        self._render_mode = render_mode
+        self._mapping = AgentMapping(spec.multi_agent.agents if spec.multi_agent else None)
+        self.envs: Any = self._make_envs()
+        self._settings: dict[str, PolicySettings | None] = {}
+        self.actors: dict[str, PolicyActor] = {}
+        plan = EndlessPlan(spec.seed, role, runner_index)
+        self._slot_envs = self.slot_envs(plan)
+        self._loop = SamplingLoop(self._slot_envs, self.actors)
+        self._postprocess = Postprocessing({}, make_postprocessors(spec.postprocessors), self)
+        if spec.multi_agent is None:
+            self._set_policies({DEFAULT_POLICY_ID: None})
+        else:
+            self.set_policies(spec.multi_agent.policies)
+        self.weights_version = -1
+        self._next_fragment = 0
+
+    # -- environments --------------------------------------------------------------------------
+
+    def _make_envs(self) -> EpisodeVectorEnv | SubEnvs:
+        if self.spec.multi_agent is not None:
+            return SubEnvs([self._make_multi_agent_env(index) for index in range(self.num_envs)])
         return make_vector_env(
             self.spec.env,
-            self.num_lanes,
+            self.num_envs,
             self.spec.settings,
-            context,
+            self._context,
             training=self.role is Role.TRAIN,
-            render_mode=render_mode,
+            render_mode=self._render_mode,
             restart_failed=self.spec.restart_failed_sub_environments,
         )
+
+    def _make_multi_agent_env(self, env_index: int) -> Any:
+        place = self._context.for_lane(env_index)
+        env = make_multi_agent_env(self.spec.env, place, self._render_mode)
+        raise_time_limits(env, self.spec.settings)
+        return env
+
+    def slot_envs(
+        self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
+    ) -> LockStepEnvs | AgentEnvs:
+        """This runner's environments, running the episodes of a plan.
+
+        Args:
+            collects: whether fragments are collected; without, as in evaluation, no horizon is
+                soft.
+            recorder: shown each step.
+        """
+        spec, env_id = self.spec, self.spec.env.use
+        place: dict[str, Any] = {"runner_index": self.runner_index}
+        if spec.multi_agent is None:
+            can_reset = self.envs.resets_lanes
+            return LockStepEnvs(
+                self.envs,
+                LockStepEpisodes(plan, self.num_envs),
+                make_horizon(spec.settings, env_id, soft=collects, can_reset=can_reset),
+                env_id,
+                collects=collects,
+                recorder=recorder,
+                **place,
+            )
+        rebuild = self._make_multi_agent_env if spec.restart_failed_sub_environments else None
+
+        def make(episode_plan: AgentEnvs) -> MultiAgentVectorEnv:
+            return MultiAgentVectorEnv(
+                self.envs,
+                self._mapping,
+                env_id,
+                episode_plan,
+                horizon=make_horizon(spec.settings, env_id, soft=collects),
+                rebuild=rebuild,
+                recorder=recorder,
+                **place,
+            )
+
+        return AgentEnvs(
+            make,
+            AgentEpisodes(plan, self.num_envs),
+            env_id,
+            whole_episodes=self._whole_episodes,
+            count_agent_steps=spec.multi_agent.count_agent_steps,
+            **place,
+        )
+
+    @property
+    def _whole_episodes(self) -> bool:
+        return self.spec.settings.batch_mode == "complete_episodes"
 
     @classmethod
     def as_remote(cls, **options: Any) -> Any:
@@ -141,255 +184,229 @@ class EnvRunner:
 
         return ray.remote(**options)(cls) if options else ray.remote(cls)
 
-    def sample(self) -> SampleBatch:
-        """One fragment with the present weights; ``rollout_fragment_length`` steps of each lane."""
+    # -- policies ------------------------------------------------------------------------------
+
+    def set_policies(self, policies: Mapping[str, PolicySettings]) -> None:
+        """Have exactly these policies; those that stay keep what they know.
+
+        Episodes in which an agent has a policy that is gone are given up.
+        """
+        if policies != self._settings:
+            self._set_policies(policies)
+
+    def _set_policies(self, policies: Mapping[str, PolicySettings | None]) -> None:
+        spaces = self.policy_spaces(policies)
+        for policy_id, settings in policies.items():
+            if policy_id not in self.actors:
+                self.actors[policy_id] = self._make_actor(policy_id, settings, spaces[policy_id])
+        given_up = []
+        if isinstance(self._slot_envs, AgentEnvs):
+            given_up = self._slot_envs.set_policies(spaces, self.actors)
+        for policy_id in self.actors.keys() - policies.keys():
+            del self.actors[policy_id]
+        self._settings = dict(policies)
+        self._postprocess.policies = self.policies
+        if isinstance(self._slot_envs, AgentEnvs):
+            self._slot_envs.begin_again(given_up, self.actors)
+
+    def policy_spaces(
+        self, policies: Mapping[str, PolicySettings | None] | None = None
+    ) -> dict[str, Spaces]:
+        """The environment's spaces for each of these policies, or of the present ones."""
+        policies = self._settings if policies is None else policies
+        if self.spec.multi_agent is None:
+            spaces = self.envs.single_observation_space, self.envs.single_action_space
+            return {DEFAULT_POLICY_ID: spaces}
+        settings = {name: one for name, one in policies.items() if one is not None}
+        try:
+            found = policy_spaces(self.envs.envs[0], self._mapping, settings)
+        except MappingError as error:
+            where: dict[str, Any] = {"runner_index": self.runner_index}
+            raise EnvError(self.spec.env.use, "constructor", str(error), **where) from None
+        return {policy_id: found[policy_id] for policy_id in settings}
+
+    def _make_actor(
+        self, policy_id: str, settings: PolicySettings | None, spaces: Spaces
+    ) -> PolicyActor:
+        spec = self.spec
+        key: tuple[int, ...] = self.role, self.runner_index
+        if settings is not None:
+            spec, key = for_policy(spec, policy_id, settings), (*key, policy_key(policy_id))
+        connectors = RunnerConnectors(
+            spec,
+            *spaces,
+            num_lanes=self.num_envs * self._agents_per_env,
+            key=key,
+            policy=settings,
+        )
+        return self.make_actor(connectors)
+
+    @property
+    def _agents_per_env(self) -> int:
+        return 1 if self.spec.multi_agent is None else len(self.envs.envs[0].possible_agents)
+
+    def make_actor(self, connectors: RunnerConnectors, **settings: Any) -> PolicyActor:
+        """An actor of a policy between these connectors; ``settings`` are `PolicyActor`'s."""
+        several = self.spec.multi_agent is not None
+        num_slots = None if several else self.num_envs
+        env_runners = self.spec.settings
+        if not settings.get("learns", True):  # nothing is collected
+            changes = {"sample_collector": None, "batch_mode": "truncate_episodes"}
+            env_runners = env_runners.model_copy(update=changes)
+        make = partial(
+            make_collector,
+            env_runners,
+            connectors.observations.output_space,
+            num_slots,
+            every_step_counts=several or self.envs.every_step_counts,
+        )
+        explore = {"explore": self.spec.settings.explore, **settings}
+        return PolicyActor(
+            connectors, make, num_slots=num_slots, num_agents=self._agents_per_env, **explore
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of an environment with one agent."""
+        return self.actors[DEFAULT_POLICY_ID].policy
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """All policies, by id; an environment with one agent has the `default_policy`."""
+        return {policy_id: actor.policy for policy_id, actor in self.actors.items()}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Weights of some policies, by id, whatever version they are.
+
+        A request may be older than a policy that came since.
+        """
+        for policy_id, values in weights.items():
+            if policy_id in self.actors:
+                self.actors[policy_id].policy.set_weights(values)
+
+    def get_weights(self) -> dict[str, Any]:
+        """Weights of all policies, by id."""
+        return {policy_id: policy.get_weights() for policy_id, policy in self.policies.items()}
+
+    def load(self, weights: Any, version: int, connector_state: Mapping[str, Any] | None) -> None:
+        """Take over weights, the only policy's or by policy id, and merged connector statistics."""
+        if weights is not None and version != self.weights_version:
+            by_policy = self.spec.multi_agent is not None or (
+                isinstance(weights, dict) and DEFAULT_POLICY_ID in weights
+            )
+            self.set_weights(weights if by_policy else {DEFAULT_POLICY_ID: weights})
+        self.weights_version = version
+        if self.role is Role.EVALUATION:
+            for actor in self.actors.values():
+                actor.forget_custom()
+        for policy_id, state in (connector_state or {}).items():
+            if policy_id in self.actors:
+                self.actors[policy_id].connectors.set_state(state)
+
+    # -- fragments -----------------------------------------------------------------------------
+
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """One fragment with the present weights.
+
+        It has ``rollout_fragment_length`` steps of each sub-environment.
+
+        Returns:
+            A MultiAgentBatch, or a SampleBatch where the default policy is the only one.
+        """
         request = lone_request(self.spec.settings, self._next_fragment, self.weights_version)
         return self.sample_fragment(request).batch
 
     def sample_fragment(self, request: SampleRequest, weights: Any = None) -> SampleReply:
-        """Collect exactly ``request.length * B`` transitions.
+        """Collect exactly ``request.length * B`` env steps.
 
         Args:
-            weights: the policy's weights, taken over if their version is new.
+            weights: the policies' weights, taken over if their version is new.
         """
-        started = perf_counter()
+        started, loop, envs = perf_counter(), self._loop, self._slot_envs
+        if request.policies is not None:
+            self.set_policies(request.policies)
         self.load(weights, request.weights_version, request.connector_state)
-        if request.exploration:
-            tell_exploration(self.policies, request.exploration, self.runner_index)
+        tell_exploration(self.policies, request.exploration, self.runner_index)
         self._next_fragment = request.fragment + 1
-        self._see_first_observations()
-        self._look_at_views(request.leave_out.get(DEFAULT_POLICY_ID, frozenset()))
-        first_unroll_id = (self.runner_index << 48) | (request.fragment << 16)
-        self.collector.begin_fragment(request.length, first_unroll_id)
-        self._boundaries.records = []
-        try:
-            num_steps, timings = self._collect(request)
-            sent = self._custom.recorded() if self._custom else self.collector.actions
-            self._episodes.carry_over(num_steps, self.collector.rewards, sent)
-        except RewardError as error:
-            raise EnvError(
-                self.spec.env.use,
-                "step",
-                str(error),
-                runner_index=self.runner_index,
-                lane=error.lane,
-                env_step=error.env_step,
-            ) from None
-        batch = self._build()
-        if self.runner_index > 0 and self.spec.settings.compress_observations:
-            batch.compress()
-        env_steps = request.length * self.num_lanes
-        if self.collector.whole_episodes:
-            env_steps = batch.count
-        timings["other"] = perf_counter() - started - timings["policy"] - timings["env"]
-        return SampleReply(
+        loop.policy_s = loop.env_s = 0.0
+        self._begin_fragment(request)
+        env_steps, vector_steps = envs.collect(loop.step, self.actors, request.length)
+        envs.end_fragment(self.actors)
+        batches = self._build()
+        batch = MultiAgentBatch.wrap_as_needed(batches, env_steps)
+        timings = {"policy": loop.policy_s, "env": loop.env_s, "other": 0.0}
+        reply = SampleReply(
             runner_index=self.runner_index,
             weights_version=self.weights_version,
             batch=batch,
             env_steps=env_steps,
-            agent_steps=env_steps,
-            vector_steps=num_steps,
-            episodes=self._boundaries.records,
-            connector_deltas=(
-                {DEFAULT_POLICY_ID: self.connectors.flush_deltas()}
-                if self.connectors.stateful
-                else {}
-            ),
+            agent_steps=sum(len(one) for one in batches.values()),
+            vector_steps=vector_steps,
+            episodes=envs.episodes.records,
+            connector_deltas={
+                policy_id: actor.connectors.flush_deltas()
+                for policy_id, actor in self.actors.items()
+                if actor.connectors.stateful
+            },
             state=self.get_state(),
             timings_s=timings,
-            longest_running_episode=int(self._episodes.game_length.max()),
-            faulty_episodes=self._boundaries.num_faulty,
+            longest_running_episode=envs.longest_episode,
+            faulty_episodes=envs.episodes.num_failed,
         )
+        timings["other"] = perf_counter() - started - loop.policy_s - loop.env_s
+        return reply
 
-    def _look_at_views(self, unsent: frozenset[str]) -> None:
-        """Make what the policy asks for now, without columns that learning does not read."""
-        inputs = self.inputs
-        if self.policy.view_requirements != inputs.requirements or unsent != inputs.unsent:
-            inputs.resolve(unsent)
-            self.collector.set_views(inputs.views, inputs.rows)
+    def _begin_fragment(self, request: SampleRequest) -> None:
+        envs, together = self._slot_envs, self.spec.multi_agent is None
+        first_unroll_id = (self.runner_index << 48) | (request.fragment << 16)
+        for policy_id, actor in self.actors.items():
+            unsent = request.leave_out.get(policy_id, frozenset())
+            actor.begin_fragment(unsent, request.length if together else None, first_unroll_id)
+            if self.spec.settings.explore:
+                place = self.spec.seed, self.role, self.runner_index, request.fragment
+                key = () if together else (policy_key(policy_id),)
+                actor.begin_exploring(fragment_noise(*place, *key), request.length)
+        envs.begin_fragment(self.actors)
+        envs.start(self.actors)
 
-    def _build(self) -> SampleBatch:
-        """The fragment's batch, postprocessed, without what learning does not need."""
-        further = self.policy.fragment_columns
-        leave_out = self.inputs.leave_out
-        if self._postprocess is None:
-            return self.collector.build(leave_out, further)
-        batches = {DEFAULT_POLICY_ID: self.collector.build(further_columns=further)}
-        batch = self._postprocess(batches)[DEFAULT_POLICY_ID]
-        for name in leave_out & batch.keys():
-            del batch[name]
-        return batch
+    def _build(self) -> dict[str, SampleBatch]:
+        """The policies' batches, postprocessed, without what learning does not need."""
+        envs, plain = self._slot_envs, self._postprocess.does_nothing
+        running = envs.running if isinstance(envs, AgentEnvs) else ()
+        batches: dict[str, SampleBatch] = {}
+        for policy_id, actor in self.actors.items():
+            batch = actor.build(running, everything=not plain)
+            if len(batch) or self.spec.multi_agent is None:
+                batches[policy_id] = batch
+        if not plain:
+            name = envs.agent_name if isinstance(envs, AgentEnvs) else only_agent
+            batches = self._postprocess(batches, name)
+            for policy_id, batch in batches.items():
+                for column in self.actors[policy_id].inputs.leave_out & batch.keys():
+                    del batch[column]
+        if self.runner_index > 0 and self.spec.settings.compress_observations:
+            for batch in batches.values():
+                batch.compress()
+        return batches
 
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """The policy, under its id ``default_policy``."""
-        return {DEFAULT_POLICY_ID: self.policy}
-
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """The policy's weights, under its id ``default_policy``, whatever version they are."""
-        self.policy.set_weights(weights[DEFAULT_POLICY_ID])
-
-    def load(self, weights: Any, version: int, connector_state: dict[str, Any] | None) -> None:
-        """Take over weights, the only policy's or by policy id, and merged connector statistics."""
-        if weights is not None and version != self.weights_version:
-            by_policy = isinstance(weights, dict) and DEFAULT_POLICY_ID in weights
-            self.policy.set_weights(weights[DEFAULT_POLICY_ID] if by_policy else weights)
-        self.weights_version = version
-        if self.role is Role.EVALUATION and self._custom is not None:
-            self._custom.forget()
-        if connector_state is not None:
-            self.connectors.set_state(connector_state[DEFAULT_POLICY_ID])
-
-    def _reset_all(self) -> None:
-        raw_obs = self.envs.reset(self._episodes.seeds)
-        self._unfiltered = np.array(self.observations.preprocess(raw_obs))
-        self._boundaries.begin(self._all_lanes, raw_obs)
-
-    def _collect(self, request: SampleRequest) -> tuple[int, dict[str, float]]:
-        """Step until the collector holds enough; returns vector steps, and seconds by part."""
-        collector, policy, envs = self.collector, self.policy, self.envs
-        observe, to_env, explore = self._observe, self._to_env, self.spec.settings.explore
-        inputs = None if self.inputs.views is None else self.inputs
-        learn_rewards = None if self.rewards.identity else self.rewards
-        custom, horizon, boundaries = self._custom, self.horizon, self._boundaries
-        wants_infos = col.INFOS in self.inputs.rows
-        noise = self._noise_of(request) if explore else None
-        wanted = request.length * self.num_lanes
-        t, policy_s, env_s = 0, 0.0, 0.0
-        while collector.num_collected < wanted:
-            clock = perf_counter()
-            noise_row = None if noise is None else noise.next()
-            if inputs is None:
-                actions, _, extras = policy.compute_actions(
-                    collector.obs, explore=explore, noise=noise_row
-                )
-            else:
-                seen = collector.inputs()
-                actions, extras = inputs.act(seen, explore=explore, noise=noise_row)
-            acted = perf_counter()
-            try:
-                raw_obs, rewards, terminateds, truncateds, infos = envs.step(
-                    actions if to_env is None else to_env(actions)
-                )
-            except EnvError as error:
-                raise boundaries.placed(error, t) from None
-            stepped = perf_counter()
-            policy_s, env_s = policy_s + acted - clock, env_s + stepped - acted
-            if horizon is not None:
-                steps = self._episodes.steps(t + 1)
-                terminateds, truncateds = horizon.flags(steps, terminateds, truncateds, envs.valid)
-            learned = None
-            if learn_rewards is not None:
-                learned = learn_rewards(rewards, terminateds, truncateds, valid=envs.valid)
-            if custom is not None:
-                custom.stepped(actions, rewards, envs.valid, record=True)
-            collector.add_step(
-                actions,
-                extras,
-                rewards,
-                terminateds,
-                truncateds,
-                raw_obs if observe is None else observe(raw_obs, update=True),
-                learned_rewards=learned,
-                valid=envs.valid,
-                infos=infos.by_lane if wants_infos and infos is not None else None,
-            )
-            t += 1
-            if envs.valid is not None or envs.failed_lanes:
-                boundaries.without_transition(t)
-            done = terminateds | truncateds
-            if done.any():
-                boundaries.end(t, done, infos)
-            if horizon is not None and horizon.passed.any():
-                boundaries.go_on(t, np.flatnonzero(horizon.passed))
-        plain = observe is None
-        self._unfiltered = collector.obs.copy() if plain else boundaries.before_filter(raw_obs, t)
-        return t, {"policy": policy_s, "env": env_s}
-
-    def _noise_of(self, request: SampleRequest) -> ActionNoise:
-        rng = fragment_noise(self.spec.seed, self.role, self.runner_index, request.fragment)
-        if self.policy.draws_for_fragments:
-            self.policy.begin_fragment(rng)
-        self._noise.begin_fragment(rng, request.length, self.num_lanes)
-        return self._noise
+    # -- state ---------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Where the lanes stand; plain numbers and arrays, enough to go on in another process."""
+        """Where the environments stand; enough to go on in another process.
+
+        Plain numbers and arrays.
+        """
         return {
-            "episodes": self._episodes.get_state(),
-            "unfiltered_obs": self._unfiltered,
-            "envs": self.envs.get_state(),
-            "connectors": self.connectors.get_state() if self.connectors.stateful else {},
             "next_fragment": self._next_fragment,
-            "faulty_episodes": self._boundaries.num_faulty,
-            "collector": self.collector.get_state(),
-            "noise": self._noise.get_state(),
+            "policies": {name: actor.get_state() for name, actor in self.actors.items()},
+            **self._slot_envs.get_state(self.actors),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where the runner that `get_state` came from stood.
-
-        Environments that offer their state are given it back. Others are reset with the seeds of
-        their running episodes and replay the actions; a lane whose observation then differs is no
-        function of these: it is named in the log and starts a fresh episode.
-        """
-        self._next_fragment, self._unseen = int(state["next_fragment"]), None
-        self._boundaries.num_faulty = int(state["faulty_episodes"])
+        """Go on where the runner of a state stood; see `LockStepEnvs` and `AgentEnvs`."""
+        self._next_fragment = int(state["next_fragment"])
         self.weights_version = -1  # those of another run may have the same number
-        if self.connectors.stateful:
-            self.connectors.set_state(state["connectors"])
-        self._episodes.set_state(state["episodes"])
-        self.collector.set_state(state["collector"])
-        self._noise.set_state(state["noise"])
-        if state["unfiltered_obs"] is None:
-            self._unfiltered = None
-            return
-        self._unfiltered = np.array(state["unfiltered_obs"])
-        if state["envs"] is not None:
-            self.envs.set_state(state["envs"])
-        else:
-            self._replay(self._unfiltered)
-
-    def _replay(self, unfiltered: Array) -> None:
-        """Bring the environments to where they returned ``unfiltered``, lane by lane."""
-        if not self.envs.episode_seeds:
-            _log.warning(
-                "%s can neither be seeded per episode nor hand out its state: "
-                "all running episodes start afresh",
-                self.spec.env.use,
-            )
-            self._boundaries.drop(range(self.num_lanes))
-            self._unfiltered = None
-            return
-        seeds, recorded = self._episodes.seeds, self._episodes.recorded_actions()
-        send = self.actions if self._custom is None else self._custom.send
-        raw_obs = replay_episodes(self.envs, send, seeds, recorded)
-        # Compared before the filter, which has gone on learning since a lane was normalised.
-        strayed = differing_rows(self.observations.preprocess(raw_obs), unfiltered)
-        lanes = np.flatnonzero(strayed)
-        if not len(lanes):
-            return
-        _log.warning(
-            "%s, sub-env %s of runner %d: replaying the episode's actions led to another "
-            "observation, it starts a fresh episode",
-            self.spec.env.use,
-            ", ".join(map(str, lanes)),
-            self.runner_index,
-        )
-        self._boundaries.drop(lanes.tolist())
-        first = take_lanes(self.envs.reset_lanes(strayed, self._episodes.seeds), lanes)
-        unfiltered[lanes] = self.observations.preprocess(first)
-        self._unseen = lanes, first
-        self._boundaries.begin(lanes, first, update=False)
-
-    def _see_first_observations(self) -> None:
-        """Learn from what nobody has seen yet; only now that the merged statistics have come."""
-        if self._unfiltered is None:
-            self._reset_all()
-        if self._unseen is not None:
-            lanes, first = self._unseen
-            self._unseen = None
-            self._boundaries.begin(lanes, first)
+        self._slot_envs.set_state(state, self.actors, state["policies"])
 
     def ping(self) -> int:
         """Answer a health probe."""

@@ -1,35 +1,32 @@
-"""The episodes that a runner's lanes are playing: their books, and where one ends and one begins.
+"""Episodes: which episode each sub-environment runs, and what has come of it.
 
-A lane is one sub-environment. Work happens here only when an episode or a fragment ends, never per
-step: returns and lengths are sums over the rows a fragment has written anyway. Knows nothing of
-policies, weights and requests.
+Owns plans (which episode comes next), numbers, seeds, returns, lengths and records of episodes that
+ended. Of sub-environments that step together returns and lengths are sums over rows that a fragment
+has written anyway: nothing is done in each step. Must not know policies, weights and requests.
+
+    B  sub-environments    T  vector steps of a fragment
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.envs.agent_slots import AgentSlot, PlannedEpisode
 from rlrun.envs.errors import EnvError
-from rlrun.envs.vector_env import take_lanes
-from rlrun.sampling.seeding import Role, episode_seed
-
-if TYPE_CHECKING:
-    from rlrun.connectors.custom import EnvToModule
-    from rlrun.connectors.observations import ObservationPipeline
-    from rlrun.envs.episode_vector_env import EpisodeVectorEnv
-    from rlrun.sampling.action_noise import ActionNoise
-    from rlrun.sampling.sample_collector import SampleCollector
+from rlrun.sampling.seeding import Role, episode_noise, episode_seed, mapping_rng
 
 Array = NDArray[Any]
 
-LONGEST_REPLAY = 100_000
-"""Env steps of an episode that is still replayed when its runner is restored."""
+LONGEST_RESTORED = 100_000
+"""Env steps of an episode whose actions are still replayed when its runner is restored."""
+
+_MOST_FAILURES = 100  # of environments that are built again, before an evaluation gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class EpisodeRecord:
     """One finished episode, as metrics see it: rewards before clipping and normalisation."""
 
     episode_id: int
-    lane: int
+    env_index: int
     seed: int
     episode_return: float
     length: int
@@ -49,280 +46,369 @@ class EpisodeRecord:
 class RewardError(ValueError):
     """A reward is infinite or NaN."""
 
-    def __init__(self, lane: int, env_step: int, reward: float) -> None:
+    def __init__(self, env_index: int, env_step: int, reward: float) -> None:
         super().__init__(f"the reward is {reward}")
-        self.lane, self.env_step = lane, env_step
+        self.env_index, self.env_step = env_index, env_step
 
 
-class LaneEpisodes:
-    """Which episode each of B lanes plays, since when, and with which seed.
+class Plan(Protocol):
+    """Which episodes are run; an episode is a sub-environment and a number."""
 
-    Shapes: every array is ``[B]``. Rows are vector steps of the fragment being written.
+    def first(self, env_index: int) -> int:
+        """The number of a sub-environment's first episode."""
+
+    def next(self, number: int) -> int:
+        """The number of the episode after this one, in the same sub-environment."""
+
+    def instead(self, env_index: int, number: int) -> int:
+        """The number of the episode to run in place of one that failed."""
+
+    def wants(self, number: int) -> bool:
+        """Whether this episode is asked for; if not, the sub-environment idles."""
+
+    def seed(self, env_index: int, number: int) -> int:
+        """What the environment is reset with."""
+
+    def episode_id(self, env_index: int, number: int) -> int:
+        """A number that no other episode of the plan has."""
+
+    def noise(self, number: int) -> np.random.Generator | None:
+        """The generator of the episode's action noise; None: noise is keyed otherwise."""
+
+
+class EndlessPlan(Plan):
+    """Episodes 0, 1, 2, ... in each sub-environment, as training samples them."""
+
+    def __init__(self, seed: int, role: Role, runner_index: int) -> None:
+        self._key = seed, role, runner_index
+
+    def first(self, env_index: int) -> int:
+        return 0
+
+    def next(self, number: int) -> int:
+        return number + 1
+
+    def instead(self, env_index: int, number: int) -> int:
+        return number + 1
+
+    def wants(self, number: int) -> bool:
+        return True
+
+    def seed(self, env_index: int, number: int) -> int:
+        return episode_seed(*self._key, env_index, number)
+
+    def episode_id(self, env_index: int, number: int) -> int:
+        return (self._key[2] << 48) | (env_index << 32) | number
+
+    def noise(self, number: int) -> np.random.Generator | None:
+        return None
+
+
+class CountedPlan(Plan):
+    """Episodes 0..N-1, each with a seed of its own; episode k runs in sub-environment k mod B.
+
+    So short episodes cannot push long ones out of the mean, and neither B nor earlier episodes
+    change what an episode is.
     """
 
-    def __init__(self, seed: int, role: Role, runner_index: int, lanes: int) -> None:
-        self._seed, self._role, self.runner_index = seed, role, runner_index
-        self.lanes = lanes
-        self.number = np.zeros(lanes, dtype=np.int64)
-        self.length = np.zeros(lanes, dtype=np.int64)  # steps before this fragment's first row
-        self.game_length = np.zeros(lanes, dtype=np.int64)  # the same, over lost lives (Atari)
-        self.game_return = np.zeros(lanes, dtype=np.float64)
-        self.start = np.zeros(lanes, dtype=np.int64)  # first row of the running episode
-        # A soft horizon ends episodes and resets no environment; replays begin where one was.
-        self.reset_number = np.zeros(lanes, dtype=np.int64)  # the episode it was reset for
-        self.since_reset = np.zeros(lanes, dtype=np.int64)  # steps before this fragment's first row
-        self._reset_row = np.zeros(lanes, dtype=np.int64)
-        self.actions: list[list[Array]] = [[] for _ in range(lanes)]
-        self.seeds = [self._seed_of(lane) for lane in range(lanes)]
-        """Seeds that the running episodes were reset with."""
+    def __init__(self, num_episodes: int, seed: int, num_envs: int, env_id: str) -> None:
+        self.num_episodes, self._seed, self._num_envs = num_episodes, seed, num_envs
+        self._env_id, self._failures = env_id, 0
 
-    def _seed_of(self, lane: int) -> int:
-        episode = int(self.reset_number[lane])
-        return episode_seed(self._seed, self._role, self.runner_index, lane, episode)
+    def first(self, env_index: int) -> int:
+        return env_index
 
-    def id_of(self, lane: int) -> int:
-        """A number that no other episode of the run has: runner, lane and count in 63 bits."""
-        return (self.runner_index << 48) | (lane << 32) | int(self.number[lane])
+    def next(self, number: int) -> int:
+        return number + self._num_envs
 
-    def ids(self, lanes: Array) -> Array:
-        """`id_of` for several lanes, int ``[k]``."""
-        return (self.runner_index << 48) | (lanes << 32) | self.number[lanes]
+    def instead(self, env_index: int, number: int) -> int:
+        self._failures += 1
+        if self._failures > _MOST_FAILURES:
+            reason = f"the environment failed {self._failures} times in one evaluation"
+            raise EnvError(self._env_id, "step", reason, lane=env_index)
+        return number
 
-    def start_next(self, lane: int) -> None:
-        """Turn to the lane's next episode; the old one has been finished or dropped."""
-        self.number[lane] += 1
-        self.reset_number[lane] = self.number[lane]
-        self.length[lane] = self.since_reset[lane] = 0
-        self.actions[lane] = []
-        self.seeds[lane] = self._seed_of(lane)
+    def wants(self, number: int) -> bool:
+        return number < self.num_episodes
 
-    def finish(
-        self, lane: int, end: int, rewards: Array, *, game_goes_on: bool
-    ) -> EpisodeRecord | None:
-        """Close the lane's episode, whose last row is ``end - 1``, and turn to the next.
+    def seed(self, env_index: int, number: int) -> int:
+        return episode_seed(self._seed, Role.EVALUATION, 0, 0, number)
+
+    def episode_id(self, env_index: int, number: int) -> int:
+        return number
+
+    def noise(self, number: int) -> np.random.Generator | None:
+        return episode_noise(self._seed, number)
+
+
+class Episodes:
+    """The episodes of B sub-environments.
+
+    Attributes:
+        number: of the running episodes, int ``[B]``.
+        ids: of the running episodes, int ``[B]``.
+        seeds: what the environments of the running episodes were reset with.
+        records: episodes that have ended, until a caller takes them.
+        num_failed: episodes dropped so far, because their environment raised.
+    """
+
+    def __init__(self, plan: Plan, num_envs: int) -> None:
+        self.plan, self.num_envs = plan, num_envs
+        self.number = np.array([plan.first(i) for i in range(num_envs)], np.int64)
+        # A soft horizon ends episodes and resets no environment.
+        self.reset_number = self.number.copy()
+        self.seeds: list[int] = []
+        self.ids = np.zeros(num_envs, np.int64)
+        self._name()
+        self.records: list[EpisodeRecord] = []
+        self.num_failed = 0
+
+    def _name(self) -> None:
+        plan, envs = self.plan, range(self.num_envs)
+        self.seeds = [plan.seed(i, int(self.reset_number[i])) for i in envs]
+        self.ids[:] = [plan.episode_id(i, int(self.number[i])) for i in envs]
+
+    def turn_to(self, env_index: int, number: int, *, goes_on: bool = False) -> None:
+        """Run this episode next.
 
         Args:
-            rewards: raw rewards of the fragment, ``[T, B]``.
-            game_goes_on: a life was lost, not the game: learning sees an end, metrics do not.
-
-        Raises:
-            RewardError: one of the episode's rewards in the fragment is not finite.
+            goes_on: without a reset, at a soft horizon.
         """
-        self._count(lane, end, rewards)
-        record = None if game_goes_on else self._recorded(lane)
-        self.start_next(lane)
-        self.start_at(lane, end)
-        return record
-
-    def go_on(self, lane: int, end: int, rewards: Array) -> EpisodeRecord:
-        """Close the lane's episode at a soft horizon: the next one goes on where it ended."""
-        self._count(lane, end, rewards)
-        record = self._recorded(lane)
-        self.number[lane] += 1
-        self.length[lane] = 0
-        self.start[lane] = end
-        return record
-
-    def start_at(self, lanes: int | Array, row: int) -> None:
-        """The episodes of these lanes begin at this row, with a reset."""
-        self.start[lanes] = self._reset_row[lanes] = row
-
-    def steps(self, end: int) -> Array:
-        """Steps of the running episodes, int ``[B]``, after ``end`` rows of the fragment."""
-        return self.length + end - self.start
-
-    def _recorded(self, lane: int) -> EpisodeRecord:
-        record = EpisodeRecord(
-            episode_id=self.id_of(lane),
-            lane=lane,
-            seed=self.seeds[lane],
-            episode_return=float(self.game_return[lane]),
-            length=int(self.game_length[lane]),
-        )
-        self.game_return[lane] = 0.0
-        self.game_length[lane] = 0
-        return record
-
-    def drop(self, lane: int) -> None:
-        """Give up the lane's running episode without a record, and turn to the next."""
-        self.start_next(lane)
-        self.game_return[lane] = 0.0
-        self.game_length[lane] = 0
-
-    def recorded_actions(self) -> list[Array | None]:
-        """The actions of each lane's running episode.
-
-        None where it has taken none, or more than anybody would want to repeat.
-        """
-        for lane, parts in enumerate(self.actions):
-            if len(parts) > 1:
-                self.actions[lane] = [np.concatenate(parts)]
-        return [parts[0] if parts else None for parts in self.actions]
-
-    def carry_over(self, end: int, rewards: Array, actions: Array) -> None:
-        """Close a fragment of ``end`` rows: running episodes go on in the next one."""
-        for lane in range(self.lanes):
-            self._count(lane, end, rewards)
-            self.length[lane] += max(0, end - int(self.start[lane]))
-            first = int(self._reset_row[lane])
-            if first < end:
-                self._record(lane, actions[first:end, lane])
-        self.start[:] = self._reset_row[:] = 0
-
-    def _record(self, lane: int, actions: Array) -> None:
-        self.since_reset[lane] += len(actions)
-        if self.since_reset[lane] > LONGEST_REPLAY:
-            self.actions[lane] = []
-        else:
-            self.actions[lane].append(actions.copy())
-
-    def _count(self, lane: int, end: int, rewards: Array) -> None:
-        start = int(self.start[lane])
-        total = float(rewards[start:end, lane].sum())
-        if not math.isfinite(total):
-            step = int(np.flatnonzero(~np.isfinite(rewards[start:end, lane]))[0])
-            reward = float(rewards[start + step, lane])
-            raise RewardError(lane, int(self.length[lane]) + step, reward)
-        self.game_return[lane] += total
-        self.game_length[lane] += max(0, end - start)
+        plan = self.plan
+        self.number[env_index] = number
+        self.ids[env_index] = plan.episode_id(env_index, number)
+        if not goes_on:
+            self.reset_number[env_index] = number
+            self.seeds[env_index] = plan.seed(env_index, number)
 
     def get_state(self) -> dict[str, Any]:
-        """Counters, and the running episodes' actions, from which they can be replayed."""
+        """Numbers of the running episodes, and counters."""
         return {
             "number": self.number.copy(),
-            "length": self.length.copy(),
             "reset_number": self.reset_number.copy(),
-            "since_reset": self.since_reset.copy(),
-            "game_length": self.game_length.copy(),
-            "game_return": self.game_return.copy(),
-            "actions": self.recorded_actions(),
+            "num_failed": self.num_failed,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned.
 
         Raises:
-            ValueError: it was of another number of lanes.
+            ValueError: it was of another number of sub-environments.
         """
-        lanes = len(state["number"])
-        if lanes != self.lanes:
-            raise ValueError(f"it is of {lanes} sub-environments, now there are {self.lanes}")
-        for name in state.keys() - {"actions"}:
-            np.copyto(getattr(self, name), state[name])
-        self.actions = [[] if part is None else [np.asarray(part)] for part in state["actions"]]
-        self.seeds = [self._seed_of(lane) for lane in range(self.lanes)]
-        self.start[:] = self._reset_row[:] = 0
+        there = len(state["number"])
+        if there != self.num_envs:
+            raise ValueError(f"it is of {there} sub-environments, now there are {self.num_envs}")
+        np.copyto(self.number, state["number"])
+        np.copyto(self.reset_number, state["reset_number"])
+        self.num_failed = int(state["num_failed"])
+        self._name()
 
 
-class EpisodeBoundaries:
-    """What is done where an episode of a lane ends, and where the next one begins.
-
-    Times are rows of the running fragment: after t steps, the last row is ``t - 1``.
+class AgentEpisodes(Episodes):
+    """Episodes in which agents come and go; see `EpisodePlan`.
 
     Attributes:
-        records: episodes that have ended, until somebody takes them.
-        num_faulty: episodes dropped so far, because their environment raised.
+        env_steps: of the episodes that ended, until a caller resets it.
+        agent_steps: actions in them.
+        agents: names of the agents by index, of each episode that ended.
     """
 
-    def __init__(
+    def __init__(self, plan: Plan, num_envs: int) -> None:
+        super().__init__(plan, num_envs)
+        self.begin_fragment()
+
+    def begin_fragment(self) -> None:
+        """Count from here."""
+        self.records = []
+        self.env_steps = self.agent_steps = 0
+        self.agents: dict[int, list[Any]] = {}
+
+    def planned(self, env_index: int) -> PlannedEpisode | None:
+        """The episode to run now; None: none any more."""
+        number = int(self.number[env_index])
+        if not self.plan.wants(number):
+            return None
+        seed = self.plan.seed(env_index, number)
+        episode_id = int(self.ids[env_index])
+        return PlannedEpisode(episode_id, seed, self.seeds[env_index], mapping_rng(seed))
+
+    def ended(
         self,
-        episodes: LaneEpisodes,
-        envs: EpisodeVectorEnv,
-        observations: ObservationPipeline | EnvToModule,
-        collector: SampleCollector,
-        noise: ActionNoise,
+        env_index: int,
+        episode_return: float,
+        length: int,
+        agents: Sequence[AgentSlot],
+        *,
+        goes_on: bool,
     ) -> None:
-        self.episodes, self.envs, self.collector = episodes, envs, collector
-        self.observations, self._noise = observations, noise
-        self.records: list[EpisodeRecord] = []
-        self.num_faulty = 0
-        self._first_rows: list[tuple[int, Array, Any]] = []  # t, lanes, raw first observations
+        """File the episode and turn to the next one; see `EpisodePlan`."""
+        episode_id = int(self.ids[env_index])
+        self.env_steps += length
+        self.agent_steps += sum(agent.taken for agent in agents)
+        self.agents[episode_id] = [agent.id for agent in agents]
+        self.records.append(
+            EpisodeRecord(
+                episode_id=episode_id,
+                env_index=env_index,
+                seed=self.seeds[env_index],
+                episode_return=episode_return,
+                length=length,
+                agents=tuple((str(a.id), a.policy_id, a.total) for a in agents),
+            )
+        )
+        number = self.plan.next(int(self.number[env_index]))
+        self.turn_to(env_index, number, goes_on=goes_on)
 
-    def begin(self, lanes: Array, raw_obs: Any, *, update: bool = True) -> None:
-        """Tell the collector what the policy sees first of the next episodes of these lanes."""
-        obs = self.observations.first(raw_obs, lanes, update=update)
-        self.collector.begin_episodes(lanes, self.episodes.ids(lanes), obs)
+    def given_up(self, env_index: int) -> None:
+        """Drop the running episode."""
+        self.turn_to(env_index, self.plan.instead(env_index, int(self.number[env_index])))
 
-    def end(self, t: int, done: Array, infos: Mapping[str, Any] | None) -> None:
-        """File the episodes that ended with the last of t steps, and start the next ones."""
-        lanes = np.flatnonzero(done)
-        self._noise.begin_episodes(lanes)
-        self.collector.end_episodes(lanes)
-        goes_on = None if infos is None else infos.get("episode_continues")
-        rewards = self.collector.rewards
-        for lane in lanes.tolist():
-            lost_life = goes_on is not None and bool(goes_on[lane])
-            record = self.episodes.finish(lane, t, rewards, game_goes_on=lost_life)
-            if record is not None:
-                self.records.append(record)
-        self._reset(t, done)
 
-    def go_on(self, t: int, lanes: Array) -> None:
-        """End the episodes of these lanes after t steps; the next begin where they are."""
-        self._noise.begin_episodes(lanes)
-        self.collector.end_episodes(lanes)
-        rewards = self.collector.rewards
-        self.records += [self.episodes.go_on(lane, t, rewards) for lane in lanes.tolist()]
-        self._begin_here(lanes)
+class LockStepEpisodes(Episodes):
+    """Episodes of sub-environments with one agent each, which step together.
 
-    def _begin_here(self, lanes: Array) -> None:
-        ids, obs = self.episodes.ids(lanes), self.collector.obs[lanes]
-        self.collector.begin_episodes(lanes, ids, obs)
+    Shapes: arrays are ``[B]``. Times are rows of the running fragment: after t steps, the last row
+    is ``t - 1``. Where nothing is collected each step is a fragment, see `add_row`.
 
-    def _reset(self, t: int, mask: Array) -> None:
-        """Reset the lanes of ``mask``: after t steps that is what their policy sees."""
-        try:
-            raw_obs = self.envs.reset_lanes(mask, self.episodes.seeds)
-        except EnvError as error:
-            raise self.placed(error, t - 1) from None
-        if raw_obs is None:  # this env's next step brings the observations
-            return
-        lanes = np.flatnonzero(mask)
-        first = obs = take_lanes(raw_obs, lanes)
-        if not self.observations.identity:
-            obs = self.observations.first(first, lanes)
-            self._first_rows.append((t, lanes, first))
-        self.collector.begin_episodes(lanes, self.episodes.ids(lanes), obs)
+    Attributes:
+        length: steps of the running episodes before the fragment's first row.
+        total_length, total_return: the same, over lost lives (Atari).
+    """
 
-    def without_transition(self, t: int) -> None:
-        """Lanes whose step, the last of t, was no transition.
+    def __init__(self, plan: Plan, num_envs: int) -> None:
+        super().__init__(plan, num_envs)
+        self.length = np.zeros(num_envs, np.int64)
+        self.total_length = np.zeros(num_envs, np.int64)
+        self.total_return = np.zeros(num_envs, np.float64)
+        self.since_reset = np.zeros(num_envs, np.int64)  # as `length`, from the last reset on
+        self._start = np.zeros(num_envs, np.int64)  # first row of the running episode
+        self._reset_row = np.zeros(num_envs, np.int64)
+        self._actions: list[list[Array]] = [[] for _ in range(num_envs)]
 
-        Those are steps that an environment spent on its own reset, and the episodes of
-        environments that raised and have been built again.
+    def steps(self, t: int) -> Array:
+        """Steps of the running episodes, int ``[B]``, after t rows of the fragment."""
+        return self.length + t - self._start
+
+    def start_at(self, envs: int | Array, row: int) -> None:
+        """The episodes of these sub-environments begin at this row, with a reset."""
+        self._start[envs] = self._reset_row[envs] = row
+
+    def add_row(self, rewards: Array, valid: Array | None) -> None:
+        """Count a step that no fragment holds; rewards float64 ``[B]``."""
+        counted = np.ones(self.num_envs, np.bool_) if valid is None else valid
+        self.total_return += rewards * counted
+        self.total_length += counted
+        self.length += counted
+
+    def end(
+        self, envs: Iterable[int], t: int, rewards: Array, lost_lives: Sequence[Any] | None
+    ) -> None:
+        """File episodes whose last row is ``t - 1``, and turn to the next ones.
+
+        Args:
+            rewards: raw rewards of the fragment, ``[t, B]``.
+            lost_lives: ``[B]``, true where a life was lost, not the game: learning sees an end,
+                metrics do not.
+
+        Raises:
+            RewardError: one of the rewards is not finite.
         """
-        if self.envs.valid is not None:
-            resetting = np.flatnonzero(~self.envs.valid)
-            self._noise.begin_episodes(resetting)
-            self.episodes.start_at(resetting, t)
-            self._begin_here(resetting)
-        if not self.envs.failed_lanes:
+        plan = self.plan
+        for i in envs:
+            self._count(i, t, rewards)
+            if lost_lives is None or not lost_lives[i]:
+                self._file(i)
+            self.turn_to(i, plan.next(int(self.number[i])))
+            self.length[i] = self.since_reset[i] = 0
+            self._start[i] = self._reset_row[i] = t
+            self._actions[i] = []
+
+    def go_on(self, envs: Iterable[int], t: int, rewards: Array) -> None:
+        """File episodes at a soft horizon: the next ones go on where they ended."""
+        for i in envs:
+            self._count(i, t, rewards)
+            self._file(i)
+            self.turn_to(i, self.plan.next(int(self.number[i])), goes_on=True)
+            self.length[i], self._start[i] = 0, t
+
+    def drop(self, envs: Iterable[int], t: int = 0) -> None:
+        """Give up running episodes without a record; others begin at row t."""
+        for i in envs:
+            self.turn_to(i, self.plan.instead(i, int(self.number[i])))
+            self.length[i] = self.since_reset[i] = self.total_length[i] = 0
+            self.total_return[i] = 0.0
+            self._start[i] = self._reset_row[i] = t
+            self._actions[i] = []
+
+    def end_fragment(self, t: int, rewards: Array, actions: Array) -> None:
+        """Close a fragment of t rows: running episodes go on in the next one.
+
+        Args:
+            actions: what the connectors sent, ``[t, B, ...]``.
+        """
+        for i in range(self.num_envs):
+            self._count(i, t, rewards)
+            self.length[i] += max(0, t - int(self._start[i]))
+            first = int(self._reset_row[i])
+            if first < t:
+                self._keep_actions(i, actions[first:t, i])
+        self._start[:] = self._reset_row[:] = 0
+
+    def _count(self, i: int, t: int, rewards: Array) -> None:
+        start = int(self._start[i])
+        if start >= t:
             return
-        failed = np.zeros(self.episodes.lanes, dtype=np.bool_)
-        failed[list(self.envs.failed_lanes)] = True
-        self.drop(self.envs.failed_lanes)
-        for lane in self.envs.failed_lanes:
-            self.episodes.start_at(lane, t)
-        self.num_faulty += int(failed.sum())
-        self._reset(t, failed)
+        total = float(rewards[start:t, i].sum())
+        if not math.isfinite(total):
+            step = int(np.flatnonzero(~np.isfinite(rewards[start:t, i]))[0])
+            reward = float(rewards[start + step, i])
+            raise RewardError(i, int(self.length[i]) + step, reward)
+        self.total_return[i] += total
+        self.total_length[i] += t - start
 
-    def drop(self, lanes: Iterable[int]) -> None:
-        """Give up the running episodes of these lanes."""
-        for lane in lanes:
-            self.collector.drop(np.array([lane]), self.episodes.id_of(lane))
-            self._noise.begin_episodes(lane)
-            self.episodes.drop(lane)
+    def _file(self, i: int) -> None:
+        if self.plan.wants(int(self.number[i])):
+            record = EpisodeRecord(
+                episode_id=int(self.ids[i]),
+                env_index=i,
+                seed=self.seeds[i],
+                episode_return=float(self.total_return[i]),
+                length=int(self.total_length[i]),
+            )
+            self.records.append(record)
+        self.total_return[i], self.total_length[i] = 0.0, 0
 
-    def before_filter(self, raw_obs: Any, t: int) -> Array:
-        """What lanes see after t steps as it was before the filter, ``[B, ...]``."""
-        unfiltered = np.array(self.observations.preprocess(raw_obs))
-        for row, lanes, first in self._first_rows:
-            if row == t:
-                unfiltered[lanes] = self.observations.preprocess(first)
-        self._first_rows.clear()
-        return unfiltered
+    def _keep_actions(self, i: int, actions: Array) -> None:
+        self.since_reset[i] += len(actions)
+        if self.since_reset[i] > LONGEST_RESTORED:
+            self._actions[i] = []
+        else:
+            self._actions[i].append(actions.copy())
 
-    def placed(self, error: EnvError, t: int) -> EnvError:
-        """The error of the environments' step t, with its place."""
-        error.runner_index = self.episodes.runner_index
-        error.env_step = int(self.episodes.steps(t)[error.lane])
-        return error
+    def actions(self) -> list[Array | None]:
+        """The actions ``[n, ...]`` of each running episode since the environment was reset.
+
+        None where there are none, or too many to repeat.
+        """
+        for i, parts in enumerate(self._actions):
+            if len(parts) > 1:
+                self._actions[i] = [np.concatenate(parts)]
+        return [parts[0] if parts else None for parts in self._actions]
+
+    def get_state(self) -> dict[str, Any]:
+        """Counters, and the running episodes' actions, by which they can be restored."""
+        return {
+            **super().get_state(),
+            "length": self.length.copy(),
+            "since_reset": self.since_reset.copy(),
+            "total_length": self.total_length.copy(),
+            "total_return": self.total_return.copy(),
+            "actions": self.actions(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        for name in ("length", "since_reset", "total_length", "total_return"):
+            np.copyto(getattr(self, name), state[name])
+        self._actions = [[] if part is None else [np.asarray(part)] for part in state["actions"]]
+        self._start[:] = self._reset_row[:] = 0

@@ -1,12 +1,10 @@
-"""PolicyActor: one policy acts for all its agents, in all sub-environments, with one forward pass.
+"""PolicyActor: one policy acts for all its slots, with one forward pass, and has their steps kept.
 
-Owns what belongs to the policy in a multi-agent runner: its connectors, and who sits where. The
-trajectories are its collector's. Knows nothing of environments: it is told who sees what, and who
-has left.
+Owns what belongs to the policy in a runner: its connectors, its inputs, its action noise and its
+collector. Must not know environments: it is told what happened to its slots (`agent_slots`).
 
-An agent has a seat: its index into this policy's arrays, for as long as it takes part.
-
-    S  seats    k  agents that act, or are heard of, in a step
+    B  slots that act together    S  slots    k  slots of a step    m  of them, those with an
+    observation
 """
 
 from __future__ import annotations
@@ -14,308 +12,341 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
-from rlrun.policies.policy import Policy
-from rlrun.policies.policy_mapping import Spaces
+from rlrun.data.sample_batch import SampleBatch
+from rlrun.envs.agent_slots import AgentSlot, Due, SlotStep
+from rlrun.envs.vector_env import take_lanes
 from rlrun.sampling.action_noise import ActionNoise
-from rlrun.sampling.agent_pieces import AgentPieces
-from rlrun.sampling.agent_play import AgentFault, AgentPlay, News
-from rlrun.sampling.agent_watch import AgentWatch
-from rlrun.sampling.log_collector import LogCollector
 from rlrun.sampling.policy_inputs import PolicyInputs
-from rlrun.sampling.raw_observations import RawObservations
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.sample_collector import SampleCollector
 from rlrun.sampling.seeding import agent_noise
 
 Array = NDArray[Any]
+NoiseKeys = Callable[[int], "np.random.Generator | None"]
+"""The generator of an episode's noise, by the episode's number."""
 
-_FIRST_SEATS = 16
-_PLAIN_SPACES = (
-    gym.spaces.Box,
-    gym.spaces.Discrete,
-    gym.spaces.MultiDiscrete,
-    gym.spaces.MultiBinary,
-)
+_NO_EXTRAS: dict[str, Array] = {}
 
 
 class PolicyActor:
-    """Acts for the agents of one policy and logs what became of it.
+    """See the module.
 
     Args:
-        spaces: of the environment, for agents of this policy.
-        connectors: between those and the policy.
-        collector: of the trajectories of its agents.
-        pieces: the user's own connectors among these; None if there are none.
+        connectors: between the environments and the policy.
+        make_collector: makes the collector of the policy's steps.
+        num_slots: B; None where slots come and go.
+        num_agents: possible agents of a sub-environment, of which each has a place among the lanes
+            of custom connectors.
 
     Attributes:
         explore: sample actions, or take the best ones.
-        wants_infos: whether it has a view of infos, and so is to be told of them.
-        filter_learns: whether statistics of observations and rewards learn from what comes.
-        waiting: agents whose action is due.
-        watch: whoever records what they do, or None.
+        learns: whether statistics of observations and rewards are updated.
+        converts: whether `to_env` does something.
+        wants_infos: whether the policy has a view of infos, and so is to be told of them.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        spaces: Spaces,
         connectors: RunnerConnectors,
-        collector: SampleCollector,
-        pieces: AgentPieces | None = None,
+        make_collector: Callable[[], SampleCollector],
+        *,
+        num_slots: int | None,
+        num_agents: int = 1,
+        explore: bool = True,
+        noise_keys: NoiseKeys | None = None,
+        learns: bool = True,
     ) -> None:
-        self.policy, self.spaces, self.connectors = policy, spaces, connectors
+        self.connectors, self.policy = connectors, connectors.policy
         self.observations, self.actions = connectors.observations, connectors.actions
-        self.rewards, self._pieces = connectors.rewards, pieces
-        self.explore = self.filter_learns = True
-        self.inputs = PolicyInputs(policy, 1)
-        self.wants_infos = col.INFOS in self.inputs.rows
-        self.collector = collector
-        collector.set_views(self.inputs.views, self.inputs.rows)
-        collector.begin_fragment(None)
-        self._raw_observations = RawObservations(spaces[0])
-        self._plain_actions = isinstance(spaces[1], _PLAIN_SPACES)
-        self._free: list[int] = []
-        self._count = np.empty(0, np.int64)  # [S] actions taken in the episode
-        self._returns = np.empty(0)  # [S] discounted rewards so far, for their normalisation
-        self._noise = ActionNoise(policy)
+        self.explore, self.learns = explore, learns
+        self.noise = ActionNoise(self.policy)
+        self.inputs = PolicyInputs(self.policy, num_slots or 1)
+        self.collector = make_collector()
+        self._num_slots, self._num_agents, self._noise_keys = num_slots, num_agents, noise_keys
+        self._custom = connectors.custom
+        # What does nothing is not called, least of all in every step.
+        self._filter = None if self.observations.identity else self.observations
+        self._learned = None if connectors.rewards.identity else connectors.rewards
+        self.converts = not (self._custom is None and self.actions.identity)
+        self._pending: tuple[Any, Mapping[str, Array]] = None, _NO_EXTRAS
+        self._returns = np.zeros(0)  # [S] discounted rewards so far, for their normalisation
+        self._lanes = np.zeros(0, np.int64)  # [S] of custom connectors
+        self._unanswered: dict[int, Any] = {}  # by lane of custom connectors, actions
+        self._sent: list[Array] = []  # what custom connectors made of actions, where all act
         self._taken: list[tuple[Array, Array, Array]] = []  # [k, 3] places, [k] steps, actions
-        self.waiting: list[AgentPlay] = []
-        self._seats = np.empty(0, np.int64)  # [k] seats of those who wait
-        self._steps = np.empty(0, np.int64)  # [k] env steps of their episodes
-        self._raw: list[Any] = []  # their observations, unprocessed
-        self.news = News()
-        self.watch: AgentWatch | None = None
+        self._resize(num_slots or 0)
+        self._look_at_views()
 
-    def begin_fragment(self, unsent: frozenset[str], first_unroll_id: int) -> None:
-        """A fragment begins: make what the policy asks for now.
+    def _look_at_views(self) -> None:
+        self.wants_infos = col.INFOS in self.inputs.rows
+        self.collector.set_views(self.inputs.views, self.inputs.rows)
 
-        Args:
-            unsent: columns that learning does not read.
-        """
-        inputs = self.inputs
-        if self.policy.view_requirements != inputs.requirements or unsent != inputs.unsent:
-            inputs.resolve(unsent)
-            self.wants_infos = col.INFOS in inputs.rows
-            self.collector.set_views(inputs.views, inputs.rows)
-        self.collector.begin_fragment(None, first_unroll_id)
-
-    # -- seats ---------------------------------------------------------------------------------
-
-    def seat(self, agent: AgentPlay, taken: int = 0, seat: int | None = None) -> None:
-        """Give an agent a seat.
-
-        Args:
-            taken: actions it has taken already, where a runner is restored.
-            seat: the one that it had then.
-        """
-        while not self._free or (seat is not None and seat >= len(self._count)):
-            self._add_seats()
-        if seat is None:
-            seat = self._free.pop()
-        else:
-            self._free.remove(seat)
-        agent.seat = seat
-        self._count[seat], self._returns[seat] = taken, 0.0
-        self._noise.begin_episode(seat, agent_noise(agent.lane.seed, agent.index), taken)
-
-    def _add_seats(self) -> None:
-        old = len(self._count)
-        new = max(_FIRST_SEATS, old)
-        self._free = [*range(old + new - 1, old - 1, -1), *self._free]
-        self._count = np.append(self._count, np.zeros(new, np.int64))
-        self._returns = np.append(self._returns, np.zeros(new))
-        self._noise.resize(old + new)
-
-    def actions_taken(self, agent: AgentPlay) -> int:
-        """In this episode, by an agent that has a seat or had one until this step."""
-        return int(self._count[agent.seat]) if agent.seat >= 0 else agent.taken
-
-    def _leave(self, agent: AgentPlay) -> None:
-        agent.taken = int(self._count[agent.seat])
-        self._free.append(agent.seat)
-        agent.seat = -1
+    def _resize(self, slots: int) -> None:
+        self._returns = np.append(self._returns, np.zeros(slots - len(self._returns)))
+        lanes = np.arange(len(self._lanes), slots) if self._num_slots is not None else 0
+        self._lanes = np.append(self._lanes, np.zeros(slots - len(self._lanes), np.int64) + lanes)
+        self.noise.resize(slots)
 
     # -- acting --------------------------------------------------------------------------------
 
-    def act(self, lanes: Collection[Any] | None = None) -> None:
-        """Choose an action for those who wait, into `actions` of their lanes.
-
-        Args:
-            lanes: only for agents in these; None: for all.
-        """
-        agents, raw, seats, steps = self._due(lanes)
-        if not agents:
-            return
-        noise = self._noise.next(seats) if self.explore else None
-        seen = self.collector.inputs(seats)
+    def act(self, due: Due) -> Any:
+        """Choose actions for slots whose action is due; as connectors send them, ``[k, ...]``."""
+        slots, collector = due.slots, self.collector
+        noise = self.noise.next(slots) if self.explore else None
         if self.inputs.views is None:
+            seen = collector.obs if slots is None else collector.inputs(slots)
             actions, _, extras = self.policy.compute_actions(
                 seen, explore=self.explore, noise=noise
             )
         else:
+            seen = collector.inputs(slots)
             actions, extras = self.inputs.act(seen, explore=self.explore, noise=noise)
+        if slots is None:
+            self._pending = actions, extras
+        else:
+            actions = np.asarray(actions)
+            collector.act(slots, actions, extras)
+        if self._custom is not None:
+            actions = self._customised(actions, slots)
+        if slots is not None:
+            self._taken.append((collector.places[slots], due.steps, actions))
+        return actions
+
+    def _customised(self, actions: Array, slots: Array | None) -> Array:
+        assert self._custom is not None
         actions = np.asarray(actions)
-        self.collector.act(seats, actions, extras)
-        self._count[seats] += 1
-        if self._pieces is not None:
-            actions = self._pieces.act(agents, actions)
-        taken = self.to_env(actions)
-        self._taken.append((self.collector.places[seats], steps, actions))
-        if self.watch is not None:
-            taken = list(taken)
-            self.watch.acted(agents, raw, taken)
-        for agent, action in zip(agents, taken, strict=True):
-            agent.lane.actions[agent.id] = action
-
-    def _due(
-        self, lanes: Collection[Any] | None
-    ) -> tuple[list[AgentPlay], list[Any], Array, Array]:
-        """Those who are to act now, what they see, their seats and env steps; others wait on."""
-        due = self.waiting, self._raw, self._seats, self._steps
-        if lanes is None:
-            none = self._seats[:0]
-            self.waiting, self._raw, self._seats, self._steps = [], [], none, none
-            return due
-        now = [i for i, agent in enumerate(self.waiting) if agent.lane in lanes]
-        self._keep_waiting([i for i in range(len(self.waiting)) if i not in now])
-        agents, raw, seats, steps = due
-        return [agents[i] for i in now], [raw[i] for i in now], seats[now], steps[now]
-
-    def _keep_waiting(self, which: list[int]) -> None:
-        self.waiting = [self.waiting[i] for i in which]
-        self._raw = [self._raw[i] for i in which]
-        self._seats, self._steps = self._seats[which], self._steps[which]
+        if slots is not None:
+            lanes = self._lanes[slots]
+            self._unanswered.update(zip(lanes.tolist(), actions, strict=True))
+            return self._custom.act(actions, lanes)
+        sent = self._custom.act(actions, self._lanes)
+        if self.learns:
+            self._sent.append(sent)
+        return sent
 
     def to_env(self, actions: Any) -> Any:
-        """From what was recorded of actions ``[k, ...]`` to k actions of the environment."""
-        actions = np.asarray(actions)
-        if self.connectors.custom is not None:
-            converted = self.connectors.custom.send(actions)
-        else:
-            converted = actions if self.actions.identity else self.actions(actions)
-        if self._plain_actions:
-            return converted
-        return iterate(batch_space(self.spaces[1], len(actions)), converted)
+        """From actions that `act` returned to the environments' own, batched."""
+        if self._custom is not None:
+            return self._custom.send(actions)
+        return actions if self.actions.identity else self.actions(actions)
 
-    # -- hearing -------------------------------------------------------------------------------
+    # -- what steps bring ----------------------------------------------------------------------
 
-    def hear(self) -> None:
-        """Take in the news of a step: who acts next, which transitions are complete, who left.
-
-        Raises:
-            AgentFault: an observation or a reward is not what it must be.
-        """
-        news, self.news = self.news, News()
-        if not news.staying and not news.leaving:
+    def observe(self, step: SlotStep) -> None:
+        """Take in what a step brought: transitions are complete, and the next actions due."""
+        slots, acted = step.slots, step.valid if step.slots is None else step.acted
+        if step.joined:
+            self._join(step.joined)
+        learned = None
+        if self._learned is not None:
+            learned = self._learn_rewards(step, acted)
+        if self._custom is not None:
+            self._advance_custom(step)
+        obs = step.observations
+        if self._filter is not None and len(obs):
+            obs = self._filter(obs, update=self.learns) if self._custom is None else self._see(step)
+        if slots is not None:
+            self._complete(step, obs, learned)
             return
-        raw, seats, steps = news.observations, news.seats, news.steps
-        staying = len(news.staying)
-        sees = np.ones(staying + len(news.leaving), np.bool_)
-        if news.leaving:
-            sees[staying:] = [last is not None for last in news.last_observations]
-            seats = seats + [agent.seat for agent in news.leaving]
-            raw = raw + [last for last in news.last_observations if last is not None]
-            steps = steps + news.last_steps
-        self.waiting += news.staying
-        self._raw += news.observations
-        all_seats, all_steps = np.array(seats), np.array(steps)
-        self._seats = np.concatenate([self._seats, all_seats[:staying]])
-        self._steps = np.concatenate([self._steps, all_steps[:staying]])
-        rewards, flags = self._rewards_and_flags(news, all_steps)
-        if self.watch is not None:
-            self.watch.heard(news, rewards, flags)
-        identity = self.rewards.identity
-        learned = rewards if identity else self._learned(rewards, flags, all_seats)
-        seen: Any = self._raw_observations.checked(raw, news) if raw else np.empty(0)
-        if self._pieces is not None:
-            observed = np.flatnonzero(sees)
-            seen = self._behind_pieces(news, seen, all_seats, observed, rewards)
-        elif raw:
-            seen = self.observations(seen, update=self.filter_learns)
-        # Transitions of agents that have acted, then ends, then the agents that join.
-        acted = self._count[all_seats] > 0
-        if acted.any():
+        self.collector.add_step(
+            *self._pending,
+            step.rewards,
+            step.terminateds,
+            step.truncateds,
+            obs,
+            learned_rewards=learned,
+            valid=step.valid,
+            infos=step.infos if self.wants_infos else None,
+        )
+
+    def _complete(self, step: SlotStep, obs: Any, learned: Array | None) -> None:
+        """Transitions of slots that come and go, then those that join and leave."""
+        slots, acted, observed, infos = step.slots, step.acted, step.observed, step.infos
+        assert slots is not None
+        done: Any = slice(None)
+        if acted is None:
+            seen, rows = obs, None
+        else:
+            done = np.flatnonzero(acted)
+            sees = np.ones(len(slots), np.bool_) if observed is None else observed
+            rows = acted[sees]
+            seen = obs[rows]
+        if len(slots[done]):
+            if infos is not None and acted is not None:
+                infos = {i: infos[k] for i, k in enumerate(np.flatnonzero(acted).tolist())}
+            assert step.steps is not None
             self.collector.add_step(
                 None,
-                {},
-                rewards[acted],
-                flags[acted, 0],
-                flags[acted, 1],
-                seen[acted[sees]],
-                slots=all_seats[acted],
-                observed=None if sees[acted].all() else sees[acted],
-                learned_rewards=learned[acted],
-                infos=self._infos(news, acted) if self.wants_infos else None,
-                steps=all_steps[acted],
+                _NO_EXTRAS,
+                step.rewards[done],
+                step.terminateds[done],
+                step.truncateds[done],
+                seen,
+                slots=slots[done],
+                observed=None if observed is None else observed[done],
+                learned_rewards=None if learned is None else learned[done],
+                infos=infos if self.wants_infos else None,
+                steps=step.steps[done],
             )
-        if news.leaving:
-            self.collector.end_episodes(all_seats[len(news.staying) :])
-        if not acted.all():
-            joining = [agent for agent in news.staying if not self._count[agent.seat]]
-            places = np.array([(agent.lane.index, agent.index) for agent in joining])
-            ids = np.array([agent.lane.episode_id for agent in joining])
-            self.collector.begin_episodes(all_seats[~acted], ids, seen[~acted[sees]], places)
-        for agent in news.leaving:
-            self._leave(agent)
+        if step.num_staying < len(slots):
+            self.collector.end_episodes(slots[step.num_staying :])
+        if step.joined:
+            assert rows is not None
+            places = np.array([(a.env_index, a.index) for a in step.joined], np.int64)
+            ids = np.array([agent.episode_id for agent in step.joined], np.int64)
+            joined = np.array([agent.slot for agent in step.joined], np.int64)
+            self.collector.begin_episodes(joined, ids, obs[~rows], places)
 
-    @staticmethod
-    def _infos(news: News, acted: Array) -> dict[int, Any]:
-        infos = news.infos + news.last_infos
-        return dict(enumerate(infos[i] for i in np.flatnonzero(acted)))
-
-    def _behind_pieces(
-        self, news: News, stacked: Any, seats: Array, observed: Array, rewards: Array
-    ) -> Any:
-        assert self._pieces is not None
-        agents, acted = news.staying + news.leaving, self._count[seats] > 0
-        self._pieces.advance([agents[i] for i in np.flatnonzero(acted)], rewards[acted])
-        if not len(observed):
-            return stacked
-        seeing, first = [agents[i] for i in observed], ~acted[observed]
-        return self._pieces.see(seeing, stacked, first, update=self.filter_learns)
-
-    def _rewards_and_flags(self, news: News, steps: Array) -> tuple[Array, Array]:
-        """Of all who are heard of: rewards since their last actions, and ends, bool ``[k, 2]``."""
-        agents = news.staying + news.leaving
-        rewards = np.array([agent.credit for agent in agents], np.float64)
-        if not np.isfinite(rewards).all():
-            i = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise AgentFault(agents[i], f"the reward is {agents[i].credit}", int(steps[i]) - 1)
-        flags = np.zeros((len(agents), 2), np.bool_)
-        if news.leaving:
-            flags[len(news.staying) :] = news.flags
+    def _join(self, agents: Collection[AgentSlot]) -> None:
+        """Slots that these agents have from now on."""
+        most = max(agent.slot for agent in agents)
+        if most >= len(self._returns):
+            self._resize(max(most + 1, 2 * len(self._returns)))
         for agent in agents:
-            agent.credit = 0.0
-        return rewards, flags
+            self._returns[agent.slot] = 0.0
+            self._lanes[agent.slot] = agent.env_index * self._num_agents + agent.position
+            rng = agent_noise(agent.episode_seed, agent.index)
+            self.noise.begin_episode(agent.slot, rng, agent.taken)
 
-    def _learned(self, rewards: Array, flags: Array, seats: Array) -> Array:
-        """What learning sees of the rewards ``[k]`` of these seats."""
-        returns = self._returns[seats]
-        learned = self.rewards(
-            rewards,
-            flags[:, 0],
-            flags[:, 1],
-            valid=self._count[seats] > 0,  # who has not acted is not rewarded
-            update=self.filter_learns,
-            returns=returns,
+    def _learn_rewards(self, step: SlotStep, acted: Array | None) -> Array:
+        """What learning sees of the rewards, ``[k]``."""
+        assert self._learned is not None
+        slots: Any = slice(None) if step.slots is None else step.slots
+        returns = self._returns[slots]
+        learned = self._learned(
+            step.rewards,
+            step.terminateds,
+            step.truncateds,
+            returns,
+            valid=acted,
+            update=self.learns,
         )
-        self._returns[seats] = returns
+        self._returns[slots] = returns
         return learned
 
+    def _advance_custom(self, step: SlotStep) -> None:
+        assert self._custom is not None
+        if step.slots is None:
+            actions, valid = np.asarray(self._pending[0]), step.valid
+            self._custom.advance(actions, step.rewards, self._lanes, valid)
+            return
+        acted: Any = slice(None) if step.acted is None else step.acted
+        lanes = self._lanes[step.slots[acted]]
+        if len(lanes):
+            actions = np.stack([self._unanswered[lane] for lane in lanes.tolist()])
+            self._custom.advance(actions, step.rewards[acted], lanes, None)
+
+    def _see(self, step: SlotStep) -> Any:
+        """What custom connectors make of the observations."""
+        pipeline: Any = self.observations
+        if step.slots is None:
+            return pipeline(step.observations, update=self.learns)
+        observed: Any = slice(None) if step.observed is None else step.observed
+        lanes = self._lanes[step.slots[observed]]
+        first = np.zeros(len(lanes), np.bool_) if step.acted is None else ~step.acted[observed]
+        space = pipeline.output_space
+        seen = np.empty((len(lanes), *space.shape), space.dtype)
+        for begins in (False, True):  # a lane may end an episode and begin the next in one step
+            rows = np.flatnonzero(first == begins)
+            if len(rows):
+                part, run = take_lanes(step.observations, rows), pipeline
+                if begins:
+                    seen[rows] = pipeline.first(part, lanes[rows], update=self.learns)
+                else:
+                    seen[rows] = run(part, update=self.learns, lanes=lanes[rows])
+        return seen
+
+    # -- slots that act together ---------------------------------------------------------------
+
+    def begin_episodes(self, slots: Array, ids: Array, raw_obs: Any, *, update: bool) -> None:
+        """Episodes begin in these slots, with their first observations ``[k, ...]``."""
+        obs = raw_obs
+        if self._filter is not None:
+            obs = self.observations.first(raw_obs, slots, update=update)
+        self.collector.begin_episodes(slots, ids, obs)
+
+    def go_on_here(self, slots: Array, ids: Array) -> None:
+        """Episodes begin in these slots with what the policy sees now."""
+        self.noise.begin_episodes(slots)
+        self.collector.begin_episodes(slots, ids, self.collector.obs[slots])
+
+    def end_episodes(self, slots: Array) -> None:
+        """Episodes of these slots ended with the last step."""
+        self.collector.end_episodes(slots)
+
+    def begin_noise(self, slots: Array, numbers: Array) -> None:
+        """Action noise of episodes with these numbers begins in these slots."""
+        if not self.explore:
+            return
+        if self._noise_keys is None:
+            self.noise.begin_episodes(slots)
+            return
+        for slot, number in zip(slots.tolist(), numbers.tolist(), strict=True):
+            rng = self._noise_keys(number)
+            assert rng is not None
+            self.noise.begin_episode(slot, rng)
+
+    def drop(self, slots: Array, episode_id: int = -1) -> None:
+        """Forget the episode of these slots as far as it has not been delivered.
+
+        Args:
+            episode_id: where slots come and go, and some may have left it.
+        """
+        self.collector.drop(slots, episode_id)
+
+    @property
+    def rewards(self) -> Array:
+        """Raw rewards of the fragment, ``[t, B]``."""
+        return self.collector.rewards
+
+    def preprocess(self, raw_obs: Any) -> Array:
+        """Observations before the filter, ``[k, ...]``."""
+        return self.observations.preprocess(raw_obs)
+
     # -- fragments -----------------------------------------------------------------------------
+
+    def begin_fragment(
+        self, unsent: frozenset[str], length: int | None, first_unroll_id: int
+    ) -> None:
+        """A fragment begins: make the views that the policy asks for now.
+
+        Args:
+            unsent: columns that learning does not read.
+            length: see `SampleCollector.begin_fragment`.
+        """
+        inputs = self.inputs
+        if self.policy.view_requirements != inputs.requirements or unsent != inputs.unsent:
+            inputs.resolve(unsent)
+            self._look_at_views()
+        self.collector.begin_fragment(length, first_unroll_id)
+
+    def begin_exploring(self, rng: np.random.Generator, length: int) -> None:
+        """Draw from a fragment's generator what its exploration takes.
+
+        Slots that come and go have noise of their own, so that agents do not depend on fragments.
+        """
+        if self.policy.draws_for_fragments:
+            self.policy.begin_fragment(rng)
+        if self._num_slots is not None:
+            self.noise.begin_fragment(rng, length, self._num_slots)
+
+    def sent(self) -> Array:
+        """Actions of the fragment as the connectors sent them, ``[t, B, ...]``."""
+        if self._custom is None:
+            return self.collector.actions
+        sent, self._sent = np.stack(self._sent), []
+        return sent
 
     def newly_taken(self) -> tuple[Array, Array, Array] | None:
         """The actions since the last call, agents mixed and each one's in its order.
 
         Returns:
-            Lane, agent and episode id, int ``[n, 3]``; env steps of the episode, int ``[n]``; and
-            what `to_env` takes of the actions ``[n, ...]``. None for none.
+            Sub-environment, agent and episode id, int ``[n, 3]``; env steps of the episode, int
+            ``[n]``; and what `to_env` takes of the actions, ``[n, ...]``. None for none.
         """
         if not self._taken:
             return None
@@ -323,95 +354,60 @@ class PolicyActor:
         self._taken = []
         return places, steps, actions
 
-    def drop(self, agents: Collection[AgentPlay], lane: int, episode_id: int) -> None:
-        """Forget an episode that is given up, with these agents of this policy."""
-        self._keep_waiting([i for i, agent in enumerate(self.waiting) if agent not in agents])
-        if self.watch is not None:
-            self.watch.drop(agents)
-        seated = [agent for agent in agents if agent.seat >= 0]
-        slots = np.array([agent.seat for agent in seated], np.int64)
-        self.collector.drop(slots, episode_id)
-        for agent in seated:
-            self._leave(agent)
-
-    def forget(self) -> None:
-        """Drop all transitions of a play that nobody collects."""
+    def discard(self) -> None:
+        """Drop all transitions, which are not collected."""
         self.collector.discard()
-        self.collector.begin_fragment(None)
         self._taken = []
 
-    def forget_pieces(self) -> None:
-        """Let the user's own connectors be as made, so that no play depends on another."""
-        if self.connectors.custom is not None:
-            self.connectors.custom.forget()
+    def build(self, running: Collection[int], *, everything: bool) -> SampleBatch:
+        """The fragment's batch.
 
-    def for_play(self, explore: bool) -> PolicyActor:
-        """An actor for play beside: the same policy and connectors, which learn nothing there."""
-        space = self.observations.output_space
-        assert space.shape is not None  # the pipeline puts out arrays
-        collector = LogCollector(None, space.shape, space.dtype)
-        twin = PolicyActor(self.policy, self.spaces, self.connectors, collector, self._pieces)
-        twin.explore, twin.filter_learns = explore, False
-        return twin
+        Args:
+            running: ids of the episodes that have not ended.
+            everything: with the columns that only postprocessing sees.
+        """
+        return self.collector.build(
+            frozenset() if everything else self.inputs.leave_out,
+            self.policy.fragment_columns,
+            running,
+        )
+
+    def forget_custom(self) -> None:
+        """Let custom connectors be as made, so that no evaluation depends on another."""
+        if self._custom is not None:
+            self._custom.forget()
 
     # -- state ---------------------------------------------------------------------------------
 
-    def get_state(self, agents: list[AgentPlay]) -> dict[str, Any]:
-        """Everything but the policy; ``agents`` are those who have seats."""
-        seats = [agent.seat for agent in agents]
-        unfiltered = None
-        if self._raw:
-            unfiltered = self.observations.preprocess(self._raw_observations.stack(self._raw))
+    def get_state(self) -> dict[str, Any]:
+        """Everything but the policy, between fragments."""
         return {
             "collector": self.collector.get_state(),
-            "seats": seats,
-            "agents": np.array([[agent.lane.index, agent.index] for agent in agents], np.int64),
-            "count": self._count[seats],
-            "returns": self._returns[seats],
-            "noise": self._noise.get_state(seats),
-            "waiting": np.array([[a.lane.index, a.index] for a in self.waiting], np.int64),
-            "unfiltered": unfiltered,
-            "connectors": self.connectors.get_state(),
-            "unanswered": {} if self._pieces is None else self._pieces.get_state(),
+            "returns": self._returns.copy(),
+            "lanes": self._lanes.copy(),
+            "noise": self.noise.get_state(),
+            "connectors": self.connectors.get_state() if self.connectors.stateful else {},
+            "unanswered": {
+                str(lane): np.asarray(action) for lane, action in self._unanswered.items()
+            },
         }
 
-    def set_state(self, state: Mapping[str, Any], find: Callable[[int, int], AgentPlay]) -> None:
+    def set_state(self, state: Mapping[str, Any], agents: Collection[AgentSlot] = ()) -> None:
         """Take over what `get_state` returned.
 
         Args:
-            find: the agent of a lane and an index; it has no seat yet.
+            agents: of slots that come and go, those that have the slots that they had then.
         """
-        self.connectors.set_state(state["connectors"])
-        if self._pieces is not None:
-            self._pieces.set_state(state["unanswered"])
-        counts = np.asarray(state["count"]).tolist()
-        agents = [find(*place) for place in np.asarray(state["agents"]).tolist()]
-        seats = [int(seat) for seat in state["seats"]]
-        self._free = list(range(len(self._count)))
-        for agent, count, seat in zip(agents, counts, seats, strict=True):
-            self.seat(agent, count, seat)
+        if self.connectors.stateful:
+            self.connectors.set_state(state["connectors"])
+        self._unanswered = {
+            int(lane): np.asarray(action) for lane, action in state["unanswered"].items()
+        }
         self.collector.set_state(state["collector"])
-        self._returns[seats] = state["returns"]
-        self._noise.set_state(state["noise"], seats)
-        self.waiting = [find(*place) for place in np.asarray(state["waiting"]).tolist()]
-        self._raw = []
-        self._seats = np.array([agent.seat for agent in self.waiting], np.int64)
-        self._steps = np.array([agent.lane.step for agent in self.waiting], np.int64)
-
-    def see_again(self, raw: Mapping[tuple[int, int], Any], unfiltered: Any) -> set[int]:
-        """Those who wait have seen this, by lane and agent, in a replay; lanes where it differs.
-
-        Args:
-            unfiltered: what they had seen when the state was taken, ``[k, ...]``.
-        """
-        strayed = set()
-        for i, agent in enumerate(self.waiting):
-            place = agent.lane.index, agent.index
-            self._raw.append(raw.get(place))
-            if place not in raw:
-                strayed.add(agent.lane.index)
-                continue
-            found = self.observations.preprocess(self._raw_observations.stack([raw[place]]))[0]
-            if not np.array_equal(found, unfiltered[i]):
-                strayed.add(agent.lane.index)
-        return strayed
+        if len(state["returns"]) > len(self._returns):
+            self._resize(len(state["returns"]))
+        if agents:
+            self._join(agents)
+        self._returns[: len(state["returns"])] = state["returns"]
+        self._lanes[: len(state["lanes"])] = state["lanes"]
+        self.noise.set_state(state["noise"], slice(len(state["returns"])))

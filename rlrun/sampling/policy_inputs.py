@@ -24,8 +24,6 @@ from rlrun.policies.policy import Policy
 
 Array = NDArray[Any]
 
-_WINDOW = 128  # steps of evaluation that are kept before the oldest are dropped
-
 
 class PolicyInputs:
     """The views of one policy, for B lanes.
@@ -92,49 +90,3 @@ class PolicyInputs:
 def with_next(views: Iterable[str]) -> frozenset[str]:
     """The names of these views in a train batch: as they are in each step, and one step later."""
     return frozenset(name for view in views for name in (view, f"{col.NEXT_PREFIX}{view}"))
-
-
-class PlayedInputs(PolicyInputs):
-    """The same for play without fragments, as in evaluation: step after step without an end."""
-
-    def __init__(self, policy: Policy, lanes: int) -> None:
-        super().__init__(policy, lanes)
-        self._past = 0 if self.views is None else self.views.lookback  # P
-        self._t = 0
-        self._first = np.zeros(lanes, np.int64)
-        self._history: dict[str, Array] = {}
-
-    def act_on(
-        self, obs: Array, *, explore: bool, noise: Array | None
-    ) -> tuple[Array, dict[str, Array]]:
-        """Actions ``[B, ...]`` for the observations ``[B, ...]`` of this step."""
-        assert self.views is not None
-        if self._t == _WINDOW:
-            self._drop_oldest()
-        if not self._history:
-            rows = self._past + _WINDOW
-            for name, row in {col.OBS: obs, **self.rows}.items():
-                self._history[name] = np.empty((rows, *row.shape), row.dtype)
-        here = self._past + self._t
-        self._history[col.OBS][here] = obs
-        seen = self.views.acting(self._history, here, self._past + self._first)
-        actions, extras = self.act(seen, explore=explore, noise=noise)
-        for name, values in {col.ACTIONS: actions, **extras}.items():
-            if name in self._history:
-                self._history[name][here] = values
-        return actions, extras
-
-    def stepped(self, done: Array, columns: Mapping[str, Any]) -> None:
-        """The step led to these rows ``[B]`` by column; lanes that are done begin a new episode."""
-        for name, values in columns.items():
-            if name in self._history:
-                self._history[name][self._past + self._t] = values
-        self._t += 1
-        self._first[done] = self._t
-
-    def _drop_oldest(self) -> None:
-        past = self._past
-        for column in self._history.values():
-            column[:past] = column[_WINDOW : _WINDOW + past].copy()
-        self._t = 0
-        self._first = np.maximum(self._first - _WINDOW, -past)

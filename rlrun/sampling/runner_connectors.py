@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.connectors.actions import ActionPipeline
@@ -64,8 +63,7 @@ class RunnerConnectors:
     ) -> None:
         self._spec, self._settings = spec, policy
         self._env_spaces = observation_space, action_space
-        # With several agents, who come and go, running returns are not kept by lane.
-        self.rewards = reward_pipeline(spec, num_lanes=num_lanes if policy is None else 0)
+        self.rewards = reward_pipeline(spec)
         self.observations: ObservationPipeline | EnvToModule
         self.actions: ActionPipeline | ModuleToEnv
         self.custom: CustomPieces | None = None
@@ -211,31 +209,19 @@ class CustomPieces:
     ) -> None:
         self.actions = actions
         self._observations, self._history = observations, history
-        self._sent: list[Array] = []
         self._at_first = deepcopy((observations.get_state()["pieces"], actions.get_state()))
 
-    def advance(self, actions: Array, rewards: Array, lanes: Array) -> None:
-        """These lanes took a step, whose observations come next; see `LaneHistory.advance`."""
-        self._history.advance(actions, rewards, None, lanes)
-
-    def stepped(self, actions: Array, rewards: Array, valid: Array | None, *, record: bool) -> None:
-        """All lanes took a step, whose observations come next; see `LaneHistory.advance`.
-
-        Args:
-            record: keep what the environments were sent, until `recorded` is asked for it.
-        """
-        self._history.advance(actions, rewards, valid)
-        if record:
-            self._sent.append(self.actions.sent)
+    def act(self, actions: Array, lanes: Array) -> Array:
+        """What the user's connectors make of actions ``[k, ...]`` of these lanes."""
+        return self.actions.behind_pieces(actions, lanes)
 
     def send(self, actions: Array) -> Any:
-        """What `recorded` kept, once more on its way to the environments."""
+        """From results of `act` to the environments' actions."""
         return self.actions.send(actions)
 
-    def recorded(self) -> Array:
-        """What was sent since it was asked for last, [t, B, ...]."""
-        sent, self._sent = np.stack(self._sent), []
-        return sent
+    def advance(self, actions: Array, rewards: Array, lanes: Array, valid: Array | None) -> None:
+        """These lanes took a step, whose observations come next; see `LaneHistory.advance`."""
+        self._history.advance(actions, rewards, valid, lanes)
 
     def forget(self) -> None:
         """Go back to the state of construction, so that no evaluation depends on another."""

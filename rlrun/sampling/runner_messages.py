@@ -162,7 +162,7 @@ def acting_policy(
     return made
 
 
-def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
+def reward_pipeline(spec: RunnerSpec) -> RewardPipeline:
     """From rewards to what learning sees; null clips on Atari with deepmind preprocessing."""
     clip = spec.connectors.clip_rewards
     if clip is None:
@@ -171,7 +171,6 @@ def reward_pipeline(spec: RunnerSpec, *, num_lanes: int) -> RewardPipeline:
         clip=clip,
         normalize=spec.connectors.normalize_rewards,
         gamma=spec.gamma,
-        num_lanes=num_lanes,
     )
 
 

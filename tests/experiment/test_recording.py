@@ -7,7 +7,7 @@ import pytest
 
 from rlrun.experiment.recording import RecordingError, StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.report.sinks import SinkError, TensorBoardSink
-from rlrun.sampling.played_step import AgentTransition, PlayedStep
+from rlrun.envs.played_step import AgentTransition, PlayedStep
 
 
 def step(t, episodes, nested=False):

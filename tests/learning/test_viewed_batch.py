@@ -74,7 +74,11 @@ def sampled(model, lengths, lanes=2):
 
 def loaded(runner, batch):
     learner = Learner(
-        build_module(runner.observations.output_space, gym.spaces.Discrete(2), runner.spec.model),
+        build_module(
+            runner.policy.observation_space,
+            gym.spaces.Discrete(2),
+            runner.spec.model,
+        ),
         TrainingConfig(),
         LearnersConfig(device="cpu"),
     )

@@ -130,8 +130,8 @@ def test_pitfall_55_57_numbers_without_gradient_from_the_sampling_time_log_proba
         RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(num_envs_per_env_runner=3))
     )
     torch.manual_seed(0)
-    space = runner.observations.output_space
-    module = build_module(space, runner.action_space, runner.spec.model)
+    space = runner.policy.observation_space
+    module = build_module(space, runner.policy.action_space, runner.spec.model)
     learner = Learner(module, TrainingConfig(), LearnersConfig(device="cpu"))
     acted_with = learner.get_weights()
     runner.policy.set_weights(acted_with)
@@ -157,7 +157,7 @@ def test_pitfall_55_57_numbers_without_gradient_from_the_sampling_time_log_proba
 def test_pitfall_54_of_a_target_policy_come_the_ratios_and_of_the_learners_network_the_values():
     runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig()))
     torch.manual_seed(0)
-    spaces = runner.observations.output_space, runner.action_space
+    spaces = runner.policy.observation_space, runner.policy.action_space
     module, target = (build_module(*spaces, runner.spec.model) for _ in range(2))
     learner = Learner(module, TrainingConfig(), LearnersConfig(device="cpu"))
     with torch.no_grad():

@@ -4,7 +4,8 @@ import gymnasium as gym
 import numpy as np
 
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.envs.multi_agent_env import ALL, MultiAgentEnv
+from rlrun.envs.horizon import ALL
+from rlrun.envs.multi_agent_env import MultiAgentEnv
 from rlrun.policies.policy import Policy, state_views
 
 

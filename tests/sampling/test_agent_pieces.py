@@ -12,8 +12,8 @@ from test_multi_agent_env_runner import ECHO, EXAMPLES, LSTM, MLP, by_agent, car
 from rlrun import Connector, PPOConfig
 from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.connectors.errors import ConnectorError
+from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec
 from rlrun.sampling.seeding import Role
 
@@ -172,7 +172,7 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
     spec = RunnerSpec(
         trained.spec.env, trained.spec.settings, multi_agent=MultiAgentSpec({"p": MLP})
     )
-    runner = MultiAgentEnvRunner(spec, role=Role.EVALUATION)
+    runner = EnvRunner(spec, role=Role.EVALUATION)
     state = {"p": {"observations": {"pieces": {}, "default": {}}, "rewards": {}, "actions": {}}}
     played = []
     for seed in (3, 4, 3):

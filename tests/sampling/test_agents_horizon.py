@@ -7,7 +7,7 @@ from scripted_agents import EXPECTED
 from test_multi_agent_env_runner import ECHO, EXAMPLES, LSTM, MLP, by_agent, make, played, sample
 
 from rlrun.envs.multi_agent_env import make_multi_agent
-from rlrun.sampling import lane_games
+from rlrun.sampling import agent_envs
 from rlrun.sampling.evaluation import play_episodes
 
 CUT_AT_4 = {  # agent -> (obs, new_obs, reward, t, terminated)
@@ -100,7 +100,7 @@ def test_a_restored_runner_goes_on_to_the_bit(env, policy, soft, batch_mode):
 
 
 def test_a_game_that_is_too_long_to_be_replayed_starts_afresh(monkeypatch, caplog):
-    monkeypatch.setattr(lane_games, "LONGEST_REPLAY", 8)
+    monkeypatch.setattr(agent_envs, "LONGEST_RESTORED", 8)
     env = {"use": f"{EXAMPLES}:TakeTurns", "goal": 1000}
     runners = [make(env, {"p": MLP}, horizon=4, soft_horizon=True) for _ in range(2)]
     sample(runners[0], 0, 10)

@@ -8,7 +8,7 @@ from test_multi_agent_env_runner import EXAMPLES, MLP, by_agent, make, played, s
 import rlrun
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import ModelConfig, TrainingConfig, UseSpec
-from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
+from rlrun.sampling.env_runner import EnvRunner
 
 
 class Listening(Echo):
@@ -83,7 +83,7 @@ class CentralCritic(rlrun.Callbacks):
         original_batches,
         **kwargs,
     ):
-        assert isinstance(worker, MultiAgentEnvRunner)
+        assert isinstance(worker, EnvRunner)
         own_id, policy, original = original_batches[agent_id]
         assert own_id == policy_id
         assert policies[policy_id] is policy is worker.actors[policy_id].policy

@@ -132,6 +132,10 @@ def test_nested_observations_reach_the_pieces_as_they_are():
     same_batches(runner, restored, policy_weights(runner))
 
 
+def connectors_state(runner):
+    return runner.actors["default_policy"].connectors.get_state()
+
+
 def policy_weights(runner):
     rng = np.random.default_rng(0)
     return 0.3 * rng.normal(size=runner.policy.num_parameters).astype(np.float32)
@@ -177,7 +181,7 @@ def test_environments_get_what_the_pieces_put_out_and_the_batch_what_the_policy_
         env="Pendulum-v1", policy=None, module_to_env_connector="custom_pieces:ThreePushes"
     )
     runner = EnvRunner(spec)
-    assert runner.policy.action_space == runner.action_space == gym.spaces.Discrete(3)
+    assert runner.policy.action_space == runner.policy.action_space == gym.spaces.Discrete(3)
     received = []
     step = runner.envs.step
     runner.envs.step = lambda actions: received.append(np.array(actions)) or step(actions)
@@ -213,7 +217,7 @@ def test_without_the_default_connectors_only_the_pieces_run():
     batch = collect(runner, [6], policy_weights(runner))[0].batch
     np.testing.assert_array_equal(np.array(received)[:, :, 0].T.ravel(), batch[col.ACTIONS] - 1)
     taxi = EnvRunner(spec_of(env="counting_envs:ContinuousCounter", policy=None))
-    assert taxi.connectors.custom is None
+    assert taxi.actors["default_policy"].connectors.custom is None
     with pytest.raises(ConnectorError, match="add_default_connectors_to_env_to_module_pipeline"):
         EnvRunner(spec_of(env="counting_envs:NestedCounter", policy=None, **switched_off))
 
@@ -228,8 +232,8 @@ def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
         replies = [
             runner.sample_fragment(SampleRequest(fragment, length, 1, state)) for runner in runners
         ]
-        centre.apply_deltas([reply.connector_deltas["default_policy"] for reply in replies])
-        state = {"default_policy": centre.get_state()}
+        centre.apply_deltas([reply.connector_deltas for reply in replies])
+        state = centre.get_state()
         seen += [reply.batch for reply in replies]
     stat = centre.observations.get_state()["pieces"]["1"]["stat"]
     # Each step's observation, and each episode's final one; what comes next is known already.
@@ -238,7 +242,7 @@ def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
     assert stat["count"] == sum(len(b) for b in seen) + ended + running
     for runner in runners:
         runner.load(None, 1, state)
-        mine = runner.connectors.get_state()["observations"]["pieces"]["1"]["stat"]
+        mine = connectors_state(runner)["observations"]["pieces"]["1"]["stat"]
         np.testing.assert_array_equal(mine["mean"], stat["mean"])
 
 
@@ -246,10 +250,10 @@ def test_the_centre_leaves_alone_what_belongs_to_lanes():
     runner = EnvRunner(spec_of(3, "CartPole-v1", policy=None, **ALL_KINDS))
     centre = RunnerConnectors(runner.spec, *spaces_of(runner))
     deltas = collect(runner, [5], policy_weights(runner))[0].connector_deltas
-    centre.apply_deltas([deltas["default_policy"]])
-    before = runner.connectors.get_state()
-    runner.load(None, 1, {"default_policy": centre.get_state()})
-    after = runner.connectors.get_state()
+    centre.apply_deltas([deltas])
+    before = connectors_state(runner)
+    runner.load(None, 1, centre.get_state())
+    after = connectors_state(runner)
     assert repr(after["actions"]) == repr(before["actions"])
     assert repr(after["observations"]["history"]) == repr(before["observations"]["history"])
 
@@ -259,24 +263,23 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
     trained = EnvRunner(spec)
     weights = policy_weights(trained)
     centre = RunnerConnectors(spec, *spaces_of(trained))
-    deltas = collect(trained, [50], weights)[0].connector_deltas
-    centre.apply_deltas([deltas["default_policy"]])
+    centre.apply_deltas([collect(trained, [50], weights)[0].connector_deltas])
     state = centre.get_state()
     runner = EnvRunner(spec, role=Role.EVALUATION)
     played = []
     for seed in (3, 4, 3):
-        runner.load(weights, 1, {"default_policy": state})
+        runner.load(weights, 1, state)
         played.append(play_episodes(runner, num_episodes=4, seed=seed, explore=True))
     assert played[0] == played[2] != played[1]
     assert repr(centre.get_state()) == repr(state)
-    learned = runner.connectors.get_state()["observations"]["pieces"]["1"]["stat"]["count"]
+    learned = connectors_state(runner)["observations"]["pieces"]["1"]["stat"]["count"]
     assert learned == state["observations"]["pieces"]["1"]["stat"]["count"]
 
 
 def test_a_function_may_ask_for_the_module():
     spec = spec_of(policy=None, module_to_env_connector="custom_pieces:with_module")
     runner = EnvRunner(spec)
-    piece = runner.actions._pieces[0].connector
+    piece = runner.actors["default_policy"].actions._pieces[0].connector
     assert piece.module is runner.policy, "the policy that acts"
     collect(runner, [3], policy_weights(runner))
     with pytest.raises(ConnectorError, match="change the action space"):

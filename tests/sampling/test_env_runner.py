@@ -164,7 +164,9 @@ def test_pitfall_69_returns_add_up_over_fragments_and_count_once():
     spec = counting_spec(lanes=2, length=5)
     spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
     replies = collect(EnvRunner(spec), [2, 2, 2, 2, 2])
-    ended = [[(e.lane, e.episode_return, e.length) for e in reply.episodes] for reply in replies]
+    ended = [
+        [(e.env_index, e.episode_return, e.length) for e in reply.episodes] for reply in replies
+    ]
     both = [(0, 15, 5), (1, 15, 5)]
     assert ended == [[], [], both, [], both]
 
@@ -375,7 +377,7 @@ def test_a_reward_that_is_not_finite_is_named_with_its_place():
 
 
 def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):
-    monkeypatch.setattr("rlrun.sampling.episodes.LONGEST_REPLAY", 25)
+    monkeypatch.setattr("rlrun.sampling.episodes.LONGEST_RESTORED", 25)
     runner = EnvRunner(counting_spec(lanes=1, length=10**9))
     sizes = []
     for fragment in range(4):

@@ -169,7 +169,7 @@ def fragments(runner: EnvRunner, lengths: list[int]) -> tuple[list[Any], dict[in
     pieces: dict[int, list[Any]] = {}
     for fragment, length in enumerate(lengths):
         reply = runner.sample_fragment(SampleRequest(fragment, length, 1), weights)
-        assert len(reply.batch) == runner.num_lanes * length
+        assert len(reply.batch) == runner.num_envs * length
         finished += reply.episodes
         for row in reply.batch.rows():
             pieces.setdefault(int(row[col.EPS_ID]), []).append(row)
@@ -292,5 +292,5 @@ def test_what_a_pool_cannot_be_made_of_is_said_by_name() -> None:
 def test_rewards_of_atari_are_clipped_for_learning_alone() -> None:
     settings = EnvRunnersConfig(gym_env_vectorize_mode="envpool")
     games = RunnerSpec(EnvSpec(use="Pong-v5"), settings)
-    assert not reward_pipeline(games, num_lanes=1).identity
-    assert reward_pipeline(runner_spec(), num_lanes=1).identity
+    assert not reward_pipeline(games).identity
+    assert reward_pipeline(runner_spec()).identity

@@ -44,16 +44,16 @@ def test_playing_again_plays_the_same_and_another_seed_plays_others():
 
 def test_pitfall_61_the_filter_does_not_learn_from_evaluation():
     runner = make_runner(2)
-    before = runner.observations.get_state()
+    before = runner.actors["default_policy"].observations.get_state()
     play_episodes(runner, num_episodes=3, seed=0)
-    after = runner.observations.get_state()
+    after = runner.actors["default_policy"].observations.get_state()
     assert repr(before) == repr(after)
 
 
 def test_pitfall_70_short_episodes_are_not_preferred():
     runner = make_runner(4)
     records = play_episodes(runner, num_episodes=10, seed=0, explore=True)
-    assert [record.lane for record in records] == [k % 4 for k in range(10)]
+    assert [record.env_index for record in records] == [k % 4 for k in range(10)]
 
 
 def test_the_recorder_sees_every_step_of_every_episode_and_may_end_the_play():

@@ -17,7 +17,6 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
 ECHO = PolicySettings(ModelConfig(), TrainingConfig(), use="scripted_agents:Echo")
@@ -44,7 +43,7 @@ def make(env, policies, agents=None, *, lanes=1, by_agent=False, spec=None, inde
         multi_agent=MultiAgentSpec(policies, agents, by_agent),
         **(spec or {}),
     )
-    return MultiAgentEnvRunner(runner, runner_index=index)
+    return EnvRunner(runner, runner_index=index)
 
 
 def cartpole(policies, *, agents=2, **more):

@@ -14,8 +14,8 @@ from rlrun.config.schema import (
     ModelConfig,
     TrainingConfig,
 )
+from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.multi_agent_env_runner import MultiAgentEnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
 AGENTS = {"p": "ab", "q": "c"}
@@ -34,7 +34,7 @@ def runner():
         connectors=ConnectorsConfig(normalize_rewards=True),
         multi_agent=MultiAgentSpec(policies, {"[ab]": "p", "*": "q"}),
     )
-    return MultiAgentEnvRunner(spec)
+    return EnvRunner(spec)
 
 
 def sampled(runner, fragments, length):

@@ -96,7 +96,7 @@ def test_a_policy_without_views_keeps_no_past():
     runner = looking_runner(2)
     runner.policy.view_requirements = {"obs": ViewRequirement()}
     collect(runner, [3])
-    assert runner.get_state()["collector"]["past"] == {}
+    assert runner.get_state()["policies"]["default_policy"]["collector"]["past"] == {}
 
 
 def test_unknown_columns_are_named():

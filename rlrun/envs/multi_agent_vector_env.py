@@ -1,0 +1,672 @@
+"""MultiAgentVectorEnv: steps multi-agent environments, and turns their dicts into arrays by slot.
+
+Owns which agent takes part in which episode, whose reward is whose, the horizon, and what is wrong
+with dicts that disagree. Must not know connectors, batches or how actions are chosen.
+
+Rewards of an agent that is silent add up and are credited to its last action, once it has an
+observation again or leaves. What comes with an agent's first observation, or before, rewards no
+action of its own: it counts nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from rlrun.envs.agent_slots import AgentSlot, Array, Due, EpisodePlan, PlannedEpisode, SlotStep
+from rlrun.envs.env import observation_problem, time_limit_of
+from rlrun.envs.episode_vector_env import bad_value_test
+from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.horizon import ALL, Flags, Horizon, time_limit
+from rlrun.envs.multi_agent_env import Dicts, SubEnvs
+from rlrun.envs.played_step import AgentTransition, PlayedStep, Recorder
+from rlrun.policies.policy_mapping import (
+    AgentMapping,
+    EpisodeStart,
+    MappingError,
+    Spaces,
+    require_spaces,
+)
+
+if TYPE_CHECKING:
+    from rlrun.config.schema import EnvRunnersConfig
+
+Ended = dict[int, tuple[bool, float]]
+"""Episodes that ended in a step, by sub-environment: whether by themselves, and their returns."""
+
+_MOST_SILENT_STEPS = 1000  # env steps in a row in which no agent acts
+_MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
+_FIRST_SLOTS = 16
+_FOUR_DICTS = (dict,) * 4
+_BACK = "it has an observation after it has left"
+_PLAIN_SPACES = (
+    gym.spaces.Box,
+    gym.spaces.Discrete,
+    gym.spaces.MultiDiscrete,
+    gym.spaces.MultiBinary,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class SubEnv:
+    """One sub-environment and the episode that it runs."""
+
+    index: int
+    episode: PlannedEpisode | None = None
+    step: int = 0
+    """Env steps of the episode."""
+    agents: dict[Any, AgentSlot] = field(default_factory=dict)
+    """All that have joined, in their order; also those that have left."""
+    actions: dict[Any, Any] = field(default_factory=dict)
+    """What the next step of the environment receives."""
+    total: float = 0.0
+    """Rewards of the episode, of all agents that had acted."""
+    silent: int = 0
+    """Env steps since an agent acted."""
+    goes_on: bool = False
+    """Whether the episode begins, or has just ended, at a soft horizon: without a reset."""
+    start: EpisodeStart | None = None
+
+
+class PolicySlots:
+    """The slots of one policy, and what the present step brings to them.
+
+    Args:
+        spaces: of the environment, for agents of this policy.
+    """
+
+    def __init__(self, spaces: Spaces) -> None:
+        self.spaces = spaces
+        self.stack = _stacker(spaces[0])
+        self.wants_infos = False
+        self.agents: list[AgentSlot | None] = []
+        self.due = Due(np.empty(0, np.int64))
+        self._is_bad = bad_value_test(spaces[0])
+        self._plain_actions = isinstance(spaces[1], _PLAIN_SPACES)
+        self._free: list[int] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.joined: list[AgentSlot] = []
+        self.staying: list[AgentSlot] = []
+        self.staying_slots: list[int] = []
+        self.observations: list[Any] = []  # raw, of those that stay
+        self.staying_steps: list[int] = []
+        self.staying_infos: list[Any] = []
+        self.leaving: list[AgentSlot] = []
+        self.last_observations: list[Any] = []
+        self.last_flags: list[tuple[bool, bool]] = []
+        self.last_steps: list[int] = []
+        self.last_infos: list[Any] = []
+
+    def seat(self, agent: AgentSlot) -> None:
+        """Give an agent a slot."""
+        if not self._free:
+            old = len(self.agents)
+            new = max(_FIRST_SLOTS, old)
+            self._free = list(range(old + new - 1, old - 1, -1))
+            self.agents += [None] * new
+        agent.slot = self._free.pop()
+        self.agents[agent.slot] = agent
+
+    def free(self, agent: AgentSlot) -> None:
+        """An agent has left."""
+        self._free.append(agent.slot)
+        self.agents[agent.slot] = None
+        agent.slot = -1
+
+    def restore(self, agents: Iterable[AgentSlot]) -> None:
+        """Let exactly these agents have the slots that they name."""
+        taken = {agent.slot: agent for agent in agents}
+        size = max(len(self.agents), 1 + max(taken, default=-1))
+        self.agents = [taken.get(slot) for slot in range(size)]
+        self._free = [slot for slot in reversed(range(size)) if slot not in taken]
+
+    def each(self, actions: Any, count: int) -> Any:
+        """The environment's actions of each agent, from a batch of so many."""
+        if self._plain_actions:
+            return actions
+        return iterate(batch_space(self.spaces[1], count), actions)
+
+    def due_in(self, envs: Collection[int]) -> Due:
+        """Slots that act now in these sub-environments."""
+        due = self.due
+        assert due.slots is not None
+        now = np.array([self.at(slot).env_index in envs for slot in due.slots.tolist()], np.bool_)
+        return Due(due.slots[now], due.steps[now])
+
+    def not_due(self, slots: Any) -> None:
+        """These slots, int ``[k]``, have acted or are gone."""
+        assert self.due.slots is not None
+        keep = ~np.isin(self.due.slots, slots)
+        self.due = Due(self.due.slots[keep], self.due.steps[keep])
+
+    def at(self, slot: int) -> AgentSlot:
+        """The agent of a slot."""
+        agent = self.agents[slot]
+        assert agent is not None
+        return agent
+
+    def take_step(self) -> tuple[SlotStep, list[AgentSlot]] | None:
+        """What the step has brought, and to which agents; None for nothing.
+
+        Raises:
+            AgentProblem: an observation or a reward is not what it must be.
+        """
+        agents = self.staying + self.leaving
+        if not agents:
+            return None
+        num_staying, raw, slots = len(self.staying), self.observations, self.staying_slots
+        flags, observed = np.zeros((len(agents), 2), np.bool_), None
+        if self.leaving:
+            flags[num_staying:] = self.last_flags
+            slots = slots + [agent.slot for agent in self.leaving]
+            raw = raw + [last for last in self.last_observations if last is not None]
+            if len(raw) < len(agents):
+                observed = np.ones(len(agents), np.bool_)
+                observed[num_staying:] = [last is not None for last in self.last_observations]
+        rewards = np.array([agent.credit for agent in agents], np.float64)
+        all_slots, steps = np.array(slots), np.array(self.staying_steps + self.last_steps)
+        if not np.isfinite(rewards).all():
+            i = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            raise AgentProblem(agents[i], f"the reward is {agents[i].credit}", int(steps[i]) - 1)
+        for agent in agents:
+            agent.credit = 0.0
+        stacked: Any = []
+        if raw:
+            with suppress(ValueError, TypeError, KeyError):
+                stacked = self.stack(raw)
+            if not len(stacked) or self._is_bad(stacked):
+                self._blame(agents, steps)
+        infos = dict(enumerate(self.staying_infos + self.last_infos)) if self.wants_infos else None
+        acted = np.array([agent.taken > 0 for agent in agents]) if self.joined else None
+        step = SlotStep(
+            rewards=rewards,
+            terminateds=flags[:, 0],
+            truncateds=flags[:, 1],
+            observations=stacked,
+            infos=infos,
+            slots=all_slots,
+            num_staying=num_staying,
+            observed=observed,
+            joined=self.joined,
+            acted=acted,
+            steps=steps,
+        )
+        assert self.due.slots is not None
+        self.due = Due(
+            np.concatenate([self.due.slots, all_slots[:num_staying]]),
+            np.concatenate([self.due.steps, steps[:num_staying]]),
+        )
+        for agent in self.leaving:
+            self.free(agent)
+        self._clear()
+        return step, agents
+
+    def _blame(self, agents: list[AgentSlot], steps: Array) -> None:
+        """Raise AgentProblem for the first observation that is not in the space."""
+        seen = self.observations + self.last_observations
+        for agent, observation, step in zip(agents, seen, steps.tolist(), strict=True):
+            problem = observation_problem(self.spaces[0], observation)
+            if observation is not None and problem is not None:
+                raise AgentProblem(agent, problem, step - 1)
+
+
+class AgentProblem(Exception):  # noqa: N818 - it becomes an EnvError, with its place
+    """An environment gave an agent something wrong."""
+
+    def __init__(self, agent: AgentSlot, reason: str, step: int) -> None:
+        super().__init__(agent, reason, step)
+        self.agent, self.reason, self.step = agent, reason, step
+
+
+def raise_time_limits(env: Any, settings: EnvRunnersConfig) -> None:
+    """Let the copies in an environment of `make_multi_agent` not end before the horizon.
+
+    Where the limits of other environments are is not known.
+    """
+    for copy in getattr(env, "copies", {}).values():
+        wrapper = time_limit_of(copy)
+        if wrapper is not None:
+            wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
+
+
+class MultiAgentVectorEnv:
+    """The sub-environments of a runner; see the module.
+
+    Args:
+        envs: one for each sub-environment.
+        plan: which episodes they run.
+        horizon: what becomes of the flags of each step; None leaves them alone.
+        rebuild: makes an environment again after it raised; None lets it raise.
+        recorder: shown each step.
+
+    Attributes:
+        policies: slots by policy id; may change while no step is being made.
+        failed: sub-environments whose episode ended in the last step because they raised.
+        stopped: whether the recorder ended the play.
+        num_steps: env steps of the last step, of all sub-environments.
+    """
+
+    def __init__(
+        self,
+        envs: SubEnvs,
+        mapping: AgentMapping,
+        env_id: str,
+        plan: EpisodePlan,
+        *,
+        horizon: Horizon | None = None,
+        rebuild: Callable[[int], Any] | None = None,
+        runner_index: int = 0,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.envs, self.mapping, self.plan = envs, mapping, plan
+        self.subs = [SubEnv(index) for index in range(len(envs.envs))]
+        self.policies: dict[str, PolicySlots] = {}
+        self.failed: list[int] = []
+        self.stopped = False
+        self.num_steps = 0
+        self._idle = False  # whether a sub-environment has run all its episodes
+        self._horizon, self._rebuild, self._recorder = horizon, rebuild, recorder
+        self._env_id, self._runner_index = env_id, runner_index
+        # agent -> its action without an answer: episode, step, observation, action
+        self._open: dict[AgentSlot, tuple[int, int, Any, Any]] = {}
+
+    # -- episodes ------------------------------------------------------------------------------
+
+    def start(self) -> dict[str, SlotStep]:
+        """Begin the first episode of each sub-environment."""
+        for sub in self.subs:
+            self._start(sub)
+        return self._take_steps()
+
+    def give_up(self, sub: SubEnv) -> dict[str, list[int]]:
+        """Drop the sub-environment's episode; returns the slots that took part, by policy.
+
+        `begin_again` begins the next one.
+        """
+        slots: dict[str, list[int]] = {}
+        for agent in sub.agents.values():
+            self._open.pop(agent, None)
+            if agent.slot >= 0:
+                slots.setdefault(agent.policy_id, []).append(agent.slot)
+                self.policies[agent.policy_id].free(agent)
+        for policy_id, gone in slots.items():
+            self.policies[policy_id].not_due(gone)
+        self.plan.given_up(sub.index)
+        return slots
+
+    def begin_again(self, sub: SubEnv) -> dict[str, SlotStep]:
+        """Begin the next episode of a sub-environment whose last one was dropped."""
+        self._start(sub)
+        return self._take_steps()
+
+    def _start(self, sub: SubEnv, observations: Mapping[Any, Any] | None = None) -> None:
+        """Begin the next episode, with a reset or with the observations of the one before."""
+        sub.agents, sub.actions = {}, {}
+        sub.goes_on = observations is not None
+        sub.episode = self.plan.planned(sub.index)
+        if sub.episode is None:
+            self._idle = True
+            return
+        self.set_start(sub, sub.episode, tuple(self.policies))
+        sub.step, sub.total, sub.silent = 0, 0.0, 0
+        first = self.reset(sub) if observations is None else observations
+        for agent_id, observation in first.items():
+            self._join(sub, agent_id, observation)
+
+    @staticmethod
+    def set_start(sub: SubEnv, episode: PlannedEpisode, policies: tuple[str, ...]) -> None:
+        """What a mapping is told of the episode that begins."""
+        sub.start = EpisodeStart(episode.seed, policies, episode.mapping_rng)
+
+    def reset(self, sub: SubEnv) -> Mapping[Any, Any]:
+        """Reset the environment for its episode; the first observations, by agent."""
+        assert sub.episode is not None
+        tries = _MOST_RESET_TRIES if self._rebuild is not None else 1
+        while True:
+            tries -= 1
+            try:
+                observations, _ = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
+            except Exception as error:
+                if not tries:
+                    raise self.raised(error, sub, "reset") from None
+                self._build_again(sub, error)
+                continue
+            if isinstance(observations, Mapping):
+                return observations
+            reason = "reset() must return a dict of observations by agent, and one of infos"
+            raise self._error(sub, "reset", reason)
+
+    def _build_again(self, sub: SubEnv, error: Exception) -> None:
+        assert self._rebuild is not None
+        _log.warning("%s is built again in sub-env %d: %r", self._env_id, sub.index, error)
+        self.envs.envs[sub.index] = self._rebuild(sub.index)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def due(self, envs: Sequence[int] | None = None) -> dict[str, Due]:
+        """Slots that are to act now, by policy; in these sub-environments only, or in all."""
+        found = {}
+        for policy_id, slots in self.policies.items():
+            due = slots.due if envs is None else slots.due_in(envs)
+            if due.slots is not None and len(due.slots):
+                found[policy_id] = due
+        return found
+
+    def step(
+        self, actions: Mapping[str, tuple[Array, Any]], envs: Sequence[int] | None = None
+    ) -> dict[str, SlotStep]:
+        """Step these sub-environments, or all that run an episode.
+
+        Args:
+            actions: slots and the environment's actions of all that were due, by policy.
+        """
+        running = self.subs if envs is None else [self.subs[index] for index in envs]
+        if self._idle and envs is None:
+            running = [sub for sub in running if sub.episode is not None]
+        self._take(actions)
+        before = []
+        if self._recorder is not None:
+            before = [(sub, sub.episode, sub.total) for sub in running]
+        came = self._step_envs(running)
+        self.num_steps = len(running)
+        self._credit(came)
+        ended = self._tell(came)
+        transitions: list[AgentTransition] = []
+        steps = self._take_steps(transitions if self._recorder is not None else None)
+        if self._recorder is not None:
+            self.stopped = bool(self._recorder(self._played(before, ended, transitions)))
+        return steps
+
+    def _take(self, actions: Mapping[str, tuple[Array, Any]]) -> None:
+        for policy_id, (acting, batch) in actions.items():
+            slots = self.policies[policy_id]
+            slots.not_due(acting)
+            agents: list[Any] = slots.agents
+            for slot, action in zip(acting.tolist(), slots.each(batch, len(acting)), strict=True):
+                agent = agents[slot]
+                sub = self.subs[agent.env_index]
+                sub.actions[agent.id] = action
+                agent.taken += 1
+                if self._recorder is not None:
+                    # An environment may write its next observation into the same array.
+                    seen = deepcopy(agent.observation)
+                    self._open[agent] = agent.episode_id, sub.step, seen, action
+
+    def _step_envs(self, subs: Sequence[SubEnv]) -> list[tuple[SubEnv, Dicts]]:
+        """What the environments return, but for those that raised."""
+        came: list[tuple[SubEnv, Dicts]] = []
+        self.failed = []
+        for sub in subs:
+            actions, sub.actions = sub.actions, {}
+            sub.silent = 0 if actions else sub.silent + 1
+            try:
+                dicts = self.envs.envs[sub.index].step(actions)
+            except Exception as error:
+                if self._rebuild is None:
+                    raise self.raised(error, sub, "step") from None
+                self._build_again(sub, error)
+                self.failed.append(sub.index)
+                continue
+            came.append((sub, dicts))
+        return came
+
+    def _take_steps(self, transitions: list[AgentTransition] | None = None) -> dict[str, SlotStep]:
+        """The arrays of all policies to whose agents something happened."""
+        steps = {}
+        for policy_id, slots in self.policies.items():
+            last = slots.last_observations
+            try:
+                taken = slots.take_step()
+            except AgentProblem as problem:
+                raise self._fault(problem.agent, problem.reason, problem.step) from None
+            if taken is None:
+                continue
+            steps[policy_id], _ = taken
+            if transitions is not None:
+                transitions += self._completed(*taken, last)
+        return steps
+
+    # -- what the dicts say --------------------------------------------------------------------
+
+    def _credit(self, came: list[tuple[SubEnv, Dicts]]) -> None:
+        """Rewards go to agents that have acted."""
+        for sub, dicts in came:
+            # Every step of a sub-environment comes here, so nothing of our own is called.
+            if not (
+                isinstance(dicts, tuple | list)
+                and len(dicts) == 5
+                and all(map(isinstance, dicts[:4], _FOUR_DICTS))
+            ):
+                five = "observations, rewards, terminateds, truncateds and infos"
+                reason = f"step() must return five dicts by agent: {five}"
+                raise self._error(sub, "step", reason)
+            for agent_id, reward in dicts[1].items():
+                agent = sub.agents.get(agent_id)
+                if agent is None:
+                    continue  # it has not acted yet
+                if agent.slot >= 0:
+                    agent.credit += reward
+                    agent.total += reward
+                    sub.total += reward
+                elif reward:
+                    raise self._fault(agent, f"it is rewarded with {reward} after it has left")
+
+    def _tell(self, came: list[tuple[SubEnv, Dicts]]) -> Ended:
+        """File observations and ends; returns the episodes that ended."""
+        ended: Ended = {}
+        for sub, dicts in came:
+            sub.step += 1
+            agents = sub.agents
+            terminateds: Flags = dicts[2]
+            truncateds: Flags = dicts[3]
+            staying: Mapping[Any, Any] = dicts[0]
+            passed = False
+            if self._horizon is not None:
+                terminateds, truncateds, passed = self._horizon.flags_by_agent(
+                    sub.step, terminateds, truncateds
+                )
+            if passed or True in terminateds.values() or True in truncateds.values():
+                flagged = dicts[0], dicts[1], terminateds, truncateds, dicts[4]
+                staying = self._let_go(sub, flagged, ended, passed=passed)
+            for agent_id, observation in staying.items():
+                agent = agents.get(agent_id)
+                if agent is None:
+                    self._join(sub, agent_id, observation)
+                    continue
+                if agent.slot < 0:
+                    raise self._fault(agent, _BACK, sub.step - 1)
+                agent.observation = observation
+                slots = self.policies[agent.policy_id]
+                slots.staying.append(agent)
+                slots.staying_slots.append(agent.slot)
+                slots.observations.append(observation)
+                slots.staying_steps.append(sub.step)
+                if slots.wants_infos:
+                    slots.staying_infos.append(dicts[4].get(agent_id, {}))
+            if sub.silent > _MOST_SILENT_STEPS:
+                reason = f"no agent has acted for {sub.silent} steps; such an episode must end"
+                raise self._error(sub, "step", reason)
+        return ended
+
+    def _join(self, sub: SubEnv, agent_id: Any, observation: Any) -> None:
+        assert sub.start is not None
+        assert sub.episode is not None
+        phase: EnvPhase = "step" if sub.step else "reset"
+        try:
+            policy_id = self.mapping.policy_of(agent_id, sub.start)
+            slots = self.policies[policy_id]
+            env = self.envs.envs[sub.index]
+            if agent_id not in env.possible_agents:
+                raise MappingError(f"agent {agent_id!r} is none of the env's possible agents")
+            spaces = env.observation_spaces[agent_id], env.action_spaces[agent_id]
+            require_spaces(agent_id, policy_id, spaces, slots.spaces)
+        except MappingError as error:
+            raise self._error(sub, phase, str(error), sub.step - 1) from None
+        agent = self.new_agent(sub, agent_id, policy_id)
+        agent.observation = observation
+        slots.seat(agent)
+        slots.joined.append(agent)
+        slots.staying.append(agent)
+        slots.staying_slots.append(agent.slot)
+        slots.observations.append(observation)
+        slots.staying_steps.append(sub.step)
+        if slots.wants_infos:
+            slots.staying_infos.append({})  # of a transition, and an agent that joins has none
+
+    def new_agent(self, sub: SubEnv, agent_id: Any, policy_id: str) -> AgentSlot:
+        """Add an agent to the episode; it has no slot yet."""
+        assert sub.episode is not None
+        possible = list(self.envs.envs[sub.index].possible_agents)
+        agent = AgentSlot(
+            agent_id,
+            len(sub.agents),
+            sub.index,
+            sub.episode.episode_id,
+            sub.episode.seed,
+            possible.index(agent_id) if agent_id in possible else -1,
+            policy_id,
+        )
+        sub.agents[agent_id] = agent
+        return agent
+
+    def _let_go(self, sub: SubEnv, dicts: Any, ended: Ended, *, passed: bool) -> Mapping[Any, Any]:
+        """Agents leave; returns the observations of the others, which stay.
+
+        Args:
+            passed: a soft horizon; all leave, and those with an observation join once more.
+        """
+        observations, _, terminateds, truncateds, infos = dicts
+        of_all = bool(terminateds.get(ALL, False)), bool(truncateds.get(ALL, False))
+        named = {name for flags in (terminateds, truncateds) for name in flags if flags[name]}
+        over = any(of_all)
+        for agent_id, agent in sub.agents.items():
+            if agent.slot < 0:
+                if agent_id in observations:
+                    raise self._fault(agent, _BACK, sub.step - 1)
+                continue
+            if not (over or passed or agent_id in named):
+                continue
+            own = bool(terminateds.get(agent_id, False)), bool(truncateds.get(agent_id, False))
+            slots = self.policies[agent.policy_id]
+            slots.leaving.append(agent)
+            slots.last_observations.append(observations.get(agent_id))
+            # The flags of all hold for agents without flags of their own.
+            slots.last_flags.append(own if any(own) else of_all)
+            slots.last_steps.append(sub.step)
+            if slots.wants_infos:
+                slots.last_infos.append(infos.get(agent_id, {}))
+        if over:
+            ended[sub.index] = of_all[0], sub.total
+            self._end(sub)
+            return {}
+        staying = {name: seen for name, seen in observations.items() if name not in named}
+        if passed:
+            ended[sub.index] = False, sub.total
+            self._end(sub, go_on_with=staying)
+            return {}
+        return staying
+
+    def _end(self, sub: SubEnv, go_on_with: Mapping[Any, Any] | None = None) -> None:
+        if not sub.agents and not sub.goes_on:
+            reason = "the episode ended before any agent had an observation"
+            raise self._error(sub, "step", reason, sub.step - 1)
+        agents = list(sub.agents.values())
+        self.plan.ended(sub.index, sub.total, sub.step, agents, goes_on=go_on_with is not None)
+        # Slots of those that leave are still theirs: the next episode's agents take others.
+        self._start(sub, go_on_with)
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def _completed(
+        self, step: SlotStep, agents: list[AgentSlot], last_observations: list[Any]
+    ) -> Iterable[AgentTransition]:
+        """Transitions that a step has completed."""
+        led_to = [agent.observation for agent in agents[: step.num_staying]] + last_observations
+        for i, (agent, obs) in enumerate(zip(agents, led_to, strict=True)):
+            if agent not in self._open:
+                continue
+            episode, t, seen, action = self._open.pop(agent)
+            yield AgentTransition(
+                episode=episode,
+                agent=agent.id,
+                policy_id=agent.policy_id,
+                step=t,
+                obs=seen,
+                action=action,
+                next_obs=seen if obs is None else obs,
+                reward=float(step.rewards[i]),
+                terminated=bool(step.terminateds[i]),
+                truncated=bool(step.truncateds[i]),
+            )
+
+    def _played(
+        self,
+        running: list[tuple[SubEnv, PlannedEpisode | None, float]],
+        ended: Ended,
+        transitions: list[AgentTransition],
+    ) -> PlayedStep:
+        """The step as a recorder sees it."""
+        playing: list[int | None] = [None] * len(self.subs)
+        rewards = np.zeros(len(playing))
+        flags = np.zeros((2, len(playing)), np.bool_)
+        for sub, episode, before in running:
+            playing[sub.index] = None if episode is None else episode.episode_id
+            terminated, after = ended.get(sub.index, (False, sub.total))
+            rewards[sub.index] = after - before
+            if sub.index in ended:
+                flags[0 if terminated else 1, sub.index] = True
+        return PlayedStep(None, None, None, rewards, flags[0], flags[1], playing, transitions)
+
+    # -- errors --------------------------------------------------------------------------------
+
+    def _fault(self, agent: AgentSlot, reason: str, step: int | None = None) -> EnvError:
+        reason = f"agent {agent.id!r} of policy {agent.policy_id!r}: {reason}"
+        return self._error(self.subs[agent.env_index], "observation", reason, step)
+
+    def _error(
+        self, sub: SubEnv, phase: EnvPhase, reason: str, step: int | None = None
+    ) -> EnvError:
+        if step is None:
+            step = -1 if phase == "reset" else sub.step
+        where: dict[str, Any] = {
+            "runner_index": self._runner_index,
+            "lane": sub.index,
+            "env_step": step,
+        }
+        return EnvError(self._env_id, phase, reason, **where)
+
+    def raised(self, error: Exception, sub: SubEnv, phase: EnvPhase) -> EnvError:
+        """The error to raise for an error of the environment."""
+        step = -1 if phase == "reset" else sub.step
+        where = {"runner_index": self._runner_index, "lane": sub.index, "env_step": step}
+        return EnvError.from_exception(error, self._env_id, phase, **where)
+
+
+def _stacker(space: gym.Space[Any]) -> Callable[[list[Any]], Any]:
+    """Puts observations of a space together, batched as gymnasium's vector environments do."""
+    if isinstance(space, gym.spaces.Box):
+        shape, dtype = space.shape, space.dtype
+
+        def stack(observations: list[Any]) -> Array:
+            stacked = np.asarray(observations)
+            if stacked.shape[1:] != shape or stacked.dtype.kind == "O":
+                raise ValueError(f"observations have shape {stacked.shape[1:]}, not {shape}")
+            return stacked.astype(dtype, copy=False)
+
+        return stack
+    if isinstance(space, gym.spaces.Discrete):
+        return lambda observations: np.asarray(observations, np.int64)
+    empty: Any = create_empty_array
+    return lambda observations: concatenate(space, observations, empty(space, len(observations)))

@@ -1,0 +1,520 @@
+"""AgentEnvs: sub-environments with several agents, which come and go, as slots of their policies.
+
+Owns which episodes they run, how long a fragment is, and what it takes to come back to the same
+place. Must not know how actions are chosen; the policies' actors are told what happened to their
+slots. Dicts are turned into arrays by `MultiAgentVectorEnv`.
+
+An environment is a function of the seed that it was reset with and of the actions since then, so
+these are what a state holds of it. That is one episode, but at soft horizons, where one goes over
+into the next without a reset: then it is several, of which the last is running.
+
+    B  sub-environments
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, SlotStep
+from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, PolicySlots, SubEnv
+from rlrun.policies.policy_mapping import MappingError, Spaces
+from rlrun.sampling.episodes import LONGEST_RESTORED, AgentEpisodes
+from rlrun.sampling.policy_actor import PolicyActor
+from rlrun.sampling.seeding import mapping_rng
+
+Array = NDArray[Any]
+Observations = dict[tuple[int, int], Any]
+"""Raw observations by sub-environment and agent index."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class RecordedEpisode:
+    """An episode since the environment was reset, or a part of it between soft horizons."""
+
+    number: int
+    episode_id: int
+    steps: int = 0
+    known: list[str] = field(default_factory=list)
+    """Ids of the policies that there were when it began."""
+    policies: list[str] = field(default_factory=list)
+    """Of each agent, by index."""
+    actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
+    """Agent index -> env steps of its actions, and these as connectors sent them."""
+
+    def recorded(self) -> dict[int, tuple[Array, Array]]:
+        """The actions, each agent's joined."""
+        for agent, parts in self.actions.items():
+            steps, actions = (np.concatenate(part) for part in zip(*parts, strict=True))
+            self.actions[agent] = [(steps, actions)]
+        return {agent: parts[0] for agent, parts in self.actions.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """Plain values and arrays."""
+        return {
+            "number": self.number,
+            "steps": self.steps,
+            "known": self.known,
+            "policies": self.policies,
+            "actions": {
+                str(agent): {"steps": steps, "actions": actions}
+                for agent, (steps, actions) in self.recorded().items()
+            },
+        }
+
+
+def _restored(state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
+    return RecordedEpisode(
+        int(state["number"]),
+        episode_id,
+        int(state["steps"]),
+        [str(policy_id) for policy_id in state["known"]],
+        [str(policy_id) for policy_id in state["policies"]],
+        {
+            int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
+            for agent, part in state["actions"].items()
+        },
+    )
+
+
+class AgentEnvs:
+    """See the module.
+
+    Args:
+        make: the environments, from the plan that they follow.
+        whole_episodes: a fragment holds episodes that have ended.
+        count_agent_steps: a fragment's length counts actions of agents, not env steps.
+
+    Attributes:
+        unsettled: whether `settle` has something to do after this step.
+        started: whether episodes run.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[AgentEnvs], MultiAgentVectorEnv],
+        episodes: AgentEpisodes,
+        env_id: str,
+        *,
+        runner_index: int = 0,
+        whole_episodes: bool = False,
+        count_agent_steps: bool = False,
+    ) -> None:
+        self.episodes = episodes
+        self._recorded: list[list[RecordedEpisode]] = [[] for _ in range(episodes.num_envs)]
+        self._goes_on = [False] * episodes.num_envs
+        self.env = make(self)
+        self.started = False
+        self._env_id, self._runner_index = env_id, runner_index
+        self._whole_episodes, self._count_agent_steps = whole_episodes, count_agent_steps
+        self._only: list[int] | None = None  # sub-environments that the next step is made in
+        self._earlier = [0] * episodes.num_envs  # env steps that earlier fragments counted
+        self._dropped = 0  # env steps of this fragment that do not count after all
+
+    # -- policies ------------------------------------------------------------------------------
+
+    def set_policies(
+        self, spaces: Mapping[str, Spaces], actors: Mapping[str, PolicyActor]
+    ) -> list[SubEnv]:
+        """Have slots for exactly these policies; those that stay keep theirs.
+
+        Returns:
+            Sub-environments whose episodes are given up, since a policy of an agent is gone.
+            `begin_again` begins their next ones.
+        """
+        gone = self.env.policies.keys() - spaces.keys()
+        for policy_id in spaces:
+            if policy_id not in self.env.policies:
+                self.env.policies[policy_id] = PolicySlots(spaces[policy_id])
+        left = [
+            sub
+            for sub in self.env.subs
+            if any(agent.policy_id in gone for agent in sub.agents.values())
+        ]
+        for sub in left:
+            self._give_up(sub, actors)
+        for policy_id in gone:
+            del self.env.policies[policy_id]
+        return left
+
+    def begin_again(self, subs: Iterable[SubEnv], actors: Mapping[str, PolicyActor]) -> None:
+        """Begin the next episodes of sub-environments whose last ones were given up."""
+        for sub in subs:
+            self._observe(self.env.begin_again(sub), actors)
+
+    # -- the plan of the environments ----------------------------------------------------------
+
+    def planned(self, env_index: int) -> PlannedEpisode | None:
+        """See `EpisodePlan`."""
+        episode = self.episodes.planned(env_index)
+        if episode is not None:
+            if not self._goes_on[env_index]:
+                self._recorded[env_index] = []
+            number = int(self.episodes.number[env_index])
+            self._recorded[env_index].append(RecordedEpisode(number, episode.episode_id))
+            self._earlier[env_index] = 0
+        return episode
+
+    def ended(
+        self,
+        env_index: int,
+        episode_return: float,
+        length: int,
+        agents: Sequence[AgentSlot],
+        *,
+        goes_on: bool,
+    ) -> None:
+        """See `EpisodePlan`."""
+        self._note(self.env.subs[env_index])
+        self._goes_on[env_index] = goes_on
+        self.episodes.ended(env_index, episode_return, length, agents, goes_on=goes_on)
+
+    def given_up(self, env_index: int) -> None:
+        """See `EpisodePlan`."""
+        self._goes_on[env_index] = False
+        self.episodes.given_up(env_index)
+
+    def _note(self, sub: SubEnv) -> None:
+        """Keep what is known of the running episode."""
+        recorded = self._recorded[sub.index][-1]
+        recorded.steps = sub.step
+        recorded.known = [] if sub.start is None else list(sub.start.policies)
+        recorded.policies = [agent.policy_id for agent in sub.agents.values()]
+
+    # -- steps and fragments -------------------------------------------------------------------
+
+    @property
+    def due(self) -> dict[str, Due]:
+        """Slots that act next, by policy."""
+        return self.env.due(self._only)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the recorder ended the play."""
+        return self.env.stopped
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether `settle` has something to do after this step."""
+        return bool(self.env.failed)
+
+    def start(self, actors: Mapping[str, PolicyActor], *, update: bool = True) -> None:
+        """Begin first episodes, unless episodes run."""
+        if not self.started:
+            self.started = True
+            self._observe(self.env.start(), actors)
+
+    def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
+        """Step the sub-environments."""
+        return self.env.step(actions, self._only)
+
+    def settle(self, actors: Mapping[str, PolicyActor]) -> None:
+        """Give up the episodes of environments that raised, and begin others."""
+        for env_index in self.env.failed:
+            sub = self.env.subs[env_index]
+            self.episodes.num_failed += 1
+            self._dropped += 1 + sub.step - self._earlier[env_index]
+            self._give_up(sub, actors)
+            self._observe(self.env.begin_again(sub), actors)
+
+    def _give_up(self, sub: SubEnv, actors: Mapping[str, PolicyActor]) -> None:
+        episode_id = int(self.episodes.ids[sub.index])
+        slots = self.env.give_up(sub)
+        for policy_id, actor in actors.items():
+            actor.drop(np.array(slots.get(policy_id, []), np.int64), episode_id)
+
+    @staticmethod
+    def _observe(steps: Mapping[str, SlotStep], actors: Mapping[str, PolicyActor]) -> None:
+        for policy_id, step in steps.items():
+            actors[policy_id].observe(step)
+
+    def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
+        """Count from here."""
+        for policy_id, actor in actors.items():
+            self.env.policies[policy_id].wants_infos = actor.wants_infos
+        self.episodes.begin_fragment()
+        self._earlier = [sub.step for sub in self.env.subs]
+        self._dropped = 0
+
+    def collect(
+        self, step: Callable[[], None], actors: Mapping[str, PolicyActor], length: int
+    ) -> tuple[int, int]:
+        """Step until a fragment is full; returns env steps that count, and vector steps.
+
+        Args:
+            length: env steps of each sub-environment, or agent steps.
+        """
+        num_envs, wanted = self.episodes.num_envs, length * self.episodes.num_envs
+        by_agent = self._count_agent_steps
+        agent_steps = made = rounds = 0
+        while True:
+            env_steps = made - self._dropped
+            self._only = None
+            if self._whole_episodes:
+                done = self.episodes.agent_steps if by_agent else self.episodes.env_steps
+                enough = done >= wanted
+            elif by_agent:
+                enough = agent_steps >= wanted
+            else:
+                enough = env_steps >= wanted
+                if wanted - env_steps < num_envs:  # where episodes had to be dropped
+                    self._only = list(range(wanted - env_steps))
+            if enough:
+                self._only = None
+                return self.episodes.env_steps if self._whole_episodes else env_steps, rounds
+            if by_agent:
+                agent_steps += sum(map(_num_due, self.env.policies.values()))
+            step()
+            made += self.env.num_steps
+            rounds += 1
+
+    def end_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
+        """Keep the actions that were taken, of episodes that go on."""
+        for actor in actors.values():
+            taken = actor.newly_taken()
+            if taken is not None:
+                self._record(*taken)
+
+    def _record(self, places: Array, steps: Array, actions: Array) -> None:
+        order = np.lexsort(places.T)  # stable: each agent's stay in their order
+        places, steps, actions = places[order], steps[order], actions[order]
+        cuts = np.flatnonzero(np.any(np.diff(places, axis=0), axis=1)) + 1
+        parts = (np.split(column, cuts) for column in (places, steps, actions))
+        for at, *taken in zip(*parts, strict=True):
+            env_index, agent, episode_id = at[0].tolist()
+            for episode in self._recorded[env_index]:
+                if episode.episode_id == episode_id:
+                    episode.actions.setdefault(agent, []).append((taken[0], taken[1]))
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Ids of the running episodes."""
+        return frozenset(self.episodes.ids.tolist())
+
+    @property
+    def longest_episode(self) -> int:
+        """Env steps of the longest running episode."""
+        return max(sub.step for sub in self.env.subs)
+
+    def agent_name(self, episode_id: int, index: int) -> Any:
+        """The name of an agent, in a running episode or one that ended in this fragment."""
+        if episode_id in self.episodes.agents:
+            return self.episodes.agents[episode_id][index]
+        env_index = self.episodes.ids.tolist().index(episode_id)
+        return list(self.env.subs[env_index].agents)[index]
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def get_state(self, actors: Mapping[str, PolicyActor]) -> dict[str, Any]:
+        """Where the environments stand, between fragments; plain numbers and arrays."""
+        state: dict[str, Any] = {"started": self.started, "episodes": self.episodes.get_state()}
+        if not self.started:
+            return state
+        state["envs"] = [self._env_state(sub) for sub in self.env.subs]
+        state["due"] = {}
+        for policy_id, slots in self.env.policies.items():
+            assert slots.due.slots is not None
+            raw = [slots.at(slot).observation for slot in slots.due.slots.tolist()]
+            state["due"][policy_id] = {
+                "slots": slots.due.slots,
+                "steps": slots.due.steps,
+                "unfiltered": actors[policy_id].preprocess(slots.stack(raw)) if raw else None,
+            }
+        return state
+
+    def _env_state(self, sub: SubEnv) -> dict[str, Any]:
+        """A sub-environment's; without actions once they are too many to repeat."""
+        self._note(sub)
+        recorded = self._recorded[sub.index]
+        if sum(episode.steps for episode in recorded) > LONGEST_RESTORED:
+            for episode in recorded:
+                episode.actions = {}
+        agents = list(sub.agents.values())
+        return {
+            "step": sub.step,
+            "total": sub.total,
+            "silent": sub.silent,
+            "goes_on": sub.goes_on,
+            "recorded": [episode.get_state() for episode in recorded],
+            "credits": np.array([agent.credit for agent in agents], np.float64),
+            "totals": np.array([agent.total for agent in agents], np.float64),
+            "taken": np.array([agent.taken for agent in agents], np.int64),
+            "slots": np.array([agent.slot for agent in agents], np.int64),
+        }
+
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        actors: Mapping[str, PolicyActor],
+        actor_states: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Go on where the environments of a state stood.
+
+        Each is reset with its episode's seed and replays the actions; one whose observations then
+        differ is named in the log and starts a fresh episode.
+        """
+        self.episodes.set_state(state["episodes"])
+        self.started = bool(state["started"])
+        if not self.started:
+            return
+        seen: Observations = {}
+        strayed: set[int] = set()
+        for sub, env_state in zip(self.env.subs, state["envs"], strict=True):
+            seen |= self._restore(sub, env_state, actors, strayed)
+        for policy_id, slots in self.env.policies.items():
+            if policy_id not in actor_states:
+                continue
+            agents = [
+                agent
+                for sub in self.env.subs
+                for agent in sub.agents.values()
+                if agent.policy_id == policy_id and agent.slot >= 0
+            ]
+            slots.restore(agents)
+            actors[policy_id].set_state(actor_states[policy_id], agents)
+            strayed |= self._see_again(slots, state["due"][policy_id], seen, actors[policy_id])
+        for env_index in sorted(strayed):
+            _log.warning(
+                "%s, sub-env %d of runner %d: replaying the episode's actions led to other "
+                "observations, it starts a fresh episode",
+                self._env_id,
+                env_index,
+                self._runner_index,
+            )
+            sub = self.env.subs[env_index]
+            self._give_up(sub, actors)
+            self._observe(self.env.begin_again(sub), actors)
+
+    def _see_again(
+        self,
+        slots: PolicySlots,
+        state: Mapping[str, Any],
+        seen: Observations,
+        actor: PolicyActor,
+    ) -> set[int]:
+        """Make slots due with what their agents see after a replay; where it differs.
+
+        Args:
+            state: which are due, and what they saw when the state was taken.
+        """
+        slots.due = Due(np.asarray(state["slots"]), np.asarray(state["steps"]))
+        strayed = set()
+        for i, slot in enumerate(np.asarray(state["slots"]).tolist()):
+            agent = slots.at(slot)
+            place = agent.env_index, agent.index
+            agent.observation = seen.get(place)
+            if place not in seen:
+                strayed.add(agent.env_index)
+                continue
+            found = actor.preprocess(slots.stack([seen[place]]))[0]
+            if not np.array_equal(found, state["unfiltered"][i]):
+                strayed.add(agent.env_index)
+        return strayed
+
+    def _restore(
+        self,
+        sub: SubEnv,
+        state: Mapping[str, Any],
+        actors: Mapping[str, PolicyActor],
+        strayed: set[int],
+    ) -> Observations:
+        """Bring a sub-environment back; what agents whose actions are due see."""
+        plan, index = self.episodes.plan, sub.index
+        recorded = [
+            _restored(one, plan.episode_id(index, int(one["number"]))) for one in state["recorded"]
+        ]
+        self._recorded[index] = recorded
+        sub.episode = self.episodes.planned(index)
+        policies, sub.agents = recorded[-1].policies, {}
+        seen: Observations = {}
+        # Not if it would take too long, or one of the policies is gone, and the episode with it.
+        short = sum(episode.steps for episode in recorded) <= LONGEST_RESTORED
+        if short and all(name in actors for one in recorded for name in one.policies):
+            seen = self._replay(sub, recorded, actors)
+            if len(sub.agents) < len(policies):  # they did not join again
+                strayed.add(index)
+        else:
+            strayed.add(index)
+        # Agents that are missing are of no use, but they are counted: the episode is given up.
+        for i in range(len(sub.agents), len(policies)):
+            self.env.new_agent(sub, ("gone", i), policies[i])
+        sub.step, sub.silent = int(state["step"]), int(state["silent"])
+        sub.total, sub.goes_on = float(state["total"]), bool(state["goes_on"])
+        self._goes_on[index] = sub.goes_on
+        for agent, credit, total, taken, slot in zip(
+            sub.agents.values(),
+            *(np.asarray(state[name]).tolist() for name in ("credits", "totals", "taken", "slots")),
+            strict=True,
+        ):
+            agent.credit, agent.total, agent.taken, agent.slot = credit, total, taken, slot
+        return seen
+
+    def _replay(
+        self, sub: SubEnv, recorded: Sequence[RecordedEpisode], actors: Mapping[str, PolicyActor]
+    ) -> Observations:
+        """Bring an environment to where it was; the last observations of agents that act next."""
+        observations = self.env.reset(sub)
+        for episode in recorded:
+            seed = self.episodes.plan.seed(sub.index, episode.number)
+            planned = PlannedEpisode(episode.episode_id, seed, seed, mapping_rng(seed))
+            sub.agents, sub.episode = {}, planned
+            self.env.set_start(sub, planned, tuple(episode.known))
+            observations = self._repeat(sub, episode, observations, actors)
+        found = ((sub.agents.get(name), raw) for name, raw in observations.items())
+        return {(sub.index, agent.index): raw for agent, raw in found if agent is not None}
+
+    def _repeat(
+        self,
+        sub: SubEnv,
+        episode: RecordedEpisode,
+        observations: Mapping[Any, Any],
+        actors: Mapping[str, PolicyActor],
+    ) -> Mapping[Any, Any]:
+        """Replay one episode that begins with these observations; returns the last ones."""
+        self._rejoin(sub, observations, episode.policies)
+        converted = {}
+        for index, (at, actions) in episode.recorded().items():
+            policy_id = episode.policies[index]
+            each = self.env.policies[policy_id].each(actors[policy_id].to_env(actions), len(at))
+            converted[index] = dict(zip(at.tolist(), each, strict=True))
+        ids = list(sub.agents)
+        for step in range(episode.steps):
+            due = {
+                ids[index]: taken[step]
+                for index, taken in converted.items()
+                if step in taken and index < len(ids)
+            }
+            try:
+                stepped = self.env.envs.envs[sub.index].step(due)
+            except Exception as error:
+                raise self.env.raised(error, sub, "step") from None
+            observations, _, terminateds, truncateds, _ = stepped
+            gone = {name for flags in (terminateds, truncateds) for name in flags if flags[name]}
+            observations = {name: raw for name, raw in observations.items() if name not in gone}
+            self._rejoin(sub, observations, episode.policies)
+            ids = list(sub.agents)
+        return observations
+
+    def _rejoin(self, sub: SubEnv, observations: Mapping[Any, Any], policies: list[str]) -> None:
+        """Agents join in the order in which they did."""
+        for agent_id in observations:
+            index = len(sub.agents)
+            if agent_id not in sub.agents and index < len(policies):
+                # Asked again, so that its random numbers go on from where they were.
+                with suppress(MappingError):
+                    assert sub.start is not None
+                    self.env.mapping.policy_of(agent_id, sub.start)
+                self.env.new_agent(sub, agent_id, policies[index])
+
+
+def _num_due(slots: PolicySlots) -> int:
+    assert slots.due.slots is not None
+    return len(slots.due.slots)

@@ -1,0 +1,376 @@
+"""LockStepEnvs: sub-environments with one agent each, which step together, as slots of one policy.
+
+Owns what becomes of a vector step: the horizon, where episodes end and the next ones begin, steps
+that are no transition, and what it takes to come back to the same place. Must not know how actions
+are chosen; the policy's actor is told what happened to its slots, which are the sub-environments.
+
+    B  sub-environments    t  vector steps of the running fragment so far
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID
+from rlrun.envs.agent_slots import Due, SlotStep
+from rlrun.envs.episode_vector_env import EpisodeVectorEnv, LaneInfos
+from rlrun.envs.errors import EnvError
+from rlrun.envs.horizon import Horizon
+from rlrun.envs.played_step import PlayedStep, Recorder
+from rlrun.envs.vector_env import take_lanes
+from rlrun.sampling.episodes import LockStepEpisodes, RewardError
+from rlrun.sampling.policy_actor import PolicyActor
+
+Array = NDArray[Any]
+
+_NO_REWARDS = np.zeros((0, 0))
+
+_log = logging.getLogger(__name__)
+
+
+class LockStepEnvs:
+    """See the module.
+
+    Args:
+        collects: whether fragments hold the rewards; if not, as in evaluation, they are counted
+            step by step.
+        recorder: shown each step.
+
+    Attributes:
+        due: all slots, in each step.
+        unsettled: whether `settle` has something to do after this step.
+        stopped: whether the recorder ended the play.
+        started: whether episodes run.
+    """
+
+    def __init__(
+        self,
+        envs: EpisodeVectorEnv,
+        episodes: LockStepEpisodes,
+        horizon: Horizon | None,
+        env_id: str,
+        *,
+        runner_index: int = 0,
+        collects: bool = True,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.envs, self.episodes, self.horizon = envs, episodes, horizon
+        self.due = {DEFAULT_POLICY_ID: Due()}
+        self.unsettled = self.stopped = self.started = False
+        self._env_id, self._runner_index = env_id, runner_index
+        self._collects, self._recorder = collects, recorder
+        self._all = np.arange(envs.num_envs)
+        nothing = np.zeros(0)
+        self._step = SlotStep(nothing, nothing, nothing, None)
+        self._steps = {DEFAULT_POLICY_ID: self._step}
+        self._infos: LaneInfos | None = None
+        self._t = 0
+        self._raw: Any = None  # what the last step or reset returned
+        self._first: list[tuple[int, Array, Any]] = []  # t, slots, raw first observations
+        self._unseen: tuple[Array, Any] | None = None  # slots, raw first observations
+        self._unfiltered: Array | None = None  # of a state that was taken over
+
+    # -- episodes and fragments ----------------------------------------------------------------
+
+    def start(self, actors: Mapping[str, PolicyActor], *, update: bool = True) -> None:
+        """Begin first episodes, or show those that began while a state was restored."""
+        actor = actors[DEFAULT_POLICY_ID]
+        if not self.started:
+            self.started = True
+            self._raw = self.envs.reset(self.episodes.seeds)
+            self._begin(actor, self._all, self._raw, update=update)
+        if self._unseen is not None:
+            (slots, first), self._unseen = self._unseen, None
+            self._begin(actor, slots, first, update=update)
+
+    def _begin(self, actor: PolicyActor, slots: Array, raw: Any, *, update: bool = True) -> None:
+        actor.begin_noise(slots, self.episodes.number[slots])
+        actor.begin_episodes(slots, self.episodes.ids[slots], raw, update=update)
+
+    def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
+        """Count rows from here."""
+        self._t, self._first, self.episodes.records = 0, [], []
+        self._unfiltered = None
+
+    def end_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
+        """Let running episodes go on in the next fragment."""
+        actor = actors[DEFAULT_POLICY_ID]
+        try:
+            self.episodes.end_fragment(self._t, actor.rewards, actor.sent())
+        except RewardError as error:
+            raise self._reward_error(error) from None
+
+    def collect(
+        self, step: Callable[[], None], actors: Mapping[str, PolicyActor], length: int
+    ) -> tuple[int, int]:
+        """Step until a fragment is full; returns transitions that count, and vector steps.
+
+        Args:
+            length: steps of each sub-environment.
+        """
+        collector, wanted = actors[DEFAULT_POLICY_ID].collector, length * len(self._all)
+        while collector.num_collected < wanted:
+            step()
+        return (collector.num_collected if collector.whole_episodes else wanted), self._t
+
+    @property
+    def longest_episode(self) -> int:
+        """Env steps of the longest running episode."""
+        return int(self.episodes.total_length.max())
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
+        """Step all sub-environments; what it brought to each slot."""
+        sent, envs, step = actions[DEFAULT_POLICY_ID], self.envs, self._step
+        before = _copied(self._raw) if self._recorder is not None else None
+        try:
+            self._raw, rewards, terminateds, truncateds, self._infos = envs.step(sent)
+        except EnvError as error:
+            raise self._placed(error, self._t) from None
+        valid, infos = envs.valid, self._infos
+        if not self._collects:
+            self.episodes.add_row(rewards, valid)
+        else:
+            self._t += 1
+        if self.horizon is not None:
+            steps = self.episodes.steps(self._t)
+            terminateds, truncateds = self.horizon.flags(steps, terminateds, truncateds, valid)
+        done = terminateds | truncateds
+        step.observations, step.rewards, step.valid = self._raw, rewards, valid
+        step.terminateds, step.truncateds = terminateds, truncateds
+        step.infos = None if infos is None else infos.by_lane
+        self.unsettled = (
+            bool(done.any())
+            or valid is not None
+            or len(envs.failed_lanes) > 0
+            or (self.horizon is not None and bool(self.horizon.passed.any()))
+        )
+        if self._recorder is not None:
+            self._record(before, sent, step)
+        return self._steps
+
+    def _record(self, before: Any, sent: Any, step: SlotStep) -> None:
+        assert self._recorder is not None
+        wants, number = self.episodes.plan.wants, self.episodes.number
+        counted = step.valid if step.valid is not None else np.ones(len(number), np.bool_)
+        playing = [
+            k if wants(k) and runs else None
+            for k, runs in zip(number.tolist(), counted.tolist(), strict=True)
+        ]
+        flags = step.terminateds, step.truncateds
+        shown = PlayedStep(before, sent, self._raw, step.rewards, *flags, playing)
+        self.stopped = bool(self._recorder(shown))
+
+    def settle(self, actors: Mapping[str, PolicyActor]) -> None:
+        """End episodes that are over after the last step, and begin the next ones."""
+        actor, envs, step = actors[DEFAULT_POLICY_ID], self.envs, self._step
+        if envs.valid is not None:  # steps that environments spent on their own reset
+            resetting = np.flatnonzero(~envs.valid)
+            self.episodes.start_at(resetting, self._t)
+            actor.go_on_here(resetting, self.episodes.ids[resetting])
+        if envs.failed_lanes:
+            failed = np.zeros(len(self._all), np.bool_)
+            failed[list(envs.failed_lanes)] = True
+            self._drop(actor, np.flatnonzero(failed))
+            self.episodes.num_failed += int(failed.sum())
+            self._reset(actor, failed)
+        done = step.terminateds | step.truncateds
+        if done.any():
+            self._end(actor, done)
+        if self.horizon is not None and self.horizon.passed.any():
+            slots = np.flatnonzero(self.horizon.passed)
+            actor.end_episodes(slots)
+            try:
+                self.episodes.go_on(slots.tolist(), self._t, actor.rewards)
+            except RewardError as error:
+                raise self._reward_error(error) from None
+            actor.go_on_here(slots, self.episodes.ids[slots])
+
+    def _end(self, actor: PolicyActor, done: Array) -> None:
+        slots = np.flatnonzero(done)
+        actor.end_episodes(slots)
+        lost_lives = None if self._infos is None else self._infos.get("episode_continues")
+        rewards = actor.rewards if self._collects else _NO_REWARDS
+        try:
+            self.episodes.end(slots.tolist(), self._t, rewards, lost_lives)
+        except RewardError as error:
+            raise self._reward_error(error) from None
+        self._reset(actor, done)
+
+    def _drop(self, actor: PolicyActor, slots: Array) -> None:
+        actor.drop(slots)
+        self.episodes.drop(slots.tolist(), self._t)
+
+    def _reset(self, actor: PolicyActor, mask: Array) -> None:
+        """Reset the sub-environments of ``mask``: the policy sees their first observations next."""
+        try:
+            raw = self.envs.reset_lanes(mask, self.episodes.seeds)
+        except EnvError as error:
+            raise self._placed(error, self._t - 1) from None
+        slots = np.flatnonzero(mask)
+        if raw is None:  # the observations come with the environment's next step
+            actor.begin_noise(slots, self.episodes.number[slots])
+            return
+        first = take_lanes(raw, slots)
+        if self._recorder is not None:
+            self._raw = raw
+        if self._collects:
+            self._first.append((self._t, slots, first))
+        self._begin(actor, slots, first, update=self._collects)
+
+    # -- errors --------------------------------------------------------------------------------
+
+    def _placed(self, error: EnvError, t: int) -> EnvError:
+        """The error of the vector step t, with its place."""
+        error.runner_index = self._runner_index
+        if self._collects:
+            error.env_step = int(self.episodes.steps(t)[error.lane])
+        return error
+
+    def _reward_error(self, error: RewardError) -> EnvError:
+        return EnvError(
+            self._env_id,
+            "step",
+            str(error),
+            runner_index=self._runner_index,
+            lane=error.env_index,
+            env_step=error.env_step,
+        )
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def get_state(self, actors: Mapping[str, PolicyActor]) -> dict[str, Any]:
+        """Where the environments stand, between fragments; plain numbers and arrays."""
+        return {
+            "episodes": self.episodes.get_state(),
+            "unfiltered": self._before_filter(actors[DEFAULT_POLICY_ID]),
+            "envs": self.envs.get_state(),
+        }
+
+    def _before_filter(self, actor: PolicyActor) -> Array | None:
+        """What the policy sees next as it is before the filter, ``[B, ...]``; None before a start.
+
+        A state that was taken over is still the present one until the next step.
+        """
+        if not self.started:
+            return None
+        if self._unfiltered is not None:
+            return self._unfiltered
+        unfiltered = np.array(actor.preprocess(self._raw))
+        for t, slots, first in self._first:
+            if t == self._t:
+                unfiltered[slots] = actor.preprocess(first)
+        return unfiltered
+
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        actors: Mapping[str, PolicyActor],
+        actor_states: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Go on where the environments of a state stood.
+
+        Environments that offer their state are given it back. Others are reset with the seeds of
+        their running episodes and replay the actions; one whose observation then differs is no
+        function of these: it is named in the log and starts a fresh episode.
+        """
+        actor = actors[DEFAULT_POLICY_ID]
+        actor.set_state(actor_states[DEFAULT_POLICY_ID])
+        self.episodes.set_state(state["episodes"])
+        self._unseen, self._unfiltered = None, None
+        self.started = state["unfiltered"] is not None
+        if not self.started:
+            return
+        self._unfiltered = np.array(state["unfiltered"])
+        if state["envs"] is not None:
+            self.envs.set_state(state["envs"])
+        elif self.envs.episode_seeds:
+            self._restore(actor, self._unfiltered)
+        else:
+            _log.warning(
+                "%s can neither be seeded per episode nor hand out its state: "
+                "all running episodes start afresh",
+                self._env_id,
+            )
+            self._drop(actor, self._all)
+            self.started = False
+
+    def _restore(self, actor: PolicyActor, expected: Array) -> None:
+        """Bring the environments to where they returned ``expected``, one by one."""
+        raw = replay_actions(self.envs, actor.to_env, self.episodes.seeds, self.episodes.actions())
+        # Compared before the filter, which has gone on learning since an observation was filtered.
+        differs = actor.preprocess(raw) != expected
+        strayed = differs.reshape(len(expected), -1).any(axis=1)
+        slots = np.flatnonzero(strayed)
+        if not len(slots):
+            return
+        _log.warning(
+            "%s, sub-env %s of runner %d: replaying the episode's actions led to another "
+            "observation, it starts a fresh episode",
+            self._env_id,
+            ", ".join(map(str, slots)),
+            self._runner_index,
+        )
+        self._drop(actor, slots)
+        first = take_lanes(self.envs.reset_lanes(strayed, self.episodes.seeds), slots)
+        expected[slots] = actor.preprocess(first)
+        # Filters learn from these when the next fragment begins, with the merged statistics.
+        self._unseen = slots, first
+        self._begin(actor, slots, first, update=False)
+
+
+def replay_actions(
+    envs: EpisodeVectorEnv,
+    to_env: Callable[[Array], Any],
+    seeds: Sequence[int],
+    actions: Sequence[Array | None],
+) -> Any:
+    """Reset each sub-environment with its seed and repeat its actions.
+
+    They step together, so one with fewer actions starts later: all arrive at the same step. Until
+    then it idles, on whatever episode.
+
+    Args:
+        to_env: from actions ``[B, ...]`` to the environments'.
+        actions: of each sub-environment ``[n, ...]``, or None for none.
+
+    Returns:
+        The observations ``[B, ...]``.
+    """
+    lengths = np.array([0 if part is None else len(part) for part in actions])
+    longest = int(lengths.max(initial=0))
+    observations = envs.reset(seeds)
+    if longest == 0:
+        return observations
+    template = next(part for part in actions if part is not None)
+    table = np.broadcast_to(template[0], (longest, len(seeds), *template.shape[1:])).copy()
+    for i, part in enumerate(actions):
+        if part is not None:
+            table[longest - len(part) :, i] = part
+    starts = longest - lengths
+    for step in range(longest):
+        starting = starts == step
+        if step and starting.any():
+            envs.reset_lanes(starting, seeds)
+        observations, _, terminateds, truncateds, _ = envs.step(to_env(table[step]))
+        ended_idle = (terminateds | truncateds) & (step < starts)
+        if ended_idle.any():
+            envs.reset_lanes(ended_idle, seeds)
+    unstarted = starts == longest
+    if unstarted.any():
+        observations = envs.reset_lanes(unstarted, seeds)
+    return observations
+
+
+def _copied(observations: Any) -> Any:
+    if isinstance(observations, dict):
+        return {key: _copied(part) for key, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(_copied(part) for part in observations)
+    return np.array(observations)

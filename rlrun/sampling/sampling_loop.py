@@ -1,0 +1,75 @@
+"""SamplingLoop: policies act, environments step, policies take in what came of it.
+
+The one loop behind training, evaluation and rollouts, with one agent or several. Knows neither
+fragments nor batches: which episodes are run, and how they end, is the environments' plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, Protocol
+
+from rlrun.envs.agent_slots import Due, SlotStep
+from rlrun.sampling.policy_actor import PolicyActor
+
+
+class SlotEnvs(Protocol):
+    """Sub-environments as slots of policies; `LockStepEnvs` or `AgentEnvs`."""
+
+    @property
+    def due(self) -> Mapping[str, Due]:
+        """Slots that act next, by policy."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether `settle` has something to do after this step."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a recorder ended the play."""
+
+    def start(self, actors: Mapping[str, Any], *, update: bool = True) -> None:
+        """Begin first episodes, unless episodes run."""
+
+    def step(self, actions: Mapping[str, Any]) -> Mapping[str, SlotStep]:
+        """Step the sub-environments; what it brought, by policy."""
+
+    def settle(self, actors: Mapping[str, Any]) -> None:
+        """Begin the episodes that follow others, where the step itself has not done it."""
+
+
+class SamplingLoop:
+    """See the module.
+
+    Args:
+        actors: by policy id; may change while no step is being made.
+
+    Attributes:
+        policy_s, env_s: seconds that policies and environments have taken.
+    """
+
+    def __init__(self, envs: SlotEnvs, actors: dict[str, PolicyActor]) -> None:
+        self.envs, self.actors = envs, actors
+        self.policy_s = self.env_s = 0.0
+
+    def step(self) -> None:
+        """Make one step of all sub-environments."""
+        envs, actors = self.envs, self.actors
+        clock = perf_counter()
+        actions = {}
+        for policy_id, due in envs.due.items():
+            actor = actors[policy_id]
+            sent = actor.act(due)
+            if actor.converts:
+                sent = actor.to_env(sent)
+            actions[policy_id] = sent if due.slots is None else (due.slots, sent)
+        acted = perf_counter()
+        steps = envs.step(actions)
+        stepped = perf_counter()
+        self.policy_s += acted - clock
+        self.env_s += stepped - acted
+        for policy_id, step in steps.items():
+            actors[policy_id].observe(step)
+        if envs.unsettled:
+            envs.settle(actors)
