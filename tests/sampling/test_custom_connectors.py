@@ -232,8 +232,8 @@ def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
         replies = [
             runner.sample_fragment(SampleRequest(fragment, length, 1, state)) for runner in runners
         ]
-        centre.apply_deltas([reply.connector_deltas for reply in replies])
-        state = centre.get_state()
+        centre.apply_deltas([reply.connector_deltas["default_policy"] for reply in replies])
+        state = {"default_policy": centre.get_state()}
         seen += [reply.batch for reply in replies]
     stat = centre.observations.get_state()["pieces"]["1"]["stat"]
     # Each step's observation, and each episode's final one; what comes next is known already.
@@ -250,9 +250,9 @@ def test_the_centre_leaves_alone_what_belongs_to_lanes():
     runner = EnvRunner(spec_of(3, "CartPole-v1", policy=None, **ALL_KINDS))
     centre = RunnerConnectors(runner.spec, *spaces_of(runner))
     deltas = collect(runner, [5], policy_weights(runner))[0].connector_deltas
-    centre.apply_deltas([deltas])
+    centre.apply_deltas([deltas["default_policy"]])
     before = connectors_state(runner)
-    runner.load(None, 1, centre.get_state())
+    runner.load(None, 1, {"default_policy": centre.get_state()})
     after = connectors_state(runner)
     assert repr(after["actions"]) == repr(before["actions"])
     assert repr(after["observations"]["history"]) == repr(before["observations"]["history"])
@@ -263,12 +263,13 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
     trained = EnvRunner(spec)
     weights = policy_weights(trained)
     centre = RunnerConnectors(spec, *spaces_of(trained))
-    centre.apply_deltas([collect(trained, [50], weights)[0].connector_deltas])
+    deltas = collect(trained, [50], weights)[0].connector_deltas
+    centre.apply_deltas([deltas["default_policy"]])
     state = centre.get_state()
     runner = EnvRunner(spec, role=Role.EVALUATION)
     played = []
     for seed in (3, 4, 3):
-        runner.load(weights, 1, state)
+        runner.load(weights, 1, {"default_policy": state})
         played.append(play_episodes(runner, num_episodes=4, seed=seed, explore=True))
     assert played[0] == played[2] != played[1]
     assert repr(centre.get_state()) == repr(state)
