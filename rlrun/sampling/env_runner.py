@@ -65,6 +65,7 @@ class EnvRunner:
     Attributes:
         envs: the environments.
         actors: what acts for the agents of each policy, by id.
+        postprocess: what is done to trajectories before they are sent.
 
     Raises:
         EnvError: an environment cannot be built, does not do what its spaces say, or its agents do
@@ -98,7 +99,7 @@ class EnvRunner:
         plan = EndlessPlan(spec.seed, role, runner_index)
         self._slot_envs = self.slot_envs(plan)
         self._loop = SamplingLoop(self._slot_envs, self.actors)
-        self._postprocess = Postprocessing({}, make_postprocessors(spec.postprocessors), self)
+        self.postprocess = Postprocessing({}, make_postprocessors(spec.postprocessors), self)
         if spec.multi_agent is None:
             self._set_policies({DEFAULT_POLICY_ID: None})
         else:
@@ -205,7 +206,7 @@ class EnvRunner:
         for policy_id in self.actors.keys() - policies.keys():
             del self.actors[policy_id]
         self._settings = dict(policies)
-        self._postprocess.policies = self.policies
+        self.postprocess.policies = self.policies
         if isinstance(self._slot_envs, AgentEnvs):
             self._slot_envs.begin_again(given_up, self.actors)
 
@@ -371,7 +372,7 @@ class EnvRunner:
 
     def _build(self) -> dict[str, SampleBatch]:
         """The policies' batches, postprocessed, without what learning does not need."""
-        envs, plain = self._slot_envs, self._postprocess.does_nothing
+        envs, plain = self._slot_envs, self.postprocess.does_nothing
         running = envs.running if isinstance(envs, AgentEnvs) else ()
         batches: dict[str, SampleBatch] = {}
         for policy_id, actor in self.actors.items():
@@ -380,7 +381,7 @@ class EnvRunner:
                 batches[policy_id] = batch
         if not plain:
             name = envs.agent_name if isinstance(envs, AgentEnvs) else only_agent
-            batches = self._postprocess(batches, name)
+            batches = self.postprocess(batches, name)
             for policy_id, batch in batches.items():
                 for column in self.actors[policy_id].inputs.leave_out & batch.keys():
                     del batch[column]

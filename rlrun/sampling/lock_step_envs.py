@@ -281,8 +281,8 @@ class LockStepEnvs:
         function of these: it is named in the log and starts a fresh episode.
         """
         actor = actors[DEFAULT_POLICY_ID]
-        actor.set_state(actor_states[DEFAULT_POLICY_ID])
         self.episodes.set_state(state["episodes"])
+        actor.set_state(actor_states[DEFAULT_POLICY_ID])
         self._unseen, self._unfiltered = None, None
         self.started = state["unfiltered"] is not None
         if not self.started:

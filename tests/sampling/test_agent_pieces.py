@@ -203,7 +203,7 @@ def test_an_algorithm_learns_through_them_and_is_restored(tmp_path):
         one.train()
         one.save(tmp_path / "checkpoint")
         other.restore(tmp_path / "checkpoint")
-        stat = one.connectors.get_state()["agent_1"]["observations"]["pieces"]["1"]["stat"]
+        stat = one.policies.connectors.get_state()["agent_1"]["observations"]["pieces"]["1"]["stat"]
         assert stat["count"] > 0
         results = [each.train() for each in (one, other)]
         assert results[0]["episode_return_mean"] == results[1]["episode_return_mean"]

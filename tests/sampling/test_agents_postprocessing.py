@@ -117,4 +117,4 @@ def test_a_centralised_critic_sees_what_the_other_saw_in_the_same_step():
 
 def test_nobody_who_postprocesses_costs_nothing():
     runner = make(f"{EXAMPLES}:TakeTurns", {"p": MLP})
-    assert runner._postprocess.does_nothing
+    assert runner.postprocess.does_nothing

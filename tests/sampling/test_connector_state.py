@@ -120,12 +120,16 @@ def test_pitfall_61_every_observation_is_counted_once(build, runners, mode):
     for _ in range(4):
         algorithm.train()
     if mode == "complete_episodes":  # sampled and counted, delivered when the episode ends
-        held = int(algorithm.env_runner_group.local_env_runner._episodes.length.sum())
+        held = int(
+            algorithm.env_runner_group.local_env_runner.get_state()["episodes"]["length"].sum()
+        )
     counted = central_stat(algorithm)["count"]
     assert counted == observations_so_far(algorithm, runners, 2) + held
     algorithm.evaluate()
     assert central_stat(algorithm)["count"] == counted, "evaluation learns nothing"
-    evaluating = algorithm.evaluator.runner().observations.get_state()["stat"]
+    evaluating = (
+        algorithm.evaluator.runner().actors["default_policy"].observations.get_state()["stat"]
+    )
     assert repr(evaluating) == repr(central_stat(algorithm)), "and uses all that is known"
 
 
@@ -150,7 +154,7 @@ def test_episodes_that_start_afresh_are_counted_too(build, env, lanes):
     news = algorithm.env_steps - steps + algorithm.progress.episodes.total - episodes + lanes
     runner = algorithm.env_runner_group.local_env_runner
     if not runner.envs.every_step_counts:  # it resets itself in the next fragment's first step
-        news -= int((runner._episodes.length == 0).sum())
+        news -= int((runner.get_state()["episodes"]["length"] == 0).sum())
     assert central_stat(algorithm)["count"] == before + news
 
 
@@ -175,7 +179,10 @@ def test_runners_may_keep_statistics_of_their_own(build, update):
         algorithm.train()
         counts.append(central_stat(algorithm)["count"])
     states = algorithm.env_runner_group.get_states()
-    own = [state["connectors"]["observations"]["stat"]["count"] for state in states.values()]
+    own = [
+        state["policies"]["default_policy"]["connectors"]["observations"]["stat"]["count"]
+        for state in states.values()
+    ]
     if update:  # what was merged after the first round, and their own since then
         assert sum(own) == 2 * counts[0] + (counts[1] - counts[0])
     else:

@@ -17,7 +17,7 @@ from rlrun.envs.vector_env import make_vector_env
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
-from rlrun.sampling.seeding import Role
+from rlrun.sampling.seeding import Role, episode_seed
 
 envpool = pytest.importorskip("envpool", reason="the extra envpool is not installed")
 
@@ -178,7 +178,7 @@ def fragments(runner: EnvRunner, lengths: list[int]) -> tuple[list[Any], dict[in
 
 def test_a_runners_episodes_are_those_of_a_bare_pool_that_is_given_its_actions() -> None:
     runner = EnvRunner(runner_spec(kwargs={"max_episode_steps": 20}))
-    seeds = list(runner._episodes.seeds)
+    seeds = [episode_seed(runner.spec.seed, Role.TRAIN, 0, i, 0) for i in range(LANES)]
     finished, pieces = fragments(runner, [37, 50, 13])
     for lane in range(LANES):
         rows = [rows for i, rows in sorted(pieces.items()) if (i >> 32) & 0xFFFF == lane]

@@ -9,6 +9,7 @@ import rlrun
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, UseSpec
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.postprocessing import Postprocessing
 from rlrun.sampling.runner_messages import RunnerSpec
 
 
@@ -85,7 +86,7 @@ def test_postprocessing_changes_nothing_but_what_it_adds(collector, states, mode
     for add in (True, False):
         runner = postprocessing_runner(3, states=states, **settings)
         if not add:
-            runner._postprocess = None
+            runner.postprocess = Postprocessing({}, [])
         batches.append([reply.batch for reply in collect(runner, [7, 5])])
     for processed, plain in zip(*batches, strict=True):
         processed.check_valid()
@@ -102,7 +103,7 @@ def test_views_that_are_not_for_training_are_there_for_postprocessing():
     batch = collect(runner, [5])[0].batch
     assert runner.policy.pieces == [(5, True, True)]
     assert not {"secret", "new_secret"} & batch.keys()
-    runner._postprocess = None  # nobody wants it then
+    runner.postprocess = Postprocessing({}, [])  # nobody wants it then
     assert not {"secret", "new_secret"} & collect(runner, [5])[0].batch.keys()
 
 
@@ -110,7 +111,7 @@ def test_next_actions_by_view_and_by_callback_are_the_same():
     """The source documents' two ways to the actions to come."""
     viewed = postprocessing_runner(2, env={"random_length": True})
     viewed.policy.view_requirements["next_actions"] = ViewRequirement(
-        "actions", shift=1, space=viewed.action_space
+        "actions", shift=1, space=viewed.policy.action_space
     )
     called = postprocessing_runner(
         2, env={"random_length": True}, callbacks=[f"{__name__}:NextActions"]
@@ -123,4 +124,4 @@ def test_next_actions_by_view_and_by_callback_are_the_same():
 
 def test_nobody_who_postprocesses_costs_nothing():
     runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1")))
-    assert runner._postprocess is None
+    assert runner.postprocess.does_nothing

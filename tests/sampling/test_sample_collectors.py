@@ -140,7 +140,7 @@ def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode)
     views = {"prev_infos": ViewRequirement("infos", shift=-1)}
     runner = runner_with(collector, 2, views, batch_mode=mode, env={"length": 7})
     collect(runner, [5])
-    state = runner.get_state()["collector"]
+    state = runner.get_state()["policies"]["default_policy"]["collector"]
     as_taken = deepcopy(state)
     collect(runner, [6])
     np.testing.assert_equal(state, as_taken)
