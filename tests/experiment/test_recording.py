@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import pytest
 
+from rlrun.envs.played_step import AgentTransition, PlayedStep
 from rlrun.experiment.recording import RecordingError, StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.report.sinks import SinkError, TensorBoardSink
-from rlrun.envs.played_step import AgentTransition, PlayedStep
 
 
 def step(t, episodes, nested=False):
