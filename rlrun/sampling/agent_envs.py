@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, SlotStep
-from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, PolicySlots, SubEnv
+from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, PolicySlots, SlotStep
+from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import MappingError, Spaces
 from rlrun.sampling.episodes import LONGEST_RESTORED, AgentEpisodes
 from rlrun.sampling.policy_actor import PolicyActor
