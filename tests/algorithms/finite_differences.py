@@ -1,4 +1,4 @@
-"""What gradients are held against."""
+"""Finite differences, against which gradients are checked."""
 
 from collections.abc import Callable
 
@@ -15,6 +15,8 @@ def check_gradients(module: nn.Module, loss: Callable[[], Tensor], *, of_each: i
     """
     loss().backward()
     for parameter in module.parameters():
+        if parameter.grad is None:
+            continue
         flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
         for i in range(0, len(flat), max(1, len(flat) // of_each)):
             saved, ends = flat[i].item(), []

@@ -48,7 +48,7 @@ def q_values(module, obs):
 
 
 @pytest.mark.parametrize("double_q", [True, False])
-def test_pitfall_40_the_loss_is_the_papers(double_q):
+def test_the_loss_is_the_papers(double_q):
     module, target = make_networks()
     rows = make_rows()
     total, statistics = dqn_loss(module, rows, target=target, double_q=double_q)
@@ -64,52 +64,13 @@ def test_pitfall_40_the_loss_is_the_papers(double_q):
         error = now[i, rows[col.ACTIONS][i]] - goal
         huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
         expected += rows[col.WEIGHTS][i].item() * huber / n
-        # Pitfall 36: priorities use the error without its weight.
+        # Priorities use the error without its weight.
         assert statistics["td_errors"][i].item() == pytest.approx(error, rel=1e-4)
     assert total.item() == pytest.approx(expected, rel=1e-5)
     assert (after.argmax(1) != after_target.argmax(1)).any(), "the example tells nothing apart"
 
 
-def test_pitfall_40_no_gradient_flows_through_the_goal():
-    """Finite differences with the goal held fixed, by a copy of the network that stays put."""
-    module, target = (network.double() for network in make_networks())
-    rows = make_rows(dtype=torch.float64)
-    module.encoder, target.encoder = module.encoder.double(), target.encoder.double()
-    for network in (module, target):
-        network.forward_train = lambda batch, net=network: _forward_in_double(net, batch)
-    total, statistics = dqn_loss(module, rows, target=target, double_q=True)
-    total.backward()
-    assert all(p.grad is None for p in target.parameters())
-    chosen = _forward_in_double(module, rows)[col.ACTION_DIST_INPUTS]
-    chosen = chosen.gather(1, rows[col.ACTIONS][:, None]).squeeze(1).detach()
-    goals = chosen - statistics["td_errors"]
-
-    def loss_at():
-        values = _forward_in_double(module, rows)[col.ACTION_DIST_INPUTS]
-        errors = values.gather(1, rows[col.ACTIONS][:, None]).squeeze(1) - goals
-        huber = torch.where(errors.abs() <= 1, 0.5 * errors**2, errors.abs() - 0.5)
-        return (rows[col.WEIGHTS] * huber).mean().item()
-
-    for parameter in module.parameters():
-        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
-        for i in range(0, len(flat), max(1, len(flat) // 3)):
-            saved = flat[i].item()
-            flat[i] = saved + 1e-6
-            up = loss_at()
-            flat[i] = saved - 1e-6
-            down = loss_at()
-            flat[i] = saved
-            assert grad[i].item() == pytest.approx((up - down) / 2e-6, rel=1e-4, abs=1e-7)
-
-
-def _forward_in_double(network, batch):
-    features = network.encoder(batch[col.OBS])
-    value, advantages = network.value(features), network.advantage(features)
-    values = value + advantages - advantages.mean(1, keepdim=True)
-    return {col.ACTION_DIST_INPUTS: values}
-
-
-def test_with_value_rescaling_goals_are_rescaled_as_bellman_says():
+def test_with_value_rescaling_targets_are_rescaled_as_bellman_says():
     module, target = make_networks()
     rows = make_rows()
     _, statistics = dqn_loss(module, rows, target=target, double_q=True, value_rescaling=True)
@@ -128,7 +89,7 @@ def test_distributions_of_values_are_not_rescaled():
         config.experiment()
 
 
-def test_pitfall_44_the_gradient_is_the_clipped_error():
+def test_the_gradient_is_the_clipped_error():
     module, target = make_networks()
     for error, expected in [(0.3, 0.3), (-0.3, -0.3), (5.0, 1.0), (-5.0, -1.0)]:
         rows = make_rows(1)
@@ -167,19 +128,6 @@ def build(**training):
     )
 
 
-@pytest.fixture
-def built():
-    made = []
-
-    def make(config):
-        made.append(config.build())
-        return made[-1]
-
-    yield make
-    for algorithm in made:
-        algorithm.stop()
-
-
 def statistics_of(algorithm):
     return algorithm.train()["learners"]["default_policy"]["learner_stats"]
 
@@ -202,7 +150,7 @@ def test_updates_that_do_not_come_out_even_are_made_up_for(built):
     assert sum(statistics_of(algorithm)["num_updates"] for _ in range(3)) == 3 * 64 * 3 // 16
 
 
-def test_pitfall_45_epsilon_follows_the_env_steps_of_the_run_and_survives_a_restore(built):
+def test_epsilon_follows_the_env_steps_of_the_run_and_survives_a_restore(built):
     algorithm = built(build())
     assert [statistics_of(algorithm)["epsilon"] for _ in range(3)] == [1.0, 0.75, 0.5]
     resumed = built(build())
@@ -276,7 +224,7 @@ def slow_projection(probabilities, reward, discount, support):
     return m
 
 
-def test_pitfall_42_the_projection_is_algorithm_1():
+def test_the_projection_is_algorithm_1():
     rng = np.random.default_rng(5)
     support = np.linspace(-2.0, 3.0, 11)
     probabilities = rng.dirichlet(np.ones(11), size=40)
@@ -296,7 +244,7 @@ def test_pitfall_42_the_projection_is_algorithm_1():
 
 
 @pytest.mark.parametrize("double_q", [True, False])
-def test_pitfall_42_the_c51_loss_is_the_cross_entropy_to_the_projected_target(double_q):
+def test_the_c51_loss_is_the_cross_entropy_to_the_projected_target(double_q):
     module, target = make_networks(num_atoms=7, v_min=-3.0, v_max=3.0)
     rows = make_rows()
     total, statistics = c51_loss(module, rows, target=target, double_q=double_q)
@@ -326,21 +274,21 @@ def test_pitfall_42_the_c51_loss_is_the_cross_entropy_to_the_projected_target(do
 
 
 @pytest.mark.parametrize("double_q", [True, False])
-def test_the_c51_gradient_is_that_of_finite_differences(double_q, monkeypatch):
-    """Of the loss as a whole: what it is drawn to does not move with the network."""
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [(dqn_loss, {}), (c51_loss, {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0})],
+)
+def test_the_gradient_is_that_of_finite_differences(loss, options, double_q, monkeypatch):
+    """Of the loss as a whole: its targets do not move with the network."""
     # Observations stay float64, as differences need it.
     monkeypatch.setattr("rlrun.policies.q_network.as_features", lambda obs, flatten: obs)
-    networks = make_networks(num_atoms=7, v_min=-3.0, v_max=3.0)
-    module, target = (network.double() for network in networks)
+    module, target = (network.double() for network in make_networks(**options))
     rows = make_rows(dtype=torch.float64)
-
-    def loss_at():
-        return c51_loss(module, rows, target=target, double_q=double_q)[0]
-
-    check_gradients(module, loss_at)
+    check_gradients(module, lambda: loss(module, rows, target=target, double_q=double_q)[0])
+    assert all(parameter.grad is None for parameter in target.parameters())
 
 
-def test_pitfall_43_noisy_networks_take_epsilon_0_and_learn_their_noise(built):
+def test_noisy_networks_take_epsilon_0_and_learn_their_noise(built):
     with pytest.raises(ConfigError, match=r"exploration\.epsilon.*noisy"):
         build(noisy=True).experiment()
     algorithm = built(
@@ -359,7 +307,7 @@ def test_the_ends_of_the_distribution_must_be_in_order():
         build(num_atoms=51, v_min=5.0, v_max=5.0).experiment()
 
 
-def test_pitfall_58_each_runner_has_its_own_epsilon_and_evaluation_the_least(built):
+def test_each_runner_has_its_own_epsilon_and_evaluation_the_least(built):
     algorithm = built(
         build()
         .env_runners(num_env_runners=3, num_envs_per_env_runner=1, num_cpus_per_env_runner=0.1)

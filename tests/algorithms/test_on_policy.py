@@ -19,9 +19,7 @@ def negative_logp(module, rows, *, scale):
 
 
 @pytest.fixture
-def build():
-    made = []
-
+def build(built):
     def building(**sections):
         config = (
             PGConfig()
@@ -32,12 +30,9 @@ def build():
         )
         for section, values in sections.items():
             config = getattr(config, section)(**values)
-        made.append(config.build())
-        return made[-1]
+        return built(config)
 
-    yield building
-    for algorithm in made:
-        algorithm.stop()
+    return building
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 7, BATCH])

@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from finite_differences import check_gradients
 
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.pg import pg_loss
@@ -80,22 +81,7 @@ def test_the_gradient_is_that_of_finite_differences(name, monkeypatch):
     # Observations stay float64, as differences need it.
     monkeypatch.setattr("rlrun.policies.rl_module.as_features", lambda obs, flatten: obs)
 
-    def loss_at():
-        return loss(module, rows, **arguments)[0]
-
-    loss_at().backward()
-    for parameter in module.parameters():
-        if parameter.grad is None:
-            continue
-        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
-        for i in range(0, len(flat), max(1, len(flat) // 3)):
-            saved = flat[i].item()
-            flat[i] = saved + 1e-6
-            up = loss_at().item()
-            flat[i] = saved - 1e-6
-            down = loss_at().item()
-            flat[i] = saved
-            assert grad[i].item() == pytest.approx((up - down) / 2e-6, rel=1e-4, abs=1e-7)
+    check_gradients(module, lambda: loss(module, rows, **arguments)[0])
 
 
 def test_pg_leaves_the_value_function_alone():
@@ -115,8 +101,8 @@ def test_microbatches_add_up_to_the_step_of_the_whole_batch(name, size):
         settings = TrainingConfig(grad_clip=0.1)
         learner = Learner(make_module(), settings, LearnersConfig(device="cpu"))
         rows = learner.load(make_batch(), (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS))
-        pieces = rows.microbatches(microbatch_size)
-        statistics = learner.accumulate(pieces, rows.size, loss, arguments, lr=0.01)
+        microbatches = rows.microbatches(microbatch_size)
+        statistics = learner.accumulate(microbatches, rows.size, loss, arguments, lr=0.01)
         weights.append(learner.get_weights())
         norms.append({key: float(value) for key, value in statistics.items()})
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)

@@ -53,7 +53,7 @@ def random_columns(rng, shape):
     gamma=st.floats(0, 1),
     lambda_=st.floats(0, 1),
 )
-def test_pitfall_17_gae_is_the_papers_recursion(seed, steps, lanes, gamma, lambda_):
+def test_gae_is_the_papers_recursion(seed, steps, lanes, gamma, lambda_):
     columns = random_columns(np.random.default_rng(seed), (steps, lanes))
     expected = slow_gae(*columns, gamma, lambda_)
     np.testing.assert_allclose(
@@ -63,7 +63,7 @@ def test_pitfall_17_gae_is_the_papers_recursion(seed, steps, lanes, gamma, lambd
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6))
-def test_pitfall_20_pieces_of_any_length_do_not_touch_each_other(seed, lengths):
+def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
     columns = random_columns(np.random.default_rng(seed), (sum(lengths),))
     found = gae_of_rows(*columns, np.array(lengths), gamma=0.97, lambda_=0.9)
     start = 0
@@ -74,7 +74,7 @@ def test_pitfall_20_pieces_of_any_length_do_not_touch_each_other(seed, lengths):
         start += length
 
 
-def test_pitfall_21_lambda_zero_gives_one_step_targets():
+def test_lambda_zero_gives_one_step_targets():
     rewards, values, next_values, _, truncateds = random_columns(np.random.default_rng(0), (9, 2))
     terminateds = np.zeros((9, 2), dtype=bool)
     targets = (
@@ -83,7 +83,7 @@ def test_pitfall_21_lambda_zero_gives_one_step_targets():
     np.testing.assert_allclose(targets, rewards + 0.9 * next_values, rtol=1e-5, atol=1e-6)
 
 
-def test_pitfall_21_lambda_one_gives_the_bootstrapped_monte_carlo_return():
+def test_lambda_one_gives_the_bootstrapped_monte_carlo_return():
     rewards = np.array([[1.0], [2.0], [4.0]])
     values = np.array([[0.5], [0.25], [0.125]])
     next_values = np.array([[0.25], [0.125], [8.0]])
@@ -97,7 +97,7 @@ def test_pitfall_21_lambda_one_gives_the_bootstrapped_monte_carlo_return():
     ("terminated", "truncated", "bootstrap"),
     [(True, False, 0.0), (False, True, 10.0), (True, True, 0.0), (False, False, 10.0)],
 )
-def test_pitfall_19_only_what_did_not_terminate_bootstraps(terminated, truncated, bootstrap):
+def test_only_what_did_not_terminate_bootstraps(terminated, truncated, bootstrap):
     one = np.ones((1, 1))
     advantage = gae(
         one,
@@ -111,7 +111,7 @@ def test_pitfall_19_only_what_did_not_terminate_bootstraps(terminated, truncated
     assert advantage[0, 0] == 1.0 + bootstrap
 
 
-def test_pitfall_17_a_truncated_step_does_not_pass_on_the_next_episodes_advantage():
+def test_a_truncated_step_does_not_pass_on_the_next_episodes_advantage():
     rewards = np.array([[0.0], [100.0]])
     zero = np.zeros((2, 1))
     truncateds = np.array([[True], [False]])

@@ -69,7 +69,7 @@ def random_columns(seed, steps, lanes, spread=1.0):
     lambda_=st.floats(0, 1),
     clips=st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.5, 1.0, 3.0])),
 )
-def test_pitfall_54_vtrace_is_the_papers_sum(seed, steps, lanes, gamma, lambda_, clips):
+def test_vtrace_is_the_papers_sum(seed, steps, lanes, gamma, lambda_, clips):
     columns = random_columns(seed, steps, lanes)
     expected = slow_vtrace(columns, gamma, lambda_, *clips)
     got = vtrace(*columns, settings=VTraceSettings(gamma, lambda_, *clips))
@@ -88,7 +88,7 @@ def test_without_clipping_ratios_count_as_they_are(seed):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 12))
-def test_pitfall_53_on_policy_vs_is_the_n_step_return(seed, steps):
+def test_on_policy_vs_is_the_n_step_return(seed, steps):
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(steps + 1, 1))
     rewards = rng.normal(size=(steps, 1))
@@ -104,7 +104,7 @@ def test_pitfall_53_on_policy_vs_is_the_n_step_return(seed, steps):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_pieces_of_any_length_do_not_touch_each_other(seed, lengths):
+def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
     columns = [column[:, 0] for column in random_columns(seed, sum(lengths), 1)]
     got = vtrace_of_rows(*columns, np.array(lengths), settings=VTraceSettings(0.9))
     begin = 0
@@ -115,7 +115,7 @@ def test_pieces_of_any_length_do_not_touch_each_other(seed, lengths):
         begin += length
 
 
-def test_pitfall_56_a_truncation_bootstraps_and_a_termination_does_not():
+def test_a_truncation_bootstraps_and_a_termination_does_not():
     zero, one = np.zeros((1, 1)), np.ones((1, 1))
     yes, no = np.ones((1, 1), bool), np.zeros((1, 1), bool)
     truncated = vtrace(zero, one, zero, 10 * one, no, yes, settings=VTraceSettings(0.5))
@@ -125,7 +125,7 @@ def test_pitfall_56_a_truncation_bootstraps_and_a_termination_does_not():
     assert [x.item() for x in terminated] == [x.item() for x in both] == [1.0, 1.0]
 
 
-def test_pitfall_55_57_numbers_without_gradient_from_the_sampling_time_log_probabilities():
+def test_numbers_without_gradient_from_the_sampling_time_log_probabilities():
     runner = EnvRunner(
         RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(num_envs_per_env_runner=3))
     )
@@ -154,7 +154,7 @@ def test_pitfall_55_57_numbers_without_gradient_from_the_sampling_time_log_proba
     assert abs(expected - 1.0) > 1e-3
 
 
-def test_pitfall_54_of_a_target_policy_come_the_ratios_and_of_the_learners_network_the_values():
+def test_of_a_target_policy_come_the_ratios_and_of_the_learners_network_the_values():
     runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig()))
     torch.manual_seed(0)
     spaces = runner.policy.observation_space, runner.policy.action_space
