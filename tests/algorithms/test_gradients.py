@@ -1,16 +1,16 @@
-"""The closed-form gradients of DQN and SAC against autograd's of their losses."""
+"""Gradients in closed form against autograd's of the same losses, and where they are used."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from rlrun.algorithms import dqn, sac
-from rlrun.algorithms.dqn import DQN, DQNConfig, dqn_gradient, dqn_loss
+from rlrun.algorithms import dqn, ppo, sac
+from rlrun.algorithms.dqn import DQNConfig, dqn_gradient, dqn_loss
+from rlrun.algorithms.ppo import PPOConfig, ppo_gradient, ppo_loss
 from rlrun.algorithms.sac import (
     NEXT_NOISE,
     NOISE,
-    SAC,
     SACConfig,
     critic_gradient,
     critic_loss,
@@ -20,9 +20,12 @@ from rlrun.algorithms.sac import (
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
+from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.action_sampling import LOG_STD_BOUNDS
+from rlrun.policies.catalog import build_module
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import QNetwork, build_q_network
+from rlrun.policies.rl_module import ActorCritic
 from rlrun.policies.soft_actor_critic import SACPolicyNetwork, TwinQNetwork
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -30,6 +33,13 @@ DISCRETE = gym.spaces.Discrete(4)
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 ALPHA = torch.tensor([0.3])
 NUM_ROWS = 64
+PPO_ARGUMENTS = {
+    "clip_param": 0.2,
+    "vf_loss_coeff": 0.5,
+    "vf_clip_param": None,
+    "entropy_coeff": 0.01,
+    "kl_coeff": 0.0,
+}
 
 
 def perturbed(module):
@@ -59,7 +69,11 @@ def learner_of(module):
     return Learner(module, TrainingConfig(), LearnersConfig(device="cpu"))
 
 
-def rows(space, seed):
+def actor_critic(space, **settings):
+    return perturbed(build_module(OBS_SPACE, space, model(**settings)))
+
+
+def replay_rows(space, seed):
     rng = np.random.default_rng(seed)
 
     def normal(*shape):
@@ -82,6 +96,24 @@ def rows(space, seed):
     }
 
 
+def ppo_rows(module, space, seed, drift=0.3):
+    """Rows that were acted with other distributions, unless ``drift`` is 0."""
+    rng = np.random.default_rng(seed)
+    space.seed(seed)
+    obs = torch.tensor(rng.normal(size=(NUM_ROWS, 3)), dtype=torch.float32)
+    actions = torch.tensor(np.stack([space.sample() for _ in range(NUM_ROWS)]))
+    with torch.no_grad():
+        inputs = module.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
+        inputs = inputs + drift * torch.tensor(rng.normal(size=inputs.shape), dtype=torch.float32)
+    columns = (col.ADVANTAGES, col.VALUE_TARGETS, col.VF_PREDS)
+    return {
+        col.OBS: obs,
+        col.ACTIONS: actions,
+        col.ACTION_LOGP: module.distribution.logp(inputs, actions),
+        **{name: torch.tensor(rng.normal(size=NUM_ROWS), dtype=torch.float32) for name in columns},
+    }
+
+
 def assert_same(learner, loss, gradient, batch, arguments):
     grads = learner.parameters.grads
     total, expected = loss(learner.module, batch, **arguments)
@@ -99,6 +131,33 @@ def assert_same(learner, loss, gradient, batch, arguments):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("free_log_std", [True, False])
+@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
+def test_ppo(space, activation, free_log_std, normalize, seed):
+    torch.manual_seed(3)
+    settings = {"activation": activation, "free_log_std": free_log_std}
+    learner = learner_of(actor_critic(space, **settings))
+    assert learner.module.has_vjp
+    batch = ppo_rows(learner.module, space, seed)
+    if normalize:
+        batch = standardized_advantages(batch)
+    clipped = ppo_loss(learner.module, batch, **PPO_ARGUMENTS)[1]["clip_fraction"]
+    assert 0 < clipped < 1
+    assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
+
+
+def test_ppo_at_ratio_one_clips_nothing():
+    """The first minibatch has ratio exactly 1 in every row, a tie between gain and clipped gain."""
+    learner = learner_of(actor_critic(DISCRETE))
+    batch = ppo_rows(learner.module, DISCRETE, seed=0, drift=0.0)
+    statistics = ppo_gradient(learner.module, batch, **PPO_ARGUMENTS)
+    assert statistics["approx_kl"].item() == statistics["clip_fraction"].item() == 0.0
+    assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
+
+
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("double_q", [True, False])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("dueling", [True, False])
@@ -108,7 +167,7 @@ def test_dqn(dueling, activation, double_q, seed):
     assert learner.module.has_vjp
     arguments = {"target": q_network(dueling=dueling), "double_q": double_q}
     arguments["value_rescaling"] = seed == 2
-    batch = rows(DISCRETE, seed)
+    batch = replay_rows(DISCRETE, seed)
     errors = dqn_loss(learner.module, batch, **arguments)[1]["td_errors"].abs()
     assert (errors > 1).any()  # both parts of the Huber loss
     assert (errors < 1).any()
@@ -126,7 +185,7 @@ def test_sac(activation, seed):
     with torch.no_grad():  # some log standard deviations are out of bounds, where they stay
         policy.pi.last.bias[2] += LOG_STD_BOUNDS[1]
     actor, critic = learner_of(policy), learner_of(critics)
-    batch = rows(BOX, seed)
+    batch = replay_rows(BOX, seed)
     log_std = policy.forward_train(batch)[col.ACTION_DIST_INPUTS][:, 2]
     assert (log_std > LOG_STD_BOUNDS[1]).any()
     assert (log_std < LOG_STD_BOUNDS[1]).any()
@@ -138,8 +197,16 @@ def test_sac(activation, seed):
     assert torch.equal(critic.parameters.grads, before)
 
 
-class OtherForward(QNetwork):
+class OtherValues(ActorCritic):
     """Computes something that its parent's `vjp` knows nothing of."""
+
+    def forward_train(self, batch):
+        outputs = super().forward_train(batch)
+        return {**outputs, col.VF_PREDS: 2.0 * outputs[col.VF_PREDS]}
+
+
+class OtherQValues(QNetwork):
+    """The same of a Q-network."""
 
     def forward_train(self, batch):
         return {name: 2.0 * value for name, value in super().forward_train(batch).items()}
@@ -149,18 +216,22 @@ class OtherForward(QNetwork):
     "settings",
     [
         {"activation": "gelu"},
-        {"noisy": True},
-        {"num_atoms": 11},
+        {"share_layers": True},
         {"use_lstm": True},
+        {"use": f"{__name__}:OtherValues"},
     ],
 )
-def test_other_networks_are_left_to_autograd(settings):
-    assert not q_network(**settings).has_vjp
+def test_other_actor_critics_are_left_to_autograd(settings):
+    assert not actor_critic(DISCRETE, **settings).has_vjp
 
 
-def test_a_subclass_is_left_to_autograd():
+@pytest.mark.parametrize(
+    "settings", [{"activation": "gelu"}, {"noisy": True}, {"num_atoms": 11}, {"use_lstm": True}]
+)
+def test_other_q_networks_are_left_to_autograd(settings):
     assert q_network().has_vjp
-    assert not OtherForward(OBS_SPACE, DISCRETE, model()).has_vjp
+    assert not q_network(**settings).has_vjp
+    assert not OtherQValues(OBS_SPACE, DISCRETE, model()).has_vjp
 
 
 def test_discrete_actions_and_other_activations_of_sac_are_left_to_autograd():
@@ -170,31 +241,39 @@ def test_discrete_actions_and_other_activations_of_sac_are_left_to_autograd():
         assert not kind(OBS_SPACE, BOX, model(activation="silu")).has_vjp
 
 
+PPO_TRAINING = {"train_batch_size": 64, "minibatch_size": 16, "num_epochs": 2}
+REPLAY_TRAINING = {
+    "train_batch_size": 64,
+    "minibatch_size": 16,
+    "training_intensity": 1.0,
+    "num_steps_sampled_before_learning_starts": 32,
+}
+
+
 @pytest.mark.parametrize(
-    ("module", "algorithm", "config", "env", "names"),
+    ("module", "config", "settings", "names"),
     [
-        (dqn, DQN, DQNConfig, "CartPole-v1", ["dqn_gradient"]),
-        (sac, SAC, SACConfig, "Pendulum-v1", ["critic_gradient", "policy_gradient"]),
+        (ppo, PPOConfig, PPO_TRAINING, ["ppo_gradient"]),
+        (ppo, PPOConfig, {**PPO_TRAINING, "vf_clip_param": 0.2}, []),
+        (ppo, PPOConfig, {**PPO_TRAINING, "kl_coeff": 0.2}, []),
+        (dqn, DQNConfig, REPLAY_TRAINING, ["dqn_gradient"]),
+        (sac, SACConfig, REPLAY_TRAINING, ["critic_gradient", "policy_gradient"]),
     ],
 )
-def test_each_update_uses_it(module, algorithm, config, env, names, monkeypatch):
+def test_each_update_uses_them_unless_the_loss_has_further_terms(
+    module, config, settings, names, monkeypatch, built
+):
     calls = []
-    for name in names:
-        real = getattr(module, name)
-        monkeypatch.setattr(
-            module,
-            name,
-            lambda *a, _real=real, _name=name, **k: calls.append(_name) or _real(*a, **k),
-        )
-    training = {
-        "train_batch_size": 64,
-        "minibatch_size": 16,
-        "training_intensity": 1.0,
-        "num_steps_sampled_before_learning_starts": 32,
-    }
-    built = algorithm(config().environment(env).training(**training))
-    result = built.train()
-    built.stop()
-    updates = result["learners"]["default_policy"]["learner_stats"]["num_updates"]
+    for name in ("ppo_gradient", "dqn_gradient", "critic_gradient", "policy_gradient"):
+        if hasattr(module, name):
+            real = getattr(module, name)
+            monkeypatch.setattr(
+                module,
+                name,
+                lambda *a, _real=real, _name=name, **k: calls.append(_name) or _real(*a, **k),
+            )
+    env = "Pendulum-v1" if module is sac else "CartPole-v1"
+    result = built(config().environment(env).training(**settings)).train()
+    updates = int(result["learners"]["default_policy"]["learner_stats"]["num_updates"])
     assert updates >= 2
-    assert sorted(calls) == sorted(names * int(updates))
+    assert sorted(calls) == sorted(names * updates)
