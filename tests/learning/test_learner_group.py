@@ -231,15 +231,14 @@ def test_ppo_with_two_learners_trains_as_with_one(local_ray):
         np.testing.assert_allclose(others[name], value, atol=1e-3)
 
 
-def deadly(module, rows, **arguments):
-    """A loss that kills the second learner."""
-    if torch.distributed.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return a2c_loss(module, rows, **arguments)
-
-
 @pytest.mark.faults
 def test_a_lost_learner_and_a_loss_that_raises_end_the_run(local_ray):
+    def deadly(module, rows, **arguments):
+        """Kills the second learner; a local function travels by value."""
+        if torch.distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return a2c_loss(module, rows, **arguments)
+
     group = LearnerGroup(make_module(), TRAINING, TWO)
     rows = group.load(make_batch(), NAMES)
     with pytest.raises(LearnersError, match="learner 1 died"):
