@@ -63,7 +63,7 @@ class ReplayTraining(TrainingConfig):
     """Rewards summed up before the target network's value; fewer where the episode ends."""
 
 
-OF_ALL_IN_LOCKSTEP = (
+COMMON_IN_LOCKSTEP = (
     *("minibatch_size", "training_intensity"),
     "num_steps_sampled_before_learning_starts",
 )
@@ -75,11 +75,11 @@ U = TypeVar("U", bound="Updater")
 
 
 class Updater(ABC):
-    """Updates one policy; owns whatever that takes besides the policy's learner."""
+    """Updates one policy; owns its target network and the like, but not its learner."""
 
     @abstractmethod
     def begin_iteration(self, env_steps: int) -> dict[str, float]:
-        """Read the schedules; what they are for the iteration, as it is reported."""
+        """Read the schedules; returns the values that are reported, by name."""
 
     @abstractmethod
     def update(self, batch: SampleBatch, rng: np.random.Generator) -> Statistics:
@@ -103,10 +103,10 @@ class Updater(ABC):
 
 @dataclass
 class _Debt:
-    """What is due for a policy; in lockstep, for all of them together."""
+    """Updates that are due for a policy; in lockstep, for all policies together."""
 
     steps: int = 0
-    """Counted since the first transitions came into its buffer."""
+    """Env steps counted since the first transitions in its buffer."""
     rows: float = 0.0
     """Transitions to replay for them."""
 
@@ -115,8 +115,8 @@ class Replay(Generic[R, U]):
     """Sampling and learning in turns, out of the buffers of all policies that learn.
 
     Args:
-        make_updater: makes what updates a policy, given its id.
-        make_buffer: makes the buffer of a policy, given its id.
+        make_updater: makes a policy's updater, given its id.
+        make_buffer: makes a policy's buffer, given its id.
         round_steps: env steps between updates with ``rollout_fragment_length: auto``.
         reported: statistics of updates that are averaged over an iteration; None without updates.
 
@@ -187,7 +187,7 @@ class Replay(Generic[R, U]):
         return result
 
     def _sample(self, lengths: Sequence[int]) -> list[str]:
-        """Sample and store a round, and count what that makes due; the policies that learn now."""
+        """Sample and store a round, count the updates due for it; the policies that learn now."""
         algorithm, policies = self._algorithm, self._algorithm.policies
         before = algorithm.progress.counted_steps
         batches = dict(algorithm.train_batches(algorithm.sample([lengths])))
@@ -220,7 +220,7 @@ class Replay(Generic[R, U]):
     def _minibatches(
         self, learning: Sequence[str]
     ) -> Iterator[tuple[str, SampleBatch, np.random.Generator]]:
-        """What is to be learned from now: policy, M transitions with ``weights``, random numbers.
+        """The minibatches due now: policy, M transitions with ``weights``, random numbers.
 
         Errors of one minibatch are to be reported before the next is drawn. With a memory there are
         as many sequences as hold M transitions at full length, and one at least; in lockstep, all
@@ -273,13 +273,13 @@ class Replay(Generic[R, U]):
             buffer.update_priorities(ids, errors + self._settings.epsilon)
 
     def forget(self, policy_id: str) -> None:
-        """Drop what is kept of a policy."""
+        """Drop the updater, buffer and due updates of a policy."""
         self.updaters.pop(policy_id, None)
         self.buffer.forget(policy_id)
         self._debts.pop(policy_id, None)
 
     def get_state(self) -> dict[str, Any]:
-        """Updaters, what is due, and the buffers if the `replay` section asks for that."""
+        """Updaters, updates due, and the buffers if the `replay` section asks for that."""
         stored = self._settings.store_in_checkpoints
         return {
             "updaters": self.updaters.get_state(),
@@ -383,7 +383,7 @@ def _lockstep_problems(config: ExperimentConfig, any_memory: bool) -> Iterator[t
     if any_memory:
         yield key, "single env steps are drawn, which no memory learns from; set it to independent"
     for policy_id, policy in config.multi_agent.policies.items():
-        for name in OF_ALL_IN_LOCKSTEP:
+        for name in COMMON_IN_LOCKSTEP:
             if name in policy.training:
                 message = "one for all policies in lockstep; it belongs to training"
                 yield f"multi_agent.policies.{policy_id}.training.{name}", message
