@@ -60,7 +60,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "SampleCollector": "rlrun.sampling.sample_collector",
     "SequenceReplayBuffer": "rlrun.replay.sequence_replay_buffer",
     "SimpleListCollector": "rlrun.sampling.simple_list_collector",
-    "synchronous_parallel_sample": "rlrun.actors.synchronous",
+    "synchronous_parallel_sample": "rlrun.actors.env_runner_group",
     "train_one_step": "rlrun.algorithms.on_policy",
     "TrainingConfig": "rlrun.config.schema",
     "verify": "rlrun.experiment.verify.verify",

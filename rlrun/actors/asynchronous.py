@@ -1,18 +1,18 @@
-"""`AsynchronousSampler`: env runners go on sampling while somebody learns from what they sent.
+"""`AsynchronousSampler`: env runners go on sampling while a learner learns from their replies.
 
-Owns what has been asked of which runner and not been answered, and the replies that wait to be
-taken. Everything is bounded: a runner has at most `max_requests_in_flight_per_env_runner` requests,
-and gets no further one while ``queue_size`` replies wait; so a learner that is slow makes the
-runners wait, and memory does not grow. Knows nothing of learning.
+Owns which requests each runner has not answered, and the replies that have not been taken. Must not
+know learning. Everything is bounded: a runner has at most `max_requests_in_flight_per_env_runner`
+requests, and gets no further one while ``queue_size`` replies wait; so a slow learner makes the
+runners wait, and memory does not grow.
 
 There is no thread. Runners are processes of their own, so sampling and learning overlap as long as
 requests are under way when the driver turns to learning; each `take` sends new ones before it
 returns. What cannot be promised with remote runners is which reply comes first, and so equal runs.
 
 A fragment is a function of its request, the weights that went with it and the state in which its
-runner was. So a checkpoint waits for nobody and holds no rows: it has each runner's state after the
-last reply that was taken, and what the runner has been asked since, whether the answer waits here
-or has not come. Asked again, the runner sends the same rows: none is lost, and none is doubled.
+runner was. So a checkpoint does not wait for replies and holds no rows: it has each runner's state
+after the last reply that was taken, and the requests since then, answered or not. Asked again, the
+runner sends the same rows: none is lost, and none is doubled.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlrun.actors.runner_recovery import RunnerRecovery
+from rlrun.actors.env_runner_group import EnvRunnerGroup
+from rlrun.sampling.runner_messages import SampleRequest
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import Ray, which runners in this process do without
     from rlrun.actors.actor_manager import CallResult
-    from rlrun.actors.env_runner_group import EnvRunnerGroup
-    from rlrun.sampling.runner_messages import SampleRequest
-
-Task = Callable[[Any, Any, Any], Any]
-"""``(runner, request, weights) -> reply``: what a runner does; the reply has a ``state``."""
+    from rlrun.actors.remote_runners import Task
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,9 @@ class _Untaken:
 
 
 class AsynchronousSampler:
-    """Streams replies of a group's runners, the oldest first; in this process if it has no others.
+    """Streams replies of a group's runners, the oldest first; without remote ones it samples here.
 
-    While one is in use, nobody else samples from the group.
+    While one is in use, the group must not be sampled from otherwise.
 
     Args:
         group: the runners, restarted as its fault-tolerance settings say. A restarted runner gets
@@ -75,9 +72,7 @@ class AsynchronousSampler:
     ) -> None:
         self._group, self._next_request, self._task = group, next_request, task
         self._queue_size, self._refill = queue_size, refill
-        self._manager = group.manager
-        self._recovery = None if self._manager is None else RunnerRecovery(group, self._manager)
-        self._timeout_s = group.spec.settings.sample_timeout_s
+        self._remote = group.remote
         self.weights: Any = None
         self.weights_version = -1
         self._sendable: Any = None  # the weights, as they travel
@@ -94,10 +89,10 @@ class AsynchronousSampler:
         return len(self._queue)
 
     def set_weights(self, weights: Any, version: int) -> None:
-        """What runners act with from their next request on; nobody changes these in place."""
+        """Weights for all requests from now on; they must not be changed in place."""
         self.weights, self.weights_version = weights, version
-        if self._manager is not None:
-            self._sendable = _sendable(weights)
+        if self._remote is not None:
+            self._sendable = self._remote.sendable(weights)
 
     def take(self) -> Any:
         """The oldest reply; waits for it if none is there.
@@ -107,23 +102,23 @@ class AsynchronousSampler:
             EnvRunnersError: nothing came in ``sample_timeout_s``, or failures that the
                 fault-tolerance settings do not cover.
         """
-        if self._manager is None:
+        if self._remote is None:
             return self._sample_here()
         if not self._started:
             self._started = True
-            for index in self._manager.actor_ids:
+            for index in self._remote.actors.actor_ids:
                 self.ask(index)
-        self._collect(timeout_s=0.0)
+        self.collect()
         while not self._queue:
-            self._collect(timeout_s=self._timeout_s)
+            self.collect(timeout_s=self._remote.timeout_s)
         untaken = self._queue.popleft()
-        self._group.taken_states[untaken.runner_index] = untaken.reply.state
+        self._remote.states.taken[untaken.runner_index] = untaken.reply.state
         self._refill_all()
         return untaken.reply
 
     def ask(self, index: int) -> None:
         """Give a remote runner requests, as many as it may have; later while the queue is full."""
-        if self._manager is not None:
+        if self._remote is not None:
             self._wanted.add(index)
             self._fill(index)
 
@@ -137,11 +132,12 @@ class AsynchronousSampler:
         self._started = False
 
     def get_state(self) -> dict[str, Any]:
-        """What was asked and not taken, and all weights that this takes; the present ones, too.
+        """Requests whose replies were not taken, their weights, and the present weights.
 
         The runners' states belong to it: `EnvRunnerGroup.get_states`.
         """
-        under_way = {index: list(self._under_way(index)) for index in self._group.indices}
+        indices = [] if self._remote is None else self._remote.actors.actor_ids
+        under_way = {index: list(self._under_way(index)) for index in indices}
         weights = {
             asked.request.weights_version: asked.weights
             for of_runner in under_way.values()
@@ -161,10 +157,10 @@ class AsynchronousSampler:
         state: Mapping[str, Any],
         request_of: Callable[[Mapping[str, Any]], SampleRequest],
     ) -> None:
-        """Go on where `get_state` was called; nothing that was asked before counts any more.
+        """Go on where `get_state` was called; replies to earlier requests are dropped.
 
         Args:
-            request_of: makes a request of what `SampleRequest.get_state` returned.
+            request_of: makes a request of the values of `SampleRequest.get_state`.
         """
         self.reset()
         weights, version = state["weights"], int(state["weights_version"])
@@ -176,7 +172,7 @@ class AsynchronousSampler:
             )
 
     def _under_way(self, index: int) -> Iterator[_Asked]:
-        """What the runner was asked since the last of its replies that was taken, in order."""
+        """Requests to the runner since the last of its replies that was taken, in order."""
         yield from (untaken.asked for untaken in self._queue if untaken.runner_index == index)
         yield from self._asked.get(index, ())
         yield from self._to_repeat.get(index, ())
@@ -189,80 +185,75 @@ class AsynchronousSampler:
         return self._task(runner, request, self.weights)
 
     def _send(self, index: int, asked: _Asked) -> None:
-        assert self._manager is not None
-        request = asked.request
-        if request.connector_state is not None:
-            self._group.connector_state = request.connector_state
+        assert self._remote is not None
         present = asked.weights is self.weights
-        weights = self._sendable if present else _sendable(asked.weights)
-        method = "sample_fragment" if self._task is None else "apply"
-        task = () if self._task is None else (self._task,)
-        tag = (self._generation, request.fragment)
-        self._manager.foreach_actor_async(
-            method, *task, request, weights, tag=tag, actor_ids=[index]
-        )
+        weights = self._sendable if present else self._remote.sendable(asked.weights)
+        tag = (self._generation, asked.request.fragment)
+        self._remote.send(index, asked.request, weights, tag=tag, task=self._task)
 
-    def _collect(self, timeout_s: float) -> None:
-        """Queue the replies that have come, or that come first, and let their runners go on."""
-        assert self._manager is not None
-        assert self._recovery is not None
-        results = self._manager.fetch_ready_async_reqs(timeout_s=timeout_s)
+    def collect(self, timeout_s: float = 0.0) -> None:
+        """Queue the replies that have come, and send their runners new requests.
+
+        Args:
+            timeout_s: wait so long for a first one.
+        """
+        if self._remote is None:
+            return
+        results = self._remote.actors.fetch_ready_async_reqs(timeout_s=timeout_s)
         by_runner: dict[int, list[CallResult]] = {}
         for result in results:
             if self._is_expected(result):
                 by_runner.setdefault(result.actor_id, []).append(result)
         for index, of_runner in by_runner.items():
             self._accept(index, sorted(of_runner, key=_fragment))
-        for index in self._recovery.replace_hanging():
+        for index in self._remote.replace_hanging():
             self._ask_again(index)
         self._refill_all()
         if timeout_s and not self._queue and not results:
-            self._recovery.nothing_came(late=self._manager.num_in_flight() > 0)
+            self._remote.nothing_came(late=self._remote.actors.num_in_flight() > 0)
 
     def _is_expected(self, result: CallResult) -> bool:
         asked = [asked.request.fragment for asked in self._asked.get(result.actor_id, ())]
         return result.tag in [(self._generation, fragment) for fragment in asked]
 
     def _accept(self, index: int, results: list[CallResult]) -> None:
-        """Queue a runner's replies; the first failure voids what it was asked after that."""
-        assert self._recovery is not None
+        """Queue a runner's replies; the first failure voids its later requests."""
+        assert self._remote is not None
         for result in results:
             if not result.ok:
-                if self._recovery.recover(result, _fragment(result)):
+                if self._remote.recover(result, _fragment(result)):
                     self._ask_again(index)
                 else:
                     self._asked.pop(index)
                 return
             asked = self._asked[index].popleft()
-            self._group.states[index] = result.value.state
-            self._group.consecutive_failures = 0
+            self._remote.states.reply_came(index, result.value.state, taken=False)
             self._queue.append(_Untaken(index, asked, result.value))
 
     def _ask_again(self, index: int) -> None:
-        """Send a replaced runner everything that its predecessor did not answer."""
+        """Send a replaced runner all requests that its predecessor did not answer."""
+        assert self._remote is not None
         of_runner = self._asked.setdefault(index, deque())
-        # It has never seen the merged statistics that the old one was sent once.
-        known = self._group.connector_state
         for i, asked in enumerate(of_runner):
-            if asked.request.connector_state is None:
-                of_runner[i] = replace(asked, request=replace(asked.request, connector_state=known))
+            request = self._remote.with_connector_state(asked.request)
+            of_runner[i] = replace(asked, request=request)
             self._send(index, of_runner[i])
 
     def _refill_all(self) -> None:
-        assert self._manager is not None
-        for index in self._manager.healthy_actor_ids:
+        assert self._remote is not None
+        for index in self._remote.actors.healthy_actor_ids:
             if self._refill or index in self._wanted:
                 self._fill(index)
 
     def _fill(self, index: int) -> None:
-        assert self._manager is not None
-        if index not in self._manager.healthy_actor_ids:
+        assert self._remote is not None
+        actors, limit = self._remote.actors, self._remote.max_in_flight
+        if index not in actors.healthy_actor_ids:
             return
-        limit = self._group.spec.settings.max_requests_in_flight_per_env_runner
         asked = self._asked.setdefault(index, deque())
         while len(asked) < limit and len(self._queue) < self._queue_size:
-            # What it was asked before a `reset` still counts for Ray, until it is done.
-            if self._manager.num_in_flight(index) >= limit:
+            # Requests from before a `reset` still count for Ray, until they are answered.
+            if actors.num_in_flight(index) >= limit:
                 return
             asked.append(self._next(index))
             self._send(index, asked[-1])
@@ -275,12 +266,6 @@ class AsynchronousSampler:
             return repeated.popleft()
         request = replace(self._next_request(), weights_version=self.weights_version)
         return _Asked(request, self.weights)
-
-
-def _sendable(weights: Any) -> Any:
-    from rlrun.actors.sampling_round import sendable  # it imports Ray
-
-    return sendable(weights)
 
 
 def _fragment(result: CallResult) -> int:

@@ -1,8 +1,7 @@
 """EnvRunnerGroup: all env runners of an algorithm, whether one in this process or many Ray actors.
 
-Owns synchronous rounds of sampling, what becomes of a runner that fails, and the states from which
-one is restored. Knows nothing of policies, batches or learning; Ray is imported only for remote
-runners.
+Owns synchronous rounds of sampling. What becomes of a runner that fails is in `RemoteRunners`.
+Must not know policies, batches or learning; imports Ray only for remote runners.
 
 A round asks each runner for one fragment. Weights enter the object store once and travel with the
 request. A runner that dies in the middle comes back with the same index, in the state of its last
@@ -13,22 +12,22 @@ seed, the data are what they would have been.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlrun.actors.runner_errors import EnvRunnersError, RunnerDiedError, death_of
+from rlrun.config.schema import FaultToleranceConfig
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
+from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest, lone_request
 from rlrun.sampling.seeding import Role
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
-    from rlrun.config.schema import FaultToleranceConfig
-    from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest
+    from rlrun.actors.remote_runners import RemoteRunners
 
 _log = logging.getLogger(__name__)
-_SCHEDULING_TIMEOUT_S = 60.0  # for Ray to find a place for an actor and start its process
 
 
 class EnvRunnerGroup:
@@ -39,9 +38,13 @@ class EnvRunnerGroup:
         num_env_runners: 0 samples in this process and never imports Ray.
         fault_tolerance: what happens when a runner fails.
         role: training or evaluation.
-        runner_class: the class of all runners.
+        runner_class: makes all runners; None for `EnvRunner`.
         wait: return when all remote runners are built; otherwise `wait_until_built` does, so that
             the caller can build its learner meanwhile.
+
+    Attributes:
+        local_env_runner: the runner in this process, or None.
+        remote: the runners that are Ray actors, or None.
 
     Raises:
         EnvError: from a runner's constructor, as it was raised there.
@@ -54,7 +57,7 @@ class EnvRunnerGroup:
         num_env_runners: int,
         fault_tolerance: FaultToleranceConfig,
         role: Role = Role.TRAIN,
-        runner_class: type[Any] | None = None,
+        runner_class: Callable[..., Any] | None = None,
         wait: bool = True,
     ) -> None:
         if runner_class is None:
@@ -62,38 +65,62 @@ class EnvRunnerGroup:
 
             runner_class = EnvRunner
         self.spec = spec
-        self._runner_class: Any = runner_class
-        self._role = role
-        self.tolerance = fault_tolerance
-        self._num_remote = num_env_runners
-        # By remote runner: where it stood after its last reply, and after the last that was taken
-        # out of the queue of an `AsynchronousSampler`; in synchronous rounds that is the same.
-        self.states: dict[int, dict[str, Any]] = {}
-        self.taken_states: dict[int, dict[str, Any]] = {}
-        self.connector_state: dict[str, Any] | None = None
-        self._next_fragment = 0
-        self._weights_version = 0
-        self.consecutive_failures = 0
-        self.last_env_errors: dict[int, tuple[Any, ...]] = {}  # by runner: what and where
-        self._process_ids: dict[int, int] = {}
+        self._make_runner = runner_class
+        self._role, self._num_remote = role, num_env_runners
+        self._next_fragment = self._weights_version = 0
         self.local_env_runner: Any = None
-        self._manager: FaultTolerantActorManager | None = None
+        self.remote: RemoteRunners | None = None
         if num_env_runners == 0 or spec.settings.create_env_on_local_worker:
             self._build_local()
         if num_env_runners > 0:
-            self._start_remote(num_env_runners)
+            from rlrun.actors.remote_runners import RemoteRunners
+
+            self.remote = RemoteRunners(
+                runner_class, spec, num_env_runners, fault_tolerance, self._runner_arguments
+            )
             if wait:
                 self.wait_until_built()
 
-    @property
-    def manager(self) -> FaultTolerantActorManager | None:
-        """The remote runners' actors; None if runners are in this process."""
-        return self._manager
+    def _runner_arguments(self, index: int, recreated: bool) -> dict[str, Any]:
+        return {
+            "runner_index": index,
+            "role": self._role,
+            "num_env_runners": self._num_remote,
+            "recreated": recreated,
+        }
+
+    def _build_local(self) -> None:
+        self.local_env_runner = self._make_runner(self.spec, **self._runner_arguments(0, False))
+
+    def wait_until_built(self) -> None:
+        """Wait for the remote runners' constructors.
+
+        Raises:
+            EnvError: or any other exception of a constructor.
+            EnvRunnersError: Ray found no place for an actor, or its process ended.
+        """
+        if self.remote is not None:
+            self.remote.wait_until_built()
 
     @property
     def indices(self) -> list[int]:
-        """Of the remote runners, healthy or not, in ascending order."""
-        return [] if self._manager is None else self._manager.actor_ids
+        """Indices of the runners that sample, healthy or not, in ascending order."""
+        return [0] if self.remote is None else self.remote.actors.actor_ids
+
+    @property
+    def num_healthy(self) -> int:
+        """Runners that take part in the next round."""
+        return 1 if self.remote is None else len(self.remote.actors.healthy_actor_ids)
+
+    @property
+    def num_restarts(self) -> int:
+        """Runners replaced since the start."""
+        return 0 if self.remote is None else self.remote.actors.num_restarts
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that have not been answered."""
+        return 0 if self.remote is None else self.remote.actors.num_in_flight()
 
     def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Observation and action space, from the local runner or an environment made for this."""
@@ -108,34 +135,6 @@ class EnvRunnerGroup:
         finally:
             envs.close()
 
-    @property
-    def num_healthy(self) -> int:
-        """Runners that take part in the next round."""
-        return 1 if self._manager is None else len(self._manager.healthy_actor_ids)
-
-    @property
-    def num_restarts(self) -> int:
-        """Runners replaced since the start."""
-        return 0 if self._manager is None else self._manager.num_restarts
-
-    @property
-    def num_in_flight(self) -> int:
-        """Requests that have not been answered."""
-        return 0 if self._manager is None else self._manager.num_in_flight()
-
-    def wait_until_built(self) -> None:
-        """Wait for the remote runners' constructors.
-
-        Raises:
-            EnvError: or whatever the constructor raised.
-            EnvRunnersError: Ray found no place for an actor, or its process ended.
-        """
-        if self._manager is None:
-            return
-        self._require_scheduled(self._manager.actor_ids)
-        if self.spec.settings.validate_env_runners_after_construction:
-            self._require_answers(self._manager.actor_ids)
-
     def sample(
         self,
         request: SampleRequest | None = None,
@@ -146,26 +145,24 @@ class EnvRunnerGroup:
 
         Args:
             request: None asks for the next fragment of the configured length.
-            lengths: steps of each lane for runner 1, 2, ...; None takes the request's for all.
-            weights: the policy's, put into the object store once.
+            lengths: steps of each sub-environment for runner 1, 2, ...; None takes the request's
+                for all.
+            weights: the policies', put into the object store once.
 
         Raises:
             EnvError: an environment failed, and would again.
             EnvRunnersError: no runner answered in ``sample_timeout_s``, or failures that the
                 fault-tolerance settings do not cover.
         """
-        request = self._complete(request)
+        if request is None:
+            request = lone_request(self.spec.settings, self._next_fragment, self._weights_version)
         self._next_fragment = request.fragment + 1
         self._weights_version = request.weights_version
-        if request.connector_state is not None:
-            self.connector_state = request.connector_state
-        if self._manager is None:
-            if lengths is not None:
-                request = replace(request, length=lengths[0])
-            return [self.local_env_runner.sample_fragment(request, weights)]
-        from rlrun.actors.sampling_round import SamplingRound
-
-        return SamplingRound(self, self._manager, request, lengths, weights).run()
+        if self.remote is not None:
+            return _SamplingRound(self.remote, request, lengths, weights).run()
+        if lengths is not None:
+            request = replace(request, length=lengths[0])
+        return [self.local_env_runner.sample_fragment(request, weights)]
 
     def foreach_env_runner(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(runner)`` for the local runner if there is one, then all healthy remote ones.
@@ -174,22 +171,16 @@ class EnvRunnerGroup:
             BaseException: the first that a call raised.
         """
         local = [] if self.local_env_runner is None else [function(self.local_env_runner)]
-        if self._manager is None:
-            return local
-        results = self._manager.foreach_actor("apply", function)
-        for result in results:
-            if result.error is not None and not result.actor_failed:
-                raise result.error
-        return local + [result.value for result in results if result.ok]
+        return local if self.remote is None else local + self.remote.foreach(function)
 
     def get_states(self) -> dict[int, dict[str, Any] | None]:
         """Where each runner stood after the last of its replies that was taken, by runner index.
 
         None for a runner of which no reply has been taken: it begins again.
         """
-        if self._manager is None:
+        if self.remote is None:
             return {0: self.local_env_runner.get_state()}
-        return {index: self.taken_states.get(index) for index in self.indices}
+        return self.remote.get_states()
 
     def set_states(self, states: Mapping[int, dict[str, Any] | None]) -> None:
         """Have each runner go on from its state of `get_states`.
@@ -197,164 +188,115 @@ class EnvRunnerGroup:
         Where their number has changed, those that had none begin with fresh episodes, and the
         running episodes of those that are gone are given up; the log says so.
         """
-        indices = self.indices or [0]
-        if states.keys() != set(indices):
+        if states.keys() != set(self.indices):
             _log.warning(
                 "env runners %s go on in place of %s: new ones begin with fresh episodes, "
                 "the running episodes of those that are gone are given up",
-                ", ".join(map(str, indices)),
+                ", ".join(map(str, self.indices)),
                 ", ".join(map(str, sorted(states))),
             )
-        if self._manager is None:
-            if states.get(0) is None:
-                self.local_env_runner.stop()
-                self._build_local()
-            else:
-                self.local_env_runner.set_state(states[0])
-            return
-        own = {index: states.get(index) for index in indices}
-        self.states = {index: state for index, state in own.items() if state is not None}
-        self.taken_states = dict(self.states)
-        for index in self._manager.healthy_actor_ids:
-            self._restore(index)
+        if self.remote is not None:
+            self.remote.set_states(states)
+        elif states.get(0) is None:
+            self.local_env_runner.stop()
+            self._build_local()
+        else:
+            self.local_env_runner.set_state(states[0])
 
     def stop(self) -> None:
         """Close all environments and end the actors."""
         if self.local_env_runner is not None:
             self.local_env_runner.stop()
-        if self._manager is not None:
-            if self._manager.num_in_flight() == 0:
-                self._manager.foreach_actor("stop", timeout_s=2.0)
-            self._manager.stop()
+        if self.remote is not None:
+            self.remote.stop()
 
-    def restart(self, index: int) -> None:
-        """Replace a remote runner; the new one has the index, and the state of the last reply.
 
-        Raises:
-            EnvError: the environment cannot be built again.
-            EnvRunnersError: no restart is left.
-        """
-        assert self._manager is not None
-        while True:
-            if not self._manager.can_restart(index):
-                limit = self.tolerance.max_num_env_runner_restarts
-                raise EnvRunnersError(f"env runner {index} died after {limit} restarts")
-            self._manager.restart(index)
-            try:
-                self._require_scheduled([index])
-                self._require_answers([index])
-                if index in self.states:
-                    self._restore(index)
-            except RunnerDiedError:
-                continue
-            return
+class _SamplingRound:
+    """One synchronous round; keeps asking until each runner has answered, is late or is lost."""
 
-    def last_error_line(self, index: int) -> str | None:
-        """What the process of a remote runner wrote to stderr last, if this machine knows."""
-        from rlrun.actors.ray_runtime import last_error_line
+    def __init__(
+        self,
+        remote: RemoteRunners,
+        request: SampleRequest,
+        lengths: Sequence[int] | None,
+        weights: Any,
+    ) -> None:
+        self._remote, self._request, self._lengths = remote, request, lengths
+        self._weights = remote.sendable(weights)
+        self._tag = ("sample", request.fragment)
 
-        return last_error_line(self._process_ids[index]) if index in self._process_ids else None
+    def run(self) -> list[SampleReply]:
+        """The replies, ordered by runner index."""
+        remote, replies = self._remote, dict[int, SampleReply]()
+        remote.actors.fetch_ready_async_reqs()  # late answers to earlier rounds are dropped
+        if remote.replace_hanging():
+            self._request = remote.with_connector_state(self._request)
+        pending = {index for index in remote.actors.healthy_actor_ids if self._send(index)}
+        deadline = time.monotonic() + remote.timeout_s
+        while pending:
+            left_s = max(0, deadline - time.monotonic())
+            results = remote.actors.fetch_ready_async_reqs(tags=[self._tag], timeout_s=left_s)
+            if not results:
+                break
+            for result in results:
+                index = result.actor_id
+                pending.discard(index)
+                if result.ok:
+                    replies[index] = result.value
+                    remote.states.reply_came(index, result.value.state, taken=True)
+                elif remote.recover(result, self._request.fragment):
+                    self._request = remote.with_connector_state(self._request)
+                    if self._send(index):
+                        pending.add(index)
+                    deadline = time.monotonic() + remote.timeout_s
+        if not replies:
+            remote.nothing_came(late=bool(pending or remote.actors.num_in_flight()))
+        elif pending:
+            late = f"env runners {sorted(pending)} did not answer within {remote.timeout_s:g} s"
+            _log.warning("%s; their results will be discarded", late)
+        return [replies[index] for index in sorted(replies)]
 
-    def _restore(self, index: int) -> None:
-        assert self._manager is not None
-        results = self._manager.foreach_actor(
-            "set_state",
-            self.states.get(index),
-            actor_ids=[index],
-            timeout_s=self.tolerance.env_runner_restore_timeout_s,
+    def _send(self, index: int) -> bool:
+        """Ask a runner for its fragment, unless it is still busy with an earlier one."""
+        request = self._request
+        if self._lengths is not None:
+            request = replace(request, length=self._lengths[index - 1])
+        return self._remote.send(index, request, self._weights, tag=self._tag, task=None)
+
+
+def synchronous_parallel_sample(
+    group: EnvRunnerGroup,
+    *,
+    max_env_steps: int | None = None,
+    max_agent_steps: int | None = None,
+    weights: Any = None,
+    concat: bool = True,
+) -> SampleBatch | MultiAgentBatch | list[SampleBatch | MultiAgentBatch]:
+    """Sample from all healthy runners (the local one if there are none) in whole rounds.
+
+    Args:
+        group: the runners.
+        max_env_steps: go on until the batches hold so many env steps; whole rounds can overshoot.
+        max_agent_steps: the same in agent steps. Without either limit: one round.
+        weights: sent to the runners with the first round.
+        concat: one batch; otherwise a list of one batch a runner and round.
+
+    Raises:
+        ValueError: both limits are given.
+    """
+    if max_env_steps is not None and max_agent_steps is not None:
+        raise ValueError("give max_env_steps or max_agent_steps, not both")
+    batches: list[SampleBatch | MultiAgentBatch] = []
+    env_steps = agent_steps = 0
+    while True:
+        for reply in group.sample(weights=weights):
+            batches.append(reply.batch)
+            env_steps += reply.env_steps
+            agent_steps += reply.batch.agent_steps()
+        weights = None
+        enough = (max_env_steps is None or env_steps >= max_env_steps) and (
+            max_agent_steps is None or agent_steps >= max_agent_steps
         )
-        self._raise_unless_ok(results, [index], "restored")
-
-    def _complete(self, request: SampleRequest | None) -> SampleRequest:
-        if request is not None:
-            return request
-        from rlrun.sampling.runner_messages import SampleRequest as Request
-
-        length = self.spec.settings.rollout_fragment_length
-        return Request(
-            fragment=self._next_fragment,
-            length=200 if length == "auto" else length,
-            weights_version=self._weights_version,
-        )
-
-    def _runner_arguments(self, index: int, recreated: bool) -> dict[str, Any]:
-        return {
-            "runner_index": index,
-            "role": self._role,
-            "num_env_runners": self._num_remote,
-            "recreated": recreated,
-        }
-
-    def _build_local(self) -> None:
-        self.local_env_runner = self._runner_class(self.spec, **self._runner_arguments(0, False))
-
-    def _start_remote(self, number: int) -> None:
-        import ray
-
-        from rlrun.actors.actor_manager import FaultTolerantActorManager
-        from rlrun.actors.runner_host import RunnerHost
-        from rlrun.config import registry
-
-        settings = self.spec.settings
-        host_class: Any = ray.remote(
-            num_cpus=settings.num_cpus_per_env_runner,
-            num_gpus=settings.num_gpus_per_env_runner,
-            resources={k: float(v) for k, v in settings.custom_resources_per_env_runner.items()},
-            max_restarts=0,  # restarts are ours: they restore a state
-        )(RunnerHost)
-        creator = registry.ENVS.get(self.spec.env.use)
-        creators = {} if creator is None else {self.spec.env.use: creator}
-
-        def make(index: int, recreated: bool) -> Any:
-            host = host_class.remote()
-            arguments = self._runner_arguments(index, recreated)
-            host.build.remote(self._runner_class, self.spec, arguments, creators)
-            return host
-
-        self._manager = FaultTolerantActorManager(
-            make,
-            number,
-            max_in_flight=settings.max_requests_in_flight_per_env_runner,
-            max_restarts=self.tolerance.max_num_env_runner_restarts,
-            restart_delay_s=self.tolerance.delay_between_env_runner_restarts_s,
-        )
-
-    def _require_scheduled(self, indices: list[int]) -> None:
-        """Wait until Ray has started the processes; a pending actor is an error, not a hang."""
-        import ray
-
-        assert self._manager is not None
-        results = self._manager.foreach_actor(
-            "process_id", actor_ids=indices, timeout_s=_SCHEDULING_TIMEOUT_S
-        )
-        if len(results) < len(indices):
-            free = ray.available_resources()  # type: ignore[no-untyped-call]
-            settings = self.spec.settings
-            raise EnvRunnersError(
-                f"{len(indices) - len(results)} of {len(indices)} env runners could not be started "
-                f"within {_SCHEDULING_TIMEOUT_S:.0f} s. Each needs "
-                f"{settings.num_cpus_per_env_runner:g} CPUs and "
-                f"{settings.num_gpus_per_env_runner:g} GPUs; free are {free.get('CPU', 0):g} CPUs "
-                f"and {free.get('GPU', 0):g} GPUs"
-            )
-        self._raise_unless_ok(results, indices, "started")
-        self._process_ids.update({result.actor_id: result.value for result in results})
-
-    def _require_answers(self, indices: list[int]) -> None:
-        assert self._manager is not None
-        results = self._manager.foreach_actor(
-            "ping",
-            actor_ids=indices,
-            timeout_s=self.tolerance.env_runner_restore_timeout_s,
-        )
-        self._raise_unless_ok(results, indices, "built")
-
-    def _raise_unless_ok(self, results: list[CallResult], indices: list[int], what: str) -> None:
-        for result in results:
-            if result.error is not None and not result.actor_failed:
-                raise result.error
-            if result.error is not None:
-                raise RunnerDiedError(death_of(result)) from None
-        if len(results) < len(indices):
-            missing = sorted(set(indices) - {result.actor_id for result in results})
-            raise EnvRunnersError(f"env runners {missing} could not be {what} in time")
+        if enough:
+            break
+    return SampleBatch.concat_samples(batches) if concat else batches

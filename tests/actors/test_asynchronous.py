@@ -1,21 +1,20 @@
-"""Sampling that goes on: overlap, bounds, whose weights, and what becomes of runners that fail."""
+"""Sampling that goes on: overlap, bounds, weights, and what becomes of runners that fail."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 from fake_runners import FakeRequest, FakeSpec, TimedRunner, doubled_count
 
 from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.actors.env_runner_group import EnvRunnerGroup
-from rlrun.actors.runner_errors import EnvRunnersError
+from rlrun.actors.remote_runners import EnvRunnersError
 from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
 from rlrun.envs.errors import EnvError
@@ -70,15 +69,16 @@ def make_sampler(groups: dict[int, EnvRunnerGroup]) -> Any:
 
     def make(in_flight: int = 1, **options: Any) -> Any:
         group, requests = groups[in_flight], Requests()
-        group.set_states({1: {"count": 0}, 2: {"count": 0}})
-        used.append(AsynchronousSampler(group, requests, **options))
-        return used[-1], group, requests
+        group.set_states({1: None, 2: None})
+        used.append((AsynchronousSampler(group, requests, **options), group))
+        return *used[-1], requests
 
     yield make
-    for sampler in used:  # leave nothing under way to the next test
+    for sampler, group in used:  # leave nothing under way to the next test
         sampler.reset()
-        while sampler._group.num_in_flight:
-            sampler._manager.fetch_ready_async_reqs(timeout_s=10.0)
+        wait_until_done(group)
+        assert group.remote is not None
+        group.remote.actors.fetch_ready_async_reqs()
 
 
 @pytest.fixture
@@ -95,11 +95,8 @@ def make_faulty(local_ray: None, tmp_path: Path) -> Any:
 
 
 def wait_until_done(group: EnvRunnerGroup) -> None:
-    """Wait for all that is under way, without fetching it."""
-    assert group.manager is not None
-    pending = [ref for actor in group.manager._actors.values() for ref in actor.in_flight]
-    ready, _ = ray.wait(pending, num_returns=len(pending), timeout=30)
-    assert len(ready) == len(pending)
+    """Wait for all that is under way, without fetching it: an actor takes calls in their order."""
+    group.foreach_env_runner(lambda runner: runner.ping())
 
 
 def take_until(sampler: AsynchronousSampler, fragments: set[int], at_least: int) -> list[Any]:
@@ -130,13 +127,13 @@ def test_a_slow_learner_makes_the_runners_wait(make_sampler: Any) -> None:
     sampler, group, requests = make_sampler(2, queue_size=3)
     sampler.take()
     while group.num_in_flight:
-        sampler._collect(timeout_s=1.0)
+        sampler.collect(timeout_s=1.0)
     most = 3 + 2 * 2  # what waits, and what was under way when the queue was full
     assert 3 <= sampler.num_waiting <= most
     assert requests.sent <= 1 + most
     sent = requests.sent
-    sampler._collect(timeout_s=0.0)
-    assert requests.sent == sent  # nobody is asked while nobody takes
+    sampler.collect()
+    assert requests.sent == sent  # no request as long as no reply is taken
     for _ in range(6):
         sampler.take()
     assert requests.sent > sent
@@ -173,7 +170,7 @@ def test_without_refill_only_who_is_asked_goes_on_and_with_fresh_weights(
     for version in range(1, 8):
         reply = sampler.take()
         wait_until_done(group)
-        assert sampler._asked[reply.runner_index] == deque()  # idle until its turn
+        assert not sampler.get_state()["under_way"][reply.runner_index]  # idle until its turn
         sampler.set_weights(np.float32(version), version)
         sampler.ask(reply.runner_index)
         last = version, reply.runner_index
@@ -226,7 +223,7 @@ def test_what_was_asked_and_not_taken_is_asked_again_with_the_weights_it_had(
     taken = [sampler.take() for _ in range(3)]
     sampler.set_weights(np.float32(2.0), 2)
     wait_until_done(group)
-    sampler._collect(timeout_s=0.0)  # what was asked with the first weights, and asks with these
+    sampler.collect()  # what was asked with the first weights, and asks with these
     taken.append(sampler.take())
     assert sampler.num_waiting
     assert group.num_in_flight
@@ -264,15 +261,14 @@ def test_restored_requests_keep_to_the_bounds(make_sampler: Any) -> None:
     requests.sent = 20
     sampler.take()
     while group.num_in_flight:
-        sampler._collect(timeout_s=1.0)
+        sampler.collect(timeout_s=1.0)
     assert 3 <= sampler.num_waiting <= 3 + 2 * 2
-    assert len(list(sampler._under_way(1))) >= 20 - sampler.num_waiting
+    assert len(sampler.get_state()["under_way"][1]) >= 20 - sampler.num_waiting
 
 
 @pytest.mark.parametrize("refill", [True, False])
 def test_a_runner_of_which_nothing_was_taken_begins_again(make_sampler: Any, refill: bool) -> None:
     sampler, group, _ = make_sampler(refill=refill)
-    group.taken_states.clear()  # as in a new group
     first = sampler.take()
     other = 3 - first.runner_index
     states = group.get_states()

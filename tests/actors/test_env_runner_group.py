@@ -11,7 +11,7 @@ import pytest
 from fake_runners import FakeRequest, FakeRunner, FakeSpec
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup
-from rlrun.actors.runner_errors import EnvRunnersError
+from rlrun.actors.remote_runners import EnvRunnersError
 from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
 from rlrun.envs.errors import EnvError
 

@@ -1,4 +1,4 @@
-"""Runners without environments, for the tests of the group; imported by the actors too."""
+"""Runners without environments, and an environment that fails; imported by the actors too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import gymnasium
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.errors import EnvError
@@ -141,3 +143,28 @@ def doubled_count(runner: FakeRunner, request: FakeRequest, weights: Any) -> Any
     """A task for the asynchronous sampler that is more than sampling."""
     reply = runner.sample_fragment(request, weights)
     return FakeReply(runner.runner_index, 2 * runner.count, reply.state)
+
+
+class FailingCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Raises at the third step of an episode."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.step_in_episode = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.step_in_episode = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        self.step_in_episode += 1
+        if self.step_in_episode == 3:
+            raise ValueError("it fell")
+        return super().step(action)
+
+
+class OwnCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole under an import path of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))

@@ -8,8 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlrun.actors.env_runner_group import EnvRunnerGroup
-from rlrun.actors.synchronous import synchronous_parallel_sample
+from rlrun.actors.env_runner_group import EnvRunnerGroup, synchronous_parallel_sample
 from rlrun.config import registry
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
 from rlrun.data.sample_batch import SampleBatch
@@ -58,7 +57,7 @@ def test_remote_runners_sample_what_local_ones_do_without_torch(local_ray: None)
 
 
 def test_code_of_the_user_reaches_the_actors(local_ray: None) -> None:
-    by_path = group_of(spec_of(EnvSpec(use="counting_envs:Counter")), 1)
+    by_path = group_of(spec_of(EnvSpec(use="fake_runners:OwnCartPole")), 1)
     registry.ENVS["registered-here"] = lambda config: gymnasium.make("CartPole-v1", **config)
     try:
         by_name = group_of(spec_of(EnvSpec(use="registered-here", max_episode_steps=4)), 1)
@@ -70,13 +69,13 @@ def test_code_of_the_user_reaches_the_actors(local_ray: None) -> None:
 
 
 def test_an_error_of_the_users_env_arrives_with_its_traceback(local_ray: None) -> None:
-    group = group_of(spec_of(EnvSpec(use="counting_envs:Counter", fail_at=1)), 1)
+    group = group_of(spec_of(EnvSpec(use="fake_runners:FailingCartPole")), 1)
     with pytest.raises(EnvError) as caught:
         group.sample()
     text = str(caught.value)
     assert text.startswith("Traceback")
-    assert "counting_envs.py" in text
-    assert "ValueError: the counter stopped" in text
+    assert "fake_runners.py" in text
+    assert "ValueError: it fell" in text
     assert "runner 1" in text
     group.stop()
 

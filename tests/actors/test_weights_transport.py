@@ -3,19 +3,20 @@
 import numpy as np
 import pytest
 
-from rlrun.actors import sampling_round
+from rlrun.actors import remote_runners
+from rlrun.actors.remote_runners import RemoteRunners
 
 
 @pytest.fixture
 def stored(monkeypatch):
     objects = []
-    monkeypatch.setattr(sampling_round.ray, "put", lambda value: objects.append(value) or "ref")
+    monkeypatch.setattr(remote_runners.ray, "put", lambda value: objects.append(value) or "ref")
     return objects
 
 
 @pytest.mark.parametrize("weights", [None, np.zeros(9_000, np.float32)])
 def test_small_weights_travel_in_the_call(stored, weights):
-    assert sampling_round.sendable(weights) is weights
+    assert RemoteRunners.sendable(weights) is weights
     assert not stored
 
 
@@ -23,6 +24,6 @@ def test_small_weights_travel_in_the_call(stored, weights):
 def test_large_weights_are_stored_once(stored, policies):
     by_policy = {f"p{i}": np.zeros(100_000 // policies, np.float32) for i in range(policies)}
     weights = by_policy if policies > 1 else by_policy["p0"]
-    assert sampling_round.sendable(weights) == "ref"
+    assert RemoteRunners.sendable(weights) == "ref"
     assert len(stored) == 1
     assert stored[0] is weights
