@@ -12,9 +12,8 @@ PLACES = {
     "torch": ["policies/*.py", "learning/*.py", "algorithms/*.py"],
     "ray": [
         "actors/actor_manager.py",
-        "actors/env_runner_group.py",
         "actors/ray_runtime.py",
-        "actors/sampling_round.py",
+        "actors/remote_runners.py",
         "learning/learner_group.py",
         "experiment/sweep/search.py",
         "experiment/sweep/trial.py",
