@@ -6,8 +6,8 @@ from itertools import pairwise
 import gymnasium as gym
 import numpy as np
 import pytest
+from agent_runners import ECHO, EXAMPLES, LSTM, MLP, by_agent, cartpole, make, sample
 from scripted_agents import EXPECTED, Scripted
-from test_multi_agent_env_runner import ECHO, EXAMPLES, LSTM, MLP, by_agent, cartpole, make, sample
 
 from rlrun import Connector, PPOConfig
 from rlrun.checkpoint.state_codec import decode, encode

@@ -3,8 +3,8 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from agent_runners import ECHO, EXAMPLES, LSTM, MLP, by_agent, make, played, sample
 from scripted_agents import EXPECTED
-from test_multi_agent_env_runner import ECHO, EXAMPLES, LSTM, MLP, by_agent, make, played, sample
 
 from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.sampling import agent_envs

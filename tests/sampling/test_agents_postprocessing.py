@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from agent_runners import EXAMPLES, MLP, by_agent, make, played, sample
 from scripted_agents import EXPECTED, Echo
-from test_multi_agent_env_runner import EXAMPLES, MLP, by_agent, make, played, sample
 
 import rlrun
 from rlrun.config.policies import PolicySettings

@@ -1,25 +1,38 @@
-"""The two collectors make the same batches; a collector of one's own is used where it is named."""
+"""All collectors make the same batches; a custom one is used where it is named."""
 
+import json
 from copy import deepcopy
 
 import numpy as np
 import pytest
+from agent_runners import MLP, cartpole, make, sample
 from counting_envs import CountingEnv, collect
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from looking import Looking
 
 import rlrun
-from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.checkpoint.state_codec import decode, encode
+from rlrun.config.policies import PolicySettings
+from rlrun.config.schema import (
+    ConnectorsConfig,
+    EnvRunnersConfig,
+    EnvSpec,
+    ModelConfig,
+    TrainingConfig,
+)
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.sampling import sample_collector
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.simple_list_collector import SimpleListCollector
 
-SOURCES = ("obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t", "unroll_id")
-SOURCES += ("env_id", "agent_index", "infos")
+SOURCES = ("obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t", "env_id")
+SOURCES += ("agent_index", "infos")
+AGENT_SOURCES = (*SOURCES, "mark")
+COLLECTORS = (None, "SimpleListCollector")
+MODES = ("truncate_episodes", "complete_episodes")
 SHIFTS = st.one_of(
     st.integers(-4, 3),
     st.lists(st.integers(-4, 3), min_size=1, max_size=3),
@@ -32,7 +45,7 @@ SHIFTS = st.one_of(
 
 
 class TellingEnv(CountingEnv):
-    """Tells something at every other step, and raises now and then if it is to."""
+    """Has infos at every other step, and raises with probability `crash`."""
 
     def __init__(self, crash=0.0, **kwargs):
         super().__init__(**kwargs)
@@ -49,11 +62,9 @@ def view_of(source, shift):
     return ViewRequirement(source, shift=shift)
 
 
-VIEWS = st.dictionaries(
-    st.sampled_from(["a", "b", "c"]),
-    st.builds(view_of, st.sampled_from(SOURCES), SHIFTS),
-    max_size=3,
-)
+def views_of(*sources):
+    views = st.builds(view_of, st.sampled_from(sources), SHIFTS)
+    return st.dictionaries(st.sampled_from(["x", "y", "z"]), views, max_size=3)
 
 
 def runner_with(collector, lanes, views=None, *, states=False, use=f"{__name__}:TellingEnv", **kw):
@@ -84,24 +95,35 @@ def assert_equal_batches(one, other):
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
+def assert_equal_replies(one, other):
+    assert one.episodes == other.episodes
+    assert (one.env_steps, one.faulty_episodes) == (other.env_steps, other.faulty_episodes)
+    batches = [reply.batch.as_multi_agent().policy_batches for reply in (one, other)]
+    assert batches[0].keys() == batches[1].keys()
+    for policy_id, batch in batches[0].items():
+        assert_equal_batches(batch, batches[1][policy_id])
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     lanes=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    views=VIEWS,
-    mode=st.sampled_from(["truncate_episodes", "complete_episodes"]),
+    views=views_of(*SOURCES, "unroll_id"),
+    mode=st.sampled_from(MODES),
     states=st.booleans(),
     env=st.sampled_from(["random", "crashing", "autonomous"]),
     restored=st.booleans(),
 )
-def test_both_collectors_make_the_same_batches(lanes, lengths, views, mode, states, env, restored):
+def test_slots_that_act_together_make_the_same_batches(
+    lanes, lengths, views, mode, states, env, restored
+):
     use = "counting_envs:autonomous" if env == "autonomous" else f"{__name__}:TellingEnv"
     arguments = {
         "random": {"random_length": True},
         "crashing": {"length": 4, "crash": 0.1},
         "autonomous": {},
     }
-    if env == "autonomous":  # tells nothing of single lanes at its own resets
+    if env == "autonomous":  # has no infos of single slots at its own resets
         views = {name: view for name, view in views.items() if view.data_col != "infos"}
 
     def runner(collector):
@@ -109,24 +131,23 @@ def test_both_collectors_make_the_same_batches(lanes, lengths, views, mode, stat
             *(collector, lanes, views), states=states, use=use, env=arguments[env], batch_mode=mode
         )
 
-    fast, simple = (runner(name) for name in ("ColumnarCollector", "SimpleListCollector"))
+    fast, simple = (runner(name) for name in COLLECTORS)
     for i, length in enumerate(lengths):
         replies = [collect(each, [length])[0] for each in (fast, simple)]
-        assert_equal_batches(*(reply.batch for reply in replies))
-        assert replies[0].episodes == replies[1].episodes
-        assert replies[0].env_steps == replies[1].env_steps == len(replies[0].batch)
+        assert_equal_replies(*replies)
+        assert replies[0].env_steps == len(replies[0].batch)
         assert fast.policy.saw.keys() == simple.policy.saw.keys()
         for step, seen in fast.policy.saw.items():
             for name, row in seen.items():
                 np.testing.assert_array_equal(row, simple.policy.saw[step][name], err_msg=name)
         if restored and i == 0 and env != "crashing":
             states_then = fast.get_state(), simple.get_state()
-            fast, simple = (runner(name) for name in ("ColumnarCollector", "SimpleListCollector"))
+            fast, simple = (runner(name) for name in COLLECTORS)
             fast.set_state(states_then[0])
             simple.set_state(states_then[1])
 
 
-@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+@pytest.mark.parametrize("collector", COLLECTORS)
 def test_observations_share_one_storage(collector):
     batch = collect(runner_with(collector, 2, env={"length": 5}), [10])[0].batch
     storage, _ = batch.shared("obs")
@@ -134,8 +155,8 @@ def test_observations_share_one_storage(collector):
     assert len(storage) <= 2 * (10 + 1) + 4
 
 
-@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
-@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("collector", COLLECTORS)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode):
     views = {"prev_infos": ViewRequirement("infos", shift=-1)}
     runner = runner_with(collector, 2, views, batch_mode=mode, env={"length": 7})
@@ -150,7 +171,7 @@ def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode)
 def test_views_may_reach_back_less_far_from_a_fragment_on(then):
     """The past that was kept for the views before is longer, or of further columns."""
     before = {"a": view_of("obs", "-3:-1"), "b": view_of("actions", -2)}
-    runners = [runner_with(name, 2, before) for name in (None, "SimpleListCollector")]
+    runners = [runner_with(name, 2, before) for name in COLLECTORS]
     for runner in runners:
         collect(runner, [5])
         runner.policy.view_requirements = {"obs": ViewRequirement(), **then}
@@ -158,28 +179,28 @@ def test_views_may_reach_back_less_far_from_a_fragment_on(then):
 
 
 class Counting(SimpleListCollector):
-    """Counts what it is asked for."""
+    """Keeps how many transitions each call brings, and when batches are made."""
 
-    calls: list[str] = []  # noqa: RUF012 - of all instances
+    calls: list[int | str] = []  # noqa: RUF012 - of all instances
 
-    def add_step(self, *arguments, **further):
-        Counting.calls.append("step")
-        super().add_step(*arguments, **further)
+    def add_step(self, actions, extras, rewards, *arguments, **further):
+        Counting.calls.append(len(rewards))
+        super().add_step(actions, extras, rewards, *arguments, **further)
 
     def build(self, *arguments, **further):
         Counting.calls.append("build")
         return super().build(*arguments, **further)
 
 
-def test_a_collector_of_ones_own_is_named_by_its_import_path():
+def test_a_custom_collector_is_named_by_its_import_path():
     Counting.calls.clear()
     collect(runner_with(f"{__name__}:Counting", 2), [5, 4])
-    assert Counting.calls == ["step"] * 5 + ["build"] + ["step"] * 4 + ["build"]
+    assert Counting.calls == [2] * 5 + ["build"] + [2] * 4 + ["build"]
     assert issubclass(Counting, rlrun.SampleCollector)
     assert rlrun.SimpleListCollector is SimpleListCollector
 
 
-def test_both_warn_of_an_episode_that_does_not_end(monkeypatch, caplog):
+def test_they_warn_of_an_episode_that_does_not_end(monkeypatch, caplog):
     monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
     runner = runner_with(
         "SimpleListCollector", 1, env={"length": 50}, batch_mode="complete_episodes"
@@ -219,3 +240,117 @@ def test_what_is_not_known_yet_cannot_be_acted_on(shift, source):
         runner_with(
             None, 1, {"x": ViewRequirement(source, shift=shift, used_for_compute_actions=True)}
         )
+
+
+def crowd(collector, views, *, states, policies, env=None, **settings):
+    kwargs = {"states": states, **({"views": views} if views else {})}
+    policy = PolicySettings(ModelConfig(), TrainingConfig(), use="crowd:Watchful", kwargs=kwargs)
+    table = {"a": policies[0], "*": policies[-1]}
+    return make(
+        {"use": "crowd:Crowd", **(env or {})},
+        dict.fromkeys(policies, policy),
+        table,
+        spec={
+            "connectors": ConnectorsConfig(clip_rewards=2.0),
+            "restart_failed_sub_environments": True,
+        },
+        sample_collector=collector,
+        **settings,
+    )
+
+
+# A state in which no slot has a past: no rows of objects, which still have a shape.
+@example(
+    lanes=1,
+    lengths=[1, 1],
+    views={"x": ViewRequirement("infos", shift=-1)},
+    states=False,
+    policies=("p",),
+    mode="truncate_episodes",
+    horizon={},
+    crash=0.0,
+    by_agent=False,
+    restored=True,
+)
+@settings(max_examples=25, deadline=None)
+@given(
+    lanes=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    views=views_of(*AGENT_SOURCES),
+    states=st.booleans(),
+    policies=st.sampled_from([("p",), ("p", "q")]),
+    mode=st.sampled_from(MODES),
+    horizon=st.sampled_from([{}, {"horizon": 4}, {"horizon": 3, "soft_horizon": True}]),
+    crash=st.sampled_from([0.0, 0.05]),
+    by_agent=st.booleans(),
+    restored=st.booleans(),
+)
+def test_slots_that_come_and_go_make_the_same_batches(
+    *, lanes, lengths, views, states, policies, mode, horizon, crash, by_agent, restored
+):
+    def build(collector):
+        more = {"lanes": lanes, "by_agent": by_agent, "batch_mode": mode, "env": {"crash": crash}}
+        return crowd(collector, views, states=states, policies=policies, **more, **horizon)
+
+    runners = [build(collector) for collector in COLLECTORS]
+    for fragment, length in enumerate(lengths):
+        first, *others = (sample(runner, fragment, length) for runner in runners)
+        for other in others:
+            assert_equal_replies(first, other)
+        if restored and fragment == 0 and not crash:
+            for i, runner in enumerate(runners):
+                document, arrays = encode(runner.get_state())
+                runners[i] = build(COLLECTORS[i])
+                runners[i].set_state(decode(json.loads(json.dumps(document)), arrays))
+
+
+@pytest.mark.parametrize("collector", COLLECTORS)
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_that_are_left_out_are_not_sent(collector, mode):
+    full, lean = (
+        crowd(collector, {}, states=False, policies=("p", "q"), lanes=2, batch_mode=mode)
+        for _ in range(2)
+    )
+    unread = {"q": frozenset({"mark", "derived", "env_id"})}
+    for fragment in range(3):
+        everything = sample(full, fragment, 9).batch
+        rest = lean.sample_fragment(SampleRequest(fragment, 9, leave_out=unread)).batch
+        assert everything["p"].keys() == rest["p"].keys()
+        assert everything["q"].keys() - rest["q"].keys() == {"mark", "derived", "env_id"}
+        for policy_id in ("p", "q"):
+            for name, column in rest[policy_id].items():
+                np.testing.assert_array_equal(column, everything[policy_id][name], name)
+
+
+def test_a_custom_collector_gets_the_transitions_of_several_agents():
+    Counting.calls.clear()
+    runner = cartpole({"p": MLP}, sample_collector=f"{__name__}:Counting")
+    rows = sum(sample(runner, k, 10).batch.agent_steps() for k in range(2))
+    assert sum(calls for calls in Counting.calls if calls != "build") == rows
+
+
+def test_infos_are_there_where_a_view_asks_for_them():
+    views = {"told": ViewRequirement("infos"), "told_before": ViewRequirement("infos", shift=-1)}
+    batches = [
+        sample(crowd(None, asked, states=False, policies=("p",), env={"end": 0.05}), 0, 60).batch[
+            "p"
+        ]
+        for asked in (views, {})
+    ]
+    assert not {"told", "infos"} & batches[1].keys()
+    told, before = batches[0]["told"], batches[0]["told_before"]
+    assert any(info for info in told)
+    assert {frozenset(info) for info in told} == {frozenset(), frozenset({"number"})}
+    same = (batches[0]["eps_id"][1:] == batches[0]["eps_id"][:-1]) & (
+        batches[0]["agent_index"][1:] == batches[0]["agent_index"][:-1]
+    )
+    for row in np.flatnonzero(same):
+        assert before[row + 1] == told[row]
+    assert before[0] == {}
+
+
+@pytest.mark.parametrize("collector", COLLECTORS)
+def test_unroll_ids_of_several_agents_cannot_be_viewed(collector):
+    views = {"x": ViewRequirement("unroll_id", shift=-1)}
+    with pytest.raises(ValueError, match=r"view 'x': with several agents .* 'unroll_id'"):
+        crowd(collector, views, states=False, policies=("p",))
