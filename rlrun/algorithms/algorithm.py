@@ -57,7 +57,7 @@ class Algorithm(ABC, Generic[T_co]):
         progress: what has been done so far.
         timers: `progress.timers`.
         env_runner_group: the env runners.
-        evaluator: plays episodes with the policies as they are.
+        evaluator: evaluates the policies as they are.
     """
 
     Training: ClassVar[type[TrainingConfig]] = TrainingConfig
@@ -299,9 +299,9 @@ class Algorithm(ABC, Generic[T_co]):
             return self.evaluate()
 
     def evaluate(self) -> Result:
-        """Play `evaluation.episodes` fresh episodes; changes nothing that training depends on."""
+        """Evaluate in `evaluation.episodes` episodes; changes nothing that training depends on."""
         self._call_back("on_evaluate_start")
-        episodes = self.evaluator.play()
+        episodes = self.evaluator.evaluate()
         result = evaluation_result(episodes, [*self.policies], self.policies.agents)
         self._call_back("on_evaluate_end", result)
         return result

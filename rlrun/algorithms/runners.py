@@ -16,7 +16,7 @@ from rlrun.algorithms.callbacks import Callbacks, postprocessors
 from rlrun.algorithms.policies import Policies
 from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import import_object
-from rlrun.config.schema import EvaluationConfig, ExperimentConfig
+from rlrun.config.schema import ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
@@ -108,7 +108,7 @@ def find_spaces(spec: RunnerSpec, group: EnvRunnerGroup) -> tuple[dict[str, Spac
 
 
 class Evaluator:
-    """Plays episodes with the policies as they are now.
+    """Evaluates the policies as they are now, with a runner in this process.
 
     Args:
         spec: what the training runners are built from.
@@ -125,10 +125,10 @@ class Evaluator:
         self._settings, self._spec = config.evaluation, spec
         self._num_env_runners = config.env_runners.num_env_runners
         self._policies, self._explorations = policies, explorations
-        self._runner: Any = None
+        self._runner: EnvRunner | None = None
 
-    def play(self) -> list[EpisodeRecord]:
-        """`evaluation.episodes` fresh episodes."""
+    def evaluate(self) -> list[EpisodeRecord]:
+        """Act for `evaluation.episodes` fresh episodes."""
         return play_episodes(
             self.runner(),
             num_episodes=self._settings.episodes,
@@ -141,19 +141,29 @@ class Evaluator:
         seed = self._settings.seed
         return evaluation_seed(self._spec.seed) if seed is None else seed
 
-    def runner(self, render_mode: str | None = None) -> Any:
+    def runner(self, render_mode: str | None = None) -> EnvRunner:
         """The runner, with present policies, weights, connector statistics and exploration."""
         policies = self._policies
         if self._runner is None or render_mode is not None:
-            self._runner = _evaluation_runner(self._spec, self._settings, render_mode)
-        if policies.several:
-            self._runner.set_policies(policies.settings)
+            self._runner = self._make_runner(render_mode)
+        self._runner.set_policies(policies.settings)
         self._runner.load(
             policies.acting_weights, policies.weights_version, policies.connectors.get_state()
         )
         # Where runners differ, the last one explores least.
         tell_exploration(self._runner.policies, self._explorations(), self._num_env_runners)
         return self._runner
+
+    def _make_runner(self, render_mode: str | None) -> EnvRunner:
+        settings, evaluation = self._spec.settings, self._settings
+        vectorize = settings.gym_env_vectorize_mode
+        changes = {
+            "num_envs_per_env_runner": min(evaluation.num_envs, evaluation.episodes),
+            # The environment's own vectorisation cannot seed single episodes.
+            "gym_env_vectorize_mode": "auto" if vectorize == "vector_entry_point" else vectorize,
+        }
+        spec = replace(self._spec, settings=settings.model_copy(update=changes))
+        return EnvRunner(spec, role=Role.EVALUATION, render_mode=render_mode)
 
     def forget_weights(self) -> None:
         """Weights of any version are new: those of another run may have the same number."""
@@ -165,16 +175,3 @@ class Evaluator:
         if self._runner is not None:
             self._runner.stop()
             self._runner = None
-
-
-def _evaluation_runner(
-    spec: RunnerSpec, evaluation: EvaluationConfig, render_mode: str | None
-) -> Any:
-    vectorize = spec.settings.gym_env_vectorize_mode
-    changes = {
-        "num_envs_per_env_runner": min(evaluation.num_envs, evaluation.episodes),
-        # The environment's own vectorisation cannot seed single episodes.
-        "gym_env_vectorize_mode": "auto" if vectorize == "vector_entry_point" else vectorize,
-    }
-    spec = replace(spec, settings=spec.settings.model_copy(update=changes))
-    return EnvRunner(spec, role=Role.EVALUATION, render_mode=render_mode)
