@@ -32,6 +32,7 @@ from rlrun.algorithms.on_policy import (
 from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.schema import Count, Section, TrainingConfig
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.learning.vtrace import VTraceSettings
 from rlrun.sampling.runner_messages import SampleReply
 
@@ -88,7 +89,7 @@ class AsynchronousBatches:
         )
         self._policies: list[str] = []  # at the last broadcast
 
-    def next(self) -> tuple[Any, dict[str, float]]:
+    def next(self) -> tuple[SampleBatch | MultiAgentBatch, dict[str, float]]:
         """The next train batch, and the age of the weights that acted in it.
 
         Returns:

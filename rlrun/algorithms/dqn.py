@@ -178,7 +178,7 @@ def _statistics(loss: Tensor, chosen: Tensor, errors: Tensor) -> dict[str, Tenso
 
 
 def c51_loss(
-    module: RLModule, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
+    module: QNetwork, rows: dict[str, Tensor], *, target: RLModule, double_q: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy of the value's distribution to the projected one, weighted row by row.
 
@@ -188,7 +188,6 @@ def c51_loss(
     Args and returns: as for `dqn_loss`; ``td_errors`` are the Kullback-Leibler
     divergences of the targets, by which Rainbow sets priorities.
     """
-    assert isinstance(module, QNetwork)  # no other has atoms
     outputs = module.forward_train(rows)
     index = torch.arange(len(rows[col.ACTIONS]), device=rows[col.ACTIONS].device)
     chosen = outputs[ATOM_LOGITS][index, rows[col.ACTIONS]].log_softmax(-1)
