@@ -190,7 +190,7 @@ def test_learners_that_do_not_fit_are_named_with_what_was_found():
     ("algorithm", "learners", "message"),
     [
         ("PPO", {"num_gpus_per_learner": 1.0}, "set num_learners"),
-        ("PPO", {"num_learners": 1, "num_gpus_per_learner": 2.0}, "one GPU at most"),
+        ("PPO", {"num_learners": 1, "num_gpus_per_learner": 2.0}, "at most one GPU"),
         ("DQN", {"num_learners": 2}, "DQN learns in one process"),
     ],
 )
