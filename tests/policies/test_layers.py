@@ -1,0 +1,80 @@
+"""Layers: layout, numpy forward, torch module and gradient of one description are one network."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.policies.flat_parameters import FlatParameters
+from rlrun.policies.layers import Layers, Network
+from rlrun.policies.networks import MLP, TwinMLP
+from rlrun.policies.numpy_policy import FlatArrays, NumpyMLP
+
+WIDTHS = st.integers(1, 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(WIDTHS, min_size=2, max_size=5).map(tuple),
+    num_shared=st.integers(0, 2),
+    activation=st.sampled_from(["tanh", "relu", "silu"]),
+    sigma0=st.sampled_from([None, 0.5]),
+)
+def test_numpy_and_torch_have_the_same_parameters_and_outputs(
+    sizes, num_shared, activation, sigma0
+):
+    num_shared = min(num_shared, len(sizes) - 2)
+    encoder = Layers(sizes[: num_shared + 1], activation)
+    head = Layers(sizes[num_shared:], activation, 1.0, "uniform", sigma0)
+    network = Network({"encoder": encoder, "head": head})
+    modules = torch.nn.ModuleDict({"encoder": MLP(encoder), "head": MLP(head)})
+    flat, arrays = FlatParameters(modules), FlatArrays(network)
+    assert arrays.layout == flat.layout
+    rng = np.random.default_rng(0)
+    arrays.vector[:] = rng.normal(0, 0.5, len(arrays.vector))
+    flat.load(arrays.vector)
+    forward = NumpyMLP(arrays, "encoder", "head")
+    forward.draw_noise(np.random.default_rng(1))
+    modules["head"].draw_noise(np.random.default_rng(1))
+    for noisy in (True, False):
+        x = rng.normal(size=(7, sizes[0])).astype(np.float32)
+        expected = modules["head"](modules["encoder"](torch.from_numpy(x)), noisy=noisy)
+        np.testing.assert_allclose(forward(x, noisy), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("output_gain", [None, 1.0])
+def test_the_gradient_is_autograds(activation, output_gain):
+    torch.manual_seed(0)
+    module = MLP(Layers((3, 5, 4), activation, output_gain))
+    flat, x = FlatParameters(module), torch.randn(6, 3, requires_grad=True)
+    up = torch.randn(6, 4)
+    outputs = module(x)
+    outputs.backward(up)
+    expected = flat.grads.clone()
+    flat.grads.fill_(float("nan"))  # every gradient is written, not added to
+    with torch.no_grad():
+        mine, backward = module.vjp(x.detach())
+        torch.testing.assert_close(mine, outputs)
+        torch.testing.assert_close(backward(up.clone(), to_input=True), x.grad)
+    torch.testing.assert_close(flat.grads, expected)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_the_gradient_of_twins_is_autograds(activation):
+    torch.manual_seed(0)
+    module = TwinMLP(Layers((3, 5, 1), activation, 1.0))
+    flat, x = FlatParameters(module), torch.randn(6, 3, requires_grad=True)
+    up = torch.randn(2, 6)
+    up[0, ::2] = up[1, 1::2] = 0.0  # of the smaller value, half of the rows have a gradient
+    outputs = module(x).squeeze(-1)
+    outputs.backward(up)
+    expected = flat.grads.clone()
+    flat.grads.fill_(float("nan"))
+    with torch.no_grad():
+        mine, backward = module.vjp(x.detach())
+        torch.testing.assert_close(mine.squeeze(-1), outputs)
+        backward.to_parameters(up)
+        torch.testing.assert_close(flat.grads, expected)
+        torch.testing.assert_close(module.vjp(x.detach())[1].to_input(up), x.grad)
