@@ -115,10 +115,10 @@ class ColumnBatch:
 
     def column(self, name: str) -> Any:
         """The column; raises KeyError where there is none."""
-        self._note(name)
         column = self._columns.get(name)
-        if type(column) is np.ndarray:
+        if type(column) is np.ndarray and (self.reads is None or self.reads.decided):
             return column
+        self._note(name)
         if name not in self._columns:
             raise KeyError(_refusal(name) or f"{name!r}; the batch has {', '.join(self._columns)}")
         return read(column)

@@ -29,6 +29,11 @@ class ColumnReads:
         self.seen: set[str] = set()
         self.read: set[str] = set()
         self.left_out: frozenset[str] = frozenset()
+        self.decided = False
+
+    def leave_out(self, columns: frozenset[str]) -> None:
+        """Decide what is left out; what is there need not be noted any more."""
+        self.left_out, self.decided = columns, True
 
     def note(self, asked_for: Collection[str], present: Collection[str]) -> None:
         """Some columns are read of a batch that has the `present` ones.
@@ -72,7 +77,8 @@ class ReadsByPolicy:
         """Have fresh batches, by policy id, note from now on what is read of them."""
         for policy_id, batch in batches.items():
             reads = self._reads.setdefault(policy_id, ColumnReads())
-            reads.seen.update(batch.keys())
+            if not reads.decided:
+                reads.seen.update(batch.keys())
             batch.reads = reads
 
     def settle(self, learned: Mapping[str, frozenset[str]]) -> None:
@@ -86,7 +92,8 @@ class ReadsByPolicy:
             reads = self._reads[policy_id]
             unread = reads.seen - reads.read - learned[policy_id] - ALWAYS_KEPT
             states = {name for name in unread if name.startswith(names.STATE_IN_PREFIX)}
-            self.left_out[policy_id] = reads.left_out = frozenset(unread - states)
+            self.left_out[policy_id] = frozenset(unread - states)
+            reads.leave_out(self.left_out[policy_id])
 
     def forget(self, policy_id: str) -> None:
         """Keep everything of a policy that is removed, should its id come back."""
@@ -102,4 +109,4 @@ class ReadsByPolicy:
         self._reads = {policy_id: ColumnReads() for policy_id in state}
         self.left_out = {policy_id: frozenset(unread) for policy_id, unread in state.items()}
         for policy_id, reads in self._reads.items():
-            reads.left_out = self.left_out[policy_id]
+            reads.leave_out(self.left_out[policy_id])
