@@ -272,6 +272,9 @@ class CentralConnectors:
     Args:
         policies: what each policy is made from.
         spaces: the environment's, by policy.
+
+    Attributes:
+        stateful: whether anything is learned, and sent to runners.
     """
 
     def __init__(
@@ -282,15 +285,11 @@ class CentralConnectors:
     ) -> None:
         self._spec, self._policies, self._spaces = spec, policies, spaces
         self._by_policy = {policy_id: self._made(policy_id) for policy_id in policies}
+        self.stateful = any(connectors.stateful for connectors in self._by_policy.values())
 
     def _made(self, policy_id: str) -> RunnerConnectors:
         spaces, settings = self._spaces[policy_id], self._policies[policy_id]
         return RunnerConnectors(self._spec, *spaces, policy=settings)
-
-    @property
-    def stateful(self) -> bool:
-        """Whether anything is learned, and sent to runners."""
-        return any(connectors.stateful for connectors in self._by_policy.values())
 
     def module_spaces(self, policy_id: str) -> Spaces:
         """What the policy's network sees, and what it acts in."""
