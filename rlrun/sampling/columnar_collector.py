@@ -60,7 +60,8 @@ class ColumnarCollector(SampleCollector):
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
         super().set_views(views, rows)
-        self._views, self._viewed = views, dict(rows)
+        self._views = views
+        self._viewed = {name: row.repeat(len(self._slots), axis=0) for name, row in rows.items()}
         self._lookback = 0 if views is None else views.lookback
         self._further = [name for name in rows if name in col.STEP_COLUMNS and name != col.REWARDS]
         seen = {col.OBS, *rows}

@@ -64,7 +64,7 @@ class PolicyActor:
         self.observations, self.actions = connectors.observations, connectors.actions
         self.explore, self.learns = explore, learns
         self.noise = ActionNoise(self.policy)
-        self.inputs = PolicyInputs(self.policy, num_slots or 1)
+        self.inputs = PolicyInputs(self.policy)
         self.collector = make_collector()
         self._num_slots, self._num_agents, self._noise_keys = num_slots, num_agents, noise_keys
         self._custom = connectors.custom

@@ -6,7 +6,7 @@ policy that sees the present observation alone needs none of this and pays nothi
 States are views like others: ``state_in_k`` is ``state_out_k`` of the step before, or the initial
 state in an episode's first step, so that nothing has to be reset when an episode ends.
 
-    B  lanes    P  rows of the past that views reach back to
+    B  slots that act
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ Array = NDArray[Any]
 
 
 class PolicyInputs:
-    """The views of one policy, for B lanes.
+    """The views of one policy.
 
     Attributes:
         views: the policy's views; None where it sees the present observation alone.
         requirements: what the policy asked for when they were resolved.
         unsent: columns that learning does not read from a policy like this one, as it was built.
         leave_out: columns that a train batch does not have; postprocessing sees them.
-        rows: a row ``[B, ...]`` of each viewed column, besides observations, in shape and dtype.
+        rows: a row ``[1, ...]`` of each viewed column, besides observations, in shape and dtype.
     """
 
-    def __init__(self, policy: Policy, lanes: int) -> None:
-        self._policy, self._lanes = policy, lanes
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self._as_built = dict(policy.view_requirements)
         self.resolve()
 
     def resolve(self, unsent: frozenset[str] = frozenset()) -> None:
-        """Look at the policy's requirements; what was edited since it was built is needed."""
+        """Take over the policy's requirements; views edited since it was built are all sent."""
         self.requirements, self.unsent = dict(self._policy.view_requirements), unsent
         self._sources_checked = False
         states = self._policy.get_initial_state()
@@ -57,7 +57,7 @@ class PolicyInputs:
         action = np.zeros(sampler.shape, sampler.dtype)
         spaces = {view.data_col or name: view.space for name, view in asked_for}
         self.rows = {
-            name: source_rows(name, self._lanes, spaces[name], action, states)
+            name: source_rows(name, 1, spaces[name], action, states)
             for name in sorted(views.sources)
         }
 
@@ -75,7 +75,7 @@ class PolicyInputs:
         return actions, extras
 
     def _check_sources(self, columns: Mapping[str, Array]) -> None:
-        """Raise KeyError for views of columns that nobody collects."""
+        """Raise KeyError for views of columns that are not collected."""
         assert self.views is not None
         there = [col.OBS, col.ACTIONS, *col.STEP_COLUMNS, *columns]
         for view in self.views.views:

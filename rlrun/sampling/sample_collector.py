@@ -93,9 +93,8 @@ class SampleCollector(ABC):
         """What the policy sees, from the next fragment on; None: the present observation alone.
 
         Args:
-            rows: for each column that is viewed, besides observations, some rows ``[k, ...]`` of
-                its shape and dtype, one for each of slots that act together; views need it before
-                the column's first step.
+            rows: for each column that is viewed, besides observations, a row ``[1, ...]`` of its
+                shape and dtype; views need it before the column's first step.
 
         Raises:
             ValueError: slots come and go, and a view is of `unroll_id`.

@@ -133,7 +133,7 @@ class SimpleListCollector(SampleCollector):
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
         super().set_views(views, rows)
-        like = {name: row[0:1].reshape(row.shape[1:]) for name, row in rows.items()}
+        like = {name: row.reshape(row.shape[1:]) for name, row in rows.items()}
         if not self._like.keys() >= like.keys():  # the past of what was not kept is not known
             for trajectory in self._running.values():
                 trajectory.past = {}
