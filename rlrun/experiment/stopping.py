@@ -41,11 +41,9 @@ class Criterion:
 
 
 @dataclass(frozen=True)
-class Reached:
+class Reached(Criterion):
     """A criterion that a result has reached."""
 
-    address: str
-    bound: float
     value: float
 
     def __str__(self) -> str:

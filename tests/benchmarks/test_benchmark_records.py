@@ -59,7 +59,7 @@ def test_rounds_interleave_and_failures_do_not_stop_them(record: Record) -> None
     assert record.errors() == {SB3.name: "ends with\nthe reason"}
 
 
-def test_resumed_record_repeats_only_what_failed(record: Record) -> None:
+def test_a_resumed_record_repeats_only_failures(record: Record) -> None:
     record.machine = Record(record.path, "", {}).machine
     record.add(RLRUN.name, 1, result={"env_steps_per_s": 1.0})
     record.add(SB3.name, 1, error="no")
@@ -122,7 +122,7 @@ def test_memory_of_a_tree_counts_the_children() -> None:
     assert 50 < tree["total"] == tree["driver"] < 150
 
 
-def test_slow_env_costs_what_it_says() -> None:
+def test_the_slow_env_takes_its_step_time() -> None:
     env = slow_cartpole()
     env.reset(seed=0)
     start = time.perf_counter()
@@ -141,7 +141,7 @@ def test_tables_survive_a_record_of_failures_only(benchmark: object, tmp_path: P
     assert "**Failed**: rlrun, 0 runners: ImportError: nothing there" in table
 
 
-def test_report_replaces_only_what_stands_between_its_markers(tmp_path: Path) -> None:
+def test_the_report_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:
     page = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n"
     once = report.insert(page, "new")
     assert "old" not in once

@@ -53,7 +53,7 @@ def test_one_json_object(run, rollout, tmp_path):
     assert (tmp_path / "t.npz").exists()
 
 
-def test_a_step_limit_may_end_it_early(run, rollout):
+def test_a_step_limit_can_end_a_rollout_without_episodes(run, rollout):
     code, out, _ = rollout(run, "--steps", 2)
     assert code == 0
     assert "no episode ended within the step limit" in out

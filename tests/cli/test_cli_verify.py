@@ -77,7 +77,7 @@ def test_exit_codes(verify, done, number, interrupted, code):
     assert verify()[0] == code
 
 
-def test_json_is_alone_on_stdout(verify, done):
+def test_stdout_holds_only_the_json_object(verify, done):
     code, out, err = verify("--json")
     assert (code, err) == (0, "a notice\n")
     (case,) = json.loads(out)["cases"]

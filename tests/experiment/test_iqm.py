@@ -78,7 +78,7 @@ def test_runs_are_resampled_within_their_task():
     assert mean == (5.0, 5.0)
 
 
-def test_interval_holds_the_truth_about_as_often_as_it_says():
+def test_the_interval_contains_the_true_mean_with_its_confidence():
     random = np.random.default_rng(1)
     runs = random.normal(3.0, 1.0, size=(200, 10))
     intervals = [bootstrap_interval([row], resamples=200) for row in runs]

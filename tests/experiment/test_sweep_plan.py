@@ -40,7 +40,7 @@ def points(space, seed=1, **settings):
     return list(walk(SweepConfig(space=space, **settings), seed))
 
 
-def test_the_first_key_varies_fastest_whatever_it_is_called():
+def test_the_first_key_varies_fastest_in_any_alphabetical_order():
     found = points({"training.lr": {"grid": [1, 2]}, "env.a": {"grid": [3, 4, 5]}})
     assert [(p["training.lr"], p["env.a"]) for p in found] == [
         (1, 3), (2, 3), (1, 4), (2, 4), (1, 5), (2, 5),
@@ -99,7 +99,7 @@ def capacity(*nodes):
     return Capacity(total, nodes, "this machine")
 
 
-def test_a_trial_reserves_what_it_needs():
+def test_a_trial_reserves_its_runners_and_devices():
     assert bundles_of(experiment()) == [{"CPU": 1.0}]
     runners = experiment("env_runners: {num_env_runners: 2, num_cpus_per_env_runner: 0.5}")
     assert bundles_of(runners) == [{}, {"CPU": 0.5}, {"CPU": 0.5}]
@@ -150,7 +150,7 @@ def test_a_scheduler_that_tune_refuses_is_named(text, says):
         make_scheduler(resolve(parse_yaml(text, "exp.yaml")).experiment)
 
 
-def test_the_longest_run_is_what_stop_says():
+def test_the_longest_run_follows_from_its_stop_criteria():
     sweep = experiment("sweep: {space: {training.lr: {grid: [1, 2]}}, scheduler: asha}")
     assert most_iterations(sweep) == 100  # 6400 env steps of 64
     make_scheduler(sweep)
