@@ -52,7 +52,13 @@ class RewardError(ValueError):
 
 
 class Plan(Protocol):
-    """Which episodes are run; an episode is a sub-environment and a number."""
+    """Which episodes are run; an episode is a sub-environment and a number.
+
+    Attributes:
+        num_episodes: numbers below are asked for; with others a sub-environment idles.
+    """
+
+    num_episodes: float
 
     def first(self, env_index: int) -> int:
         """The number of a sub-environment's first episode."""
@@ -62,9 +68,6 @@ class Plan(Protocol):
 
     def instead(self, env_index: int, number: int) -> int:
         """The number of the episode to run in place of one that failed."""
-
-    def wants(self, number: int) -> bool:
-        """Whether this episode is asked for; if not, the sub-environment idles."""
 
     def seed(self, env_index: int, number: int) -> int:
         """What the environment is reset with."""
@@ -79,6 +82,8 @@ class Plan(Protocol):
 class EndlessPlan(Plan):
     """Episodes 0, 1, 2, ... in each sub-environment, as training samples them."""
 
+    num_episodes = math.inf
+
     def __init__(self, seed: int, role: Role, runner_index: int) -> None:
         self._key = seed, role, runner_index
 
@@ -90,9 +95,6 @@ class EndlessPlan(Plan):
 
     def instead(self, env_index: int, number: int) -> int:
         return number + 1
-
-    def wants(self, number: int) -> bool:
-        return True
 
     def seed(self, env_index: int, number: int) -> int:
         return episode_seed(*self._key, env_index, number)
@@ -112,7 +114,8 @@ class CountedPlan(Plan):
     """
 
     def __init__(self, num_episodes: int, seed: int, num_envs: int, env_id: str) -> None:
-        self.num_episodes, self._seed, self._num_envs = num_episodes, seed, num_envs
+        self.num_episodes: float = num_episodes
+        self._seed, self._num_envs = seed, num_envs
         self._env_id, self._failures = env_id, 0
 
     def first(self, env_index: int) -> int:
@@ -127,9 +130,6 @@ class CountedPlan(Plan):
             reason = f"the environment failed {self._failures} times in one evaluation"
             raise EnvError(self._env_id, "step", reason, lane=env_index)
         return number
-
-    def wants(self, number: int) -> bool:
-        return number < self.num_episodes
 
     def seed(self, env_index: int, number: int) -> int:
         return episode_seed(self._seed, Role.EVALUATION, 0, 0, number)
@@ -226,7 +226,7 @@ class AgentEpisodes(Episodes):
     def planned(self, env_index: int) -> PlannedEpisode | None:
         """The episode to run now; None: none any more."""
         number = int(self.number[env_index])
-        if not self.plan.wants(number):
+        if number >= self.plan.num_episodes:
             return None
         seed = self.plan.seed(env_index, number)
         episode_id = int(self.ids[env_index])
@@ -367,7 +367,7 @@ class LockStepEpisodes(Episodes):
         self.total_length[i] += t - start
 
     def _file(self, i: int) -> None:
-        if self.plan.wants(int(self.number[i])):
+        if self.number[i] < self.plan.num_episodes:
             record = EpisodeRecord(
                 episode_id=int(self.ids[i]),
                 env_index=i,

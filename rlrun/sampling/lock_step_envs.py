@@ -89,7 +89,8 @@ class LockStepEnvs:
             self._begin(actor, slots, first, update=update)
 
     def _begin(self, actor: PolicyActor, slots: Array, raw: Any, *, update: bool = True) -> None:
-        actor.begin_noise(slots, self.episodes.number[slots])
+        if actor.noise_of_episodes:
+            actor.begin_noise(slots, self.episodes.number[slots])
         actor.begin_episodes(slots, self.episodes.ids[slots], raw, update=update)
 
     def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
@@ -101,7 +102,7 @@ class LockStepEnvs:
         """Let running episodes go on in the next fragment."""
         actor = actors[DEFAULT_POLICY_ID]
         try:
-            self.episodes.end_fragment(self._t, actor.rewards, actor.sent())
+            self.episodes.end_fragment(self._t, actor.collector.rewards, actor.sent())
         except RewardError as error:
             raise self._reward_error(error) from None
 
@@ -157,10 +158,10 @@ class LockStepEnvs:
 
     def _record(self, before: Any, sent: Any, step: SlotStep) -> None:
         assert self._recorder is not None
-        wants, number = self.episodes.plan.wants, self.episodes.number
+        number, asked_for = self.episodes.number, self.episodes.plan.num_episodes
         counted = step.valid if step.valid is not None else np.ones(len(number), np.bool_)
         playing = [
-            k if wants(k) and runs else None
+            k if k < asked_for and runs else None
             for k, runs in zip(number.tolist(), counted.tolist(), strict=True)
         ]
         flags = step.terminateds, step.truncateds
@@ -185,18 +186,18 @@ class LockStepEnvs:
             self._end(actor, done)
         if self.horizon is not None and self.horizon.passed.any():
             slots = np.flatnonzero(self.horizon.passed)
-            actor.end_episodes(slots)
+            actor.collector.end_episodes(slots)
             try:
-                self.episodes.go_on(slots.tolist(), self._t, actor.rewards)
+                self.episodes.go_on(slots.tolist(), self._t, actor.collector.rewards)
             except RewardError as error:
                 raise self._reward_error(error) from None
             actor.go_on_here(slots, self.episodes.ids[slots])
 
     def _end(self, actor: PolicyActor, done: Array) -> None:
         slots = np.flatnonzero(done)
-        actor.end_episodes(slots)
+        actor.collector.end_episodes(slots)
         lost_lives = None if self._infos is None else self._infos.get("episode_continues")
-        rewards = actor.rewards if self._collects else _NO_REWARDS
+        rewards = actor.collector.rewards if self._collects else _NO_REWARDS
         try:
             self.episodes.end(slots.tolist(), self._t, rewards, lost_lives)
         except RewardError as error:

@@ -46,6 +46,7 @@ class PolicyActor:
         explore: sample actions, or take the best ones.
         learns: whether statistics of observations and rewards are updated.
         converts: whether `to_env` does something.
+        noise_of_episodes: whether `begin_noise` does something.
         wants_infos: whether the policy has a view of infos, and so is to be told of them.
     """
 
@@ -67,6 +68,7 @@ class PolicyActor:
         self.inputs = PolicyInputs(self.policy)
         self.collector = make_collector()
         self._num_slots, self._num_agents, self._noise_keys = num_slots, num_agents, noise_keys
+        self.noise_of_episodes = noise_keys is not None or self.policy.noise_correlation > 0
         self._custom = connectors.custom
         # What does nothing is not called, least of all in every step.
         self._filter = None if self.observations.identity else self.observations
@@ -274,10 +276,6 @@ class PolicyActor:
         self.noise.begin_episodes(slots)
         self.collector.begin_episodes(slots, ids, self.collector.obs[slots])
 
-    def end_episodes(self, slots: Array) -> None:
-        """Episodes of these slots ended with the last step."""
-        self.collector.end_episodes(slots)
-
     def begin_noise(self, slots: Array, numbers: Array) -> None:
         """Action noise of episodes with these numbers begins in these slots."""
         if not self.explore:
@@ -297,11 +295,6 @@ class PolicyActor:
             episode_id: where slots come and go, and some may have left it.
         """
         self.collector.drop(slots, episode_id)
-
-    @property
-    def rewards(self) -> Array:
-        """Raw rewards of the fragment, ``[t, B]``."""
-        return self.collector.rewards
 
     def preprocess(self, raw_obs: Any) -> Array:
         """Observations before the filter, ``[k, ...]``."""
