@@ -5,7 +5,7 @@ shared is the same everywhere. Numpy only; must not know of torch, Ray or who ca
 
 | place                                        | called with                                    |
 |----------------------------------------------|------------------------------------------------|
-| `env_runners.env_to_module_connector`        | observations of n lanes, and a `LaneHistory`   |
+| `env_runners.env_to_module_connector`        | observations of n slots, and a `SlotHistory`   |
 | `env_runners.module_to_env_connector`        | the policy's actions [B, ...], and the same    |
 | `observations`, `actions`, `rewards` (built in) | see each of them                            |
 
@@ -51,13 +51,13 @@ class Connector(ABC):
     def get_state(self) -> State:
         """Everything that makes another object of the same construction act the same.
 
-        What belongs to single lanes is part of it in an env runner. The centre's copy has no lanes
+        What belongs to single slots is part of it in an env runner. The centre's copy has no slots
         (``env.num_envs`` is 0), so its state is what was learned alone.
         """
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - an optional hook
-        """Take over what `get_state` returned, as far as it goes: the centre's has no lanes."""
+        """Take over what `get_state` returned, as far as it goes: the centre's has no slots."""
 
     def flush_deltas(self) -> State:
         """What was learned since the last flush, which is forgotten as news by this call."""

@@ -1,10 +1,11 @@
-"""Connectors of the user's own: how they are made, and the pipelines that they stand first in.
+"""Custom connectors: how they are made, and the pipelines that begin with them.
 
-Owns `env_runners.env_to_module_connector` and `module_to_env_connector`: pieces, in their order,
-before what rlrun does by default. Used only where there are such pieces or the defaults are
-switched off, so that nobody else pays for them. Must not know of environments, torch or Ray.
+Owns `env_runners.env_to_module_connector` and `module_to_env_connector`: connectors, in their
+order, before the default ones. Used only where there are custom connectors or the defaults are
+switched off, so that other experiments do not pay for them. Must not
+know of environments, torch or Ray.
 
-    B  lanes    n  rows, of some lanes
+    B  slots    n  rows, of some slots
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rlrun.config.problems import user_traceback
 from rlrun.config.registry import import_object
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.errors import ConnectorError
-from rlrun.connectors.lane_history import LaneHistory, leaves
+from rlrun.connectors.slot_history import SlotHistory, leaves
 
 if TYPE_CHECKING:
     from rlrun.config.schema import UseSpec
@@ -40,12 +41,12 @@ class ConnectedEnv:
     single_action_space: gym.Space[Any]
     """Of one environment, behind all connectors."""
     num_envs: int
-    """B; 0 for the centre's copy, which only merges what was learned. With several agents all who
-    may ever play the policy count, in each environment: a lane is one of them."""
+    """B; 0 for the centre's copy, which only merges what was learned. With several agents all that
+    the policy may ever act for count, in each environment: a slot is one of them."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class NamedConnector:
     """One connector and what the experiment calls it."""
 
     name: str
@@ -61,8 +62,8 @@ class Piece:
         except Exception as error:
             raise ConnectorError(f"{user_traceback(error)}connector {self.name} failed") from None
 
-    def run(self, rows: Any, history: LaneHistory, space: gym.Space[Any] | None) -> Any:
-        """What the connector makes of rows; one for each lane, and in ``space`` if that is given.
+    def run(self, rows: Any, history: SlotHistory, space: gym.Space[Any] | None) -> Any:
+        """What the connector makes of rows; one for each slot, and in ``space`` if that is given.
 
         Raises:
             ConnectorError: it raised, or did not do that.
@@ -71,10 +72,10 @@ class Piece:
             rows = self.connector(rows, history)
         if isinstance(rows, dict | tuple):
             return rows
-        shape, n = np.shape(rows), len(history.lanes)
+        shape, n = np.shape(rows), len(history.slots)
         if shape[:1] != (n,):
             raise ConnectorError(
-                f"connector {self.name}: expected {n} rows, one for each lane, got shape {shape}"
+                f"connector {self.name}: expected {n} rows, one for each slot, got shape {shape}"
             )
         if space is not None and space.shape not in (None, shape[1:]):
             raise ConnectorError(
@@ -84,9 +85,9 @@ class Piece:
         return rows
 
 
-def make_pieces(
+def make_connectors(
     setting: str, specs: Sequence[UseSpec], offered: Mapping[str, Callable[[], Any]]
-) -> list[Piece]:
+) -> list[NamedConnector]:
     """The connectors that a setting names, in their order.
 
     Args:
@@ -96,7 +97,7 @@ def make_pieces(
     Raises:
         ConnectorError: one raised, or made something else than connectors.
     """
-    pieces: list[Piece] = []
+    connectors: list[NamedConnector] = []
     for spec in specs:
         make = import_object(spec.use)
         parameters = signature(make).parameters
@@ -113,17 +114,17 @@ def make_pieces(
                     f"env_runners.{setting}: {spec.use} must make an rlrun.Connector or a list of "
                     f"them, but made {connector!r}"
                 )
-            pieces.append(Piece(spec.use, connector))
-    return pieces
+            connectors.append(NamedConnector(spec.use, connector))
+    return connectors
 
 
-class _Pieces:
-    """State of several pieces, by their position."""
+class _ConnectorStates:
+    """State of several connectors, by their position."""
 
-    def __init__(self, pieces: Sequence[Piece], *, has_lanes: bool) -> None:
-        self._pieces = pieces
-        # The centre knows a piece's state only if it learns: what it holds else is of no lane.
-        self._known = {str(i) for i in range(len(pieces))} if has_lanes else set()
+    def __init__(self, connectors: Sequence[NamedConnector], *, has_slots: bool) -> None:
+        self._connectors = connectors
+        # The centre knows a connector's state only if it learns: it has no slots.
+        self._known = {str(i) for i in range(len(connectors))} if has_slots else set()
 
     def get_state(self) -> State:
         return self._of_each(lambda connector: connector.get_state(), self._known)
@@ -133,37 +134,37 @@ class _Pieces:
         self._of_each(lambda connector, part: connector.set_state(part), state)
 
     def flush_deltas(self) -> State:
-        positions = map(str, range(len(self._pieces)))
+        positions = map(str, range(len(self._connectors)))
         deltas = self._of_each(lambda connector: connector.flush_deltas(), positions)
         return {position: delta for position, delta in deltas.items() if delta}
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        by_piece: dict[str, list[Any]] = {}
+        by_position: dict[str, list[Any]] = {}
         for delta in deltas:
             for position, part in delta.items():
-                by_piece.setdefault(position, []).append(part)
-        self._known |= by_piece.keys()
-        self._of_each(lambda connector, parts: connector.apply_deltas(parts), by_piece)
+                by_position.setdefault(position, []).append(part)
+        self._known |= by_position.keys()
+        self._of_each(lambda connector, parts: connector.apply_deltas(parts), by_position)
 
     def _of_each(self, ask: Callable[..., Any], which: Iterable[str] | Mapping[str, Any]) -> State:
         answers = {}
         for position in sorted(which, key=int):
-            piece = self._pieces[int(position)]
+            named = self._connectors[int(position)]
             arguments = (which[position],) if isinstance(which, Mapping) else ()
-            with piece.blamed():
-                answers[position] = ask(piece.connector, *arguments)
+            with named.blamed():
+                answers[position] = ask(named.connector, *arguments)
         return answers
 
 
 class EnvToModule(Connector):
-    """Pieces of the user's own, then what happens to observations by default.
+    """Custom connectors, then what happens to observations by default.
 
     Args:
-        pieces: in their order.
+        connectors: in their order.
         env: what comes in.
-        history: told what comes in, and handed to each piece.
-        make_default: from the space that leaves the pieces to the default pipeline; None: nothing
-            comes after them.
+        history: told what comes in, and handed to each connector.
+        make_default: from the space that leaves the connectors to the default pipeline; None:
+            there is none.
 
     Attributes:
         output_space: of one row of the result.
@@ -171,18 +172,18 @@ class EnvToModule(Connector):
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
+        connectors: Sequence[NamedConnector],
         env: ConnectedEnv,
-        history: LaneHistory,
+        history: SlotHistory,
         make_default: Callable[[gym.Space[Any]], Any] | None,
     ) -> None:
-        self._pieces, self._history = pieces, history
+        self._connectors, self._history = connectors, history
         self._raw_space = space = env.single_observation_space
         self._all = np.arange(env.num_envs)
         self._spaces = []
-        for piece in pieces:
-            with piece.blamed():
-                space = piece.connector.connect(space)
+        for named in connectors:
+            with named.blamed():
+                space = named.connector.connect(space)
             self._spaces.append(space)
         self._default = None if make_default is None else make_default(space)
         self.output_space = space if self._default is None else self._default.output_space
@@ -191,23 +192,23 @@ class EnvToModule(Connector):
                 f"observations reach the policy as {self.output_space}, but it takes one array a "
                 "row; env_runners.add_default_connectors_to_env_to_module_pipeline: true makes one"
             )
-        self._states = _Pieces(pieces, has_lanes=env.num_envs > 0)
+        self._states = _ConnectorStates(connectors, has_slots=env.num_envs > 0)
 
     def __call__(
-        self, observations: Any, *, update: bool = True, lanes: Array | None = None
+        self, observations: Any, *, update: bool = True, slots: Array | None = None
     ) -> Any:
-        """Raw observations of these lanes, or of all -> one row of ``output_space`` each."""
-        return self._run(observations, self._all if lanes is None else lanes, update)
+        """Raw observations of these slots, or of all -> one row of ``output_space`` each."""
+        return self._run(observations, self._all if slots is None else slots, update)
 
-    def first(self, observations: Any, lanes: Array, *, update: bool = True) -> Any:
-        """The same for the first observations of episodes that begin in ``lanes``."""
-        self._history.begin(lanes)
-        return self._run(observations, lanes, update)
+    def first(self, observations: Any, slots: Array, *, update: bool = True) -> Any:
+        """The same for the first observations of episodes that begin in ``slots``."""
+        self._history.begin(slots)
+        return self._run(observations, slots, update)
 
-    def _run(self, observations: Any, lanes: Array, update: bool) -> Any:
-        self._history.see(observations, lanes, update=update)
-        for piece, space in zip(self._pieces, self._spaces, strict=True):
-            observations = piece.run(observations, self._history, space)
+    def _run(self, observations: Any, slots: Array, update: bool) -> Any:
+        self._history.see(observations, slots, update=update)
+        for named, space in zip(self._connectors, self._spaces, strict=True):
+            observations = named.run(observations, self._history, space)
         if self._default is not None:
             observations = self._default(observations, update=update)
         return observations
@@ -219,8 +220,8 @@ class EnvToModule(Connector):
         return np.concatenate([part.reshape(rows, -1).view(np.uint8) for part in parts], axis=1)
 
     def get_state(self) -> State:
-        """What the pieces and the default pipeline keep, and the history."""
-        state = {"pieces": self._states.get_state()}
+        """What the connectors and the default pipeline keep, and the history."""
+        state = {"connectors": self._states.get_state()}
         if self._default is not None:
             state["default"] = self._default.get_state()
         if len(self._all):
@@ -229,49 +230,49 @@ class EnvToModule(Connector):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned, here or in the centre."""
-        self.set_pieces(state["pieces"])
+        self.set_connectors(state["connectors"])
         if self._default is not None:
             self._default.set_state(state["default"])
         if "history" in state:
             self._history.set_state(state["history"])
 
-    def set_pieces(self, state: Mapping[str, Any]) -> None:
-        """Take over the pieces' part of a state alone."""
+    def set_connectors(self, state: Mapping[str, Any]) -> None:
+        """Take over the connectors' part of a state alone."""
         self._states.set_state(state)
 
     def flush_deltas(self) -> State:
-        """What the pieces and the filter learned since the last flush."""
+        """What the connectors and the filter learned since the last flush."""
         default = {} if self._default is None else self._default.flush_deltas()
-        return {"pieces": self._states.flush_deltas(), "default": default}
+        return {"connectors": self._states.flush_deltas(), "default": default}
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
         """Merge the flushed deltas of other pipelines."""
         deltas = list(deltas)
-        self._states.apply_deltas([delta["pieces"] for delta in deltas])
+        self._states.apply_deltas([delta["connectors"] for delta in deltas])
         if self._default is not None:
             self._default.apply_deltas([delta["default"] for delta in deltas])
 
 
 class ModuleToEnv(Connector):
-    """Pieces of the user's own, then what happens to actions by default.
+    """Custom connectors, then what happens to actions by default.
 
     Args:
-        pieces: in their order.
+        connectors: in their order.
         env: where the actions go.
-        history: handed to each piece.
-        default: from the arrays that leave the pieces to the environments; None: they are it.
+        history: handed to each connector.
+        default: from the arrays that leave the connectors to the environments; None: none.
 
     Attributes:
         input_space: of the policy's actions.
-        sent: the arrays [B, ...] that left the pieces last; a running episode is replayed from
-            these, without asking the pieces again.
+        sent: the arrays [B, ...] that left the connectors last; a running episode is replayed from
+            these, without asking the connectors again.
     """
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
+        connectors: Sequence[NamedConnector],
         env: ConnectedEnv,
-        history: LaneHistory,
+        history: SlotHistory,
         default: Connector | None,
     ) -> None:
         space = env.single_action_space
@@ -280,35 +281,35 @@ class ModuleToEnv(Connector):
                 f"actions of {space} are arrays until the default connectors nest them; leave out "
                 "env_runners.add_default_connectors_to_module_to_env_pipeline"
             )
-        for piece in reversed(pieces):
-            with piece.blamed():
-                space = piece.connector.connect(space)
-        self._pieces, self._history, self._default = pieces, history, default
+        for named in reversed(connectors):
+            with named.blamed():
+                space = named.connector.connect(space)
+        self._connectors, self._history, self._default = connectors, history, default
         self._all = np.arange(env.num_envs)
         self.input_space = space
         self.sent: Array = np.empty(0)
-        self._states = _Pieces(pieces, has_lanes=env.num_envs > 0)
+        self._states = _ConnectorStates(connectors, has_slots=env.num_envs > 0)
 
     def __call__(self, actions: Array) -> Any:
         """Actions of the policy [B, ...] -> what the environments take."""
-        self.sent = self.behind_pieces(actions, self._all)
+        self.sent = self.customised(actions, self._all)
         return self.send(self.sent)
 
-    def behind_pieces(self, actions: Array, lanes: Array) -> Array:
-        """What the pieces make of actions of these lanes [n, ...]; read-only."""
-        self._history.lanes = lanes
-        for piece in self._pieces:
-            actions = piece.run(actions, self._history, None)
+    def customised(self, actions: Array, slots: Array) -> Array:
+        """What the connectors make of actions of these slots [n, ...]; read-only."""
+        self._history.slots = slots
+        for named in self._connectors:
+            actions = named.run(actions, self._history, None)
         sent = np.array(actions)
         sent.flags.writeable = False
         return sent
 
     def send(self, actions: Array) -> Any:
-        """What is done to actions behind the pieces."""
+        """What is done to actions behind the connectors."""
         return actions if self._default is None else self._default(actions)
 
     def get_state(self) -> State:
-        """What the pieces keep."""
+        """What the connectors keep."""
         return self._states.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -316,7 +317,7 @@ class ModuleToEnv(Connector):
         self._states.set_state(state)
 
     def flush_deltas(self) -> State:
-        """What the pieces learned since the last flush."""
+        """What the connectors learned since the last flush."""
         return self._states.flush_deltas()
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:

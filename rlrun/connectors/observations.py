@@ -84,8 +84,8 @@ class ObservationPipeline(Connector):
             observations = self._filter(observations, update=update)
         return observations
 
-    def first(self, observations: Any, lanes: Array, *, update: bool = True) -> Any:
-        """The same for the first observations of episodes that begin in ``lanes``, int [n]."""
+    def first(self, observations: Any, slots: Array, *, update: bool = True) -> Any:
+        """The same for the first observations of episodes that begin in ``slots``, int [n]."""
         return self(observations, update=update)
 
     def preprocess(self, observations: Any) -> Any:

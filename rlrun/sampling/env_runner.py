@@ -236,7 +236,7 @@ class EnvRunner:
         connectors = RunnerConnectors(
             spec,
             *spaces,
-            num_lanes=self.num_envs * self._agents_per_env,
+            num_slots=self.num_envs * self._agents_per_env,
             key=key,
             policy=settings,
         )

@@ -39,7 +39,7 @@ class PolicyActor:
         connectors: between the environments and the policy.
         make_collector: makes the collector of the policy's steps.
         num_slots: B; None where slots come and go.
-        num_agents: possible agents of a sub-environment, of which each has a place among the lanes
+        num_agents: possible agents of a sub-environment, of which each has a place among the slots
             of custom connectors.
 
     Attributes:
@@ -76,8 +76,8 @@ class PolicyActor:
         self.converts = not (self._custom is None and self.actions.identity)
         self._pending: tuple[Any, Mapping[str, Array]] = None, _NO_EXTRAS
         self._returns = np.zeros(0)  # [S] discounted rewards so far, for their normalisation
-        self._lanes = np.zeros(0, np.int64)  # [S] of custom connectors
-        self._unanswered: dict[int, Any] = {}  # by lane of custom connectors, actions
+        self._custom_slots = np.zeros(0, np.int64)  # [S] of custom connectors
+        self._unanswered: dict[int, Any] = {}  # by slot of custom connectors, actions
         self._sent: list[Array] = []  # what custom connectors made of actions, where all act
         self._taken: list[tuple[Array, Array, Array]] = []  # [k, 3] places, [k] steps, actions
         self._resize(num_slots or 0)
@@ -89,8 +89,9 @@ class PolicyActor:
 
     def _resize(self, slots: int) -> None:
         self._returns = np.append(self._returns, np.zeros(slots - len(self._returns)))
-        lanes = np.arange(len(self._lanes), slots) if self._num_slots is not None else 0
-        self._lanes = np.append(self._lanes, np.zeros(slots - len(self._lanes), np.int64) + lanes)
+        first = len(self._custom_slots)
+        added = np.arange(first, slots) if self._num_slots is not None else np.zeros(slots - first)
+        self._custom_slots = np.append(self._custom_slots, added.astype(np.int64))
         self.noise.resize(slots)
 
     # -- acting --------------------------------------------------------------------------------
@@ -122,10 +123,10 @@ class PolicyActor:
         assert self._custom is not None
         actions = np.asarray(actions)
         if slots is not None:
-            lanes = self._lanes[slots]
-            self._unanswered.update(zip(lanes.tolist(), actions, strict=True))
-            return self._custom.act(actions, lanes)
-        sent = self._custom.act(actions, self._lanes)
+            custom_slots = self._custom_slots[slots]
+            self._unanswered.update(zip(custom_slots.tolist(), actions, strict=True))
+            return self._custom.act(actions, custom_slots)
+        sent = self._custom.act(actions, self._custom_slots)
         if self.learns:
             self._sent.append(sent)
         return sent
@@ -210,7 +211,7 @@ class PolicyActor:
             self._resize(max(most + 1, 2 * len(self._returns)))
         for agent in agents:
             self._returns[agent.slot] = 0.0
-            self._lanes[agent.slot] = agent.env_index * self._num_agents + agent.position
+            self._custom_slots[agent.slot] = agent.env_index * self._num_agents + agent.position
             rng = agent_noise(agent.episode_seed, agent.index)
             self.noise.begin_episode(agent.slot, rng, agent.taken)
 
@@ -234,13 +235,13 @@ class PolicyActor:
         assert self._custom is not None
         if step.slots is None:
             actions, valid = np.asarray(self._pending[0]), step.valid
-            self._custom.advance(actions, step.rewards, self._lanes, valid)
+            self._custom.advance(actions, step.rewards, self._custom_slots, valid)
             return
         acted: Any = slice(None) if step.acted is None else step.acted
-        lanes = self._lanes[step.slots[acted]]
-        if len(lanes):
-            actions = np.stack([self._unanswered[lane] for lane in lanes.tolist()])
-            self._custom.advance(actions, step.rewards[acted], lanes, None)
+        custom_slots = self._custom_slots[step.slots[acted]]
+        if len(custom_slots):
+            actions = np.stack([self._unanswered[slot] for slot in custom_slots.tolist()])
+            self._custom.advance(actions, step.rewards[acted], custom_slots, None)
 
     def _see(self, step: SlotStep) -> Any:
         """What custom connectors make of the observations."""
@@ -248,18 +249,20 @@ class PolicyActor:
         if step.slots is None:
             return pipeline(step.observations, update=self.learns)
         observed: Any = slice(None) if step.observed is None else step.observed
-        lanes = self._lanes[step.slots[observed]]
-        first = np.zeros(len(lanes), np.bool_) if step.acted is None else ~step.acted[observed]
+        custom_slots = self._custom_slots[step.slots[observed]]
+        first = (
+            np.zeros(len(custom_slots), np.bool_) if step.acted is None else ~step.acted[observed]
+        )
         space = pipeline.output_space
-        seen = np.empty((len(lanes), *space.shape), space.dtype)
-        for begins in (False, True):  # a lane may end an episode and begin the next in one step
+        seen = np.empty((len(custom_slots), *space.shape), space.dtype)
+        for begins in (False, True):  # a slot may end an episode and begin the next in one step
             rows = np.flatnonzero(first == begins)
             if len(rows):
                 part, run = take_lanes(step.observations, rows), pipeline
                 if begins:
-                    seen[rows] = pipeline.first(part, lanes[rows], update=self.learns)
+                    seen[rows] = pipeline.first(part, custom_slots[rows], update=self.learns)
                 else:
-                    seen[rows] = run(part, update=self.learns, lanes=lanes[rows])
+                    seen[rows] = run(part, update=self.learns, slots=custom_slots[rows])
         return seen
 
     # -- slots that act together ---------------------------------------------------------------
@@ -377,11 +380,11 @@ class PolicyActor:
         return {
             "collector": self.collector.get_state(),
             "returns": self._returns.copy(),
-            "lanes": self._lanes.copy(),
+            "custom_slots": self._custom_slots.copy(),
             "noise": self.noise.get_state(),
             "connectors": self.connectors.get_state() if self.connectors.stateful else {},
             "unanswered": {
-                str(lane): np.asarray(action) for lane, action in self._unanswered.items()
+                str(slot): np.asarray(action) for slot, action in self._unanswered.items()
             },
         }
 
@@ -394,7 +397,7 @@ class PolicyActor:
         if self.connectors.stateful:
             self.connectors.set_state(state["connectors"])
         self._unanswered = {
-            int(lane): np.asarray(action) for lane, action in state["unanswered"].items()
+            int(slot): np.asarray(action) for slot, action in state["unanswered"].items()
         }
         self.collector.set_state(state["collector"])
         if len(state["returns"]) > len(self._returns):
@@ -402,5 +405,5 @@ class PolicyActor:
         if agents:
             self._join(agents)
         self._returns[: len(state["returns"])] = state["returns"]
-        self._lanes[: len(state["lanes"])] = state["lanes"]
+        self._custom_slots[: len(state["custom_slots"])] = state["custom_slots"]
         self.noise.set_state(state["noise"], slice(len(state["returns"])))

@@ -1,10 +1,10 @@
 """Everything that stands between the environments and the policy: `RunnerConnectors`.
 
 Owns which connectors there are, the default ones and the user's own, and their state as one. An
-env runner has such an object, and so has the centre, without lanes: it sees no data, it merges what
+env runner has such an object, and so has the centre, without slots: it sees no data, it merges what
 the runners have learned.
 
-    B  lanes, 0 in the centre
+    B  slots, 0 in the centre
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rlrun.sampling.seeding import Role, connector_seed
 
 if TYPE_CHECKING:
     from rlrun.config.policies import PolicySettings
-    from rlrun.connectors.custom import EnvToModule, ModuleToEnv, Piece
-    from rlrun.connectors.lane_history import LaneHistory
+    from rlrun.connectors.custom import EnvToModule, ModuleToEnv, NamedConnector
+    from rlrun.connectors.slot_history import SlotHistory
     from rlrun.policies.policy import Policy
 
 Array = NDArray[Any]
@@ -37,18 +37,18 @@ class RunnerConnectors:
 
     Args:
         observation_space, action_space: of one environment.
-        num_lanes: B.
-        key: what pieces that draw random numbers are seeded by: the runner's role and index, and
-            with several agents a number of the policy's.
+        num_slots: B.
+        key: seeds connectors that draw random numbers: the runner's role and index, and with
+            several agents a number of the policy's.
         policy: what one of several policies is made from.
 
     Attributes:
         observations, actions, rewards: the pipelines.
-        custom: how the user's own pieces are told of each step; None without such pieces.
+        custom: tells custom connectors of each step; None without them.
         stateful: False where nothing here has a state or learns: it need not be asked for any.
 
     Raises:
-        ConnectorError: from a piece of the user's own.
+        ConnectorError: a custom connector failed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RunnerConnectors:
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         *,
-        num_lanes: int = 0,
+        num_slots: int = 0,
         key: tuple[int, ...] = (Role.TRAIN, 0),
         policy: PolicySettings | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class RunnerConnectors:
         self.rewards = reward_pipeline(spec)
         self.observations: ObservationPipeline | EnvToModule
         self.actions: ActionPipeline | ModuleToEnv
-        self.custom: CustomPieces | None = None
+        self.custom: CustomConnectors | None = None
         settings = spec.settings
         if (
             settings.env_to_module_connector
@@ -74,7 +74,7 @@ class RunnerConnectors:
             or not settings.add_default_connectors_to_env_to_module_pipeline
             or not settings.add_default_connectors_to_module_to_env_pipeline
         ):
-            self._build_custom(num_lanes, connector_seed(spec.seed, *key))
+            self._build_custom(num_slots, connector_seed(spec.seed, *key))
         else:
             self.observations = self._default_observations(observation_space)
             self.actions = self._default_actions()
@@ -107,18 +107,18 @@ class RunnerConnectors:
             clip=connectors.clip_actions,
         )
 
-    def _build_custom(self, num_lanes: int, seed: int) -> None:
-        from rlrun.connectors.custom import ConnectedEnv, EnvToModule, ModuleToEnv, make_pieces
-        from rlrun.connectors.lane_history import LaneHistory
+    def _build_custom(self, num_slots: int, seed: int) -> None:
+        from rlrun.connectors.custom import ConnectedEnv, EnvToModule, ModuleToEnv, make_connectors
+        from rlrun.connectors.slot_history import SlotHistory
 
         settings = self._spec.settings
-        env = ConnectedEnv(*self._env_spaces, num_lanes)
-        history = LaneHistory(
-            num_lanes, settings.episode_lookback_horizon, env.single_observation_space
+        env = ConnectedEnv(*self._env_spaces, num_slots)
+        history = SlotHistory(
+            num_slots, settings.episode_lookback_horizon, env.single_observation_space
         )
         offered: dict[str, Callable[[], Any]] = {"env": lambda: env, "seed": lambda: seed}
         self.observations = EnvToModule(
-            make_pieces("env_to_module_connector", settings.env_to_module_connector, offered),
+            make_connectors("env_to_module_connector", settings.env_to_module_connector, offered),
             env,
             history,
             self._default_observations
@@ -133,25 +133,27 @@ class RunnerConnectors:
             return policies[0]
 
         offered["module"] = offer_policy
-        pieces = make_pieces("module_to_env_connector", settings.module_to_env_connector, offered)
+        connectors = make_connectors(
+            "module_to_env_connector", settings.module_to_env_connector, offered
+        )
         self.actions = ModuleToEnv(
-            pieces,
+            connectors,
             env,
             history,
             self._default_actions()
             if settings.add_default_connectors_to_module_to_env_pipeline
             else None,
         )
-        self.custom = CustomPieces(self.observations, self.actions, history)
+        self.custom = CustomConnectors(self.observations, self.actions, history)
         if policies:
-            self._keep_policy(policies[0], pieces)
+            self._keep_policy(policies[0], connectors)
 
-    def _keep_policy(self, policy: Policy, pieces: Sequence[Piece]) -> None:
-        """What a piece was given must be what acts."""
+    def _keep_policy(self, policy: Policy, connectors: Sequence[NamedConnector]) -> None:
+        """The policy that a connector was given must be the one that acts."""
         if self.action_space != self._env_spaces[1]:
             from rlrun.connectors.errors import ConnectorError
 
-            names = ", ".join(piece.name for piece in pieces)
+            names = ", ".join(named.name for named in connectors)
             raise ConnectorError(
                 f"env_runners.module_to_env_connector: {names} change the action space to "
                 f"{self.action_space}, so there is no module yet that one of them could be given"
@@ -197,34 +199,34 @@ class RunnerConnectors:
             self.actions.apply_deltas([delta["actions"] for delta in deltas])
 
 
-class CustomPieces:
-    """What a runner does in each step for the sake of the user's own connectors.
+class CustomConnectors:
+    """What custom connectors do in each step of a runner.
 
     Args:
         history: the one that both pipelines look at.
     """
 
     def __init__(
-        self, observations: EnvToModule, actions: ModuleToEnv, history: LaneHistory
+        self, observations: EnvToModule, actions: ModuleToEnv, history: SlotHistory
     ) -> None:
         self.actions = actions
         self._observations, self._history = observations, history
-        self._at_first = deepcopy((observations.get_state()["pieces"], actions.get_state()))
+        self._at_first = deepcopy((observations.get_state()["connectors"], actions.get_state()))
 
-    def act(self, actions: Array, lanes: Array) -> Array:
-        """What the user's connectors make of actions ``[k, ...]`` of these lanes."""
-        return self.actions.behind_pieces(actions, lanes)
+    def act(self, actions: Array, slots: Array) -> Array:
+        """What custom connectors make of actions ``[k, ...]`` of these slots."""
+        return self.actions.customised(actions, slots)
 
     def send(self, actions: Array) -> Any:
         """From results of `act` to the environments' actions."""
         return self.actions.send(actions)
 
-    def advance(self, actions: Array, rewards: Array, lanes: Array, valid: Array | None) -> None:
-        """These lanes took a step, whose observations come next; see `LaneHistory.advance`."""
-        self._history.advance(actions, rewards, valid, lanes)
+    def advance(self, actions: Array, rewards: Array, slots: Array, valid: Array | None) -> None:
+        """These slots took a step, whose observations come next; see `SlotHistory.advance`."""
+        self._history.advance(actions, rewards, valid, slots)
 
     def forget(self) -> None:
         """Go back to the state of construction, so that no evaluation depends on another."""
-        pieces, actions = deepcopy(self._at_first)
-        self._observations.set_pieces(pieces)
+        connectors, actions = deepcopy(self._at_first)
+        self._observations.set_connectors(connectors)
         self.actions.set_state(actions)

@@ -18,13 +18,13 @@ PAGE = page("connectors.md")
 
 
 @pytest.fixture(scope="module")
-def pieces():
+def connectors():
     """The connectors that the page defines, in the module that its import paths name."""
-    modules = {"my": types.ModuleType("my"), "my.pieces": types.ModuleType("my.pieces")}
+    modules = {"my": types.ModuleType("my"), "my.connectors": types.ModuleType("my.connectors")}
     sys.modules.update(modules)
     for snippet in blocks(PAGE, "python"):
-        execute(snippet, modules["my.pieces"].__dict__, "docs/connectors.md")
-    yield modules["my.pieces"]
+        execute(snippet, modules["my.connectors"].__dict__, "docs/connectors.md")
+    yield modules["my.connectors"]
     for name in modules:
         del sys.modules[name]
 
@@ -37,7 +37,7 @@ def build(tmp_path, *overrides):
     return algorithm_class(experiment.algorithm)(experiment)
 
 
-def test_the_experiment_of_the_page_trains(pieces, tmp_path):
+def test_the_experiment_of_the_page_trains(connectors, tmp_path):
     algorithm = build(tmp_path)
     try:
         batch = algorithm.sample()
@@ -49,13 +49,12 @@ def test_the_experiment_of_the_page_trains(pieces, tmp_path):
         algorithm.stop()
 
 
-def test_a_connector_with_statistics_is_merged(pieces, tmp_path):
-    algorithm = build(tmp_path, "env_runners.env_to_module_connector=my.pieces:Scaled")
+def test_a_connector_with_statistics_is_merged(connectors, tmp_path):
+    algorithm = build(tmp_path, "env_runners.env_to_module_connector=my.connectors:Scaled")
     try:
         algorithm.train()
-        (state,) = algorithm.policies.connectors.get_state()["default_policy"]["observations"][
-            "pieces"
-        ].values()
+        pipeline = algorithm.policies.connectors.get_state()["default_policy"]["observations"]
+        (state,) = pipeline["connectors"].values()
         assert (state["most"] >= 1).all()
         assert state["most"][2] > 1, "the velocity"
     finally:
@@ -69,8 +68,8 @@ def test_every_key_of_the_page_exists():
 
 
 def test_methods_of_the_history_exist():
-    from rlrun.connectors.lane_history import LaneHistory
+    from rlrun.connectors.slot_history import SlotHistory
 
-    history = LaneHistory(1, 1, gym.spaces.Discrete(2))
+    history = SlotHistory(1, 1, gym.spaces.Discrete(2))
     for name in re.findall(r"`history\.([a-z]+)", PAGE):
         assert hasattr(history, name)

@@ -94,7 +94,7 @@ class Picked(Connector):
         return space["pair"]
 
     def __call__(self, observations, history):
-        assert history.observations(1)["odd"][1].shape == (len(history.lanes), 2, 2)
+        assert history.observations(1)["odd"][1].shape == (len(history.slots), 2, 2)
         return observations["pair"]
 
 

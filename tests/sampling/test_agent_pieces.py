@@ -1,4 +1,4 @@
-"""Connectors of one's own with several agents: one pipeline a policy, each agent a lane of it."""
+"""Connectors of one's own with several agents: one pipeline a policy, each agent a slot of it."""
 
 import json
 from itertools import pairwise
@@ -50,7 +50,7 @@ class Sticky(Connector):
         self.sent = np.zeros(env.num_envs, np.int64)
 
     def __call__(self, actions, history):
-        lanes = history.lanes
+        lanes = history.slots
         repeated = (self.rng.random(len(actions)) < self.p) & (history.steps > 0)
         self.sent[lanes] = np.where(repeated, self.sent[lanes], actions)
         return self.sent[lanes]
@@ -153,7 +153,7 @@ def test_each_policy_has_pieces_of_its_own():
     runner = cartpole({"agent_0": MLP, "agent_1": MLP}, lanes=3, **PIECES)
     sample(runner, 0, 20)
     one, other = (actor.connectors.get_state() for actor in runner.actors.values())
-    stats = [state["observations"]["pieces"]["1"]["stat"] for state in (one, other)]
+    stats = [state["observations"]["connectors"]["1"]["stat"] for state in (one, other)]
     assert not np.array_equal(stats[0]["mean"], stats[1]["mean"])
     draws = [state["actions"]["0"]["rng"]["state"] for state in (one, other)]
     assert draws[0] != draws[1]
@@ -173,13 +173,13 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
         trained.spec.env, trained.spec.settings, multi_agent=MultiAgentSpec({"p": MLP})
     )
     runner = EnvRunner(spec, role=Role.EVALUATION)
-    state = {"p": {"observations": {"pieces": {}, "default": {}}, "rewards": {}, "actions": {}}}
+    state = {"p": {"observations": {"connectors": {}, "default": {}}, "rewards": {}, "actions": {}}}
     played = []
     for seed in (3, 4, 3):
         runner.load(None, 1, state)
         played.append(play_episodes(runner, num_episodes=4, seed=seed, explore=True))
     assert played[0] == played[2] != played[1]
-    learned = runner.actors["p"].connectors.get_state()["observations"]["pieces"]["1"]["stat"]
+    learned = runner.actors["p"].connectors.get_state()["observations"]["connectors"]["1"]["stat"]
     assert learned["count"] == 0
 
 
@@ -203,7 +203,8 @@ def test_an_algorithm_learns_through_them_and_is_restored(tmp_path):
         one.train()
         one.save(tmp_path / "checkpoint")
         other.restore(tmp_path / "checkpoint")
-        stat = one.policies.connectors.get_state()["agent_1"]["observations"]["pieces"]["1"]["stat"]
+        state = one.policies.connectors.get_state()["agent_1"]["observations"]
+        stat = state["connectors"]["1"]["stat"]
         assert stat["count"] > 0
         results = [each.train() for each in (one, other)]
         assert results[0]["episode_return_mean"] == results[1]["episode_return_mean"]

@@ -212,7 +212,7 @@ def test_custom_connectors_go_on_to_the_bit_and_evaluate_the_same(build, runners
         straight.train()
     state, weights = straight.get_state(), straight.get_weights()
     (learned,) = state["policies"]["connectors"].values()
-    assert learned["observations"]["pieces"]["0"]["most"] > 0
+    assert learned["observations"]["connectors"]["0"]["most"] > 0
     resumed = build(runners=runners, **CUSTOM)
     resumed.set_weights(weights)
     resumed.set_state(state)

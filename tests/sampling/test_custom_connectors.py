@@ -235,14 +235,14 @@ def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
         centre.apply_deltas([reply.connector_deltas["default_policy"] for reply in replies])
         state = {"default_policy": centre.get_state()}
         seen += [reply.batch for reply in replies]
-    stat = centre.observations.get_state()["pieces"]["1"]["stat"]
+    stat = centre.observations.get_state()["connectors"]["1"]["stat"]
     # Each step's observation, and each episode's final one; what comes next is known already.
     ended = sum(int((b[col.TERMINATEDS] | b[col.TRUNCATEDS]).sum()) for b in seen)
     running = 4
     assert stat["count"] == sum(len(b) for b in seen) + ended + running
     for runner in runners:
         runner.load(None, 1, state)
-        mine = connectors_state(runner)["observations"]["pieces"]["1"]["stat"]
+        mine = connectors_state(runner)["observations"]["connectors"]["1"]["stat"]
         np.testing.assert_array_equal(mine["mean"], stat["mean"])
 
 
@@ -273,14 +273,14 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
         played.append(play_episodes(runner, num_episodes=4, seed=seed, explore=True))
     assert played[0] == played[2] != played[1]
     assert repr(centre.get_state()) == repr(state)
-    learned = connectors_state(runner)["observations"]["pieces"]["1"]["stat"]["count"]
-    assert learned == state["observations"]["pieces"]["1"]["stat"]["count"]
+    learned = connectors_state(runner)["observations"]["connectors"]["1"]["stat"]["count"]
+    assert learned == state["observations"]["connectors"]["1"]["stat"]["count"]
 
 
 def test_a_function_may_ask_for_the_module():
     spec = spec_of(policy=None, module_to_env_connector="custom_pieces:with_module")
     runner = EnvRunner(spec)
-    piece = runner.actors["default_policy"].actions._pieces[0].connector
+    piece = runner.actors["default_policy"].actions._connectors[0].connector
     assert piece.module is runner.policy, "the policy that acts"
     collect(runner, [3], policy_weights(runner))
     with pytest.raises(ConnectorError, match="change the action space"):
@@ -297,7 +297,7 @@ def test_a_function_may_ask_for_the_module():
     ("name", "message"),
     [
         ("Raises", 'return {}["no such key"]'),
-        ("Halved", "expected 2 rows, one for each lane"),
+        ("Halved", "expected 2 rows, one for each slot"),
         ("Misannounced", "announced Box"),
         ("LooksTooFar", "episode_lookback_horizon: 5 works"),
         ("no_piece", "env_runners.env_to_module_connector: custom_pieces:no_piece must make"),

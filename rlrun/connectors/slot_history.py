@@ -1,11 +1,11 @@
-"""LaneHistory: what a custom connector may look back on.
+"""SlotHistory: what a custom connector may look back on.
 
-Owns the last steps of each lane's running episode. With several agents a lane is an agent in an
-environment, and lanes do not step together. Reaching back is bounded by
+Owns the last steps of each slot's running episode. A slot is one agent of one
+sub-environment; with several agents slots do not step together. Reaching back is bounded by
 `env_runners.episode_lookback_horizon`, wherever a fragment was cut, so that no result depends on
 fragments. Must not know of environments, policies or connectors.
 
-    B  lanes    n  rows of the present call    H  horizon    k  steps asked for, at most H
+    B  slots    n  rows of the present call    H  horizon    k  steps asked for, at most H
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-class LaneHistory:
-    """The last H steps of B lanes; nothing in it is from an episode before.
+class SlotHistory:
+    """The last H steps of B slots; nothing in it is from an episode before.
 
     Args:
-        num_lanes: B.
+        num_slots: B.
         horizon: H.
         space: of one raw observation.
 
     Attributes:
-        lanes: which lanes the rows of the present call belong to, int [n].
+        slots: which slots the rows of the present call belong to, int [n].
         update: False in evaluation, where nothing may be learned from the rows.
     """
 
-    def __init__(self, num_lanes: int, horizon: int, space: gym.Space[Any]) -> None:
-        self.num_lanes, self.horizon = num_lanes, horizon
+    def __init__(self, num_slots: int, horizon: int, space: gym.Space[Any]) -> None:
+        self.num_slots, self.horizon = num_slots, horizon
         self._space = space
-        self.lanes: Array = np.arange(num_lanes)
+        self.slots: Array = np.arange(num_slots)
         self.update = True
-        # Rings of H + 1 slots, [H + 1, B, ...].
-        self._now = np.zeros(num_lanes, np.int64)  # slot of the present step
-        self._steps = np.zeros(num_lanes, np.int64)
+        # Rings of H + 1 places, [H + 1, B, ...].
+        self._now = np.zeros(num_slots, np.int64)  # place of the present step
+        self._steps = np.zeros(num_slots, np.int64)
         self._rings: dict[str, Array] = {}
 
     @property
     def steps(self) -> Array:
         """The present step of each row's episode, int [n]; 0 with the first observation."""
-        return self._steps[self.lanes]
+        return self._steps[self.slots]
 
     def rewards(self, k: int) -> Array:
         """The last k rewards, as the environments gave them; float32 [n, k], latest last.
@@ -57,13 +57,13 @@ class LaneHistory:
         Raises:
             ValueError: k is more than H; likewise in `actions` and `observations`.
         """
-        return self._last("rewards", k, np.zeros(self.num_lanes, np.float32))
+        return self._last("rewards", k, np.zeros(self.num_slots, np.float32))
 
     def actions(self, k: int) -> Array:
         """The last k actions of the policy, [n, k, ...]; steps before the episode are 0.
 
         Raises:
-            LookupError: no action has been taken yet, so that nobody knows their shape.
+            LookupError: no action has been taken yet, so that their shape is unknown.
         """
         if "actions" not in self._rings:
             raise LookupError("no action has been taken yet; where steps are 0, there is none")
@@ -76,19 +76,19 @@ class LaneHistory:
         """
         self._check(k)
         back = np.minimum(np.arange(k, -1, -1), self.steps[:, None])
-        slots = (self._now[self.lanes, None] - back) % (self.horizon + 1)
+        places = (self._now[self.slots, None] - back) % (self.horizon + 1)
         rings = (self._rings[f"obs_{i}"] for i in count())
-        return _nest(self._space, (ring[slots, self.lanes[:, None]] for ring in rings))
+        return _nest(self._space, (ring[places, self.slots[:, None]] for ring in rings))
 
     def _last(self, name: str, k: int, row: Array | None) -> Array:
         self._check(k)
         ring = self._rings.get(name)
         if ring is None:
             assert row is not None
-            return np.zeros((len(self.lanes), k, *row.shape[1:]), row.dtype)
+            return np.zeros((len(self.slots), k, *row.shape[1:]), row.dtype)
         back = np.arange(k, 0, -1)
-        slots = (self._now[self.lanes, None] - back) % (self.horizon + 1)
-        rows = ring[slots, self.lanes[:, None]]
+        places = (self._now[self.slots, None] - back) % (self.horizon + 1)
+        rows = ring[places, self.slots[:, None]]
         rows[back > self.steps[:, None]] = 0
         return rows
 
@@ -101,40 +101,40 @@ class LaneHistory:
 
     # -- for the pipelines ---------------------------------------------------------------------
 
-    def begin(self, lanes: Array) -> None:
-        """These lanes start an episode, whose first observations come next."""
-        self._steps[lanes] = 0
+    def begin(self, slots: Array) -> None:
+        """These slots start an episode, whose first observations come next."""
+        self._steps[slots] = 0
 
-    def see(self, observations: Any, lanes: Array, *, update: bool) -> None:
-        """The present raw observations of these lanes; they are the rows of the next call."""
-        self.lanes, self.update = lanes, update
+    def see(self, observations: Any, slots: Array, *, update: bool) -> None:
+        """The present raw observations of these slots: the rows of the next call."""
+        self.slots, self.update = slots, update
         for i, leaf in enumerate(leaves(self._space, observations)):
-            self._ring(f"obs_{i}", leaf)[self._now[lanes], lanes] = leaf
+            self._ring(f"obs_{i}", leaf)[self._now[slots], slots] = leaf
 
     def advance(
-        self, actions: Array, rewards: Array, valid: Array | None, lanes: Array | None = None
+        self, actions: Array, rewards: Array, valid: Array | None, slots: Array | None = None
     ) -> None:
-        """Lanes took a step.
+        """These slots took a step.
 
         Args:
             actions: the policy's, [n, ...].
             rewards: as the environments gave them, [n].
             valid: bool [B], False where the step was an environment's own reset; None: nowhere.
-            lanes: which did, int [n]; None: all.
+            slots: which did, int [n]; None: all.
         """
-        if lanes is None:
-            lanes = np.arange(self.num_lanes)
-        slots = self._now[lanes]
-        self._ring("actions", actions)[slots, lanes] = actions
-        self._ring("rewards", rewards.astype(np.float32))[slots, lanes] = rewards
-        self._now[lanes] = (slots + 1) % (self.horizon + 1)
-        self._steps[lanes] += 1
+        if slots is None:
+            slots = np.arange(self.num_slots)
+        places = self._now[slots]
+        self._ring("actions", actions)[places, slots] = actions
+        self._ring("rewards", rewards.astype(np.float32))[places, slots] = rewards
+        self._now[slots] = (places + 1) % (self.horizon + 1)
+        self._steps[slots] += 1
         if valid is not None:
             self._steps[~valid] = 0
 
     def _ring(self, name: str, rows: Array) -> Array:
         if name not in self._rings:
-            shape = (self.horizon + 1, self.num_lanes, *rows.shape[1:])
+            shape = (self.horizon + 1, self.num_slots, *rows.shape[1:])
             self._rings[name] = np.zeros(shape, rows.dtype)
         return self._rings[name]
 
