@@ -1,6 +1,7 @@
 """What the house tests share: the tracked text of the project and its modules as syntax trees."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +32,9 @@ _TOP_LEVEL = ("rlrun", "tests", "configs", "benchmarks", "docs", ".ci")
 _SUFFIXES = {".py", ".md", ".yaml", ".toml", ".lock", ".sh", ".json", ""}
 
 
-When = Literal["at import", "in a function", "for types"]
+_IMPORT_PATH = re.compile(r"(rlrun(?:\.\w+){2,})(?::\w+)?")
+
+When = Literal["at import", "in a function", "for types", "in a string"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ class Module:
         return self.path.relative_to(PACKAGE).as_posix()
 
     def imports(self) -> Iterator[Import]:
-        """Every import of the file: at its top, inside functions, and for types alone."""
+        """Every import of the file: at its top, inside functions, for types alone, by a string."""
         yield from _imports(self.tree, "at import")
+        if self.room not in ("", LEAF):  # which reach code by import path while the program runs
+            yield from _named_in_strings(self.tree)
 
 
 def _imports(node: ast.AST, when: When) -> Iterator[Import]:
@@ -84,6 +89,15 @@ def _imports(node: ast.AST, when: When) -> Iterator[Import]:
             yield from _imports(child, "for types")
         else:
             yield from _imports(child, when)
+
+
+def _named_in_strings(tree: ast.Module) -> Iterator[Import]:
+    """Modules of rlrun that a text names as a whole: "rlrun.room.module" or with ":name" behind."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = _IMPORT_PATH.fullmatch(node.value)
+            if named:
+                yield Import(named[1], None, node.lineno, "in a string")
 
 
 @cache
