@@ -115,7 +115,7 @@ class Algorithm(ABC, Generic[T_co]):
 
     def training_of(self, policy_id: str) -> T_co:
         """One policy's training settings."""
-        return self.training_in(self.policies[policy_id])
+        return cast("T_co", self.policies.settings[policy_id].training)
 
     # -- what an algorithm is made of ----------------------------------------------------------
 

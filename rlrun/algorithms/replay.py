@@ -136,6 +136,7 @@ class Replay(Generic[R, U]):
     ) -> None:
         self._algorithm, self._reported = algorithm, reported
         self._settings = algorithm.config.replay
+        self._in_lockstep = self._settings.mode == "lockstep"
         self.updaters = ByPolicy(make_updater, algorithm.policies.trained)
         self.buffer = MultiAgentReplayBuffer(make_buffer, mode=self._settings.mode)
         self._debts: dict[str, _Debt] = {}
@@ -203,10 +204,6 @@ class Replay(Generic[R, U]):
                 if debt.steps >= training.num_steps_sampled_before_learning_starts:
                     debt.rows += steps * training.training_intensity
         return learning
-
-    @property
-    def _in_lockstep(self) -> bool:
-        return self._settings.mode == "lockstep"
 
     def _owed(self, learning: Sequence[str]) -> list[str]:
         """Policies with debts of their own; in lockstep all share the default policy's."""

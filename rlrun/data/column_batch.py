@@ -204,14 +204,15 @@ class ColumnBatch:
     @property
     def count(self) -> int:
         """Steps in the batch: sum of seq_lens, else the rows of the first countable column."""
-        seq_lens = self._seq_lens()
-        if seq_lens is not None:
+        # Short-lived batches of a few rows are counted often: no call that is not needed.
+        columns = self._columns
+        if names.SEQ_LENS in columns and (seq_lens := self._seq_lens()) is not None:
             return int(seq_lens.sum())
-        for name, column in self._columns.items():
+        for name, column in columns.items():
             if names.is_countable(name):
                 if self.time_major:
                     return next((len(leaf) * leaf.shape[1] for leaf in leaves(read(column))), 0)
-                return num_rows(column)
+                return len(column) if type(column) is np.ndarray else num_rows(column)
         return 0
 
     def __len__(self) -> int:

@@ -27,6 +27,8 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | state_out_k | as the state | recurrent state after the step |
 """
 
+from functools import cache
+
 import numpy as np
 
 OBS = "obs"
@@ -76,6 +78,7 @@ RETIRED_COLUMNS = {"dones": f"{TERMINATEDS!r} and {TRUNCATEDS!r}"}
 """Names that are refused -> what took their place."""
 
 
+@cache
 def is_countable(name: str) -> bool:
     """Whether a column says how many rows a batch has; infos, states and seq_lens never do."""
     return name not in (INFOS, SEQ_LENS) and not name.startswith(
