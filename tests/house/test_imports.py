@@ -95,11 +95,7 @@ def test_no_module_imports_a_public_name_from_the_top() -> None:
 def test_no_import_cycles() -> None:
     """Not even through an import inside a function, one for types alone, or a name in a text."""
     edges = {
-        name: {
-            target
-            for imported in module.imports()
-            if (target := target_module(imported))
-        }
+        name: {target for imported in module.imports() if (target := target_module(imported))}
         - {name, "rlrun"}
         for name, module in modules().items()
     }
