@@ -30,7 +30,7 @@ def env_steps_per_s(envs: Any) -> float:
         _, _, terminateds, truncateds, _ = envs.step(actions[steps % len(actions)])
         done = terminateds | truncateds
         if done.any():
-            envs.reset_lanes(done, seeds)
+            envs.reset_envs(done, seeds)
         steps += 1
     return steps * envs.num_envs / (perf_counter() - start)
 

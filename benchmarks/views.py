@@ -18,7 +18,7 @@ from rlrun.policies.rl_module import RLModule
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
-LANES, LENGTH = 8, 512
+NUM_ENVS, LENGTH = 8, 512
 
 
 class Plain(RLModule):
@@ -60,7 +60,7 @@ def runner_of(module: type[RLModule]) -> EnvRunner:
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use="CartPole-v1"),
-            EnvRunnersConfig(num_envs_per_env_runner=LANES),
+            EnvRunnersConfig(num_envs_per_env_runner=NUM_ENVS),
             model=ModelConfig(use=f"benchmarks.views:{module.__name__}"),
         )
     )

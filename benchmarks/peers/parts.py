@@ -109,7 +109,7 @@ def _stepper(envs: Any, actions: Any) -> Callable[[], None]:
         _, _, terminateds, truncateds, _ = envs.step(next(steps))
         done = terminateds | truncateds
         if done.any():
-            envs.reset_lanes(done, seeds)
+            envs.reset_envs(done, seeds)
 
     return step
 

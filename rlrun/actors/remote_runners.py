@@ -68,7 +68,7 @@ class RunnerStates:
 
     def failed_before(self, index: int, fragment: int, error: EnvError) -> bool:
         """Note an error of an environment; whether the last one was in the same place."""
-        place = (fragment, error.phase, error.lane, error.env_step)
+        place = (fragment, error.phase, error.env_index, error.env_step)
         before = self.env_errors.get(index)
         self.env_errors[index] = place
         return before == place

@@ -32,7 +32,7 @@ class EnvContext(dict[str, Any]):
 
     Attributes:
         worker_index: 0 for the runner in the driver, 1..num_workers for Ray actors.
-        vector_index: lane of this copy within its runner.
+        vector_index: sub-environment of this copy within its runner.
         num_workers: number of Ray actors that sample.
         remote: whether this copy lives in a Ray actor.
         recreated_worker: whether its runner replaces one that died.
@@ -58,11 +58,11 @@ class EnvContext(dict[str, Any]):
         self.recreated_worker = recreated_worker
         self.training = training
 
-    def for_lane(self, lane: int) -> EnvContext:
-        """The same place in the run, for sub-environment ``lane``, with its own arguments."""
+    def for_sub_env(self, env_index: int) -> EnvContext:
+        """The same place in the run, for sub-environment ``env_index``, with its own arguments."""
         context = copy.copy(self)
         context.update(copy.deepcopy(dict(self)))
-        context.vector_index = lane
+        context.vector_index = env_index
         return context
 
     def __copy__(self) -> EnvContext:
@@ -127,7 +127,7 @@ def make_env_or_vector(
             spec.use,
             "constructor",
             runner_index=place.worker_index,
-            lane=place.vector_index,
+            env_index=place.vector_index,
         ) from None
 
 
@@ -282,7 +282,7 @@ def check_observation(
     *,
     step: int,
     runner_index: int = 0,
-    lane: int = 0,
+    env_index: int = 0,
 ) -> None:
     """Raise an `EnvError` unless ``observation`` lies in ``space`` and holds no NaN."""
     problem = observation_problem(space, observation)
@@ -292,7 +292,7 @@ def check_observation(
             "observation",
             problem,
             runner_index=runner_index,
-            lane=lane,
+            env_index=env_index,
             env_step=step,
         )
 

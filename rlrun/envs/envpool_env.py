@@ -2,13 +2,14 @@
 
 Owns all calls of EnvPool, which is an extra and has its own ids and arguments.
 
-In training, B lanes are one pool (`PooledVectorEnv`). A pool is given seeds when it is made and
-never again: each lane gets that of its first episode, and draws on from there. Left to itself a
-pool spends the step after an episode's end on the reset (gymnasium's NEXT_STEP mode); here finished
-lanes are reset at once, by their numbers, so that each row of each step is a transition.
+In training, B sub-environments are one pool (`PooledVectorEnv`). A pool is given seeds when it is
+made and never again: each sub-environment gets that of its first episode, and draws on from there.
+Left to itself a pool spends the step after an episode's end on the reset (gymnasium's NEXT_STEP
+mode); here finished sub-environments are reset at once, by their numbers, so that each row of each
+step is a transition.
 
-In evaluation each lane is an environment by itself (`PoolLane`) with a pool made anew for each
-episode, which is therefore a function of its seed, as evaluation promises.
+In evaluation each sub-environment is an environment by itself (`PoolSubEnv`) with a pool made anew
+for each episode, which is therefore a function of its seed, as evaluation promises.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rlrun.envs.env import EnvContext
 from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
-    LaneInfos,
+    EnvInfos,
     StepResult,
     bad_value_test,
     check_rows,
@@ -50,7 +51,7 @@ _LIMIT_IS_OUTSIDE = (
 )
 """Environments that do nothing but end at their time limit; in MiniGrid rewards depend on it."""
 _BOOKKEEPING = ("env_id", "players", "elapsed_step")  # entries of infos that say nothing new
-_WHOLE_POOL = -1  # the lane of an error that no lane can be blamed for
+_WHOLE_POOL = -1  # the sub-environment of an error that no sub-environment can be blamed for
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class PoolMaker:
     action_space: spaces.Space[Any]
 
     def __call__(self, seeds: Sequence[int]) -> tuple[Any, Batched, dict[str, Any]]:
-        """A pool with a lane for each seed, its first observations and infos."""
+        """A pool with a sub-environment for each seed, its first observations and infos."""
         import envpool
 
         numbers = [int(seed) for seed in seeds]
@@ -133,12 +134,12 @@ def _family(use: str) -> str:
 
 
 class PooledVectorEnv:
-    """B lanes in one pool; see the module's docstring."""
+    """B sub-environments in one pool; see the module's docstring."""
 
     episode_seeds = False
-    resets_lanes = True
+    resets_single_envs = True
     every_step_counts = True
-    failed_lanes: Sequence[int] = ()
+    failed_envs: Sequence[int] = ()
     valid: BoolArray | None = None
 
     def __init__(
@@ -154,7 +155,7 @@ class PooledVectorEnv:
         self._vector_steps = 0
 
     def reset(self, seeds: Sequence[int]) -> Batched:
-        """Make the pool and start an episode in each lane; the observations [B, ...]."""
+        """Make the pool and start an episode in each sub-environment; the observations [B, ...]."""
         self.close()  # the threads of the old pool end before new ones begin
         self._vector_steps = 0
         try:
@@ -166,7 +167,9 @@ class PooledVectorEnv:
         return observations
 
     def step(self, actions: Batched) -> StepResult:
-        """Step each lane; the rows of finished lanes hold the true final observations."""
+        """Step each environment; the rows of finished environments hold the true final
+        observations.
+        """
         try:
             observations, rewards, terminateds, truncateds, infos = self._pool.step(actions)
         except Exception as error:
@@ -176,11 +179,11 @@ class PooledVectorEnv:
             self._check_rows(observations)
         truncateds = truncateds | (infos["elapsed_step"] >= self._make.limit)
         told = {name: values for name, values in infos.items() if name not in _BOOKKEEPING}
-        lane_infos = PoolInfos(told, self.num_envs) if told else None
-        return observations, rewards.astype(np.float64), terminateds, truncateds, lane_infos
+        infos_by_env = PoolInfos(told, self.num_envs) if told else None
+        return observations, rewards.astype(np.float64), terminateds, truncateds, infos_by_env
 
-    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
-        """Start an episode in the lanes of ``mask``, each from its own generator."""
+    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+        """Start an episode in the sub-environments of ``mask``, each from its own generator."""
         try:
             observations, infos = self._pool.reset(np.flatnonzero(mask))
         except Exception as error:
@@ -189,7 +192,7 @@ class PooledVectorEnv:
         return self._fresh
 
     def render(self) -> Any:
-        """The frames of all lanes, as a list [B]."""
+        """The frames of all sub-environments, as a list [B]."""
         return list(self._pool.render(np.arange(self.num_envs)))
 
     def get_state(self) -> dict[str, Any] | None:
@@ -220,12 +223,12 @@ class PooledVectorEnv:
             self._make.env_id,
             phase,
             runner_index=self._runner_index,
-            lane=_WHOLE_POOL,
+            env_index=_WHOLE_POOL,
             env_step=self._vector_steps if phase == "step" else -1,
         )
 
 
-class PoolLane(gymnasium.Env[Any, Any]):
+class PoolSubEnv(gymnasium.Env[Any, Any]):
     """One environment of EnvPool, whose episodes can be seeded: each has a pool made for it."""
 
     def __init__(self, make: PoolMaker) -> None:
@@ -244,7 +247,7 @@ class PoolLane(gymnasium.Env[Any, Any]):
         return _each(itemgetter(0), observations), self._told(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the pool of one lane."""
+        """Step the pool of one sub-environment."""
         batch = _each(_batch_of_one, action)
         observations, rewards, terminateds, truncateds, infos = self._pool.step(batch)
         truncated = bool(truncateds[0]) or bool(infos["elapsed_step"][0] >= self._make.limit)
@@ -268,23 +271,25 @@ class PoolLane(gymnasium.Env[Any, Any]):
         }
 
 
-class PoolInfos(LaneInfos):
-    """The arrays of a pool's infos; dicts of single lanes are made when somebody asks for them."""
+class PoolInfos(EnvInfos):
+    """The arrays of a pool's infos; dicts of single environments are made when somebody asks for
+    them.
+    """
 
     def __init__(self, arrays: dict[str, Any], num_envs: int) -> None:
         self._arrays, self._num_envs = arrays, num_envs
 
     @cached_property
-    def by_lane(self) -> dict[int, dict[str, Any]]:
+    def by_env(self) -> dict[int, dict[str, Any]]:
         columns = {name: self[name] for name in self._arrays}
         return {
-            lane: {name: column[lane] for name, column in columns.items()}
-            for lane in range(self._num_envs)
+            env_index: {name: column[env_index] for name, column in columns.items()}
+            for env_index in range(self._num_envs)
         }
 
     def __getitem__(self, key: str) -> list[Any]:
         values = self._arrays[key]
-        return [_each(itemgetter(lane), values) for lane in range(self._num_envs)]
+        return [_each(itemgetter(env_index), values) for env_index in range(self._num_envs)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -303,12 +308,12 @@ def _mended(space: spaces.Space[Any]) -> spaces.Space[Any]:
     return space
 
 
-def _write_rows(into: Batched, lanes: np.ndarray[Any, Any], rows: Batched) -> None:
+def _write_rows(into: Batched, env_indices: np.ndarray[Any, Any], rows: Batched) -> None:
     if isinstance(into, dict):
         for key, part in into.items():
-            _write_rows(part, lanes, rows[key])
+            _write_rows(part, env_indices, rows[key])
     else:
-        into[lanes] = rows
+        into[env_indices] = rows
 
 
 def _each(function: Callable[[Any], Any], value: Any) -> Any:

@@ -1,12 +1,12 @@
 """`EpisodeVectorEnv`: what the sampling loop sees of several copies of an environment.
 
 The loop never sees an autoreset mode: a step returns the true final observation of a finished
-lane, and the loop itself asks for the next episode. Owns the interface and the checks of what
-environments return; `vector_env` and `native_vector_env` implement it. Knows nothing of policies,
-batches, connectors or Ray.
+sub-environment, and the loop itself asks for the next episode. Owns the interface and the checks of
+what environments return; `vector_env` and `native_vector_env` implement it. Knows nothing of
+policies, batches, connectors or Ray.
 
-    B        number of lanes (copies of the environment)
-    lane     index of a copy, 0..B-1
+    B        number of sub-environments (copies of the environment)
+    env index index of a copy, 0..B-1
     batched  one array [B, ...], or for Dict and Tuple spaces a dict or tuple of them
 """
 
@@ -27,35 +27,35 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class LaneInfos(Mapping[str, list[Any]]):
+class EnvInfos(Mapping[str, list[Any]]):
     """The info dicts of one vector step, put together only when somebody asks.
 
-    ``infos[key]`` is a list [B], None in lanes without that key; ``infos.by_lane[lane]`` is a
-    lane's own dict, missing where it was empty.
+    ``infos[key]`` is a list [B], None in environments without that key; ``infos.by_env[env_index]``
+    is a sub-environment's own dict, missing where it was empty.
     """
 
-    def __init__(self, by_lane: dict[int, dict[str, Any]], num_envs: int) -> None:
-        self._by_lane = by_lane
+    def __init__(self, by_env: dict[int, dict[str, Any]], num_envs: int) -> None:
+        self._by_env = by_env
         self._num_envs = num_envs
 
     @property
-    def by_lane(self) -> dict[int, dict[str, Any]]:
-        """Each lane's own dict."""
-        return self._by_lane
+    def by_env(self) -> dict[int, dict[str, Any]]:
+        """Each sub-environment's own dict."""
+        return self._by_env
 
     def __getitem__(self, key: str) -> list[Any]:
-        if not any(key in info for info in self.by_lane.values()):
+        if not any(key in info for info in self.by_env.values()):
             raise KeyError(key)
-        return [self.by_lane.get(lane, {}).get(key) for lane in range(self._num_envs)]
+        return [self.by_env.get(env_index, {}).get(key) for env_index in range(self._num_envs)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(key for info in self.by_lane.values() for key in info))
+        return iter(dict.fromkeys(key for info in self.by_env.values() for key in info))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-StepResult = tuple[Batched, FloatArray, BoolArray, BoolArray, LaneInfos | None]
+StepResult = tuple[Batched, FloatArray, BoolArray, BoolArray, EnvInfos | None]
 
 
 class EpisodeVectorEnv(Protocol):
@@ -65,14 +65,14 @@ class EpisodeVectorEnv(Protocol):
 
     Attributes:
         num_envs: B.
-        single_observation_space: of one lane.
-        single_action_space: of one lane.
-        episode_seeds: whether `reset_lanes` gives each episode its own seed. If so an episode is a
+        single_observation_space: of one sub-environment.
+        single_action_space: of one sub-environment.
+        episode_seeds: whether `reset_envs` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
-        resets_lanes: whether `reset_lanes` can also break off an episode that has not ended.
-        every_step_counts: whether `valid` is always None and `failed_lanes` always empty.
-        failed_lanes: after each step, the lanes whose environment raised and was built again; the
-            caller resets them. Always empty unless asked for.
+        resets_single_envs: whether `reset_envs` can also break off an episode that has not ended.
+        every_step_counts: whether `valid` is always None and `failed_envs` always empty.
+        failed_envs: after each step, the sub-environments whose environment raised and was built
+            again; the caller resets them. Always empty unless asked for.
         valid: [B] after each step; False where the step was the environment's own reset, and the
             row no transition. None: all rows are transitions.
     """
@@ -81,26 +81,27 @@ class EpisodeVectorEnv(Protocol):
     single_observation_space: spaces.Space[Any]
     single_action_space: spaces.Space[Any]
     episode_seeds: bool
-    resets_lanes: bool
+    resets_single_envs: bool
     every_step_counts: bool
-    failed_lanes: Sequence[int]
+    failed_envs: Sequence[int]
     valid: BoolArray | None
 
     def reset(self, seeds: Sequence[int]) -> Batched:
-        """Start an episode in each lane; the observations [B, ...]."""
+        """Start an episode in each sub-environment; the observations [B, ...]."""
 
     def step(self, actions: Batched) -> StepResult:
-        """Step each lane: observations, rewards [B] float64, terminateds, truncateds, infos.
+        """Step each environment: observations, rewards [B] float64, terminateds, truncateds, infos.
 
-        The observation of a finished lane is the last one of its episode; infos are None if all
-        lanes' were empty.
+        The observation of a finished sub-environment is the last one of its episode; infos are None
+        if all sub-environments' were empty.
 
         Raises:
-            EnvError: a lane raised, or returned NaN or something outside of its space.
+            EnvError: a sub-environment raised, or returned NaN or something outside of its space.
         """
 
-    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
-        """Start an episode in the lanes of ``mask``, each with its own one of the B ``seeds``.
+    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
+        """Start an episode in the environments of ``mask``, each with its own one of the B
+        ``seeds``.
 
         Returns:
             Observations [B, ...], of which the rows under ``mask`` are the reset ones; None if this
@@ -108,16 +109,16 @@ class EpisodeVectorEnv(Protocol):
         """
 
     def render(self) -> Any:
-        """What the lanes' own render functions return, as a sequence [B]."""
+        """What the sub-environments' own render functions return, as a sequence [B]."""
 
     def get_state(self) -> dict[str, Any] | None:
-        """The state of all lanes, or None if the environment does not offer it."""
+        """The state of all sub-environments, or None if the environment does not offer it."""
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from `get_state`."""
 
     def close(self) -> None:
-        """Close all lanes."""
+        """Close all sub-environments."""
 
 
 def check_rows(
@@ -130,8 +131,10 @@ def check_rows(
     step: int = -1,
 ) -> None:
     """Raise an `EnvError` for the first row of a batched observation that is not in ``space``."""
-    for lane, row in enumerate(iterate(batch_space(space, num_envs), batch)):
-        check_observation(space, row, env_id, step=step, runner_index=runner_index, lane=lane)
+    for env_index, row in enumerate(iterate(batch_space(space, num_envs), batch)):
+        check_observation(
+            space, row, env_id, step=step, runner_index=runner_index, env_index=env_index
+        )
 
 
 def bad_value_test(space: spaces.Space[Any]) -> Callable[[Batched], bool]:

@@ -19,7 +19,7 @@ class EnvError(Exception):
     Attributes:
         env_id: what the experiment calls the environment.
         runner_index: 0 for the runner in the driver, 1..n for Ray actors.
-        lane: index of the sub-environment within its runner.
+        sub-environment: index of the sub-environment within its runner.
         env_step: 0-based step of the episode at which it happened; -1 before the first step.
         phase: what the environment was doing.
         user_traceback: the user's traceback as text, empty if nothing was raised.
@@ -34,7 +34,7 @@ class EnvError(Exception):
         *,
         user_traceback: str = "",
         runner_index: int = 0,
-        lane: int = 0,
+        env_index: int = 0,
         env_step: int = -1,
     ) -> None:
         super().__init__(env_id, phase, reason)
@@ -43,7 +43,7 @@ class EnvError(Exception):
         self.reason = reason
         self.user_traceback = user_traceback
         self.runner_index = runner_index
-        self.lane = lane
+        self.env_index = env_index
         self.env_step = env_step
 
     @classmethod
@@ -54,7 +54,7 @@ class EnvError(Exception):
         phase: EnvPhase,
         *,
         runner_index: int = 0,
-        lane: int = 0,
+        env_index: int = 0,
         env_step: int = -1,
     ) -> EnvError:
         """Wrap what the environment raised, keeping only the user's own frames."""
@@ -64,12 +64,12 @@ class EnvError(Exception):
             f"{type(error).__name__}: {error}",
             user_traceback=user_traceback(error),
             runner_index=runner_index,
-            lane=lane,
+            env_index=env_index,
             env_step=env_step,
         )
 
     def __str__(self) -> str:
-        where = f"env {self.env_id!r}, runner {self.runner_index}, sub-env {self.lane}"
+        where = f"env {self.env_id!r}, runner {self.runner_index}, sub-env {self.env_index}"
         if self.env_step >= 0:
             where += f", step {self.env_step}"
         # Without a traceback the reason is all there is; with one, its last line says it already.

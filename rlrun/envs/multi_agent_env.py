@@ -148,7 +148,7 @@ def make_multi_agent_env(
         EnvError: phase "constructor", whatever went wrong.
     """
     place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
-    where: dict[str, Any] = {"runner_index": place.worker_index, "lane": place.vector_index}
+    where: dict[str, Any] = {"runner_index": place.worker_index, "env_index": place.vector_index}
     optional = {} if render_mode is None else {"render_mode": render_mode}
     try:
         if pettingzoo_envs.is_id(spec.use):
@@ -189,7 +189,7 @@ class SubEnvs:
         self.envs = list(envs)
 
     def render(self) -> list[Any]:
-        """The frames of all lanes."""
+        """The frames of all sub-environments."""
         return [env.render() for env in self.envs]
 
     def close(self) -> None:

@@ -486,7 +486,7 @@ class MultiAgentVectorEnv:
             step = -1 if phase == "reset" else sub.step
         where: dict[str, Any] = {
             "runner_index": self._runner_index,
-            "lane": sub.index,
+            "env_index": sub.index,
             "env_step": step,
         }
         return EnvError(self._env_id, phase, reason, **where)
@@ -494,5 +494,5 @@ class MultiAgentVectorEnv:
     def raised(self, error: Exception, sub: SubEnv, phase: EnvPhase) -> EnvError:
         """The error to raise for an error of the environment."""
         step = -1 if phase == "reset" else sub.step
-        where = {"runner_index": self._runner_index, "lane": sub.index, "env_step": step}
+        where = {"runner_index": self._runner_index, "env_index": sub.index, "env_step": step}
         return EnvError.from_exception(error, self._env_id, phase, **where)

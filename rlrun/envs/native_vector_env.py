@@ -3,13 +3,13 @@
 Owns the three autoreset modes of gymnasium 1.x, which no other file knows of, and the processes of
 asynchronous vectorisation. The mode is read from ``metadata["autoreset_mode"]``, never assumed:
 
-    DISABLED   the caller resets lanes by ``reset_mask``: exactly our interface
+    DISABLED   the caller resets sub-environments by ``reset_mask``: exactly our interface
     SAME_STEP  the observation at the end of an episode is already the next one's; the true last one
-               is taken out of ``infos["final_obs"]``, the reset one kept for `reset_lanes`
+               is taken out of ``infos["final_obs"]``, the reset one kept for `reset_envs`
     NEXT_STEP  the step after the end is the reset and no transition. Where the class is known to
-               honour ``reset_mask`` (gymnasium's Sync and Async) lanes are reset by it, with a seed
-               for each episode; elsewhere (CartPole's own resets all lanes whatever the mask says)
-               `valid` marks the rows that are no transitions.
+               honour ``reset_mask`` (gymnasium's Sync and Async) sub-environments are reset by it,
+               with a seed for each episode; elsewhere (CartPole's own resets all sub-environments
+               whatever the mask says) `valid` marks the rows that are no transitions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlrun.envs.env import EnvContext
 from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
-    LaneInfos,
+    EnvInfos,
     StepResult,
     bad_value_test,
     check_rows,
@@ -41,7 +41,7 @@ from rlrun.envs.errors import EnvError, EnvPhase
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvSpec
 
-_WHOLE_VECTOR = -1  # the lane of an error that no lane can be blamed for
+_WHOLE_VECTOR = -1  # the sub-environment of an error that no sub-environment can be blamed for
 _LOST_PROCESS = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
@@ -69,7 +69,7 @@ def from_entry_point(
 
 
 def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> NativeVectorEnv:
-    """Adapt any gymnasium vector environment of ``num_envs`` lanes."""
+    """Adapt any gymnasium vector environment of ``num_envs`` sub-environments."""
 
     def refuse(reason: str) -> EnvError:
         return EnvError(env_id, "constructor", reason, runner_index=runner_index)
@@ -99,20 +99,20 @@ def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> Nat
 
 
 def make_async(
-    make_lane: Callable[[int], gymnasium.Env[Any, Any]],
+    make_sub_env: Callable[[int], gymnasium.Env[Any, Any]],
     num_envs: int,
     env_id: str,
     *,
     runner_index: int = 0,
 ) -> NativeVectorEnv:
-    """One process for each lane; its errors arrive with the user's traceback."""
+    """One process for each sub-environment; its errors arrive with the user's traceback."""
 
-    def reporting(lane: int) -> gymnasium.Env[Any, Any]:
-        return _ReportingEnv(make_lane(lane), env_id, runner_index, lane)
+    def reporting(env_index: int) -> gymnasium.Env[Any, Any]:
+        return _ReportingEnv(make_sub_env(env_index), env_id, runner_index, env_index)
 
     try:
         env = _ProcessVectorEnv(
-            [partial(reporting, lane) for lane in range(num_envs)],
+            [partial(reporting, env_index) for env_index in range(num_envs)],
             copy=False,
             autoreset_mode=AutoresetMode.DISABLED,
         )
@@ -137,14 +137,14 @@ class NativeVectorEnv:
         self.single_observation_space = env.single_observation_space
         self.single_action_space = env.single_action_space
         self.valid: BoolArray | None = None
-        self.failed_lanes: Sequence[int] = ()
+        self.failed_envs: Sequence[int] = ()
         self._env_id = env_id
         self._runner_index = runner_index
         self._mode = mode
         known = _honours_reset_mask(env)
         self._masks = mode is AutoresetMode.DISABLED or known
         self._seed_lists = known or self._accepts_seed_lists()
-        self.resets_lanes = self._masks
+        self.resets_single_envs = self._masks
         self.episode_seeds = self._masks and self._seed_lists
         self.every_step_counts = self._masks or mode is AutoresetMode.SAME_STEP
         self._finished = np.zeros(self.num_envs, np.bool_)  # [B] NEXT_STEP without masks
@@ -153,7 +153,7 @@ class NativeVectorEnv:
         self._vector_steps = 0
 
     def reset(self, seeds: Sequence[int]) -> Batched:
-        """Start an episode in each lane; the observations [B, ...]."""
+        """Start an episode in each sub-environment; the observations [B, ...]."""
         self._finished[:] = False
         self.valid = None
         self._vector_steps = 0
@@ -168,7 +168,9 @@ class NativeVectorEnv:
         return observations
 
     def step(self, actions: Batched) -> StepResult:
-        """Step each lane; the rows of finished lanes hold the true final observations."""
+        """Step each environment; the rows of finished environments hold the true final
+        observations.
+        """
         try:
             observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
         except Exception as error:
@@ -187,11 +189,11 @@ class NativeVectorEnv:
         elif not self._masks:
             self.valid = ~self._finished if self._finished.any() else None
             self._finished = done
-        lane_infos = _infos_by_lane(infos, done, self.num_envs) if infos else None
-        return observations, rewards, terminateds, truncateds, lane_infos
+        infos_by_env = _infos_by_env(infos, done, self.num_envs) if infos else None
+        return observations, rewards, terminateds, truncateds, infos_by_env
 
-    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
-        """Start an episode in the lanes of ``mask``; None in NEXT_STEP mode without masks."""
+    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
+        """Start an episode in those of ``mask``; None in NEXT_STEP mode without masks."""
         if self._masks:
             return self._reset(list(map(int, seeds)) if self._seed_lists else None, mask)
         if self._mode is AutoresetMode.SAME_STEP:
@@ -199,13 +201,13 @@ class NativeVectorEnv:
         return None
 
     def render(self) -> Any:
-        """The frames of all lanes."""
+        """The frames of all sub-environments."""
         return self.env.render()
 
     def get_state(self) -> dict[str, Any] | None:
         """All attributes and the generator of an environment that is nothing but arrays, else None.
 
-        Lanes with a seed for each episode need none: they are replayed.
+        Sub-environments with a seed for each episode need none: they are replayed.
         """
         attributes = _plain_attributes(self.env)
         if self.episode_seeds or attributes is None:
@@ -224,7 +226,7 @@ class NativeVectorEnv:
         self._finished = np.array(state["finished"], bool)
 
     def close(self) -> None:
-        """Close all lanes, and end their processes."""
+        """Close all sub-environments, and end their processes."""
         self.env.close()
 
     def _reset(self, seeds: list[int] | None, mask: BoolArray | None) -> Batched:
@@ -237,7 +239,7 @@ class NativeVectorEnv:
         return observations
 
     def _accepts_seed_lists(self) -> bool:
-        """Whether each lane can be given its own seed; elsewhere one seed serves all."""
+        """Whether each sub-environment can be given its own seed; elsewhere one seed serves all."""
         seeds: Any = list(range(self.num_envs))
         try:
             self.env.reset(seed=seeds)
@@ -246,21 +248,21 @@ class NativeVectorEnv:
         return True
 
     def _with_final(self, observations: Batched, infos: dict[str, Any], done: BoolArray) -> Batched:
-        """``observations`` with the rows of finished lanes replaced by their true last ones."""
+        """``observations`` with the true last ones in the rows of finished environments."""
         if "final_obs" not in infos:
             raise EnvError(
                 self._env_id,
                 "step",
                 "it resets in the same step, but infos hold no final_obs at an episode's end",
                 runner_index=self._runner_index,
-                lane=int(np.flatnonzero(done)[0]),
+                env_index=int(np.flatnonzero(done)[0]),
             )
         space, final = self.single_observation_space, infos["final_obs"]
         if not (isinstance(final, np.ndarray) and final.dtype == object):
             final = list(iterate(self.env.observation_space, final))
         rows = [
-            final[lane] if done[lane] else row
-            for lane, row in enumerate(iterate(self.env.observation_space, observations))
+            final[env_index] if done[env_index] else row
+            for env_index, row in enumerate(iterate(self.env.observation_space, observations))
         ]
         out: Any = create_empty_array(space, n=self.num_envs)
         return concatenate(space, rows, out)
@@ -283,26 +285,30 @@ class NativeVectorEnv:
         step = self._vector_steps if phase == "step" else -1
         where: dict[str, Any] = {
             "runner_index": self._runner_index,
-            "lane": _WHOLE_VECTOR,
+            "env_index": _WHOLE_VECTOR,
             "env_step": step,
         }
         if isinstance(error, _LOST_PROCESS) and isinstance(self.env, AsyncVectorEnv):
             # Its pipe breaks a moment before the process has ended and has an exit code.
             wait([process.sentinel for process in self.env.processes], timeout=1.0)
             codes = [process.exitcode for process in self.env.processes]
-            reason = f"the process of a sub-environment ended; exit codes by lane: {codes}"
+            reason = (
+                f"the process of a sub-environment ended; exit codes by sub-environment: {codes}"
+            )
             return EnvError(self._env_id, phase, reason, **where)
         return EnvError.from_exception(error, self._env_id, phase, **where)
 
 
 class _ReportingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """In a lane's process: turns an exception into an `EnvError`, whose text crosses the border."""
+    """In an environment's process: turns an exception into an `EnvError`, whose text crosses the
+    border.
+    """
 
     def __init__(
-        self, env: gymnasium.Env[Any, Any], env_id: str, runner_index: int, lane: int
+        self, env: gymnasium.Env[Any, Any], env_id: str, runner_index: int, env_index: int
     ) -> None:
         super().__init__(env)
-        self._place: dict[str, Any] = {"runner_index": runner_index, "lane": lane}
+        self._place: dict[str, Any] = {"runner_index": runner_index, "env_index": env_index}
         self._env_id = env_id
         self._episode_step = 0
 
@@ -327,7 +333,7 @@ class _ReportingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _ProcessVectorEnv(AsyncVectorEnv):
-    """gymnasium's, raising a lane's exception as it is, without printing it on the way."""
+    """gymnasium's, raising an environment's exception as it is, without printing it on the way."""
 
     _broken = False
 
@@ -337,7 +343,9 @@ class _ProcessVectorEnv(AsyncVectorEnv):
             raise self.error_queue.get()[2]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close; a lane that died, or broke off a step, cannot be asked to: all are ended then."""
+        """Close; an environment that died, or broke off a step, cannot be asked to: all are ended
+        then.
+        """
         # A call that was sent and never answered shows a death before the process has a code.
         waiting = self._state is not AsyncState.DEFAULT
         alive = not self._broken and all(process.is_alive() for process in self.processes)
@@ -347,9 +355,9 @@ class _ProcessVectorEnv(AsyncVectorEnv):
 
 
 def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:
-    """Whether ``reset_mask`` is known to reset its lanes and no others, once.
+    """Whether ``reset_mask`` is known to reset its sub-environments and no others, once.
 
-    Without shared memory gymnasium's Async resets a lane a second time at the next step.
+    Without shared memory gymnasium's Async resets a sub-environment a second time at the next step.
     """
     base = env.unwrapped
     if isinstance(base, AsyncVectorEnv):
@@ -357,29 +365,32 @@ def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:
     return isinstance(base, SyncVectorEnv)
 
 
-def _infos_by_lane(infos: dict[str, Any], done: BoolArray, num_envs: int) -> LaneInfos | None:
-    """Gymnasium's dict of arrays (with masks ``_key``) as one dict for each lane that has any.
+def _infos_by_env(infos: dict[str, Any], done: BoolArray, num_envs: int) -> EnvInfos | None:
+    """Gymnasium's dict of arrays (with masks ``_key``) as one dict for each environment that has
+    any.
 
-    In SAME_STEP mode a finished lane's info is the one of its last step.
+    In SAME_STEP mode a finished sub-environment's info is the one of its last step.
     """
     final = infos.get("final_info")
-    lanes: dict[int, dict[str, Any]] = {}
-    for lane in range(num_envs):
-        source = final if final is not None and done[lane] else infos
-        info = _lane_info(source, lane)
+    by_env: dict[int, dict[str, Any]] = {}
+    for env_index in range(num_envs):
+        source = final if final is not None and done[env_index] else infos
+        info = _info_of(source, env_index)
         if info:
-            lanes[lane] = info
-    return LaneInfos(lanes, num_envs) if lanes else None
+            by_env[env_index] = info
+    return EnvInfos(by_env, num_envs) if by_env else None
 
 
-def _lane_info(infos: dict[str, Any], lane: int) -> dict[str, Any]:
+def _info_of(infos: dict[str, Any], env_index: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, values in infos.items():
         if key.startswith("_") or key in ("final_obs", "final_info"):
             continue
         mask = infos.get(f"_{key}")
-        if mask is None or mask[lane]:
-            found[key] = _lane_info(values, lane) if isinstance(values, dict) else values[lane]
+        if mask is None or mask[env_index]:
+            found[key] = (
+                _info_of(values, env_index) if isinstance(values, dict) else values[env_index]
+            )
     return found
 
 

@@ -47,7 +47,8 @@ class PlayedStep:
     terminateds: Array
     truncateds: Array
     episodes: list[int | None]
-    """Which episode each lane played; None in lanes that have played all of theirs."""
+    """Which episode each environment played; None in environments that have played all of theirs.
+    """
     agents: Sequence[AgentTransition] = ()
     """Transitions of agents that this step has completed."""
 

@@ -3,8 +3,8 @@
 Adapters for gymnasium's own vector environments are in `native_vector_env`. Knows nothing of
 policies, batches, connectors or Ray.
 
-    B        number of lanes (copies of the environment)
-    lane     index of a copy, 0..B-1
+    B        number of sub-environments (copies of the environment)
+    env index index of a copy, 0..B-1
     batched  one array [B, ...], or for Dict and Tuple spaces a dict or tuple of them
 """
 
@@ -32,8 +32,8 @@ from rlrun.envs.env import (
 from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
+    EnvInfos,
     EpisodeVectorEnv,
-    LaneInfos,
     StepResult,
     bad_value_test,
     check_rows,
@@ -55,20 +55,20 @@ def make_vector_env(
     render_mode: str | None = None,
     restart_failed: bool = False,
 ) -> EpisodeVectorEnv:
-    """Build ``num_envs`` lanes of what ``spec`` names.
+    """Build ``num_envs`` sub-environments of what ``spec`` names.
 
     Args:
         spec: the environment; its function may also return a gymnasium vector environment.
         num_envs: B.
-        settings: for ``gym_env_vectorize_mode`` ("auto" and "sync" step the lanes one after the
-            other in this process, "async" in a process each, "vector_entry_point" is the
+        settings: for ``gym_env_vectorize_mode`` ("auto" and "sync" step the sub-environments one
+            after the other in this process, "async" in a process each, "vector_entry_point" is the
             environment's own vectorisation, "envpool" is EnvPool's environment of that name),
             ``preprocessor_pref`` and ``disable_env_checking``.
-        context: what the lanes' constructors are told, apart from the lane.
+        context: what the sub-environments' constructors are told, apart from the sub-environment.
         training: False in evaluation and rollout, see `EnvContext`.
-        render_mode: passed to each lane.
-        restart_failed: build a lane's environment again when it raises, instead of raising; done
-            by the serial vectorisation alone.
+        render_mode: passed to each sub-environment.
+        restart_failed: build a sub-environment's environment again when it raises, instead of
+            raising; done by the serial vectorisation alone.
 
     Raises:
         EnvError: whatever goes wrong, with the environment's name and the user's traceback.
@@ -81,17 +81,17 @@ def make_vector_env(
     if mode == "envpool":
         return _from_envpool(spec, num_envs, settings, place, render_mode)
 
-    def make_lane(lane: int) -> Any:
+    def make_sub_env(env_index: int) -> Any:
         return make_env_or_vector(
             spec,
-            place.for_lane(lane),
+            place.for_sub_env(env_index),
             num_envs=num_envs,
             render_mode=render_mode,
             preprocessor_pref=settings.preprocessor_pref,
         )
 
-    def make_limited(lane: int) -> Any:
-        env = make_lane(lane)
+    def make_limited(env_index: int) -> Any:
+        env = make_sub_env(env_index)
         wrapper = time_limit_of(env)
         if wrapper is not None:
             wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
@@ -106,7 +106,7 @@ def make_vector_env(
     if mode == "async":
         first.close()
         return native.make_async(make_limited, num_envs, spec.use, runner_index=runner)
-    envs = [first, *(make_limited(lane) for lane in range(1, num_envs))]
+    envs = [first, *(make_limited(env_index) for env_index in range(1, num_envs))]
     rebuild = make_limited if restart_failed else None
     return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check, rebuild=rebuild)
 
@@ -118,23 +118,25 @@ def _from_envpool(
     place: EnvContext,
     render_mode: str | None,
 ) -> EpisodeVectorEnv:
-    """One pool of all lanes; in evaluation one for each, so that each episode has its own seed."""
-    from rlrun.envs.envpool_env import PooledVectorEnv, PoolLane, pool_maker
+    """One pool of all environments; in evaluation one for each, so that each episode has its own
+    seed.
+    """
+    from rlrun.envs.envpool_env import PooledVectorEnv, PoolSubEnv, pool_maker
 
     make, check = pool_maker(spec, settings, place, render_mode), not settings.disable_env_checking
     if place.training:
         return PooledVectorEnv(make, num_envs, runner_index=place.worker_index, check=check)
-    lanes = [PoolLane(make) for _ in range(num_envs)]
-    return SerialVectorEnv(lanes, spec.use, runner_index=place.worker_index, check=check)
+    sub_envs = [PoolSubEnv(make) for _ in range(num_envs)]
+    return SerialVectorEnv(sub_envs, spec.use, runner_index=place.worker_index, check=check)
 
 
-def take_lanes(batch: Batched, lanes: np.ndarray[Any, Any]) -> Batched:
-    """The rows ``lanes`` of a batched observation, in arrays of their own."""
+def take_envs(batch: Batched, env_indices: np.ndarray[Any, Any]) -> Batched:
+    """The rows ``env_indices`` of a batched observation, in arrays of their own."""
     if isinstance(batch, dict):
-        return {key: take_lanes(part, lanes) for key, part in batch.items()}
+        return {key: take_envs(part, env_indices) for key, part in batch.items()}
     if isinstance(batch, tuple):
-        return tuple(take_lanes(part, lanes) for part in batch)
-    return batch[lanes]
+        return tuple(take_envs(part, env_indices) for part in batch)
+    return batch[env_indices]
 
 
 def _is_float_box(space: spaces.Space[Any]) -> bool:
@@ -147,16 +149,16 @@ _MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
 
 
 class SerialVectorEnv:
-    """Steps the lanes one after the other in this process; the default.
+    """Steps the sub-environments one after the other in this process; the default.
 
     Observations are written in place into one buffer, nothing is copied, every episode has its own
     seed, and an exception of the environment arrives as an `EnvError`. With ``rebuild``, which
-    makes a lane's environment again, an exception in a step puts the lane among `failed_lanes`
-    instead, and the caller resets it.
+    makes a sub-environment's environment again, an exception in a step puts the sub-environment
+    among `failed_envs` instead, and the caller resets it.
     """
 
     episode_seeds = True
-    resets_lanes = True
+    resets_single_envs = True
     valid: BoolArray | None = None
 
     def __init__(
@@ -170,7 +172,7 @@ class SerialVectorEnv:
     ) -> None:
         self.envs = list(envs)
         self.every_step_counts = rebuild is None
-        self.failed_lanes: Sequence[int] = ()
+        self.failed_envs: Sequence[int] = ()
         self._rebuild = rebuild
         self.num_envs = len(self.envs)
         self.single_observation_space = self.envs[0].observation_space
@@ -183,7 +185,7 @@ class SerialVectorEnv:
         size = self.num_envs
         self._buffer: Any = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
         self._in_place = isinstance(self._buffer, np.ndarray)
-        self._lane_observations: list[Any] = [None] * size  # nested spaces only
+        self._nested_observations: list[Any] = [None] * size  # nested spaces only
         # The test of the commonest space stands in `step` itself, without a call.
         self._floats: np.ndarray[Any, Any] | None = None
         self._has_bad_values: Callable[[Batched], bool] | None = None
@@ -204,8 +206,8 @@ class SerialVectorEnv:
         self._episode_starts = [0] * size  # in vector steps
 
     def reset(self, seeds: Sequence[int]) -> Batched:
-        """Start an episode in each lane; the observations [B, ...]."""
-        observations = self.reset_lanes(np.ones(self.num_envs, np.bool_), seeds)
+        """Start an episode in each sub-environment; the observations [B, ...]."""
+        observations = self.reset_envs(np.ones(self.num_envs, np.bool_), seeds)
         if self._check:
             check_rows(
                 self.single_observation_space,
@@ -216,63 +218,63 @@ class SerialVectorEnv:
             )
         return observations
 
-    def reset_lanes(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
-        """Start an episode in the lanes of ``mask``; rows of the others are left as they were."""
-        for lane in np.flatnonzero(mask).tolist():
-            observation = self._first_observation(lane, int(seeds[lane]))
-            self._episode_starts[lane] = self._vector_steps
+    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+        """Start an episode in the environments of ``mask``; rows of the others are left as they
+        were.
+        """
+        for env_index in np.flatnonzero(mask).tolist():
+            observation = self._first_observation(env_index, int(seeds[env_index]))
+            self._episode_starts[env_index] = self._vector_steps
             if self._in_place:
-                self._buffer[lane] = observation
+                self._buffer[env_index] = observation
             else:
-                self._lane_observations[lane] = observation
+                self._nested_observations[env_index] = observation
         if not self._in_place:
             self._concatenate()
         return self._buffer
 
-    def _first_observation(self, lane: int, seed: int) -> Any:
+    def _first_observation(self, env_index: int, seed: int) -> Any:
         tries = _MOST_RESET_TRIES if self._rebuild is not None else 1
         while True:
             tries -= 1
             try:
-                return self.envs[lane].reset(seed=seed)[0]
+                return self.envs[env_index].reset(seed=seed)[0]
             except Exception as error:
                 if not tries:
-                    raise self._error(error, lane, "reset") from None
-                self._build_again(lane, error)
+                    raise self._error(error, env_index, "reset") from None
+                self._build_again(env_index, error)
 
-    def _build_again(self, lane: int, error: Exception) -> None:
+    def _build_again(self, env_index: int, error: Exception) -> None:
         assert self._rebuild is not None
-        _log.warning("%s is built again in sub-env %d: %r", self._env_id, lane, error)
-        self.envs[lane] = self._rebuild(lane)
-        self._step_functions[lane] = self.envs[lane].step
+        _log.warning("%s is built again in sub-env %d: %r", self._env_id, env_index, error)
+        self.envs[env_index] = self._rebuild(env_index)
+        self._step_functions[env_index] = self.envs[env_index].step
 
     def step(self, actions: Batched) -> StepResult:
-        """Step each lane with its row of ``actions``."""
+        """Step each sub-environment with its row of ``actions``."""
         rows = self._in_place
-        out = self._buffer if rows else self._lane_observations
+        out = self._buffer if rows else self._nested_observations
         rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
-        by_lane: dict[int, dict[str, Any]] = {}
-        lane = 0
+        by_env: dict[int, dict[str, Any]] = {}
+        i = 0
         split = actions if self._numbers else self._split(actions)
-        lanes = enumerate(zip(self._step_functions, split, strict=True))
+        numbered = enumerate(zip(self._step_functions, split, strict=True))
         failed: list[int] = []
         while True:
             try:
-                for lane, (step, action) in lanes:
-                    out[lane], rewards[lane], terminateds[lane], truncateds[lane], info = step(
-                        action
-                    )
+                for i, (step, action) in numbered:
+                    out[i], rewards[i], terminateds[i], truncateds[i], info = step(action)
                     if info:
-                        by_lane[lane] = info
+                        by_env[i] = info
                 break
             except Exception as error:
                 if self._rebuild is None:
-                    raise self._error(error, lane, "step") from None
-                # The iterator is past the failed lane: the loop goes on with the next one.
-                self._build_again(lane, error)
-                failed.append(lane)
-                rewards[lane], terminateds[lane], truncateds[lane] = 0.0, False, False
-        self.failed_lanes = failed
+                    raise self._error(error, i, "step") from None
+                # The iterator is past the failed one: the loop goes on with the next.
+                self._build_again(i, error)
+                failed.append(i)
+                rewards[i], terminateds[i], truncateds[i] = 0.0, False, False
+        self.failed_envs = failed
         self._vector_steps += 1
         if not rows:
             self._concatenate()
@@ -282,40 +284,40 @@ class SerialVectorEnv:
                 self._raise_bad_value()
         elif self._has_bad_values is not None and self._has_bad_values(self._buffer):
             self._raise_bad_value()
-        infos = LaneInfos(by_lane, self.num_envs) if by_lane else None
+        infos = EnvInfos(by_env, self.num_envs) if by_env else None
         return self._buffer, rewards, terminateds, truncateds, infos
 
     def render(self) -> Any:
-        """The frames of all lanes, as a list [B]."""
+        """The frames of all sub-environments, as a list [B]."""
         return [env.render() for env in self.envs]
 
     def get_state(self) -> dict[str, Any] | None:
-        """The lanes' own states where they offer ``get_state`` and ``set_state``, else None."""
+        """The environments' own states where they offer ``get_state``, else None."""
         if not all(
             env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state")
             for env in self.envs
         ):
             return None
         return {
-            "lanes": [env.get_wrapper_attr("get_state")() for env in self.envs],
+            "envs": [env.get_wrapper_attr("get_state")() for env in self.envs],
             "elapsed_steps": [_elapsed_steps(env) for env in self.envs],
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Give each lane back its own state, and its time limit the steps counted so far."""
-        for env, lane_state, elapsed in zip(
-            self.envs, state["lanes"], state["elapsed_steps"], strict=True
+        """Give each environment back its own state, and its time limit the steps counted so far."""
+        for env, own_state, elapsed in zip(
+            self.envs, state["envs"], state["elapsed_steps"], strict=True
         ):
-            env.get_wrapper_attr("set_state")(lane_state)
+            env.get_wrapper_attr("set_state")(own_state)
             _set_elapsed_steps(env, elapsed)
 
     def close(self) -> None:
-        """Close all lanes."""
+        """Close all sub-environments."""
         for env in self.envs:
             env.close()
 
     def _split(self, actions: Batched) -> Any:
-        """One action for each lane; read-only, since they are rows of the batch."""
+        """One action for each sub-environment; read-only, since they are rows of the batch."""
         if not self._plain_actions:
             return iterate(self._action_space, actions)
         if isinstance(actions, np.ndarray) and actions.ndim > 1:
@@ -325,11 +327,11 @@ class SerialVectorEnv:
 
     def _concatenate(self) -> None:
         self._buffer = concatenate(
-            self.single_observation_space, self._lane_observations, self._buffer
+            self.single_observation_space, self._nested_observations, self._buffer
         )
 
     def _require_equal_spaces(self) -> None:
-        for lane, env in enumerate(self.envs):
+        for env_index, env in enumerate(self.envs):
             for name in ("observation_space", "action_space"):
                 if getattr(env, name) != getattr(self.envs[0], name):
                     raise EnvError(
@@ -338,12 +340,12 @@ class SerialVectorEnv:
                         f"sub-environments differ in their {name}: {getattr(self.envs[0], name)} "
                         f"and {getattr(env, name)}",
                         runner_index=self._runner_index,
-                        lane=lane,
+                        env_index=env_index,
                     )
 
     def _raise_bad_value(self) -> None:
         batched = batch_space(self.single_observation_space, self.num_envs)
-        for lane, row in enumerate(iterate(batched, self._buffer)):
+        for env_index, row in enumerate(iterate(batched, self._buffer)):
             problem = observation_problem(self.single_observation_space, row)
             if problem is not None:
                 raise EnvError(
@@ -351,18 +353,18 @@ class SerialVectorEnv:
                     "observation",
                     problem,
                     runner_index=self._runner_index,
-                    lane=lane,
-                    env_step=self._vector_steps - 1 - self._episode_starts[lane],
+                    env_index=env_index,
+                    env_step=self._vector_steps - 1 - self._episode_starts[env_index],
                 )
 
-    def _error(self, error: Exception, lane: int, phase: EnvPhase) -> EnvError:
-        episode_step = self._vector_steps - self._episode_starts[lane]
+    def _error(self, error: Exception, env_index: int, phase: EnvPhase) -> EnvError:
+        episode_step = self._vector_steps - self._episode_starts[env_index]
         return EnvError.from_exception(
             error,
             self._env_id,
             phase,
             runner_index=self._runner_index,
-            lane=lane,
+            env_index=env_index,
             env_step=episode_step if phase == "step" else -1,
         )
 

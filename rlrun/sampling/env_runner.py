@@ -123,7 +123,7 @@ class EnvRunner:
         )
 
     def _make_multi_agent_env(self, env_index: int) -> Any:
-        place = self._context.for_lane(env_index)
+        place = self._context.for_sub_env(env_index)
         env = make_multi_agent_env(self.spec.env, place, self._render_mode)
         raise_time_limits(env, self.spec.settings)
         return env
@@ -141,7 +141,7 @@ class EnvRunner:
         spec, env_id = self.spec, self.spec.env.use
         place: dict[str, Any] = {"runner_index": self.runner_index}
         if spec.multi_agent is None:
-            can_reset = self.envs.resets_lanes
+            can_reset = self.envs.resets_single_envs
             return LockStepEnvs(
                 self.envs,
                 LockStepEpisodes(plan, self.num_envs),

@@ -128,7 +128,7 @@ class CountedPlan(Plan):
         self._failures += 1
         if self._failures > _MOST_FAILURES:
             reason = f"the environment failed {self._failures} times in one evaluation"
-            raise EnvError(self._env_id, "step", reason, lane=env_index)
+            raise EnvError(self._env_id, "step", reason, env_index=env_index)
         return number
 
     def seed(self, env_index: int, number: int) -> int:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.agent_slots import Due, SlotStep
-from rlrun.envs.episode_vector_env import EpisodeVectorEnv, LaneInfos
+from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import Horizon
 from rlrun.envs.played_step import PlayedStep, Recorder
-from rlrun.envs.vector_env import take_lanes
+from rlrun.envs.vector_env import take_envs
 from rlrun.sampling.episodes import LockStepEpisodes, RewardError
 from rlrun.sampling.policy_actor import PolicyActor
 
@@ -68,7 +68,7 @@ class LockStepEnvs:
         nothing = np.zeros(0)
         self._step = SlotStep(nothing, nothing, nothing, None)
         self._steps = {DEFAULT_POLICY_ID: self._step}
-        self._infos: LaneInfos | None = None
+        self._infos: EnvInfos | None = None
         self._t = 0
         self._raw: Any = None  # what the last step or reset returned
         self._first: list[tuple[int, Array, Any]] = []  # t, slots, raw first observations
@@ -145,11 +145,11 @@ class LockStepEnvs:
         done = terminateds | truncateds
         step.observations, step.rewards, step.valid = self._raw, rewards, valid
         step.terminateds, step.truncateds = terminateds, truncateds
-        step.infos = None if infos is None else infos.by_lane
+        step.infos = None if infos is None else infos.by_env
         self.unsettled = (
             bool(done.any())
             or valid is not None
-            or len(envs.failed_lanes) > 0
+            or len(envs.failed_envs) > 0
             or (self.horizon is not None and bool(self.horizon.passed.any()))
         )
         if self._recorder is not None:
@@ -175,9 +175,9 @@ class LockStepEnvs:
             resetting = np.flatnonzero(~envs.valid)
             self.episodes.start_at(resetting, self._t)
             actor.go_on_here(resetting, self.episodes.ids[resetting])
-        if envs.failed_lanes:
+        if envs.failed_envs:
             failed = np.zeros(len(self._all), np.bool_)
-            failed[list(envs.failed_lanes)] = True
+            failed[list(envs.failed_envs)] = True
             self._drop(actor, np.flatnonzero(failed))
             self.episodes.num_failed += int(failed.sum())
             self._reset(actor, failed)
@@ -211,14 +211,14 @@ class LockStepEnvs:
     def _reset(self, actor: PolicyActor, mask: Array) -> None:
         """Reset the sub-environments of ``mask``: the policy sees their first observations next."""
         try:
-            raw = self.envs.reset_lanes(mask, self.episodes.seeds)
+            raw = self.envs.reset_envs(mask, self.episodes.seeds)
         except EnvError as error:
             raise self._placed(error, self._t - 1) from None
         slots = np.flatnonzero(mask)
         if raw is None:  # the observations come with the environment's next step
             actor.begin_noise(slots, self.episodes.number[slots])
             return
-        first = take_lanes(raw, slots)
+        first = take_envs(raw, slots)
         if self._recorder is not None:
             self._raw = raw
         if self._collects:
@@ -231,7 +231,7 @@ class LockStepEnvs:
         """The error of the vector step t, with its place."""
         error.runner_index = self._runner_index
         if self._collects:
-            error.env_step = int(self.episodes.steps(t)[error.lane])
+            error.env_step = int(self.episodes.steps(t)[error.env_index])
         return error
 
     def _reward_error(self, error: RewardError) -> EnvError:
@@ -240,7 +240,7 @@ class LockStepEnvs:
             "step",
             str(error),
             runner_index=self._runner_index,
-            lane=error.env_index,
+            env_index=error.env_index,
             env_step=error.env_step,
         )
 
@@ -319,7 +319,7 @@ class LockStepEnvs:
             self._runner_index,
         )
         self._drop(actor, slots)
-        first = take_lanes(self.envs.reset_lanes(strayed, self.episodes.seeds), slots)
+        first = take_envs(self.envs.reset_envs(strayed, self.episodes.seeds), slots)
         expected[slots] = actor.preprocess(first)
         # Filters learn from these when the next fragment begins, with the merged statistics.
         self._unseen = slots, first
@@ -358,14 +358,14 @@ def replay_actions(
     for step in range(longest):
         starting = starts == step
         if step and starting.any():
-            envs.reset_lanes(starting, seeds)
+            envs.reset_envs(starting, seeds)
         observations, _, terminateds, truncateds, _ = envs.step(to_env(table[step]))
         ended_idle = (terminateds | truncateds) & (step < starts)
         if ended_idle.any():
-            envs.reset_lanes(ended_idle, seeds)
+            envs.reset_envs(ended_idle, seeds)
     unstarted = starts == longest
     if unstarted.any():
-        observations = envs.reset_lanes(unstarted, seeds)
+        observations = envs.reset_envs(unstarted, seeds)
     return observations
 
 

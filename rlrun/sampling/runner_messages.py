@@ -68,7 +68,7 @@ class SampleRequest:
     fragment: int
     """Counts the requests of a run; the action noise is keyed by it."""
     length: int
-    """Steps of each lane."""
+    """Steps of each sub-environment."""
     weights_version: int = 0
     connector_state: dict[str, Any] | None = None
     """Merged connector statistics to take over first; None keeps the runner's own."""
@@ -108,7 +108,7 @@ class SampleReply:
     agent_steps: int
     """Transitions of all agents; with one agent the env steps."""
     vector_steps: int
-    """Times that all lanes were stepped together."""
+    """Times that all sub-environments were stepped together."""
     episodes: list[EpisodeRecord]
     connector_deltas: dict[str, Any]
     """Statistics gathered since the last reply, for the central connectors to merge."""

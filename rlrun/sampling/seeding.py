@@ -3,7 +3,7 @@
 A leaf is addressed by what it is for, never by when it is drawn, so that a restarted runner, a
 resumed run and a run with other evaluations in between all draw the same numbers.
 
-    (seed, role, runner, lane, episode)   -> the reset seed of that episode
+    (seed, role, runner, sub-environment, episode)   -> the reset seed of that episode
     (seed, role, runner, fragment)        -> the action noise of that fragment
 """
 
@@ -43,10 +43,10 @@ def _sequence(seed: int, purpose: _Purpose, *key: int) -> np.random.SeedSequence
     return np.random.SeedSequence(seed, spawn_key=(int(purpose), *key))
 
 
-def episode_seed(seed: int, role: Role, runner: int, lane: int, episode: int) -> int:
+def episode_seed(seed: int, role: Role, runner: int, env_index: int, episode: int) -> int:
     """The seed an environment is reset with for one episode; 31 bits, which every env accepts."""
     # Once an episode, so a hash rather than a SeedSequence, which takes thirty times as long.
-    key = struct.pack("<QQQQQ", seed & (2**64 - 1), role, runner, lane, episode)
+    key = struct.pack("<QQQQQ", seed & (2**64 - 1), role, runner, env_index, episode)
     return int.from_bytes(blake2b(key, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
@@ -59,7 +59,7 @@ def fragment_noise(
 
 
 def episode_noise(seed: int, episode: int) -> np.random.Generator:
-    """The generator of one evaluation episode's action noise, whatever lane plays it."""
+    """The generator of one evaluation episode's action noise, whatever sub-environment plays it."""
     return np.random.Generator(np.random.SFC64(_sequence(seed, _Purpose.EVALUATION_NOISE, episode)))
 
 

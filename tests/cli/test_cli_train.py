@@ -82,7 +82,7 @@ def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
             "KeyError: 3",
             user_traceback="Traceback (most recent call last):\n  user code\nKeyError: 3\n",
             runner_index=2,
-            lane=1,
+            env_index=1,
             env_step=17,
         )
 

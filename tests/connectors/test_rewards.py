@@ -53,11 +53,11 @@ def test_normalisation_against_a_slow_transcription() -> None:
         rewards = rng.normal(1.0, 50.0, 3)
         terminateds, truncateds = rng.random(3) < 0.1, rng.random(3) < 0.1
         result = connector(rewards, terminateds, truncateds)
-        for lane in range(3):
-            returns[lane] = returns[lane] * 0.9 + rewards[lane]
-            seen.append(returns[lane])
-            if terminateds[lane] or truncateds[lane]:
-                returns[lane] = 0.0
+        for env_index in range(3):
+            returns[env_index] = returns[env_index] * 0.9 + rewards[env_index]
+            seen.append(returns[env_index])
+            if terminateds[env_index] or truncateds[env_index]:
+                returns[env_index] = 0.0
         expected = np.clip(rewards / np.std(seen, ddof=1), -10, 10)
         np.testing.assert_allclose(result, expected, rtol=1e-6)
 

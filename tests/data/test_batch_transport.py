@@ -68,10 +68,10 @@ def test_a_small_slice_does_not_drag_its_storage_along():
 
 
 def test_strided_columns_travel_as_buffers_too():
-    lanes = np.arange(12.0).reshape(6, 2)
-    received, buffers, _ = sent(SampleBatch({"rewards": lanes[:, 1]}))
+    table = np.arange(12.0).reshape(6, 2)
+    received, buffers, _ = sent(SampleBatch({"rewards": table[:, 1]}))
     assert [view.nbytes for view in buffers] == [48]
-    assert received["rewards"].tolist() == lanes[:, 1].tolist()
+    assert received["rewards"].tolist() == table[:, 1].tolist()
 
 
 def test_flags_sequences_and_policies_survive():

@@ -22,7 +22,7 @@ from rlrun.policies.rl_module import ActorCritic
 
 
 def slow_gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_):
-    """Equation 16 of the paper, one lane and one step at a time."""
+    """Equation 16 of the paper, one sub-environment and one step at a time."""
     advantages = np.zeros(rewards.shape)
     for b in range(rewards.shape[1]):
         following = 0.0
@@ -49,12 +49,12 @@ def random_columns(rng, shape):
 @given(
     seed=st.integers(0, 2**32 - 1),
     steps=st.integers(1, 30),
-    lanes=st.integers(1, 4),
+    num_envs=st.integers(1, 4),
     gamma=st.floats(0, 1),
     lambda_=st.floats(0, 1),
 )
-def test_gae_is_the_papers_recursion(seed, steps, lanes, gamma, lambda_):
-    columns = random_columns(np.random.default_rng(seed), (steps, lanes))
+def test_gae_is_the_papers_recursion(seed, steps, num_envs, gamma, lambda_):
+    columns = random_columns(np.random.default_rng(seed), (steps, num_envs))
     expected = slow_gae(*columns, gamma, lambda_)
     np.testing.assert_allclose(
         gae(*columns, gamma=gamma, lambda_=lambda_), expected, rtol=1e-4, atol=1e-4

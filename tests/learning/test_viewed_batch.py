@@ -57,11 +57,11 @@ class Stacked(RLModule):
 STACKED = ModelConfig(use=f"{__name__}:Stacked")
 
 
-def sampled(model, lengths, lanes=2):
+def sampled(model, lengths, num_envs=2):
     runner = EnvRunner(
         RunnerSpec(
             EnvSpec(use="CartPole-v1", kwargs={"max_episode_steps": 13}),
-            EnvRunnersConfig(num_envs_per_env_runner=lanes),
+            EnvRunnersConfig(num_envs_per_env_runner=num_envs),
             model=model,
             policy_factory=TorchPolicy,
         )

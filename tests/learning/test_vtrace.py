@@ -19,14 +19,14 @@ from rlrun.sampling.runner_messages import SampleRequest
 def slow_vtrace(columns, gamma, lambda_, rho_bar, pg_rho_bar):
     """Equation 1 as its sum over products, one row after the other; an end cuts the sum."""
     log_ratios, rewards, values, next_values, terminateds, truncateds = columns
-    steps, lanes = rewards.shape
+    steps, num_envs = rewards.shape
     ratios = np.exp(log_ratios.astype(float))
-    targets, advantages = np.zeros((steps, lanes)), np.zeros((steps, lanes))
+    targets, advantages = np.zeros((steps, num_envs)), np.zeros((steps, num_envs))
 
     def bootstrap(t, b, value):
         return 0.0 if terminateds[t, b] else value
 
-    for b in range(lanes):
+    for b in range(num_envs):
         for s in range(steps):
             total, product = values[s, b], 1.0
             for t in range(s, steps):
@@ -46,10 +46,10 @@ def slow_vtrace(columns, gamma, lambda_, rho_bar, pg_rho_bar):
     return targets, advantages
 
 
-def random_columns(seed, steps, lanes, spread=1.0):
+def random_columns(seed, steps, num_envs, spread=1.0):
     rng = np.random.default_rng(seed)
-    shape = (steps, lanes)
-    values = rng.normal(size=(steps + 1, lanes)).astype(np.float32)
+    shape = (steps, num_envs)
+    values = rng.normal(size=(steps + 1, num_envs)).astype(np.float32)
     terminateds, truncateds = rng.random(shape) < 0.15, rng.random(shape) < 0.15
     next_values = values[1:].copy()
     ends = terminateds | truncateds
@@ -64,13 +64,13 @@ def random_columns(seed, steps, lanes, spread=1.0):
 @given(
     seed=st.integers(0, 2**32 - 1),
     steps=st.integers(1, 12),
-    lanes=st.integers(1, 3),
+    num_envs=st.integers(1, 3),
     gamma=st.floats(0, 1),
     lambda_=st.floats(0, 1),
     clips=st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.5, 1.0, 3.0])),
 )
-def test_vtrace_is_the_papers_sum(seed, steps, lanes, gamma, lambda_, clips):
-    columns = random_columns(seed, steps, lanes)
+def test_vtrace_is_the_papers_sum(seed, steps, num_envs, gamma, lambda_, clips):
+    columns = random_columns(seed, steps, num_envs)
     expected = slow_vtrace(columns, gamma, lambda_, *clips)
     got = vtrace(*columns, settings=VTraceSettings(gamma, lambda_, *clips))
     for mine, slow in zip(got, expected, strict=True):

@@ -23,11 +23,11 @@ LSTM = PolicySettings(
 EXAMPLES = "rlrun.envs.multi_agent_examples"
 
 
-def make(env, policies, agents=None, *, lanes=1, by_agent=False, spec=None, index=0, **settings):
+def make(env, policies, agents=None, *, num_envs=1, by_agent=False, spec=None, index=0, **settings):
     env = EnvSpec.model_validate(env)
     runner = RunnerSpec(
         env,
-        settings=EnvRunnersConfig(num_envs_per_env_runner=lanes, **settings),
+        settings=EnvRunnersConfig(num_envs_per_env_runner=num_envs, **settings),
         multi_agent=MultiAgentSpec(policies, agents, by_agent),
         **(spec or {}),
     )

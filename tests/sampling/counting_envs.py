@@ -153,7 +153,7 @@ def gymnasium_async(num_envs: int, mode: str, shared_memory: bool = True) -> Any
     )
 
 
-def three_lanes() -> Any:
+def three_sub_envs() -> Any:
     return SyncVectorEnv([Counter] * 3)
 
 
@@ -201,10 +201,10 @@ class AlwaysOne(Policy):
         return np.ones(len(obs_batch), np.int64), [], {}
 
 
-def counting_spec(lanes=2, **kwargs):
+def counting_spec(num_envs=2, **kwargs):
     return RunnerSpec(
         EnvSpec(use="counting_envs:CountingEnv", kwargs=kwargs),
-        EnvRunnersConfig(num_envs_per_env_runner=lanes),
+        EnvRunnersConfig(num_envs_per_env_runner=num_envs),
         policy_factory=lambda observation_space, action_space, model: AlwaysOne(
             observation_space, action_space
         ),

@@ -42,8 +42,8 @@ class Looking(Policy):
 
     def look(self, input_dict):
         obs = input_dict["obs"]
-        for lane, (seed, step) in enumerate(obs.astype(int).tolist()):
-            row = {name: np.array(view[lane]) for name, view in input_dict.items()}
+        for env_index, (seed, step) in enumerate(obs.astype(int).tolist()):
+            row = {name: np.array(view[env_index]) for name, view in input_dict.items()}
             self.saw[seed, step] = row
         actions = obs.sum(-1).astype(np.int64) % 2
         states = []
@@ -52,11 +52,11 @@ class Looking(Policy):
         return actions, states, {}
 
 
-def looking_runner(lanes, *, states=False, use="counting_envs:CountingEnv", **kwargs):
+def looking_runner(num_envs, *, states=False, use="counting_envs:CountingEnv", **kwargs):
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use=use, kwargs=kwargs),
-            EnvRunnersConfig(num_envs_per_env_runner=lanes),
+            EnvRunnersConfig(num_envs_per_env_runner=num_envs),
             policy_factory=lambda o, a, m: Looking(o, a, states),
         )
     )

@@ -50,10 +50,10 @@ class Sticky(Connector):
         self.sent = np.zeros(env.num_envs, np.int64)
 
     def __call__(self, actions, history):
-        lanes = history.slots
+        env_indices = history.slots
         repeated = (self.rng.random(len(actions)) < self.p) & (history.steps > 0)
-        self.sent[lanes] = np.where(repeated, self.sent[lanes], actions)
-        return self.sent[lanes]
+        self.sent[env_indices] = np.where(repeated, self.sent[env_indices], actions)
+        return self.sent[env_indices]
 
     def get_state(self):
         return {"sent": self.sent.copy(), "rng": self.rng.bit_generator.state}
@@ -88,21 +88,21 @@ def diary(numbers, rewards):
 
 
 @pytest.mark.parametrize("table", [None, {"[ab]": "p", "c": "q"}])
-@pytest.mark.parametrize(("length", "lanes"), [(1, 1), (3, 2), (21, 1)])
-def test_pieces_see_each_agents_own_past(table, length, lanes):
+@pytest.mark.parametrize(("length", "num_envs"), [(1, 1), (3, 2), (21, 1)])
+def test_pieces_see_each_agents_own_past(table, length, num_envs):
     policies = {"p": ECHO} if table is None else {"p": ECHO, "q": ECHO}
     settings = {
         "env_to_module_connector": [{"use": f"{HERE}:Diary"}],
         "episode_lookback_horizon": 2,
     }
-    runner = make("scripted_agents:Scripted", policies, table, lanes=lanes, **settings)
+    runner = make("scripted_agents:Scripted", policies, table, num_envs=num_envs, **settings)
     rows = by_agent([sample(runner, k, length).batch for k in range(-(-21 // length))])
-    for lane in range(lanes):
+    for env_index in range(num_envs):
         for episode in range(3):
             for index, agent in enumerate("abc"):
                 expected = EXPECTED[agent]
                 numbers, rewards = [row[0] for row in expected], [row[2] for row in expected]
-                found = rows[lane, episode, index]
+                found = rows[env_index, episode, index]
                 assert [row["obs"][0] for row in found] == numbers
                 assert [row["obs"][1:].tolist() for row in found] == diary(numbers, rewards)
                 for row, led_to in pairwise(found):
@@ -119,7 +119,7 @@ def test_a_restored_runner_goes_on_to_the_bit(env, soft, policy):
         policies = {"agent_0": policy, "rest": MLP}
         table = {"*_0": "agent_0", "*": "rest"}
         settings = {**PIECES, "observation_filter": "MeanStdFilter", **more}
-        return make(f"{EXAMPLES}:{env}", policies, table, lanes=2, **settings)
+        return make(f"{EXAMPLES}:{env}", policies, table, num_envs=2, **settings)
 
     straight = build()
     weights = straight.get_weights()
@@ -150,7 +150,7 @@ def test_environments_get_what_the_pieces_put_out_and_the_batch_what_the_policy_
 
 
 def test_each_policy_has_pieces_of_its_own():
-    runner = cartpole({"agent_0": MLP, "agent_1": MLP}, lanes=3, **PIECES)
+    runner = cartpole({"agent_0": MLP, "agent_1": MLP}, num_envs=3, **PIECES)
     sample(runner, 0, 20)
     one, other = (actor.connectors.get_state() for actor in runner.actors.values())
     stats = [state["observations"]["connectors"]["1"]["stat"] for state in (one, other)]
@@ -167,7 +167,7 @@ def test_a_piece_that_fails_is_named():
 
 
 def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
-    trained = cartpole({"p": MLP}, lanes=2, **PIECES)
+    trained = cartpole({"p": MLP}, num_envs=2, **PIECES)
     sample(trained, 0, 30)
     spec = RunnerSpec(
         trained.spec.env, trained.spec.settings, multi_agent=MultiAgentSpec({"p": MLP})

@@ -22,8 +22,8 @@ AFTER_4 = {  # the episode that goes on from there without a reset, in the order
 }
 
 
-def scripted(lanes=1, **settings):
-    return make("scripted_agents:Scripted", {"p": ECHO}, lanes=lanes, **settings)
+def scripted(num_envs=1, **settings):
+    return make("scripted_agents:Scripted", {"p": ECHO}, num_envs=num_envs, **settings)
 
 
 def rows_of(runner, length, fragments):
@@ -34,12 +34,12 @@ def rows_of(runner, length, fragments):
 @pytest.mark.parametrize(("length", "fragments"), [(1, 12), (3, 4), (12, 1)])
 def test_a_hard_horizon_truncates_everybody_and_resets(length, fragments):
     rows, episodes = rows_of(scripted(2, horizon=4), length, fragments)
-    for lane in range(2):
+    for env_index in range(2):
         for episode in range(3):
             for index, (agent, expected) in enumerate(CUT_AT_4.items()):
                 *before, last = expected
                 wanted = [(*row, False) for row in before] + [(*last, True)]
-                assert played(rows[lane, episode, index]) == wanted, agent
+                assert played(rows[env_index, episode, index]) == wanted, agent
     assert {episode.length for episode in episodes} == {4}
 
 
@@ -80,7 +80,7 @@ def test_a_restored_runner_goes_on_to_the_bit(env, policy, soft, batch_mode):
         return make(
             f"{EXAMPLES}:{env}",
             {"p": policy},
-            lanes=2,
+            num_envs=2,
             batch_mode=batch_mode,
             horizon=3,
             soft_horizon=soft,
@@ -127,6 +127,8 @@ two_short_cart_poles = make_multi_agent(short_cart_pole)
 
 @pytest.mark.parametrize(("horizon", "longest"), [(None, 5), (4, 4), (8, 8)])
 def test_a_time_limit_of_copies_is_raised_to_the_horizon(horizon, longest):
-    runner = make("test_agents_horizon:two_short_cart_poles", {"p": MLP}, lanes=4, horizon=horizon)
+    runner = make(
+        "test_agents_horizon:two_short_cart_poles", {"p": MLP}, num_envs=4, horizon=horizon
+    )
     reply = sample(runner, 0, 100)
     assert max(episode.length for episode in reply.episodes) == longest

@@ -36,13 +36,13 @@ TIMES = {agent: {row[3]: row[2] for row in rows} for agent, rows in EXPECTED.ite
 @pytest.mark.parametrize(("mode", "length"), [("truncate_episodes", 7), ("complete_episodes", 5)])
 def test_others_are_those_of_the_same_episode(collector, agents, mode, length):
     policies = dict.fromkeys(set(agents.values()), LISTENING)
-    more = {"lanes": 2, "batch_mode": mode, "sample_collector": collector}
+    more = {"num_envs": 2, "batch_mode": mode, "sample_collector": collector}
     runner = make("scripted_agents:Scripted", policies, agents, **more)
     rows = by_agent([sample(runner, k, length).batch for k in range(2)])
-    for lane in range(2):
+    for env_index in range(2):
         for index, agent in enumerate("abc"):
-            assert played(rows[lane, 0, index]) == EXPECTED[agent]
-            for row in rows[lane, 0, index]:
+            assert played(rows[env_index, 0, index]) == EXPECTED[agent]
+            for row in rows[env_index, 0, index]:
                 others = sum(
                     rewards.get(row["t"], 0.0) for name, rewards in TIMES.items() if name != agent
                 )
@@ -101,7 +101,7 @@ class CentralCritic(rlrun.Callbacks):
 def test_a_centralised_critic_sees_what_the_other_saw_in_the_same_step():
     spec = {"postprocessors": (UseSpec(use=f"{__name__}:CentralCritic"),)}
     env = f"{EXAMPLES}:MultiAgentCartPole"
-    runner = make(env, {"agent_0": MLP, "agent_1": MLP}, lanes=2, spec=spec)
+    runner = make(env, {"agent_0": MLP, "agent_1": MLP}, num_envs=2, spec=spec)
     batches = sample(runner, 0, 60).batch.policy_batches
     at = {
         policy_id: {(row["eps_id"], row["t"]): row for row in batch.rows()}

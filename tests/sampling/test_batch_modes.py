@@ -14,11 +14,11 @@ from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
 
 
-def whole_runner(lanes, use="counting_envs:CountingEnv", **kwargs):
+def whole_runner(num_envs, use="counting_envs:CountingEnv", **kwargs):
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use=use, kwargs=kwargs),
-            EnvRunnersConfig(num_envs_per_env_runner=lanes, batch_mode="complete_episodes"),
+            EnvRunnersConfig(num_envs_per_env_runner=num_envs, batch_mode="complete_episodes"),
             policy_factory=lambda o, a, m: Looking(o, a, states=True),
         )
     )
@@ -33,34 +33,37 @@ def test_the_documented_example():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    lanes=st.integers(1, 3),
+    num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     own_reset=st.booleans(),
 )
-def test_batches_hold_whole_episodes(lanes, lengths, own_reset):
+def test_batches_hold_whole_episodes(num_envs, lengths, own_reset):
     if own_reset:
-        runner = whole_runner(lanes, use="counting_envs:autonomous")
+        runner = whole_runner(num_envs, use="counting_envs:autonomous")
     else:
-        runner = whole_runner(lanes, random_length=True)
+        runner = whole_runner(num_envs, random_length=True)
     batches, finished = [], []
     last: dict[int, int] = {}
     for length in lengths:
         reply = collect(runner, [length])[0]
         batch = reply.batch
         batches.append(batch)
-        assert reply.env_steps == len(batch) >= length * lanes
+        assert reply.env_steps == len(batch) >= length * num_envs
         finished += reply.episodes
         for episode in batch.split_by_episode("eps_id"):
             assert episode["t"].tolist() == list(range(len(episode)))
             ends = episode["terminateds"] | episode["truncateds"]
             assert ends.tolist() == [False] * (len(episode) - 1) + [True]
-            lane = int(episode["env_id"][0])
+            env_index = int(episode["env_id"][0])
             number = int(episode["eps_id"][0]) & 0xFFFFFFFF
-            assert number == last.get(lane, -1) + 1, "older episodes first, none left out"
-            last[lane] = number
+            assert number == last.get(env_index, -1) + 1, "older episodes first, none left out"
+            last[env_index] = number
         check_views(runner, batches, batch)
         # As few steps as do: without the episodes that ended last it would not be enough.
-        assert len(batch) - sum(sorted(e.length for e in reply.episodes)[-lanes:]) < length * lanes
+        assert (
+            len(batch) - sum(sorted(e.length for e in reply.episodes)[-num_envs:])
+            < length * num_envs
+        )
     assert sum(len(batch) for batch in batches) == sum(e.length for e in finished)
 
 
@@ -100,17 +103,17 @@ def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("runners", [0, 1, 3])
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("num_envs", [1, 4])
 @pytest.mark.parametrize("length", ["auto", 7])
-def test_rounds_ask_for_at_least_the_train_batch(runners, lanes, length):
+def test_rounds_ask_for_at_least_the_train_batch(runners, num_envs, length):
     config = EnvRunnersConfig(
         num_env_runners=runners,
-        num_envs_per_env_runner=lanes,
+        num_envs_per_env_runner=num_envs,
         rollout_fragment_length=length,
         batch_mode="complete_episodes",
     )
     assert not list(fragment_problems(101, config))
     rounds = fragment_lengths(101, config)
-    steps = sum(map(sum, rounds)) * lanes
-    one_round = sum(rounds[0]) * lanes
+    steps = sum(map(sum, rounds)) * num_envs
+    one_round = sum(rounds[0]) * num_envs
     assert steps - one_round < 101 <= steps

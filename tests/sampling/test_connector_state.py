@@ -76,7 +76,7 @@ class Noisy(Connector):
 def build(request):
     made = []
 
-    def make(env="CartPole-v1", runners=0, lanes=2, **env_runners):
+    def make(env="CartPole-v1", runners=0, num_envs=2, **env_runners):
         if runners:
             request.getfixturevalue("local_ray")
         config = (
@@ -84,7 +84,7 @@ def build(request):
             .environment(env)
             .env_runners(
                 num_env_runners=runners,
-                num_envs_per_env_runner=lanes,
+                num_envs_per_env_runner=num_envs,
                 num_cpus_per_env_runner=0.1,
                 **{"observation_filter": "MeanStdFilter", **env_runners},
             )
@@ -105,9 +105,9 @@ def central_stat(algorithm):
     return state.get("default", state)["stat"]
 
 
-def observations_so_far(algorithm, runners, lanes):
+def observations_so_far(algorithm, runners, num_envs):
     """Those that steps led to, and the first ones: of finished episodes and of running ones."""
-    return algorithm.env_steps + algorithm.progress.episodes.total + max(runners, 1) * lanes
+    return algorithm.env_steps + algorithm.progress.episodes.total + max(runners, 1) * num_envs
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_pitfall_61_every_observation_is_counted_once(build, runners, mode):
 
 
 @pytest.mark.parametrize(
-    ("env", "lanes"),
+    ("env", "num_envs"),
     [
         (f"{__name__}:Unseeded", 2),
         ("counting_envs:autonomous", 1),
     ],
 )
-def test_episodes_that_start_afresh_are_counted_too(build, env, lanes):
+def test_episodes_that_start_afresh_are_counted_too(build, env, num_envs):
     """Where a restored runner cannot go on with its episodes, new ones begin."""
-    algorithm = build(env, lanes=lanes)
+    algorithm = build(env, num_envs=num_envs)
     algorithm.train()
     before = central_stat(algorithm)["count"]
     state = algorithm.get_state()
@@ -151,7 +151,7 @@ def test_episodes_that_start_afresh_are_counted_too(build, env, lanes):
     episodes, steps = algorithm.progress.episodes.total, algorithm.env_steps
     algorithm.train()
     # The first observations come in place of those of the episodes that were given up.
-    news = algorithm.env_steps - steps + algorithm.progress.episodes.total - episodes + lanes
+    news = algorithm.env_steps - steps + algorithm.progress.episodes.total - episodes + num_envs
     runner = algorithm.env_runner_group.local_env_runner
     if not runner.envs.every_step_counts:  # it resets itself in the next fragment's first step
         news -= int((runner.get_state()["episodes"]["length"] == 0).sum())

@@ -30,8 +30,8 @@ class Pushes(Policy):
 
     noise_correlation = RHO
 
-    def draw_noise(self, rng, length, lanes):
-        return rng.standard_normal((length, lanes, 2), dtype=np.float32)
+    def draw_noise(self, rng, length, num_envs):
+        return rng.standard_normal((length, num_envs, 2), dtype=np.float32)
 
     def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
         return noise.copy(), [], {}
@@ -71,14 +71,14 @@ class Walk(gym.Env):
 
 
 def walkers(num_envs):
-    """Whose lanes spend a step on their own reset."""
+    """Whose sub-environments spend a step on their own reset."""
     return AutonomousCounters(num_envs, make=Walk)
 
 
-def make_runner(policy=Pushes, *, lanes=3, role=Role.TRAIN, env=None):
+def make_runner(policy=Pushes, *, num_envs=3, role=Role.TRAIN, env=None):
     spec = RunnerSpec(
         env or EnvSpec(use=f"{__name__}:Walk"),
-        EnvRunnersConfig(num_envs_per_env_runner=lanes),
+        EnvRunnersConfig(num_envs_per_env_runner=num_envs),
         seed=SEED,
         policy_factory=lambda observations, actions, model: policy(observations, actions),
     )
@@ -86,7 +86,7 @@ def make_runner(policy=Pushes, *, lanes=3, role=Role.TRAIN, env=None):
 
 
 def process(independent, begins):
-    """A slow transcription, of one lane or agent; exact to the bit.
+    """A slow transcription, of one sub-environment or agent; exact to the bit.
 
     Args:
         independent: ``[T, K]``.
@@ -98,22 +98,22 @@ def process(independent, begins):
     return np.stack(rows)
 
 
-def drawn(fragment, length, lanes):
+def drawn(fragment, length, num_envs):
     rng = fragment_noise(SEED, Role.TRAIN, 0, fragment)
-    return rng.standard_normal((length, lanes, 2), dtype=np.float32)
+    return rng.standard_normal((length, num_envs, 2), dtype=np.float32)
 
 
 @pytest.mark.parametrize("policy", [Pushes, IndependentPushes, OverwritingPushes])
-def test_lanes_act_by_the_process_over_fragments_and_anew_in_each_episode(policy):
+def test_sub_environments_act_by_the_process_over_fragments_and_anew_in_each_episode(policy):
     runner = make_runner(policy)
     parts = [runner.sample_fragment(SampleRequest(k, n)).batch for k, n in enumerate(LENGTHS)]
     independent = np.concatenate([drawn(k, n, 3) for k, n in enumerate(LENGTHS)])
-    for lane in range(3):
-        mine = [part[col.ENV_ID] == lane for part in parts]
+    for env_index in range(3):
+        mine = [part[col.ENV_ID] == env_index for part in parts]
         noise = np.concatenate([p[col.ACTIONS][m] for p, m in zip(parts, mine, strict=True)])
         begins = np.concatenate([p[col.T][m] for p, m in zip(parts, mine, strict=True)]) == 0
         assert 1 < begins.sum() < len(begins)
-        expected = independent[:, lane]
+        expected = independent[:, env_index]
         if policy is not IndependentPushes:
             expected = process(expected, begins)
         if policy is OverwritingPushes:
@@ -121,34 +121,36 @@ def test_lanes_act_by_the_process_over_fragments_and_anew_in_each_episode(policy
         np.testing.assert_array_equal(noise, expected)
 
 
-def test_a_lane_that_spends_a_step_on_its_reset_begins_anew_after_it():
-    """Where steps that are no transitions go by, it is not known which rows a lane was given."""
-    length, lanes = 20, 3
+def test_a_env_index_that_spends_a_step_on_its_reset_begins_anew_after_it():
+    """Where steps that are no transitions go by, it is not known which rows a environment was
+    given.
+    """
+    length, num_envs = 20, 3
     runner = make_runner(env=EnvSpec(use=f"{__name__}:walkers"))
     assert not runner.envs.every_step_counts
     independent, episodes = [], defaultdict(list)
     for fragment in range(3):
         batch = runner.sample_fragment(SampleRequest(fragment, length)).batch
-        independent.append(drawn(fragment, 3 * length, lanes))  # it grows, but not threefold
+        independent.append(drawn(fragment, 3 * length, num_envs))  # it grows, but not threefold
         for row in batch.rows():
             episodes[row[col.ENV_ID], row[col.EPS_ID]].append(row[col.ACTIONS])
     assert len(episodes) > 20
-    for (lane, _), noise in episodes.items():
-        z = np.concatenate(independent)[:, lane]
+    for (env_index, _), noise in episodes.items():
+        z = np.concatenate(independent)[:, env_index]
         assert (noise[0] == z).all(axis=1).any()
         for last, now in pairwise(noise):
             assert (now == RHO * last + math.sqrt(1 - RHO**2) * z).all(axis=1).any()
 
 
 def test_it_is_standard_normal_and_correlates_by_powers_of_rho():
-    lanes, steps = 500, 400
+    num_envs, steps = 500, 400
     policy = Pushes(None, None)
     noise = ActionNoise(policy)
-    noise.resize(lanes)
+    noise.resize(num_envs)
     rows = []
     for fragment in range(4):
         rng = np.random.default_rng(fragment)
-        noise.begin_fragment(rng, steps // 4, lanes)
+        noise.begin_fragment(rng, steps // 4, num_envs)
         rows += [noise.next() for _ in range(steps // 4)]
     x = np.stack(rows)[..., 0]
     assert x.dtype == np.float32
@@ -177,12 +179,12 @@ def test_evaluation_with_exploration_plays_each_episode_with_its_own():
     length, pushes = 300, defaultdict(list)  # longer than a block of evaluation's
 
     def record(step):
-        for lane, episode in enumerate(step.episodes):
+        for env_index, episode in enumerate(step.episodes):
             if episode is not None:
-                pushes[episode].append(step.actions[lane])
+                pushes[episode].append(step.actions[env_index])
 
     env = EnvSpec(use=f"{__name__}:Walk", kwargs={"length": length})
-    runner = make_runner(lanes=2, role=Role.EVALUATION, env=env)
+    runner = make_runner(num_envs=2, role=Role.EVALUATION, env=env)
     play_episodes(runner, num_episodes=3, seed=5, explore=True, recorder=record)
     for episode in range(3):
         independent = episode_noise(5, episode).standard_normal((length, 2), dtype=np.float32)

@@ -28,11 +28,11 @@ class Parity(Policy):
         return np.abs(obs_batch[:, :1].sum(-1)).astype(np.int64) % 2, [], {}
 
 
-def spec_of(lanes=2, env=COUNTING, policy=Parity, connectors=None, kwargs=None, **env_runners):
+def spec_of(num_envs=2, env=COUNTING, policy=Parity, connectors=None, kwargs=None, **env_runners):
     factory = {} if policy is None else {"policy_factory": lambda o, a, m: policy(o, a)}
     return RunnerSpec(
         EnvSpec(use=env, kwargs=kwargs or {}),
-        EnvRunnersConfig(num_envs_per_env_runner=lanes, **env_runners),
+        EnvRunnersConfig(num_envs_per_env_runner=num_envs, **env_runners),
         connectors or ConnectorsConfig(),
         seed=7,
         **factory,
@@ -59,18 +59,18 @@ def rows_by_episode(batches):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    lanes=st.integers(1, 3),
+    num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     k=st.integers(0, 4),
     env=st.sampled_from([COUNTING, "counting_envs:autonomous"]),
     whole=st.booleans(),
 )
-def test_what_is_looked_back_on_is_its_slow_transcription(lanes, lengths, k, env, whole):
+def test_what_is_looked_back_on_is_its_slow_transcription(num_envs, lengths, k, env, whole):
     """Wherever fragments were cut, and wherever the environments reset themselves."""
     counting = env == COUNTING
     runner = EnvRunner(
         spec_of(
-            lanes,
+            num_envs,
             env,
             kwargs={"random_length": True} if counting else {},
             **recent(k),
@@ -246,7 +246,7 @@ def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
         np.testing.assert_array_equal(mine["mean"], stat["mean"])
 
 
-def test_the_centre_leaves_alone_what_belongs_to_lanes():
+def test_the_centre_leaves_alone_what_belongs_to_sub_environments():
     runner = EnvRunner(spec_of(3, "CartPole-v1", policy=None, **ALL_KINDS))
     centre = RunnerConnectors(runner.spec, *spaces_of(runner))
     deltas = collect(runner, [5], policy_weights(runner))[0].connector_deltas

@@ -19,50 +19,50 @@ from rlrun.sampling.seeding import Role
 
 @settings(max_examples=40, deadline=None)
 @given(
-    lanes=st.integers(1, 4),
+    num_envs=st.integers(1, 4),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     truncates=st.booleans(),
 )
-def test_every_transition_is_what_the_environment_did(lanes, lengths, truncates):
-    runner = EnvRunner(counting_spec(lanes, truncates=truncates, random_length=True))
+def test_every_transition_is_what_the_environment_did(num_envs, lengths, truncates):
+    runner = EnvRunner(counting_spec(num_envs, truncates=truncates, random_length=True))
     replies = collect(runner, lengths)
     finished = [episode for reply in replies for episode in reply.episodes]
-    running: dict[int, tuple[int, int]] = {}  # lane -> (episode id, next step)
+    running: dict[int, tuple[int, int]] = {}  # sub-environment -> (episode id, next step)
     for reply, length in zip(replies, lengths, strict=True):
         batch = reply.batch
         batch.check_valid()
-        assert len(batch) == reply.env_steps == lanes * length
+        assert len(batch) == reply.env_steps == num_envs * length
         for i, row in enumerate(batch.rows()):
-            lane = i // length  # each lane's piece is contiguous
-            assert row[col.ENV_ID] == lane
+            env_index = i // length  # each sub-environment's piece is contiguous
+            assert row[col.ENV_ID] == env_index
             assert row[col.NEXT_OBS][0] == row[col.OBS][0]  # never another episode's
             assert row[col.OBS][1] == row[col.T]
             assert row[col.NEXT_OBS][1] == row[col.T] + 1 == row[col.REWARDS]
             ended = row[col.TERMINATEDS] or row[col.TRUNCATEDS]
             assert not (row[col.TERMINATEDS] if truncates else row[col.TRUNCATEDS])
-            if lane in running:
-                assert (row[col.EPS_ID], row[col.T]) == running[lane]
+            if env_index in running:
+                assert (row[col.EPS_ID], row[col.T]) == running[env_index]
             else:
                 assert row[col.T] == 0
-            running[lane] = (row[col.EPS_ID], row[col.T] + 1)
+            running[env_index] = (row[col.EPS_ID], row[col.T] + 1)
             if ended:
-                del running[lane]
+                del running[env_index]
     # Env steps are the finished episodes' plus the running ones'.
     steps = sum(episode.length for episode in finished) + sum(t for _, t in running.values())
-    assert steps == lanes * sum(lengths)
+    assert steps == num_envs * sum(lengths)
     for episode in finished:
         assert episode.episode_return == episode.length * (episode.length + 1) / 2
 
 
 def test_observations_are_stored_once():
-    reply = collect(EnvRunner(counting_spec(lanes=4, length=10)), [20])[0]
+    reply = collect(EnvRunner(counting_spec(num_envs=4, length=10)), [20])[0]
     storage, _ = reply.batch.shared(col.OBS)
     assert reply.batch.shared(col.NEXT_OBS)[0] is storage
     num_episode_ends = int(reply.batch[col.TERMINATEDS].sum())
     assert len(storage) == 4 * 21 + num_episode_ends
 
 
-def test_pitfall_28_first_observations_differ_between_runners_lanes_roles_and_seeds():
+def test_pitfall_28_first_observations_differ_between_runners_sub_environments_roles_and_seeds():
     """Those of the first episodes and of all later ones; the same runner has the same again."""
     settings = EnvRunnersConfig(num_envs_per_env_runner=3)
 
@@ -107,7 +107,7 @@ def test_a_runner_restored_elsewhere_goes_on_to_the_bit(env):
     rng = np.random.default_rng(0)
     weights = 0.1 * rng.normal(size=runner.policy.num_parameters).astype(np.float32)
     for fragment in range(4):
-        # Lengths around an episode's end: lanes are then filtered at different times.
+        # Lengths around an episode's end: sub-environments are then filtered at different times.
         runner.sample_fragment(SampleRequest(fragment, 33 + fragment, 1), weights)
     restored = EnvRunner(spec, recreated=True)
     restored.set_state(runner.get_state())
@@ -121,11 +121,11 @@ def test_a_runner_restored_elsewhere_goes_on_to_the_bit(env):
         assert found.episodes == expected.episodes
 
 
-@pytest.mark.parametrize(("lanes", "before"), [(3, 1), (1, 3)])
-def test_a_state_of_another_number_of_lanes_is_refused(lanes, before):
-    state = EnvRunner(counting_spec(lanes=before)).get_state()
-    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {lanes}"):
-        EnvRunner(counting_spec(lanes=lanes)).set_state(state)
+@pytest.mark.parametrize(("num_envs", "before"), [(3, 1), (1, 3)])
+def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, before):
+    state = EnvRunner(counting_spec(num_envs=before)).get_state()
+    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {num_envs}"):
+        EnvRunner(counting_spec(num_envs=num_envs)).set_state(state)
 
 
 class ForgetfulEnv(CountingEnv):
@@ -141,7 +141,7 @@ class ForgetfulEnv(CountingEnv):
 
 
 def test_an_env_that_does_not_reproduce_is_named_and_starts_afresh(caplog):
-    spec = counting_spec(lanes=1, length=100)
+    spec = counting_spec(num_envs=1, length=100)
     spec = RunnerSpec(**{**vars(spec), "env": EnvSpec(use=f"{__name__}:ForgetfulEnv")})
     runner = EnvRunner(RunnerSpec(**{**vars(spec), "env": spec.env}))
     collect(runner, [2])
@@ -153,7 +153,7 @@ def test_an_env_that_does_not_reproduce_is_named_and_starts_afresh(caplog):
 
 
 def test_pitfall_69_metrics_see_raw_rewards_and_learning_the_clipped_ones():
-    spec = counting_spec(lanes=1, length=3)
+    spec = counting_spec(num_envs=1, length=3)
     spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
     reply = collect(EnvRunner(spec), [3])[0]
     assert reply.batch[col.REWARDS].tolist() == [1, 2, 2]
@@ -161,7 +161,7 @@ def test_pitfall_69_metrics_see_raw_rewards_and_learning_the_clipped_ones():
 
 
 def test_pitfall_69_returns_add_up_over_fragments_and_count_once():
-    spec = counting_spec(lanes=2, length=5)
+    spec = counting_spec(num_envs=2, length=5)
     spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
     replies = collect(EnvRunner(spec), [2, 2, 2, 2, 2])
     ended = [
@@ -181,14 +181,14 @@ class ExplodingEnv(CountingEnv):
 
 
 def test_an_exception_in_step_carries_its_place_and_the_users_traceback():
-    spec = counting_spec(lanes=2)
+    spec = counting_spec(num_envs=2)
     spec = RunnerSpec(
         **{**vars(spec), "env": EnvSpec(use=f"{__name__}:ExplodingEnv", kwargs={"length": 9})}
     )
     with pytest.raises(EnvError) as caught:
         EnvRunner(spec, runner_index=2).sample_fragment(SampleRequest(0, 9))
     error = caught.value
-    assert (error.runner_index, error.lane, error.env_step) == (2, 0, 3)
+    assert (error.runner_index, error.env_index, error.env_step) == (2, 0, 3)
     text = str(error)
     assert text.startswith("Traceback")
     assert "the user's own words" in text
@@ -266,7 +266,7 @@ def test_a_crashing_env_is_built_again_and_its_episode_dropped():
     CrashingEnv.built = 0
     spec = RunnerSpec(
         **{
-            **vars(counting_spec(lanes=3)),
+            **vars(counting_spec(num_envs=3)),
             "env": EnvSpec(use=f"{__name__}:CrashingEnv", kwargs={"length": 5}),
             "restart_failed_sub_environments": True,
         }
@@ -293,7 +293,7 @@ def test_a_crashing_env_is_built_again_and_its_episode_dropped():
 def test_without_restarts_a_crash_ends_the_fragment():
     spec = RunnerSpec(
         **{
-            **vars(counting_spec(lanes=3)),
+            **vars(counting_spec(num_envs=3)),
             "env": EnvSpec(use=f"{__name__}:CrashingEnv", kwargs={"length": 5}),
         }
     )
@@ -316,13 +316,13 @@ def test_an_env_that_raises_at_every_reset_ends_the_run_with_its_traceback():
 
     spec = RunnerSpec(
         **{
-            **vars(counting_spec(lanes=1)),
+            **vars(counting_spec(num_envs=1)),
             "env": EnvSpec(use=f"{__name__}:BrokenResetEnv", kwargs={"length": 2}),
             "restart_failed_sub_environments": True,
         }
     )
     runner = EnvRunner(spec)
-    runner.envs._rebuild = lambda lane: Broken()
+    runner.envs._rebuild = lambda env_index: Broken()
     with pytest.raises(EnvError, match="cannot reset"):
         collect(runner, [10])
 
@@ -369,16 +369,16 @@ class InfiniteRewardEnv(CountingEnv):
 
 
 def test_a_reward_that_is_not_finite_is_named_with_its_place():
-    spec = counting_spec(lanes=2)
+    spec = counting_spec(num_envs=2)
     env = EnvSpec(use=f"{__name__}:InfiniteRewardEnv", kwargs={"length": 9})
     with pytest.raises(EnvError, match="reward is inf") as caught:
         collect(EnvRunner(RunnerSpec(**{**vars(spec), "env": env})), [8])
-    assert (caught.value.lane, caught.value.env_step) == (0, 2)
+    assert (caught.value.env_index, caught.value.env_step) == (0, 2)
 
 
 def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):
     monkeypatch.setattr("rlrun.sampling.episodes.LONGEST_RESTORED", 25)
-    runner = EnvRunner(counting_spec(lanes=1, length=10**9))
+    runner = EnvRunner(counting_spec(num_envs=1, length=10**9))
     sizes = []
     for fragment in range(4):
         recorded = runner.sample_fragment(SampleRequest(fragment, 10)).state["episodes"]["actions"]

@@ -24,10 +24,10 @@ envpool = pytest.importorskip("envpool", reason="the extra envpool is not instal
 from rlrun.envs.envpool_env import pool_maker  # noqa: E402  imports nothing without the extra
 
 SEEDS = [11, 12, 13]
-LANES = len(SEEDS)
+NUM_ENVS = len(SEEDS)
 
 
-def make(use: str = "CartPole-v1", num_envs: int = LANES, **settings: Any) -> Any:
+def make(use: str = "CartPole-v1", num_envs: int = NUM_ENVS, **settings: Any) -> Any:
     kwargs = settings.pop("kwargs", {})
     return make_vector_env(
         EnvSpec(use=use, kwargs=kwargs),
@@ -39,52 +39,66 @@ def make(use: str = "CartPole-v1", num_envs: int = LANES, **settings: Any) -> An
 def bare_pool(use: str, **kwargs: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bounds that lose precision
-        pool = envpool.make_gymnasium(use, num_envs=LANES, **kwargs)
+        pool = envpool.make_gymnasium(use, num_envs=NUM_ENVS, **kwargs)
         assert pool.observation_space is not None  # made, with its warnings, at the first look
     return pool
 
 
-def scripted(lane: int, step: int) -> int:
-    """Falls over soon in the first lane; balances for a while in the others."""
-    return 1 if lane == 0 else (step // (1 + lane)) % 2
+def scripted(env_index: int, step: int) -> int:
+    """Falls over soon in the first sub-environment; balances for a while in the others."""
+    return 1 if env_index == 0 else (step // (1 + env_index)) % 2
 
 
 def by_hand(steps: int, limit: int) -> list[list[tuple[Any, ...]]]:
-    """Each lane's transitions from a bare pool, which spends a step of its own on each reset."""
+    """Each environment's transitions from a bare pool, which spends a step of its own on each
+    reset.
+    """
     pool = bare_pool("CartPole-v1", seed=SEEDS, max_episode_steps=limit)
-    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(LANES)]
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(NUM_ENVS)]
     now, _ = pool.reset()
-    over = np.zeros(LANES, bool)
+    over = np.zeros(NUM_ENVS, bool)
     while min(map(len, rows)) < steps:
-        actions = np.array([scripted(lane, len(rows[lane])) for lane in range(LANES)])
+        actions = np.array(
+            [scripted(env_index, len(rows[env_index])) for env_index in range(NUM_ENVS)]
+        )
         obs, rewards, terminateds, truncateds, infos = pool.step(actions)
-        for lane in range(LANES):
-            if over[lane]:  # a reset: no reward, no flag, and the count begins again
-                assert (rewards[lane], infos["elapsed_step"][lane]) == (0, 0)
+        for env_index in range(NUM_ENVS):
+            if over[env_index]:  # a reset: no reward, no flag, and the count begins again
+                assert (rewards[env_index], infos["elapsed_step"][env_index]) == (0, 0)
                 continue
-            flags = bool(terminateds[lane]), bool(truncateds[lane])
-            rows[lane].append(
-                (now[lane].tolist(), float(rewards[lane]), *flags, obs[lane].tolist())
+            flags = bool(terminateds[env_index]), bool(truncateds[env_index])
+            rows[env_index].append(
+                (
+                    now[env_index].tolist(),
+                    float(rewards[env_index]),
+                    *flags,
+                    obs[env_index].tolist(),
+                )
             )
         over = terminateds | truncateds
         now = obs
-    return [lane[:steps] for lane in rows]
+    return [env_index[:steps] for env_index in rows]
 
 
 def transitions(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:
-    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(LANES)]
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(NUM_ENVS)]
     now = env.reset(SEEDS).copy()
     for step in range(steps):
-        actions = np.array([scripted(lane, step) for lane in range(LANES)])
+        actions = np.array([scripted(env_index, step) for env_index in range(NUM_ENVS)])
         obs, rewards, terminateds, truncateds, _ = env.step(actions)
-        for lane in range(LANES):
-            flags = bool(terminateds[lane]), bool(truncateds[lane])
-            rows[lane].append(
-                (now[lane].tolist(), float(rewards[lane]), *flags, obs[lane].tolist())
+        for env_index in range(NUM_ENVS):
+            flags = bool(terminateds[env_index]), bool(truncateds[env_index])
+            rows[env_index].append(
+                (
+                    now[env_index].tolist(),
+                    float(rewards[env_index]),
+                    *flags,
+                    obs[env_index].tolist(),
+                )
             )
         now, done = obs.copy(), terminateds | truncateds
         if done.any():
-            now[done] = env.reset_lanes(done, [0] * LANES)[done]
+            now[done] = env.reset_envs(done, [0] * NUM_ENVS)[done]
     env.close()
     return rows
 
@@ -93,7 +107,7 @@ def transitions(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:
 def test_transitions_are_those_of_a_bare_pool_without_its_reset_steps(limit: int) -> None:
     found = transitions(make(kwargs={"max_episode_steps": limit}), 200)
     assert found == by_hand(200, limit)
-    ends = [(row[2], row[3]) for lane in found for row in lane]
+    ends = [(row[2], row[3]) for env_index in found for row in env_index]
     assert (True, False) in ends
     assert ((False, True) in ends) == (limit == 15)
 
@@ -105,11 +119,13 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 def test_a_pole_that_falls_at_the_time_limit_is_a_termination_too() -> None:
     """As with gymnasium's own; a bare pool says truncated alone."""
-    lengths = [next(i for i, row in enumerate(lane, 1) if row[2]) for lane in by_hand(100, 500)]
+    lengths = [
+        next(i for i, row in enumerate(env_index, 1) if row[2]) for env_index in by_hand(100, 500)
+    ]
     env = make(kwargs={"max_episode_steps": lengths[0]})
     env.reset(SEEDS)
     for step in range(lengths[0]):
-        actions = np.array([scripted(lane, step) for lane in range(LANES)])
+        actions = np.array([scripted(env_index, step) for env_index in range(NUM_ENVS)])
         _, _, terminateds, truncateds, _ = env.step(actions)
     assert (terminateds[0], truncateds[0]) == (True, True)
     bare = by_hand(lengths[0], lengths[0])[0][-1]
@@ -126,12 +142,12 @@ def test_a_limit_that_is_part_of_the_game_is_left_alone() -> None:
     assert rewards[0] == pytest.approx(1 - 0.9 * 5 / 50)
 
 
-def test_nested_observations_and_infos_by_lane() -> None:
+def test_nested_observations_and_infos_by_env() -> None:
     env = make("MiniGrid-Empty-Random-6x6-v0")
     first = {key: part.copy() for key, part in env.reset(SEEDS).items()}
-    obs, _, _, _, infos = env.step(np.full(LANES, 2))
-    assert obs["image"].shape == (LANES, 7, 7, 3)
-    assert [info["agent_pos"].tolist() for info in infos.by_lane.values()] == [
+    obs, _, _, _, infos = env.step(np.full(NUM_ENVS, 2))
+    assert obs["image"].shape == (NUM_ENVS, 7, 7, 3)
+    assert [info["agent_pos"].tolist() for info in infos.by_env.values()] == [
         position.tolist() for position in infos["agent_pos"]
     ]
     assert infos.get("episode_continues") is None
@@ -139,8 +155,8 @@ def test_nested_observations_and_infos_by_lane() -> None:
     bare = bare_pool("MiniGrid-Empty-Random-6x6-v0", seed=SEEDS)
     for key, part in bare.reset()[0].items():
         np.testing.assert_array_equal(part, first[key])
-    bare.step(np.full(LANES, 2))
-    fresh, expected = env.reset_lanes(mask, SEEDS), bare.reset(np.array([1]))[0]
+    bare.step(np.full(NUM_ENVS, 2))
+    fresh, expected = env.reset_envs(mask, SEEDS), bare.reset(np.array([1]))[0]
     for key in expected:
         np.testing.assert_array_equal(fresh[key][mask], expected[key])
 
@@ -148,15 +164,15 @@ def test_nested_observations_and_infos_by_lane() -> None:
 def test_bounds_that_no_observation_could_keep_are_mended() -> None:
     env = make("LunarLander-v3")
     assert np.isneginf(env.single_observation_space.low).all()
-    assert env.reset(SEEDS).shape == (LANES, 8)
+    assert env.reset(SEEDS).shape == (NUM_ENVS, 8)
 
 
-def runner_spec(lanes: int = LANES, seed: int = 3, **settings: Any) -> RunnerSpec:
+def runner_spec(num_envs: int = NUM_ENVS, seed: int = 3, **settings: Any) -> RunnerSpec:
     kwargs = settings.pop("kwargs", {})
     return RunnerSpec(
         EnvSpec(use="CartPole-v1", kwargs=kwargs),
         EnvRunnersConfig(
-            num_envs_per_env_runner=lanes, gym_env_vectorize_mode="envpool", **settings
+            num_envs_per_env_runner=num_envs, gym_env_vectorize_mode="envpool", **settings
         ),
         seed=seed,
     )
@@ -178,22 +194,25 @@ def fragments(runner: EnvRunner, lengths: list[int]) -> tuple[list[Any], dict[in
 
 def test_a_runners_episodes_are_those_of_a_bare_pool_that_is_given_its_actions() -> None:
     runner = EnvRunner(runner_spec(kwargs={"max_episode_steps": 20}))
-    seeds = [episode_seed(runner.spec.seed, Role.TRAIN, 0, i, 0) for i in range(LANES)]
+    seeds = [episode_seed(runner.spec.seed, Role.TRAIN, 0, i, 0) for i in range(NUM_ENVS)]
     finished, pieces = fragments(runner, [37, 50, 13])
-    for lane in range(LANES):
-        rows = [rows for i, rows in sorted(pieces.items()) if (i >> 32) & 0xFFFF == lane]
+    for env_index in range(NUM_ENVS):
+        rows = [rows for i, rows in sorted(pieces.items()) if (i >> 32) & 0xFFFF == env_index]
         played = [row for episode in rows for row in episode]
         bare = bare_pool("CartPole-v1", seed=seeds, max_episode_steps=20)
-        before = bare.reset()[0][lane]
+        before = bare.reset()[0][env_index]
         for row in played:
-            step = bare.step(np.full(LANES, row[col.ACTIONS]))
+            step = bare.step(np.full(NUM_ENVS, row[col.ACTIONS]))
             np.testing.assert_array_equal(row[col.OBS], before)
-            np.testing.assert_array_equal(row[col.NEXT_OBS], step[0][lane])
-            assert row[col.REWARDS] == step[1][lane] == 1
-            assert row[col.TERMINATEDS] | row[col.TRUNCATEDS] == step[2][lane] | step[3][lane]
-            before = step[0][lane]
-            if step[2][lane] or step[3][lane]:
-                before = bare.step(np.zeros(LANES, int))[0][lane]  # the step of the reset
+            np.testing.assert_array_equal(row[col.NEXT_OBS], step[0][env_index])
+            assert row[col.REWARDS] == step[1][env_index] == 1
+            assert (
+                row[col.TERMINATEDS] | row[col.TRUNCATEDS]
+                == step[2][env_index] | step[3][env_index]
+            )
+            before = step[0][env_index]
+            if step[2][env_index] or step[3][env_index]:
+                before = bare.step(np.zeros(NUM_ENVS, int))[0][env_index]  # the step of the reset
     ended = {
         i: rows
         for i, rows in pieces.items()
@@ -240,8 +259,8 @@ def test_a_horizon_ends_episodes_and_raises_the_time_limit(soft: bool) -> None:
 
 
 def test_evaluation_episodes_depend_on_their_seeds_alone() -> None:
-    def records(lanes: int) -> list[tuple[int, int, float]]:
-        runner = EnvRunner(runner_spec(lanes), role=Role.EVALUATION)
+    def records(num_envs: int) -> list[tuple[int, int, float]]:
+        runner = EnvRunner(runner_spec(num_envs), role=Role.EVALUATION)
         played = play_episodes(runner, num_episodes=5, seed=9, explore=True)
         runner.stop()
         return [(r.episode_id, r.length, r.episode_return) for r in played]
@@ -272,7 +291,7 @@ def test_a_remote_pool_has_as_many_threads_as_its_runner_has_cpus() -> None:
     assert "num_threads" not in pool_maker(spec, settings, EnvContext()).kwargs
 
 
-def test_a_render_mode_gives_a_frame_for_each_lane() -> None:
+def test_a_render_mode_gives_a_frame_for_each_env_index() -> None:
     settings = EnvRunnersConfig(gym_env_vectorize_mode="envpool")
     spec = EnvSpec(use="CartPole-v1")
     for training in (True, False):

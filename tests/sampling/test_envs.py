@@ -44,15 +44,15 @@ def test_creators_are_called_the_way_their_signature_asks_for() -> None:
     place = EnvContext(worker_index=3, vector_index=1, num_workers=4)
     env: Any = make_env(EnvSpec(use="counting_envs:told_its_place", size=2), place)
     assert (env.place, env.size) == ((3, 1, 4, True), 2)
-    env = make_env(EnvSpec(use="counting_envs:classical", fail_at=5), place.for_lane(6))
+    env = make_env(EnvSpec(use="counting_envs:classical", fail_at=5), place.for_sub_env(6))
     assert (env.place, env.fail_at) == (6, 5)
     env = make_env(EnvSpec(use="counting_envs:Counter", fail_at=5))
     assert env.fail_at == 5
 
 
-def test_lanes_do_not_share_their_arguments() -> None:
+def test_sub_environments_do_not_share_their_arguments() -> None:
     context = EnvContext({"sizes": [1]})
-    first, second = context.for_lane(0), context.for_lane(1)
+    first, second = context.for_sub_env(0), context.for_sub_env(1)
     first["sizes"].append(2)
     assert second["sizes"] == context["sizes"] == [1]
 

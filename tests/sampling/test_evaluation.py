@@ -10,10 +10,10 @@ from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.seeding import Role
 
 
-def make_runner(lanes, env="CartPole-v1"):
+def make_runner(num_envs, env="CartPole-v1"):
     spec = RunnerSpec(
         EnvSpec(use=env),
-        EnvRunnersConfig(num_envs_per_env_runner=lanes, observation_filter="MeanStdFilter"),
+        EnvRunnersConfig(num_envs_per_env_runner=num_envs, observation_filter="MeanStdFilter"),
     )
     runner = EnvRunner(spec, role=Role.EVALUATION)
     rng = np.random.default_rng(0)
@@ -23,10 +23,10 @@ def make_runner(lanes, env="CartPole-v1"):
 
 @pytest.mark.parametrize("explore", [False, True])
 @pytest.mark.parametrize("num_episodes", [1, 5, 12])
-def test_exactly_n_episodes_that_do_not_depend_on_the_lanes(num_episodes, explore):
+def test_exactly_n_episodes_that_do_not_depend_on_the_sub_environments(num_episodes, explore):
     played = [
-        play_episodes(make_runner(lanes), num_episodes=num_episodes, seed=3, explore=explore)
-        for lanes in (1, 4, 7)
+        play_episodes(make_runner(num_envs), num_episodes=num_episodes, seed=3, explore=explore)
+        for num_envs in (1, 4, 7)
     ]
     for records in played:
         assert [record.episode_id for record in records] == list(range(num_episodes))
@@ -65,9 +65,9 @@ def test_the_recorder_sees_every_step_of_every_episode_and_may_end_the_play():
     records = play_episodes(make_runner(2), num_episodes=3, seed=0, recorder=record)
     returns = dict.fromkeys(range(3), 0.0)
     for episodes, rewards in steps:
-        for lane, k in enumerate(episodes):
+        for env_index, k in enumerate(episodes):
             if k is not None:
-                returns[k] += rewards[lane]
+                returns[k] += rewards[env_index]
     assert returns == {record.episode_id: record.episode_return for record in records}
     assert play_episodes(make_runner(2), num_episodes=3, seed=0, recorder=lambda step: True) == []
 

@@ -15,11 +15,11 @@ from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import RunnerSpec
 
 
-def limited(lanes=1, *, use="counting_envs:CountingEnv", env=None, **config):
+def limited(num_envs=1, *, use="counting_envs:CountingEnv", env=None, **config):
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use=use, kwargs=env or {}),
-            EnvRunnersConfig(num_envs_per_env_runner=lanes, **config),
+            EnvRunnersConfig(num_envs_per_env_runner=num_envs, **config),
             policy_factory=lambda o, a, m: AlwaysOne(o, a),
         )
     )
@@ -113,7 +113,7 @@ def test_an_environment_that_resets_itself_cannot_be_cut_short():
 @settings(max_examples=60, deadline=None)
 @given(
     runners=st.integers(0, 3),
-    lanes=st.integers(1, 3),
+    num_envs=st.integers(1, 3),
     length=st.one_of(st.just("auto"), st.integers(1, 8)),
     rounds=st.integers(1, 2),
     mode=st.sampled_from(["truncate_episodes", "complete_episodes"]),
@@ -122,7 +122,7 @@ def test_an_environment_that_resets_itself_cannot_be_cut_short():
     no_done=st.booleans(),
 )
 def test_counts_are_exact_in_every_combination(
-    runners, lanes, length, rounds, mode, horizon, soft, no_done
+    runners, num_envs, length, rounds, mode, horizon, soft, no_done
 ):
     """Env steps and agent steps are the same here, so `count_steps_by` has nothing to change."""
     config = {
@@ -133,10 +133,12 @@ def test_counts_are_exact_in_every_combination(
         "soft_horizon": soft and horizon is not None,
         "no_done_at_end": no_done,
     }
-    unit = lanes * max(runners, 1) * (1 if length == "auto" else length)
+    unit = num_envs * max(runners, 1) * (1 if length == "auto" else length)
     wanted = unit * rounds
-    settings_of_all = EnvRunnersConfig(num_envs_per_env_runner=lanes, **config)
-    made = [limited(lanes, env={"random_length": True}, **config) for _ in range(max(runners, 1))]
+    settings_of_all = EnvRunnersConfig(num_envs_per_env_runner=num_envs, **config)
+    made = [
+        limited(num_envs, env={"random_length": True}, **config) for _ in range(max(runners, 1))
+    ]
     total = 0
     for asked in fragment_lengths(wanted, settings_of_all):
         for runner, steps in zip(made, asked, strict=True):
@@ -146,9 +148,9 @@ def test_counts_are_exact_in_every_combination(
             assert not horizon or batch["t"].max() < horizon
             assert not (no_done and batch["terminateds"].any())
             if mode == "truncate_episodes":
-                assert len(batch) == steps * lanes
+                assert len(batch) == steps * num_envs
             else:
-                assert len(batch) >= steps * lanes
+                assert len(batch) >= steps * num_envs
                 assert sum(episode.length for episode in reply.episodes) == len(batch)
             total += len(batch)
     assert total == wanted if mode == "truncate_episodes" else total >= wanted

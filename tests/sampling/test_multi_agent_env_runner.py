@@ -27,18 +27,18 @@ TABLES = {
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize(("length", "lanes"), [(1, 1), (3, 2), (4, 1), (5, 3), (16, 2)])
-def test_trajectories_are_those_written_by_hand(table, length, lanes):
+@pytest.mark.parametrize(("length", "num_envs"), [(1, 1), (3, 2), (4, 1), (5, 3), (16, 2)])
+def test_trajectories_are_those_written_by_hand(table, length, num_envs):
     policies, agents = TABLES[table]
-    runner = make("scripted_agents:Scripted", policies, agents, lanes=lanes)
+    runner = make("scripted_agents:Scripted", policies, agents, num_envs=num_envs)
     replies = [sample(runner, k, length) for k in range(-(-4 * LENGTH // length))]
     rows = by_agent([reply.batch for reply in replies])
-    for lane in range(lanes):
+    for env_index in range(num_envs):
         for episode in range(3):
             for index, agent in enumerate("abc"):
-                assert played(rows[lane, episode, index]) == EXPECTED[agent]
+                assert played(rows[env_index, episode, index]) == EXPECTED[agent]
     for reply in replies:
-        assert reply.env_steps == length * lanes
+        assert reply.env_steps == length * num_envs
         for episode in reply.episodes:
             assert {name: total for name, _, total in episode.agents} == TOTALS
             assert episode.episode_return == sum(TOTALS.values())
@@ -55,10 +55,13 @@ def test_trajectories_are_those_written_by_hand(table, length, lanes):
             seen |= new
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_complete_episodes_come_whole(lanes):
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_complete_episodes_come_whole(num_envs):
     runner = make(
-        "scripted_agents:Scripted", {"p": ECHO}, lanes=lanes, batch_mode="complete_episodes"
+        "scripted_agents:Scripted",
+        {"p": ECHO},
+        num_envs=num_envs,
+        batch_mode="complete_episodes",
     )
     for k in range(3):
         reply = sample(runner, k, 9)
@@ -66,12 +69,12 @@ def test_complete_episodes_come_whole(lanes):
         assert {len(found) for found in rows.values()} == {6, 3}
         for (_, _, index), found in rows.items():
             assert played(found) == EXPECTED["abc"[index]]
-        assert reply.env_steps == reply.batch.env_steps() >= 9 * lanes
+        assert reply.env_steps == reply.batch.env_steps() >= 9 * num_envs
         assert reply.env_steps % LENGTH == 0
 
 
 def test_fragments_are_counted_in_agent_steps_if_asked_for():
-    runner = make("scripted_agents:Scripted", {"p": ECHO}, lanes=2, by_agent=True)
+    runner = make("scripted_agents:Scripted", {"p": ECHO}, num_envs=2, by_agent=True)
     for k in range(6):
         reply = sample(runner, k, 10)
         assert 20 - 6 <= reply.batch.agent_steps() <= 20 + 6  # those who are silent wait
@@ -79,7 +82,7 @@ def test_fragments_are_counted_in_agent_steps_if_asked_for():
 
 
 def test_one_forward_pass_a_policy_and_step():
-    runner = cartpole({"agent_0": MLP, "agent_1": MLP}, lanes=4)
+    runner = cartpole({"agent_0": MLP, "agent_1": MLP}, num_envs=4)
     calls = Counter()
     for name, actor in runner.actors.items():
         original = actor.policy.compute_actions
@@ -94,9 +97,9 @@ def test_one_forward_pass_a_policy_and_step():
     assert max(calls.values()) <= 30 == reply.vector_steps
 
 
-def test_another_number_of_lanes_gives_the_same_data():
+def test_another_number_of_sub_environments_gives_the_same_data():
     """T33: what an agent does follows from the seed of its episode."""
-    alone, beside = cartpole({"p": MLP}), cartpole({"p": MLP}, lanes=3)
+    alone, beside = cartpole({"p": MLP}), cartpole({"p": MLP}, num_envs=3)
     rng = np.random.default_rng(0)
     weights = rng.normal(0, 0.3, alone.actors["p"].policy.num_parameters).astype(np.float32)
     for runner in (alone, beside):
@@ -117,7 +120,7 @@ def test_another_number_of_lanes_gives_the_same_data():
 def test_a_restored_runner_goes_on_to_the_bit(env, policy, batch_mode):
     def build():
         settings = {"observation_filter": "MeanStdFilter", "batch_mode": batch_mode}
-        return make(f"{EXAMPLES}:{env}", {"p": policy}, lanes=2, **settings)
+        return make(f"{EXAMPLES}:{env}", {"p": policy}, num_envs=2, **settings)
 
     straight = build()
     weights = straight.get_weights()
@@ -135,14 +138,14 @@ def test_a_restored_runner_goes_on_to_the_bit(env, policy, batch_mode):
                 np.testing.assert_array_equal(column, other.batch[policy_id][name], name)
 
 
-@pytest.mark.parametrize(("lanes", "before"), [(3, 1), (1, 3)])
-def test_a_state_of_another_number_of_lanes_is_refused(lanes, before):
+@pytest.mark.parametrize(("num_envs", "before"), [(3, 1), (1, 3)])
+def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, before):
     env = f"{EXAMPLES}:MultiAgentCartPole"
-    runner = make(env, {"p": MLP}, lanes=before)
+    runner = make(env, {"p": MLP}, num_envs=before)
     sample(runner, 0, 5)
     state = runner.get_state()
-    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {lanes}"):
-        make(env, {"p": MLP}, lanes=lanes).set_state(state)
+    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {num_envs}"):
+        make(env, {"p": MLP}, num_envs=num_envs).set_state(state)
 
 
 def test_a_restored_runner_takes_over_weights_whose_version_it_has_seen():
@@ -168,7 +171,7 @@ class Restless:
         return env
 
 
-def test_a_lane_that_cannot_be_replayed_starts_afresh(caplog):
+def test_a_env_index_that_cannot_be_replayed_starts_afresh(caplog):
     runner, other = (make("test_multi_agent_env_runner:Restless", {"p": MLP}) for _ in range(2))
     sample(runner, 0, 5)
     other.set_state(runner.get_state())
@@ -181,7 +184,7 @@ def test_a_lane_that_cannot_be_replayed_starts_afresh(caplog):
 
 def test_recurrent_states_belong_to_agents():
     """States at the start of sequences against the policy, run again step by step."""
-    runner = cartpole({"p": LSTM}, lanes=2)
+    runner = cartpole({"p": LSTM}, num_envs=2)
     batches = [sample(runner, k, 13).batch["p"] for k in range(4)]
     policy = runner.actors["p"].policy
     states, last = {}, {}
@@ -207,10 +210,10 @@ def test_recurrent_states_belong_to_agents():
             last[key] = int(batch["actions"][row]), float(batch["rewards"][row])
 
 
-def test_evaluation_plays_exactly_n_episodes_whatever_the_lanes():
+def test_evaluation_plays_exactly_n_episodes_whatever_the_sub_environments():
     results = []
-    for lanes in (1, 3):
-        runner = cartpole({"p": MLP}, lanes=lanes)
+    for num_envs in (1, 3):
+        runner = cartpole({"p": MLP}, num_envs=num_envs)
         rng = np.random.default_rng(0)
         size = runner.actors["p"].policy.num_parameters
         runner.set_weights({"p": rng.normal(0, 0.3, size).astype(np.float32)})
@@ -222,8 +225,8 @@ def test_evaluation_plays_exactly_n_episodes_whatever_the_lanes():
     assert len(results[0]) == 5
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_recorders_see_each_agents_transitions(lanes):
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_recorders_see_each_agents_transitions(num_envs):
     seen = defaultdict(list)
 
     def record(step):
@@ -234,7 +237,7 @@ def test_recorders_see_each_agents_transitions(lanes):
                 (*numbers, made.step, made.terminated, made.truncated)
             )
 
-    runner = make("scripted_agents:Scripted", {"p": ECHO}, lanes=lanes)
+    runner = make("scripted_agents:Scripted", {"p": ECHO}, num_envs=num_envs)
     play_episodes(runner, num_episodes=3, seed=1, recorder=record)
     for episode in range(3):
         for agent, expected in EXPECTED.items():
@@ -245,7 +248,7 @@ def test_recorders_see_each_agents_transitions(lanes):
 
 def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
     env = {"use": f"{EXAMPLES}:CrashingCartPole", "crash_probability": 0.03}
-    runner = make(env, {"p": MLP}, lanes=3, spec={"restart_failed_sub_environments": True})
+    runner = make(env, {"p": MLP}, num_envs=3, spec={"restart_failed_sub_environments": True})
     replies = [sample(runner, k, 40) for k in range(3)]
     assert replies[-1].faulty_episodes > 0
     for reply in replies:
@@ -255,7 +258,7 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
         assert batch.agent_steps() <= 240
         steps = {(row["env_id"], row["eps_id"], row["t"]) for row in batch.rows()}
         assert len(steps) == 120
-    successor = make(env, {"p": MLP}, lanes=3, spec={"restart_failed_sub_environments": True})
+    successor = make(env, {"p": MLP}, num_envs=3, spec={"restart_failed_sub_environments": True})
     successor.set_state(runner.get_state())
     assert sample(successor, 3, 1).faulty_episodes >= replies[-1].faulty_episodes
     with pytest.raises(EnvError, match="the cart went off the rails"):
@@ -286,7 +289,7 @@ def test_two_agents_cost_few_more_calls_than_one():
     single = EnvRunner(
         RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(num_envs_per_env_runner=8))
     )
-    several = cartpole({"agent_0": MLP, "agent_1": MLP}, lanes=8)
+    several = cartpole({"agent_0": MLP, "agent_1": MLP}, num_envs=8)
     per_agent_step = _own_calls(single, 200) / (200 * 8)
     in_several = _own_calls(several, 200) / (200 * 16)
     assert in_several <= 2.5 * per_agent_step, (in_several, per_agent_step)

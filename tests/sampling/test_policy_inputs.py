@@ -20,13 +20,13 @@ from rlrun.sampling.runner_messages import RunnerSpec
 
 @settings(max_examples=25, deadline=None)
 @given(
-    lanes=st.integers(1, 3),
+    num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 8), min_size=1, max_size=5),
     states=st.booleans(),
     random_length=st.booleans(),
 )
-def test_views_are_their_slow_transcription(lanes, lengths, states, random_length):
-    runner = looking_runner(lanes, states=states, random_length=random_length, length=7)
+def test_views_are_their_slow_transcription(num_envs, lengths, states, random_length):
+    runner = looking_runner(num_envs, states=states, random_length=random_length, length=7)
     batches = []
     for i, length in enumerate(lengths):
         batches.append(collect(runner, [length])[0].batch)
@@ -35,7 +35,7 @@ def test_views_are_their_slow_transcription(lanes, lengths, states, random_lengt
 
 @pytest.mark.parametrize("states", [False, True])
 def test_environments_that_reset_in_a_step_of_their_own(states):
-    """Lanes then fill up unevenly, and rows are carried from fragment to fragment."""
+    """Sub-environments then fill up unevenly, and rows are carried from fragment to fragment."""
     runner = looking_runner(3, states=states, use="counting_envs:autonomous")
     assert not runner.envs.every_step_counts
     batches = []
@@ -57,10 +57,10 @@ def test_a_restored_runner_sees_the_same_past(states):
         np.testing.assert_array_equal(one[name], two[name], err_msg=name)
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_evaluation_shows_the_policy_the_same_views(lanes):
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_evaluation_shows_the_policy_the_same_views(num_envs):
     """Also past the window that evaluation keeps: the episodes are longer than it."""
-    runner = looking_runner(lanes, states=True, length=300)
+    runner = looking_runner(num_envs, states=True, length=300)
     play_episodes(runner, num_episodes=3, seed=4)
     for (seed, step), row in runner.policy.saw.items():
         assert row["state_in_0"].tolist() == [7, step]

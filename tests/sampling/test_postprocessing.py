@@ -48,7 +48,7 @@ class NextActions(rlrun.Callbacks):
         )
 
 
-def postprocessing_runner(lanes=1, *, views=None, states=False, callbacks=(), **settings):
+def postprocessing_runner(num_envs=1, *, views=None, states=False, callbacks=(), **settings):
     def policy(observation_space, action_space, model):
         made = Postprocessed(observation_space, action_space, states)
         seen = {name: view for name, view in made.view_requirements.items() if "state" in name}
@@ -59,7 +59,7 @@ def postprocessing_runner(lanes=1, *, views=None, states=False, callbacks=(), **
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use="counting_envs:CountingEnv", kwargs=settings.pop("env", {})),
-            EnvRunnersConfig(num_envs_per_env_runner=lanes, **settings),
+            EnvRunnersConfig(num_envs_per_env_runner=num_envs, **settings),
             policy_factory=policy,
             postprocessors=tuple(UseSpec(use=name) for name in callbacks),
         )

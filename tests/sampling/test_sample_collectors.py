@@ -67,7 +67,9 @@ def views_of(*sources):
     return st.dictionaries(st.sampled_from(["x", "y", "z"]), views, max_size=3)
 
 
-def runner_with(collector, lanes, views=None, *, states=False, use=f"{__name__}:TellingEnv", **kw):
+def runner_with(
+    collector, num_envs, views=None, *, states=False, use=f"{__name__}:TellingEnv", **kw
+):
     def policy(observation_space, action_space, model):
         made = Looking(observation_space, action_space, states)
         seen = {name: view for name, view in made.view_requirements.items() if "state" in name}
@@ -77,7 +79,7 @@ def runner_with(collector, lanes, views=None, *, states=False, use=f"{__name__}:
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use=use, kwargs=kw.pop("env", {})),
-            EnvRunnersConfig(num_envs_per_env_runner=lanes, sample_collector=collector, **kw),
+            EnvRunnersConfig(num_envs_per_env_runner=num_envs, sample_collector=collector, **kw),
             connectors=ConnectorsConfig(clip_rewards=2.0),
             restart_failed_sub_environments=True,
             policy_factory=policy,
@@ -106,7 +108,7 @@ def assert_equal_replies(one, other):
 
 @settings(max_examples=80, deadline=None)
 @given(
-    lanes=st.integers(1, 3),
+    num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     views=views_of(*SOURCES, "unroll_id"),
     mode=st.sampled_from(MODES),
@@ -115,7 +117,7 @@ def assert_equal_replies(one, other):
     restored=st.booleans(),
 )
 def test_slots_that_act_together_make_the_same_batches(
-    lanes, lengths, views, mode, states, env, restored
+    num_envs, lengths, views, mode, states, env, restored
 ):
     use = "counting_envs:autonomous" if env == "autonomous" else f"{__name__}:TellingEnv"
     arguments = {
@@ -128,7 +130,11 @@ def test_slots_that_act_together_make_the_same_batches(
 
     def runner(collector):
         return runner_with(
-            *(collector, lanes, views), states=states, use=use, env=arguments[env], batch_mode=mode
+            *(collector, num_envs, views),
+            states=states,
+            use=use,
+            env=arguments[env],
+            batch_mode=mode,
         )
 
     fast, simple = (runner(name) for name in COLLECTORS)
@@ -261,7 +267,7 @@ def crowd(collector, views, *, states, policies, env=None, **settings):
 
 # A state in which no slot has a past: no rows of objects, which still have a shape.
 @example(
-    lanes=1,
+    num_envs=1,
     lengths=[1, 1],
     views={"x": ViewRequirement("infos", shift=-1)},
     states=False,
@@ -274,7 +280,7 @@ def crowd(collector, views, *, states, policies, env=None, **settings):
 )
 @settings(max_examples=25, deadline=None)
 @given(
-    lanes=st.integers(1, 3),
+    num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     views=views_of(*AGENT_SOURCES),
     states=st.booleans(),
@@ -286,10 +292,15 @@ def crowd(collector, views, *, states, policies, env=None, **settings):
     restored=st.booleans(),
 )
 def test_slots_that_come_and_go_make_the_same_batches(
-    *, lanes, lengths, views, states, policies, mode, horizon, crash, by_agent, restored
+    *, num_envs, lengths, views, states, policies, mode, horizon, crash, by_agent, restored
 ):
     def build(collector):
-        more = {"lanes": lanes, "by_agent": by_agent, "batch_mode": mode, "env": {"crash": crash}}
+        more = {
+            "num_envs": num_envs,
+            "by_agent": by_agent,
+            "batch_mode": mode,
+            "env": {"crash": crash},
+        }
         return crowd(collector, views, states=states, policies=policies, **more, **horizon)
 
     runners = [build(collector) for collector in COLLECTORS]
@@ -308,7 +319,7 @@ def test_slots_that_come_and_go_make_the_same_batches(
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_that_are_left_out_are_not_sent(collector, mode):
     full, lean = (
-        crowd(collector, {}, states=False, policies=("p", "q"), lanes=2, batch_mode=mode)
+        crowd(collector, {}, states=False, policies=("p", "q"), num_envs=2, batch_mode=mode)
         for _ in range(2)
     )
     unread = {"q": frozenset({"mark", "derived", "env_id"})}

@@ -15,67 +15,69 @@ from hypothesis import strategies as st
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.env import EnvContext
 from rlrun.envs.errors import EnvError
-from rlrun.envs.vector_env import make_vector_env, take_lanes
+from rlrun.envs.vector_env import make_vector_env, take_envs
 
-LANES = 3
+NUM_ENVS = 3
 
 
-def make(use: str, num_envs: int = LANES, vectorize: str = "auto", **kwargs: Any) -> Any:
+def make(use: str, num_envs: int = NUM_ENVS, vectorize: str = "auto", **kwargs: Any) -> Any:
     spec = EnvSpec(use=use, **kwargs)
     return make_vector_env(spec, num_envs, EnvRunnersConfig(gym_env_vectorize_mode=vectorize))
 
 
-def seed_of(lane: int, episode: int) -> int:
-    return 100 * lane + 7 * episode
+def seed_of(env_index: int, episode: int) -> int:
+    return 100 * env_index + 7 * episode
 
 
 def transitions(env: Any, steps: int, actions: Any = None) -> list[list[tuple[Any, ...]]]:
-    """For each lane its transitions (obs, action, reward, terminated, truncated, new_obs, info)."""
+    """For each environment its transitions (obs, action, reward, terminated, truncated, new_obs,
+    info).
+    """
     space = env.single_observation_space
     batched = gymnasium.vector.utils.batch_space(space, env.num_envs)
 
     def rows(batch: Any) -> list[Any]:
-        copied = take_lanes(batch, np.arange(env.num_envs))
+        copied = take_envs(batch, np.arange(env.num_envs))
         return [_plain(row) for row in iterate(batched, copied)]
 
     found: list[list[tuple[Any, ...]]] = [[] for _ in range(env.num_envs)]
     episodes = [0] * env.num_envs
-    now = rows(env.reset([seed_of(lane, 0) for lane in range(env.num_envs)]))
-    lane_steps = [0] * env.num_envs
-    while min(lane_steps) < steps:
-        chosen = np.array([s % 3 for s in lane_steps])
+    now = rows(env.reset([seed_of(env_index, 0) for env_index in range(env.num_envs)]))
+    env_index_steps = [0] * env.num_envs
+    while min(env_index_steps) < steps:
+        chosen = np.array([s % 3 for s in env_index_steps])
         obs, rewards, terminateds, truncateds, infos = env.step(
             chosen if actions is None else actions(chosen)
         )
         after = rows(obs)
-        for lane in range(env.num_envs):
-            if env.valid is not None and not env.valid[lane]:
+        for env_index in range(env.num_envs):
+            if env.valid is not None and not env.valid[env_index]:
                 continue
-            info = None if infos is None else infos.by_lane.get(lane)
-            found[lane].append(
+            info = None if infos is None else infos.by_env.get(env_index)
+            found[env_index].append(
                 (
-                    now[lane],
-                    int(chosen[lane]),
-                    float(rewards[lane]),
-                    bool(terminateds[lane]),
-                    bool(truncateds[lane]),
-                    after[lane],
+                    now[env_index],
+                    int(chosen[env_index]),
+                    float(rewards[env_index]),
+                    bool(terminateds[env_index]),
+                    bool(truncateds[env_index]),
+                    after[env_index],
                     None if info is None else {k: int(v) for k, v in info.items()},
                 )
             )
-            lane_steps[lane] += 1
+            env_index_steps[env_index] += 1
         now = after
         done = terminateds | truncateds
         if done.any():
-            for lane in np.flatnonzero(done):
-                episodes[lane] += 1
-            seeds = [seed_of(lane, episodes[lane]) for lane in range(env.num_envs)]
-            fresh = env.reset_lanes(done.copy(), seeds)
+            for env_index in np.flatnonzero(done):
+                episodes[env_index] += 1
+            seeds = [seed_of(env_index, episodes[env_index]) for env_index in range(env.num_envs)]
+            fresh = env.reset_envs(done.copy(), seeds)
             if fresh is not None:
                 reset = rows(fresh)
                 now = [reset[i] if done[i] else now[i] for i in range(env.num_envs)]
     env.close()
-    return [lane[:steps] for lane in found]
+    return [env_index[:steps] for env_index in found]
 
 
 def _plain(row: Any) -> Any:
@@ -88,12 +90,12 @@ def _plain(row: Any) -> Any:
 
 def by_hand(steps: int, *, seeded: bool = True) -> list[list[tuple[Any, ...]]]:
     """The transitions of `Counter`, from its description."""
-    lanes = []
-    for lane in range(LANES):
+    num_envs = []
+    for env_index in range(NUM_ENVS):
         rows: list[tuple[Any, ...]] = []
         episode = 0
         while len(rows) < steps:
-            seed = seed_of(lane, episode) if seeded else seed_of(lane, 0) + episode
+            seed = seed_of(env_index, episode) if seeded else seed_of(env_index, 0) + episode
             length = 2 + seed % 3
             for step in range(1, length + 1):
                 action, done = len(rows) % 3, step == length
@@ -109,8 +111,8 @@ def by_hand(steps: int, *, seeded: bool = True) -> list[list[tuple[Any, ...]]]:
                     )
                 )
             episode += 1
-        lanes.append(rows[:steps])
-    return lanes
+        num_envs.append(rows[:steps])
+    return num_envs
 
 
 @pytest.mark.parametrize(
@@ -149,11 +151,13 @@ def test_an_env_that_seeds_itself_gives_the_same_transitions_of_its_own_episodes
 
 
 def by_hand_consecutive(steps: int) -> list[list[tuple[Any, ...]]]:
-    """One int seeds all lanes: lane i starts with it plus i, and each episode adds one."""
-    lanes = []
-    for lane in range(LANES):
+    """One int seeds all environments: environment i starts with it plus i, and each episode adds
+    one.
+    """
+    num_envs = []
+    for env_index in range(NUM_ENVS):
         rows: list[tuple[Any, ...]] = []
-        seed = lane
+        seed = env_index
         while len(rows) < steps:
             length = 2 + seed % 3
             for step in range(1, length + 1):
@@ -163,8 +167,8 @@ def by_hand_consecutive(steps: int) -> list[list[tuple[Any, ...]]]:
                 before, after = [seed, step - 1], [seed, step]
                 rows.append((before, action, step + 10.0 * action, *flags, after, info))
             seed += 1
-        lanes.append(rows[:steps])
-    return lanes
+        num_envs.append(rows[:steps])
+    return num_envs
 
 
 @pytest.mark.parametrize("mode", ["DISABLED", "SAME_STEP", "NEXT_STEP"])
@@ -187,16 +191,16 @@ def test_own_processes_give_the_same() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 10**6), min_size=LANES, max_size=LANES), st.integers(1, 60))
+@given(st.lists(st.integers(0, 10**6), min_size=NUM_ENVS, max_size=NUM_ENVS), st.integers(1, 60))
 def test_pitfall_26_env_steps_are_episode_lengths_plus_what_runs(
     seeds: list[int], steps: int
 ) -> None:
     env = make("counting_envs:autonomous", mode="NEXT_STEP")
     env.reset(seeds)
-    counted, running, finished = 0, np.zeros(LANES, int), 0
+    counted, running, finished = 0, np.zeros(NUM_ENVS, int), 0
     for _ in range(steps):
-        obs, _, terminateds, truncateds, _ = env.step(np.zeros(LANES, int))
-        valid = np.ones(LANES, bool) if env.valid is None else env.valid
+        obs, _, terminateds, truncateds, _ = env.step(np.zeros(NUM_ENVS, int))
+        valid = np.ones(NUM_ENVS, bool) if env.valid is None else env.valid
         counted += int(valid.sum())
         running += valid
         done = terminateds | truncateds
@@ -230,7 +234,7 @@ def test_cartpoles_own_vectorisation_has_no_junk_rows_and_its_time_limit() -> No
         done = terminateds | truncateds
         lengths += running[done].tolist()
         running[done] = 0
-        assert env.reset_lanes(done, [0] * 4) is None
+        assert env.reset_envs(done, [0] * 4) is None
         now = obs.copy()
     assert set(lengths) == {7}
 
@@ -256,8 +260,8 @@ def test_an_array_env_goes_on_exactly_from_its_state() -> None:
 
 def test_the_time_limit_of_an_id_truncates() -> None:
     env = make("CartPole-v1", max_episode_steps=3)
-    env.reset([0] * LANES)
-    flags = [env.step(np.arange(LANES) % 2)[2:4] for _ in range(3)]
+    env.reset([0] * NUM_ENVS)
+    flags = [env.step(np.arange(NUM_ENVS) % 2)[2:4] for _ in range(3)]
     assert not flags[-1][0].any()
     assert flags[-1][1].all()
 
@@ -270,18 +274,18 @@ def test_actions_are_rows_that_an_env_cannot_write_to() -> None:
         env.step(np.ones((2, 2), np.float32))
 
 
-def test_an_exception_in_a_step_names_lane_and_step_and_shows_only_the_users_code() -> None:
+def test_an_exception_in_a_step_names_env_index_and_step_and_shows_only_the_users_code() -> None:
     env = make("counting_envs:Counter", fail_at=3)
     env.reset([0, 1, 2])  # lengths 2, 3 and 4
-    zeros = np.zeros(LANES, int)
+    zeros = np.zeros(NUM_ENVS, int)
     env.step(zeros)
     env.step(zeros)
-    env.reset_lanes(np.array([True, False, False]), [0, 0, 0])
+    env.reset_envs(np.array([True, False, False]), [0, 0, 0])
     env.step(zeros)
     with pytest.raises(EnvError) as caught:
         env.step(zeros)
     error = caught.value
-    assert (error.phase, error.lane, error.env_step) == ("step", 1, 3)
+    assert (error.phase, error.env_index, error.env_step) == ("step", 1, 3)
     assert "counting_envs.py" in error.user_traceback
     assert "rlrun/sampling" not in error.user_traceback
     assert error.__cause__ is None
@@ -306,7 +310,7 @@ def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
     config = EnvRunnersConfig(gym_env_vectorize_mode="async", disable_env_checking=True)
     env = make_vector_env(spec, 2, config)
     env.reset([0, 1])
-    with pytest.raises(EnvError, match="exit codes by lane") as caught:
+    with pytest.raises(EnvError, match="exit codes by sub-environment") as caught:
         env.step(np.zeros(2, int))
     assert caught.value.phase == "step"
     env.close()
@@ -315,9 +319,9 @@ def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
 def test_nan_stops_the_run() -> None:
     env = make("counting_envs:Counter", nan_at=2)
     env.reset([2, 2, 2])
-    env.step(np.zeros(LANES, int))
+    env.step(np.zeros(NUM_ENVS, int))
     with pytest.raises(EnvError, match="NaN") as caught:
-        env.step(np.zeros(LANES, int))
+        env.step(np.zeros(NUM_ENVS, int))
     assert (caught.value.phase, caught.value.env_step) == ("observation", 1)
 
 
@@ -329,7 +333,7 @@ def test_pitfall_22_a_vector_env_without_a_mode_is_refused_by_name() -> None:
 
 def test_a_vector_env_of_another_size_is_refused() -> None:
     with pytest.raises(EnvError, match="num_envs_per_env_runner=3"):
-        make("counting_envs:three_lanes", num_envs=2)
+        make("counting_envs:three_sub_envs", num_envs=2)
 
 
 def test_an_id_without_vector_entry_point_says_so() -> None:
@@ -338,9 +342,9 @@ def test_an_id_without_vector_entry_point_says_so() -> None:
     assert caught.value.phase == "constructor"
 
 
-def test_lanes_are_told_their_place() -> None:
+def test_sub_environments_are_told_their_place() -> None:
     spec = EnvSpec(use="counting_envs:told_its_place", size=4)
     context = EnvContext(spec.kwargs, worker_index=2, num_workers=5)
     env: Any = make_vector_env(spec, 2, EnvRunnersConfig(), context)
-    assert [lane.place for lane in env.envs] == [(2, 0, 5, True), (2, 1, 5, True)]
-    assert [lane.size for lane in env.envs] == [4, 4]
+    assert [env_index.place for env_index in env.envs] == [(2, 0, 5, True), (2, 1, 5, True)]
+    assert [env_index.size for env_index in env.envs] == [4, 4]
