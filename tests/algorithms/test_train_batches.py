@@ -63,9 +63,9 @@ def test_rewards_are_normalised_by_returns_discounted_as_they_are_learned(built,
 def test_of_atari_alone_learning_sees_the_rewards_sign(env, preprocessor, expected):
     pytest.importorskip("ale_py")
     settings = EnvRunnersConfig(preprocessor_pref=preprocessor)
-    rewards = reward_pipeline(RunnerSpec(EnvSpec(use=env), settings), num_envs=3)
+    rewards = reward_pipeline(RunnerSpec(EnvSpec(use=env), settings))
     going_on = np.zeros(3, np.bool_)
-    assert rewards(np.array([4.0, -0.5, 0.0]), going_on, going_on).tolist() == expected
+    assert rewards(np.array([4.0, -0.5, 0.0]), going_on, going_on, np.zeros(3)).tolist() == expected
 
 
 class ReusesItsBuffer(gym.Env[Any, Any]):
