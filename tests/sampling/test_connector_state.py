@@ -245,7 +245,8 @@ def test_a_killed_runner_counts_nothing_twice(build):
         algorithm = build(runners=2, **CUSTOM)
         for iteration in range(4):
             if kill and iteration == 2:
-                (victim, *_) = algorithm.env_runner_group._process_ids.values()
+                group = algorithm.env_runner_group
+                victim, _ = group.foreach_env_runner(lambda runner: os.getpid())
                 os.kill(victim, signal.SIGKILL)
             algorithm.train()
         assert algorithm.env_runner_group.num_restarts == int(kill)
