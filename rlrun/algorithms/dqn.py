@@ -71,7 +71,7 @@ class DQNTraining(ReplayTraining):
     double_q: bool = True
     """Let the network choose the next action that the target network values."""
     value_rescaling: bool = False
-    """Learn h(Q) instead of Q, whose range is that of its root: for returns of very unlike size."""
+    """Learn h(Q) instead of Q, with the root of Q's range: for returns of very unlike size."""
     dueling: bool = True
     """Separate streams for the value of a state and the advantages of its actions."""
     num_atoms: Count = 1

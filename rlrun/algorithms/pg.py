@@ -36,7 +36,7 @@ class PGConfig(AlgorithmConfig):
 
 
 def pg_loss(module: RLModule, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """``-mean(log pi(a|s) G)``; its gradient estimates that of the negative return (REINFORCE).
+    """``-mean(log pi(a|s) G)``; its gradient estimates the negative return's (REINFORCE).
 
     Args:
         rows: obs ``[M, ...]``, actions ``[M, ...]``; advantages ``[M]``, which are returns here.

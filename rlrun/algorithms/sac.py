@@ -84,7 +84,7 @@ class SACTraining(ReplayTraining):
     target_entropy: float | None = None
     """Entropy that alpha steers to; null is -A for a Box and 0.98 log n for Discrete actions."""
     noise_correlation: float = Field(default=0.0, ge=0, lt=1)
-    """Correlation of an action's noise with that of the next one in the episode; of a Box only.
+    """Correlation between the noise of one action and the next in the episode; of a Box only.
     Noise that lasts explores further where independent pushes cancel out."""
 
 

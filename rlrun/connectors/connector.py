@@ -60,7 +60,7 @@ class Connector(ABC):
         """Take over what `get_state` returned, as far as it goes: the centre's has no slots."""
 
     def flush_deltas(self) -> State:
-        """What was learned since the last flush, which is forgotten as news by this call."""
+        """What was learned since the last flush; the next one begins anew."""
         return {}
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:  # noqa: B027 - likewise

@@ -181,7 +181,7 @@ class MeanStdFilter(Connector):
         return deltas
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge flushed deltas; the result is one filter over everybody's rows."""
+        """Merge flushed deltas; the result is one filter over the rows of all runners."""
         for delta in deltas:
             self._stat.merge(RunningStat.from_state(delta))
         self._refresh()

@@ -86,9 +86,9 @@ class RewardPipeline(Connector):
         else:
             returns[valid] = returns[valid] * self._gamma + rewards[valid]
             seen = returns[valid]
-        news = self._stat.batch(seen)
-        self._stat.merge(news)
-        self._deltas.merge(news)
+        fresh = self._stat.batch(seen)
+        self._stat.merge(fresh)
+        self._deltas.merge(fresh)
         returns[dones] = 0.0
 
     def _std(self) -> float:

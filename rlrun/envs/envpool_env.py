@@ -3,7 +3,7 @@
 Owns all calls of EnvPool, which is an extra and has its own ids and arguments.
 
 In training, B sub-environments are one pool (`PooledVectorEnv`). A pool is given seeds when it is
-made and never again: each sub-environment gets that of its first episode, and draws on from there.
+made and never again: each sub-environment gets its first episode's, and draws on from there.
 Left to itself a pool spends the step after an episode's end on the reset (gymnasium's NEXT_STEP
 mode); here finished sub-environments are reset at once, by their numbers, so that each row of each
 step is a transition.
@@ -272,9 +272,7 @@ class PoolSubEnv(gymnasium.Env[Any, Any]):
 
 
 class PoolInfos(EnvInfos):
-    """The arrays of a pool's infos; dicts of single environments are made when somebody asks for
-    them.
-    """
+    """The arrays of a pool's infos; dicts of single environments are made on demand."""
 
     def __init__(self, arrays: dict[str, Any], num_envs: int) -> None:
         self._arrays, self._num_envs = arrays, num_envs

@@ -28,7 +28,7 @@ FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class EnvInfos(Mapping[str, list[Any]]):
-    """The info dicts of one vector step, put together only when somebody asks.
+    """The info dicts of one vector step, put together on demand.
 
     ``infos[key]`` is a list [B], None in environments without that key; ``infos.by_env[env_index]``
     is a sub-environment's own dict, missing where it was empty.

@@ -31,7 +31,7 @@ MultiAgentCartPole = make_multi_agent("CartPole-v1")
 class RockPaperScissors(MultiAgentEnv):
     """Two players show a hand at once, ``rounds`` times; each sees what the other showed last.
 
-    The winner of a round gets 1, the loser -1. Whoever knows how the other one chooses wins every
+    The winner of a round gets 1, the loser -1. A player that knows the other's rule wins every
     round but those in which it cannot know.
 
     Args:
@@ -66,7 +66,7 @@ class RockPaperScissors(MultiAgentEnv):
 
 
 class AlwaysSame(Policy):
-    """Shows one hand in all episodes: that of ``config["hand"]``, rock if it names none."""
+    """Shows ``config["hand"]`` in all episodes, rock by default."""
 
     def compute_actions(
         self,

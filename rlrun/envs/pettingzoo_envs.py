@@ -70,7 +70,7 @@ class Parallel(_Adapter):
         return self._env.reset(seed=seed, options=options)
 
     def step(self, actions: dict[Any, Any]) -> Any:
-        """The episode is over when nobody is left."""
+        """The episode is over when no agent is left."""
         observations, rewards, terminateds, truncateds, infos = self._env.step(actions)
         over = not self._env.agents
         cut = over and not any(terminateds.values())
@@ -88,7 +88,7 @@ class TurnTaking(_Adapter):
         return {agent: self._env.observe(agent)}, {}
 
     def step(self, actions: dict[Any, Any]) -> Any:
-        """Let the agent act; rewards are what everybody received in this turn.
+        """Let the agent act; returns the rewards of all agents in this turn.
 
         Agents that are done take their last, empty turns here, unseen.
         """

@@ -32,7 +32,7 @@ class AgentTransition:
 
 @dataclass(frozen=True)
 class PlayedStep:
-    """One vector step, for whoever records it. Arrays may be overwritten by the next step.
+    """One vector step, for recorders. Arrays may be overwritten by the next step.
 
     With several agents, observations and actions are those of `agents`.
     """

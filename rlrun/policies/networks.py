@@ -30,7 +30,7 @@ class InPlace(NamedTuple):
 
     forward: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], None]
-    """(gradient, output): turns the gradient of the output into that of the input."""
+    """(gradient, output): from the gradient of the output to the gradient of the input."""
 
 
 # Autograd's own operations: ``gradient * (output > 0)`` takes ten times as long. They are called by
@@ -264,7 +264,7 @@ class TwinBackward:
                 of_layer = of_layer.bmm(weight.mT)
 
     def to_input(self, gradient: Tensor) -> Tensor:
-        """The gradient of the input [N, in] for that of the output [2, N]; leaves parameters alone.
+        """The input's gradient [N, in] for an output's gradient [2, N]; leaves parameters alone.
 
         Rows without a gradient cost nothing: of the smaller value, that is half of them.
         """

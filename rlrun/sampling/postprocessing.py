@@ -1,10 +1,10 @@
 """Postprocessing: a fragment's batches go through the user's hands, episode by episode.
 
-A *piece* is what a fragment holds of one agent in one episode: the policy's
-`postprocess_trajectory` and the callbacks' `on_postprocess_trajectory` see pieces, hence never two
-episodes, once at the end of each episode and of each fragment. Rewards are as learning sees them;
-views that are not for training are there. Knows nothing of losses; callbacks are whatever has the
-method.
+A *trajectory* is what a fragment holds of one agent in one episode: the policy's
+`postprocess_trajectory` and the callbacks' `on_postprocess_trajectory` see trajectories, hence
+never two episodes, once at the end of each episode and of each fragment. Rewards are as learning
+sees them; views that are not for training are there. Knows nothing of losses; callbacks are
+whatever has the method.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def only_agent(episode_id: int, index: int) -> str:
 
 
 @dataclass
-class _Piece:
+class _Trajectory:
     policy_id: str
     agent: Any
     episode: int
@@ -46,7 +46,7 @@ class _Piece:
 
 
 class Postprocessing:
-    """What is done to each piece.
+    """What is done to each trajectory.
 
     Args:
         callbacks: each with an `on_postprocess_trajectory`, called in this order.
@@ -63,7 +63,7 @@ class Postprocessing:
 
     @property
     def does_nothing(self) -> bool:
-        """Whether neither a policy nor a callback wants to see the pieces."""
+        """Whether neither a policy nor a callback wants to see the trajectories."""
         none = Policy.postprocess_trajectory
         own = any(type(each).postprocess_trajectory is not none for each in self.policies.values())
         return not own and not self._callbacks
@@ -71,52 +71,56 @@ class Postprocessing:
     def __call__(
         self, batches: Mapping[str, SampleBatch], agent_name: AgentName = only_agent
     ) -> dict[str, SampleBatch]:
-        """The policies' batches of postprocessed pieces, each with the same columns throughout."""
-        pieces = [
-            piece
+        """The policies' batches after postprocessing, each with the same columns throughout."""
+        trajectories = [
+            trajectory
             for policy_id, batch in batches.items()
-            for piece in _pieces(policy_id, batch, agent_name)
+            for trajectory in _trajectories(policy_id, batch, agent_name)
         ]
-        by_episode: dict[int, list[_Piece]] = {}
-        for piece in pieces:
-            by_episode.setdefault(piece.episode, []).append(piece)
+        by_episode: dict[int, list[_Trajectory]] = {}
+        for trajectory in trajectories:
+            by_episode.setdefault(trajectory.episode, []).append(trajectory)
         originals = {
             episode: {p.agent: (p.policy_id, self.policies[p.policy_id], p.original) for p in them}
             for episode, them in by_episode.items()
         }
-        for piece in pieces:
-            them = originals[piece.episode]
-            others = {agent: them[agent] for agent in them if agent != piece.agent}
-            policy = self.policies[piece.policy_id]
-            piece.batch = policy.postprocess_trajectory(piece.batch, others, piece.episode)
-        for piece in pieces:
-            self._call_back(piece, originals[piece.episode])
+        for trajectory in trajectories:
+            them = originals[trajectory.episode]
+            others = {agent: them[agent] for agent in them if agent != trajectory.agent}
+            policy = self.policies[trajectory.policy_id]
+            trajectory.batch = policy.postprocess_trajectory(
+                trajectory.batch, others, trajectory.episode
+            )
+        for trajectory in trajectories:
+            self._call_back(trajectory, originals[trajectory.episode])
         joined = {
-            policy_id: concat_samples([p.batch for p in pieces if p.policy_id == policy_id])
+            policy_id: concat_samples([p.batch for p in trajectories if p.policy_id == policy_id])
             for policy_id in batches
         }
         return {name: batch for name, batch in joined.items() if isinstance(batch, SampleBatch)}
 
-    def _call_back(self, piece: _Piece, originals: Mapping[Any, Any]) -> None:
+    def _call_back(self, trajectory: _Trajectory, originals: Mapping[Any, Any]) -> None:
         for callbacks in self._callbacks:
             callbacks.on_postprocess_trajectory(
                 worker=self._worker,
-                episode=piece.episode,
-                agent_id=piece.agent,
-                policy_id=piece.policy_id,
+                episode=trajectory.episode,
+                agent_id=trajectory.agent,
+                policy_id=trajectory.policy_id,
                 policies=dict(self.policies),
-                postprocessed_batch=piece.batch,
+                postprocessed_batch=trajectory.batch,
                 original_batches=dict(originals),
             )
 
 
-def _pieces(policy_id: str, batch: SampleBatch, agent_name: AgentName) -> Iterator[_Piece]:
+def _trajectories(
+    policy_id: str, batch: SampleBatch, agent_name: AgentName
+) -> Iterator[_Trajectory]:
     cuts = {*change_points(batch[col.EPS_ID]), *change_points(batch[col.UNROLL_ID])}
     for start, end in pairwise([0, *sorted(cuts), len(batch)]):
-        piece = batch.slice(start, end)
-        episode, index = int(piece[col.EPS_ID][0]), int(piece[col.AGENT_INDEX][0])
+        trajectory = batch.slice(start, end)
+        episode, index = int(trajectory[col.EPS_ID][0]), int(trajectory[col.AGENT_INDEX][0])
         agent = agent_name(episode, index)
-        yield _Piece(policy_id, agent, episode, piece, piece.copy(shallow=True))
+        yield _Trajectory(policy_id, agent, episode, trajectory, trajectory.copy(shallow=True))
 
 
 def make_postprocessors(specs: Sequence[UseSpec]) -> list[Any]:

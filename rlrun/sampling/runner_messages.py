@@ -91,7 +91,7 @@ class SampleRequest:
 
 
 def lone_request(settings: EnvRunnersConfig, fragment: int, weights_version: int) -> SampleRequest:
-    """What a runner asks of itself, whom nobody else asks: a fragment with the present weights."""
+    """The request of a runner that samples by itself: a fragment with the present weights."""
     length = settings.rollout_fragment_length
     return SampleRequest(fragment, 200 if length == "auto" else length, weights_version)
 
