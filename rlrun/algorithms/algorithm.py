@@ -146,7 +146,7 @@ class Algorithm(ABC, Generic[T_co]):
         return seeded_module(factory or self.module_factory(policy_id), *spaces, model, seed)
 
     def setup(self) -> None:
-        """Make whatever the algorithm keeps besides its learners, which are there."""
+        """Make what the algorithm needs besides its learners, which exist by now."""
 
     @property
     def learner(self) -> Learner:
@@ -241,11 +241,11 @@ class Algorithm(ABC, Generic[T_co]):
         return SampleRequest(**{**state, **changes})
 
     def exploration(self, policy_id: str) -> Exploration | None:
-        """What a policy in env runners is told about exploring at this point of the run."""
+        """Exploration settings of a policy in env runners at this point of the run."""
         return None
 
     def explorations(self) -> dict[str, Exploration]:
-        """What all policies in env runners are told about exploring."""
+        """Exploration settings of all policies that have some, by policy id."""
         told = {policy_id: self.exploration(policy_id) for policy_id in self.policies}
         return {policy_id: each for policy_id, each in told.items() if each is not None}
 

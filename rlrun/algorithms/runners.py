@@ -112,7 +112,7 @@ class Evaluator:
 
     Args:
         spec: what the training runners are built from.
-        explorations: what each policy in env runners is told about exploring at present.
+        explorations: present exploration settings of each policy in env runners.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Evaluator:
         return EnvRunner(spec, role=Role.EVALUATION, render_mode=render_mode)
 
     def forget_weights(self) -> None:
-        """Weights of any version are new: those of another run may have the same number."""
+        """Load the weights at the next call even if their version seems known."""
         if self._runner is not None:
             self._runner.weights_version = -1
 

@@ -92,7 +92,7 @@ class Checkpointed(Protocol):
         """Set the parameters."""
 
     def match_policies(self, state: Mapping[str, Any]) -> None:
-        """Add and remove policies until they are those of the state; weights and state follow."""
+        """Add and remove policies to match a state, before weights and state are loaded."""
 
 
 def take_checkpoint(algorithm: Checkpointed, result: Mapping[str, Any]) -> Checkpoint:

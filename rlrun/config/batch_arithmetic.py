@@ -44,7 +44,7 @@ def short_fragment_lengths(
 def stream_length(
     train_batch_size: int, settings: EnvRunnersConfig, most: int | None = None
 ) -> int:
-    """Steps of each sub-environment in single fragments, several of which make a batch exactly.
+    """Lengths of fragments, in steps of each sub-environment, that add up to a batch exactly.
 
     With "auto" a batch takes as many fragments as there are runners, or a few more where the batch
     does not divide evenly. `stream_problems` must have found nothing.

@@ -66,7 +66,7 @@ class SharedColumn:
 
 
 def as_column(value: Any) -> Any:
-    """Turns whatever a user puts under a column name into a column.
+    """Turn a value that a user sets under a column name into a column.
 
     Lists become arrays (ragged lists and lists of dicts arrays of objects), a number or a string
     becomes a column of one row, dicts and tuples are nests of columns, tensors are kept.
@@ -185,7 +185,7 @@ def _copy_leaf(leaf: Any) -> Any:
 
 
 def size_bytes(column: Any) -> int:
-    """Bytes of a column's arrays, of a shared column those of its index.
+    """Bytes of a column's arrays; only the index of a shared column counts.
 
     Packed rows (bytes objects) count in full, other objects only with their reference.
     """

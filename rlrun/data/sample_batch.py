@@ -261,7 +261,7 @@ class SampleBatch(ColumnBatch):
     def decompress_if_needed(
         self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)
     ) -> SampleBatch:
-        """Unpacks those of the columns that are packed, in place."""
+        """Unpack all packed columns in place."""
         return self._converted(columns, unpack_column)
 
     # What the rows say

@@ -167,8 +167,8 @@ class PolicySlots:
         self.last_steps: list[int] = []
         self.last_infos: list[Any] = []
 
-    def seat(self, agent: AgentSlot) -> None:
-        """Give an agent a slot."""
+    def take(self, agent: AgentSlot) -> None:
+        """Take a free slot for an agent."""
         if not self._free:
             old = len(self.agents)
             new = max(_FIRST_SLOTS, old)

@@ -171,7 +171,7 @@ class MultiAgentVectorEnv:
 
     @staticmethod
     def set_start(sub: SubEnv, episode: PlannedEpisode, policies: tuple[str, ...]) -> None:
-        """What a mapping is told of the episode that begins."""
+        """Begin an episode for the policy mapping, with random numbers of its own."""
         sub.start = EpisodeStart(episode.seed, policies, episode.mapping_rng)
 
     def reset(self, sub: SubEnv) -> Mapping[Any, Any]:
@@ -360,7 +360,7 @@ class MultiAgentVectorEnv:
             raise self._error(sub, phase, str(error), sub.step - 1) from None
         agent = self.new_agent(sub, agent_id, policy_id)
         agent.observation = observation
-        slots.seat(agent)
+        slots.take(agent)
         slots.joined.append(agent)
         slots.staying.append(agent)
         slots.staying_slots.append(agent.slot)

@@ -193,7 +193,7 @@ class NativeVectorEnv:
         return observations, rewards, terminateds, truncateds, infos_by_env
 
     def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
-        """Start an episode in those of ``mask``; None in NEXT_STEP mode without masks."""
+        """Start episodes where ``mask`` is True; None in NEXT_STEP mode without masks."""
         if self._masks:
             return self._reset(list(map(int, seeds)) if self._seed_lists else None, mask)
         if self._mode is AutoresetMode.SAME_STEP:

@@ -139,7 +139,7 @@ class NumpyMLP:
 
 
 class MLPPolicy(SamplingPolicy):
-    """Acts with layers in numpy, by default those of the policy of `ActorCritic`.
+    """Acts with layers in numpy, by default with the policy layers of `ActorCritic`.
 
     Args:
         observation_space: of the preprocessed observations, flat.

@@ -360,7 +360,7 @@ class FragmentBuffer:
         self.allocated = True
 
     def grow(self) -> None:
-        """Double the number of rows, for fragments of which many do not count."""
+        """Double the number of rows, for fragments with many steps that do not count."""
         added, end = self.length, self._num_rows
         self.length, self._num_rows = 2 * added, end + added * self.slots
         self._next_index[self._next_index >= end] += added * self.slots
@@ -470,7 +470,7 @@ class FragmentBuffer:
 
 @dataclass(frozen=True)
 class HeldRows:
-    """The last K rows of a fragment, of which the next one delivers some transitions.
+    """The last K rows of a fragment; the next fragment delivers some of their transitions.
 
     Shapes: ``[K, B, ...]``, but for `finals`.
     """
@@ -479,7 +479,7 @@ class HeldRows:
     """Which of the rows are such transitions."""
     obs: Array
     finals: Array
-    """What those of them that end an episode led to, ``[n, ...]``."""
+    """Final observations of the episodes that end in these rows, ``[n, ...]``."""
     rows: dict[str, Array]
     """Rewards, flags, episode ids and steps."""
     columns: dict[str, Array]

@@ -59,7 +59,7 @@ def fragment_noise(
 
 
 def episode_noise(seed: int, episode: int) -> np.random.Generator:
-    """The generator of one evaluation episode's action noise, whatever sub-environment plays it."""
+    """The generator of one evaluation episode's action noise, in any sub-environment."""
     return np.random.Generator(np.random.SFC64(_sequence(seed, _Purpose.EVALUATION_NOISE, episode)))
 
 
@@ -93,5 +93,5 @@ def evaluation_seed(seed: int) -> int:
 
 
 def connector_seed(seed: int, role: int, runner: int, *policy: int) -> int:
-    """What a runner's connectors, or those of one of its policies, are seeded with."""
+    """Seed of a runner's connectors, or of the connectors of one of its policies."""
     return int(_sequence(seed, _Purpose.CONNECTOR, role, runner, *policy).generate_state(1)[0])

@@ -284,7 +284,7 @@ class SimpleListCollector(SampleCollector):
         return batch
 
     def _all_steps(self, ended: list[_Trajectory]) -> list[_Trajectory]:
-        """All steps of the fragment, less those of the last vector step that are too many."""
+        """All steps of the fragment without the surplus of the last vector step."""
         surplus = 0 if self._wanted is None else max(self.num_collected - self._wanted, 0)
         held = set(self._stepped[len(self._stepped) - surplus :].tolist())
         lookback = 0 if self._views is None else self._views.lookback
