@@ -158,13 +158,7 @@ class NativeVectorEnv:
         self.valid = None
         self._vector_steps = 0
         observations = self._reset(list(map(int, seeds)), None)
-        check_rows(
-            self.single_observation_space,
-            observations,
-            self.num_envs,
-            self._env_id,
-            runner_index=self._runner_index,
-        )
+        self._check_rows(observations)
         return observations
 
     def step(self, actions: Batched) -> StepResult:
@@ -185,7 +179,8 @@ class NativeVectorEnv:
             self._reset_observations = observations
             if done.any():
                 observations = self._with_final(observations, infos, done)
-                self._check_rows(observations)
+                if self._has_bad_values(observations):
+                    self._check_rows(observations)
         elif not self._masks:
             self.valid = ~self._finished if self._finished.any() else None
             self._finished = done
@@ -269,15 +264,14 @@ class NativeVectorEnv:
 
     def _check_rows(self, observations: Batched) -> None:
         """Raise if a row is out of order in a way that must stop the run."""
-        if self._has_bad_values(observations):
-            check_rows(
-                self.single_observation_space,
-                observations,
-                self.num_envs,
-                self._env_id,
-                runner_index=self._runner_index,
-                step=self._vector_steps - 1,
-            )
+        check_rows(
+            self.single_observation_space,
+            observations,
+            self.num_envs,
+            self._env_id,
+            runner_index=self._runner_index,
+            step=self._vector_steps - 1,
+        )
 
     def _error(self, error: Exception, phase: EnvPhase) -> EnvError:
         if isinstance(error, EnvError):

@@ -99,21 +99,8 @@ def test_the_update_ends_at_one_and_a_half_times_the_target_kl(built, minibatche
         assert learner_stats(strict)["num_updates"] == updates
 
 
-class DropsOut(torch.nn.Module):
-    """Half of the features, while it learns."""
-
-    output_size = 16
-
-    def __init__(self, observation_space):
-        super().__init__()
-        self.layer, self.dropout = torch.nn.Linear(4, 16), torch.nn.Dropout(0.5)
-
-    def forward(self, obs):
-        return self.dropout(self.layer(obs))
-
-
 def test_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(built):
-    config = experiment(minibatch_size=64).model(use=f"{__name__}:DropsOut")
+    config = experiment(minibatch_size=64).model(use="tiny:DropsOut")
     algorithm = built(config)
     module = algorithm.learner.module
     with torch.no_grad():  # logits far enough apart for dropout to matter

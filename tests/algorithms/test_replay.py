@@ -93,22 +93,9 @@ def test_beta_follows_the_env_steps_of_the_run_and_survives_a_restore(built):
     assert 0.7 < later[0] < later[-1] == 1.0
 
 
-class DropsOut(torch.nn.Module):
-    """Half of the features, while it learns."""
-
-    output_size = 16
-
-    def __init__(self, observation_space):
-        super().__init__()
-        self.layer, self.dropout = torch.nn.Linear(4, 16), torch.nn.Dropout(0.5)
-
-    def forward(self, obs):
-        return self.dropout(self.layer(obs))
-
-
 def test_a_target_network_drops_nothing_out():
     space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    model = ModelConfig(use=f"{__name__}:DropsOut")
+    model = ModelConfig(use="tiny:DropsOut")
     network, copy = (
         build_q_network(space, gym.spaces.Discrete(2), model, options=QOptions()) for _ in range(2)
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlrun.algorithms.a2c import A2CConfig
 from rlrun.algorithms.a3c import A3CConfig
@@ -150,3 +151,16 @@ def flat(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def seeded_part(result: Mapping[str, Any]) -> dict[str, Any]:
     """A result without what the clock says."""
     return {key: value for key, value in flat(result) if not is_wall_clock(key)}
+
+
+class DropsOut(torch.nn.Module):
+    """Half of the features, while it learns."""
+
+    output_size = 16
+
+    def __init__(self, observation_space):
+        super().__init__()
+        self.layer, self.dropout = torch.nn.Linear(4, 16), torch.nn.Dropout(0.5)
+
+    def forward(self, obs):
+        return self.dropout(self.layer(obs))
