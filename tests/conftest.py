@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ def local_ray(request: pytest.FixtureRequest) -> Iterator[None]:
     from rlrun.actors.ray_runtime import start_ray, stop_ray
     from rlrun.config.schema import EnvRunnersConfig
 
-    path = [str(request.path.parent), os.environ.get("PYTHONPATH", "")]
+    path = [str(request.path.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
         start_ray(EnvRunnersConfig(num_env_runners=2, num_cpus_per_env_runner=0.1))

@@ -101,7 +101,7 @@ def test_boxes_without_both_bounds_are_not_stretched(clip: bool, expected: list)
     assert pipeline(np.array([[5.0, -5.0]], np.float32)).tolist() == expected
 
 
-def test_pitfall_14_without_normalisation_actions_pass_or_are_clipped() -> None:
+def test_without_normalisation_actions_pass_or_are_clipped() -> None:
     space, actions = gym.spaces.Box(-2, 2, (1,)), np.array([[5.0], [-5.0]], np.float32)
     assert ActionPipeline(space, normalize=False, clip=False)(actions).tolist() == [[5.0], [-5.0]]
     assert ActionPipeline(space, normalize=False, clip=True)(actions).tolist() == [[2.0], [-2.0]]

@@ -41,7 +41,7 @@ def test_batches_are_worth_the_same_as_rows(parts: list[list[float]]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(batches, st.integers(1, 3))
-def test_pitfall_59_deltas_of_any_number_of_runners_give_one_filter_over_all_rows(
+def test_deltas_of_any_number_of_runners_give_one_filter_over_all_rows(
     parts: list[list[float]], num_runners: int
 ) -> None:
     central, alone = MeanStdFilter((1,)), RunningStat((1,))
@@ -128,7 +128,7 @@ def test_frozen_filter_learns_nothing() -> None:
     assert after["deltas"]["count"] == 0
 
 
-def test_pitfall_15_result_is_clipped_and_the_input_untouched() -> None:
+def test_the_filtered_observation_is_clipped_and_the_input_untouched() -> None:
     filter_ = MeanStdFilter((1,))
     filter_(np.random.default_rng(0).standard_normal((100, 1)).astype(np.float32))
     rows = np.array([[1e6], [-1e6]], np.float32)

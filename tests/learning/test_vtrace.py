@@ -1,4 +1,4 @@
-"""V-trace against a transcription of the paper's sums, and the pitfalls of its ends."""
+"""V-trace against a transcription of the paper's sums, and the ends of its trajectories."""
 
 import numpy as np
 import pytest

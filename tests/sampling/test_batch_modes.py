@@ -5,7 +5,7 @@ import pytest
 from counting_envs import CountingEnv, collect
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from looking import Looking, check_views
+from recording_policy import RecordingPolicy, check_views
 
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -19,7 +19,7 @@ def whole_runner(num_envs, use="counting_envs:CountingEnv", **kwargs):
         RunnerSpec(
             EnvSpec(use=use, kwargs=kwargs),
             EnvRunnersConfig(num_envs_per_env_runner=num_envs, batch_mode="complete_episodes"),
-            policy_factory=lambda o, a, m: Looking(o, a, states=True),
+            policy_factory=lambda o, a, m: RecordingPolicy(o, a, states=True),
         )
     )
 

@@ -114,7 +114,7 @@ def observations_so_far(algorithm, runners, num_envs):
     ("runners", "mode"),
     [(0, "truncate_episodes"), (2, "truncate_episodes"), (0, "complete_episodes")],
 )
-def test_pitfall_61_every_observation_is_counted_once(build, runners, mode):
+def test_every_observation_is_counted_once(build, runners, mode):
     algorithm = build(runners=runners, batch_mode=mode)
     held = 0
     for _ in range(4):

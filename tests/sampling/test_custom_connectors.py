@@ -40,7 +40,7 @@ def spec_of(num_envs=2, env=COUNTING, policy=Parity, connectors=None, kwargs=Non
 
 
 def recent(k=2, **more):
-    piece = {"use": "custom_pieces:Recent", "k": k}
+    piece = {"use": "custom_connectors:Recent", "k": k}
     return {"env_to_module_connector": piece, "episode_lookback_horizon": k, **more}
 
 
@@ -121,7 +121,7 @@ def test_nested_observations_reach_the_pieces_as_they_are():
         spec_of(
             env="counting_envs:NestedCounter",
             policy=None,
-            env_to_module_connector="custom_pieces:Picked",
+            env_to_module_connector="custom_connectors:Picked",
         )
     )
     batch = collect(runner, [7], policy_weights(runner))[0].batch
@@ -152,10 +152,10 @@ def same_batches(one, other, weights=None):
 
 ALL_KINDS = {
     "env_to_module_connector": (
-        {"use": "custom_pieces:Recent", "kwargs": {"k": 2}},
-        {"use": "custom_pieces:Centred"},
+        {"use": "custom_connectors:Recent", "kwargs": {"k": 2}},
+        {"use": "custom_connectors:Centred"},
     ),
-    "module_to_env_connector": {"use": "custom_pieces:Sticky", "p": 0.4},
+    "module_to_env_connector": {"use": "custom_connectors:Sticky", "p": 0.4},
     "episode_lookback_horizon": 2,
     "observation_filter": "MeanStdFilter",
 }
@@ -178,7 +178,7 @@ def test_a_restored_runner_goes_on_to_the_bit(env, whole):
 
 def test_environments_get_what_the_pieces_put_out_and_the_batch_what_the_policy_chose():
     spec = spec_of(
-        env="Pendulum-v1", policy=None, module_to_env_connector="custom_pieces:ThreePushes"
+        env="Pendulum-v1", policy=None, module_to_env_connector="custom_connectors:ThreePushes"
     )
     runner = EnvRunner(spec)
     assert runner.policy.action_space == runner.policy.action_space == gym.spaces.Discrete(3)
@@ -207,7 +207,7 @@ def test_without_the_default_connectors_only_the_pieces_run():
         spec_of(
             env="Pendulum-v1",
             policy=None,
-            module_to_env_connector="custom_pieces:ThreePushes",
+            module_to_env_connector="custom_connectors:ThreePushes",
             **switched_off,
         )
     )
@@ -223,7 +223,7 @@ def test_without_the_default_connectors_only_the_pieces_run():
 
 
 def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
-    spec = spec_of(env_to_module_connector="custom_pieces:two_pieces", kwargs={"length": 4})
+    spec = spec_of(env_to_module_connector="custom_connectors:two_pieces", kwargs={"length": 4})
     runners = [EnvRunner(spec, runner_index=i) for i in (1, 2)]
     centre = RunnerConnectors(spec, *spaces_of(runners[0]))
     seen = []
@@ -278,7 +278,7 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
 
 
 def test_a_function_may_ask_for_the_module():
-    spec = spec_of(policy=None, module_to_env_connector="custom_pieces:with_module")
+    spec = spec_of(policy=None, module_to_env_connector="custom_connectors:with_module")
     runner = EnvRunner(spec)
     piece = runner.actors["default_policy"].actions._connectors[0].connector
     assert piece.module is runner.policy, "the policy that acts"
@@ -288,7 +288,7 @@ def test_a_function_may_ask_for_the_module():
             spec_of(
                 env="Pendulum-v1",
                 policy=None,
-                module_to_env_connector="custom_pieces:changes_its_module",
+                module_to_env_connector="custom_connectors:changes_its_module",
             )
         )
 
@@ -300,19 +300,19 @@ def test_a_function_may_ask_for_the_module():
         ("Halved", "expected 2 rows, one for each slot"),
         ("Misannounced", "announced Box"),
         ("LooksTooFar", "episode_lookback_horizon: 5 works"),
-        ("no_piece", "env_runners.env_to_module_connector: custom_pieces:no_piece must make"),
+        ("no_piece", "env_runners.env_to_module_connector: custom_connectors:no_piece must make"),
     ],
 )
 def test_what_goes_wrong_is_said_with_the_users_own_traceback(name, message):
-    spec = spec_of(env_to_module_connector=f"custom_pieces:{name}")
+    spec = spec_of(env_to_module_connector=f"custom_connectors:{name}")
     with pytest.raises(ConnectorError) as caught:
         collect(EnvRunner(spec), [4])
     text = str(caught.value)
     assert message in text
-    assert f"custom_pieces:{name}" in text
+    assert f"custom_connectors:{name}" in text
     if name in ("Raises", "LooksTooFar"):
         assert text.startswith("Traceback")
-        assert "custom_pieces.py" in text
+        assert "custom_connectors.py" in text
         assert "connectors/custom.py" not in text
 
 

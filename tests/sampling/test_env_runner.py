@@ -62,7 +62,7 @@ def test_observations_are_stored_once():
     assert len(storage) == 4 * 21 + num_episode_ends
 
 
-def test_pitfall_28_first_observations_differ_between_runners_sub_environments_roles_and_seeds():
+def test_first_observations_differ_between_runners_sub_environments_roles_and_seeds():
     """Those of the first episodes and of all later ones; the same runner has the same again."""
     settings = EnvRunnersConfig(num_envs_per_env_runner=3)
 
@@ -152,7 +152,7 @@ def test_an_env_that_does_not_reproduce_is_named_and_starts_afresh(caplog):
     assert batch[col.T].tolist() == [0, 1]
 
 
-def test_pitfall_69_metrics_see_raw_rewards_and_learning_the_clipped_ones():
+def test_metrics_see_raw_rewards_and_learning_the_clipped_ones():
     spec = counting_spec(num_envs=1, length=3)
     spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
     reply = collect(EnvRunner(spec), [3])[0]
@@ -160,7 +160,7 @@ def test_pitfall_69_metrics_see_raw_rewards_and_learning_the_clipped_ones():
     assert reply.episodes[0].episode_return == 6
 
 
-def test_pitfall_69_returns_add_up_over_fragments_and_count_once():
+def test_returns_add_up_over_fragments_and_count_once():
     spec = counting_spec(num_envs=2, length=5)
     spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
     replies = collect(EnvRunner(spec), [2, 2, 2, 2, 2])

@@ -42,7 +42,7 @@ def test_playing_again_plays_the_same_and_another_seed_plays_others():
     assert [r.seed for r in other] != [r.seed for r in first]
 
 
-def test_pitfall_61_the_filter_does_not_learn_from_evaluation():
+def test_the_filter_does_not_learn_from_evaluation():
     runner = make_runner(2)
     before = runner.actors["default_policy"].observations.get_state()
     play_episodes(runner, num_episodes=3, seed=0)
@@ -50,7 +50,7 @@ def test_pitfall_61_the_filter_does_not_learn_from_evaluation():
     assert repr(before) == repr(after)
 
 
-def test_pitfall_70_short_episodes_are_not_preferred():
+def test_short_episodes_are_not_preferred():
     runner = make_runner(4)
     records = play_episodes(runner, num_episodes=10, seed=0, explore=True)
     assert [record.env_index for record in records] == [k % 4 for k in range(10)]

@@ -98,7 +98,7 @@ def test_one_forward_pass_a_policy_and_step():
 
 
 def test_another_number_of_sub_environments_gives_the_same_data():
-    """T33: what an agent does follows from the seed of its episode."""
+    """What an agent does follows from the seed of its episode."""
     alone, beside = cartpole({"p": MLP}), cartpole({"p": MLP}, num_envs=3)
     rng = np.random.default_rng(0)
     weights = rng.normal(0, 0.3, alone.actors["p"].policy.num_parameters).astype(np.float32)

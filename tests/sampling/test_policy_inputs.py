@@ -8,7 +8,7 @@ import pytest
 from counting_envs import collect
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from looking import Looking, check_views, looking_runner
+from recording_policy import RecordingPolicy, check_views, recording_runner
 
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
 from rlrun.data.view_requirement import ViewRequirement
@@ -26,7 +26,7 @@ from rlrun.sampling.runner_messages import RunnerSpec
     random_length=st.booleans(),
 )
 def test_views_are_their_slow_transcription(num_envs, lengths, states, random_length):
-    runner = looking_runner(num_envs, states=states, random_length=random_length, length=7)
+    runner = recording_runner(num_envs, states=states, random_length=random_length, length=7)
     batches = []
     for i, length in enumerate(lengths):
         batches.append(collect(runner, [length])[0].batch)
@@ -36,7 +36,7 @@ def test_views_are_their_slow_transcription(num_envs, lengths, states, random_le
 @pytest.mark.parametrize("states", [False, True])
 def test_environments_that_reset_in_a_step_of_their_own(states):
     """Sub-environments then fill up unevenly, and rows are carried from fragment to fragment."""
-    runner = looking_runner(3, states=states, use="counting_envs:autonomous")
+    runner = recording_runner(3, states=states, use="counting_envs:autonomous")
     assert not runner.envs.every_step_counts
     batches = []
     for length in (1, 4, 2, 5, 3):
@@ -46,10 +46,10 @@ def test_environments_that_reset_in_a_step_of_their_own(states):
 
 @pytest.mark.parametrize("states", [False, True])
 def test_a_restored_runner_sees_the_same_past(states):
-    straight = looking_runner(2, states=states, random_length=True)
+    straight = recording_runner(2, states=states, random_length=True)
     collect(straight, [5])
     state = straight.get_state()
-    resumed = looking_runner(2, states=states, random_length=True)
+    resumed = recording_runner(2, states=states, random_length=True)
     resumed.set_state(state)
     one, two = (collect(runner, [6])[0].batch for runner in (straight, resumed))
     assert one.keys() == two.keys()
@@ -60,7 +60,7 @@ def test_a_restored_runner_sees_the_same_past(states):
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_evaluation_shows_the_policy_the_same_views(num_envs):
     """Also past the window that evaluation keeps: the episodes are longer than it."""
-    runner = looking_runner(num_envs, states=True, length=300)
+    runner = recording_runner(num_envs, states=True, length=300)
     play_episodes(runner, num_episodes=3, seed=4)
     for (seed, step), row in runner.policy.saw.items():
         assert row["state_in_0"].tolist() == [7, step]
@@ -71,7 +71,7 @@ def test_evaluation_shows_the_policy_the_same_views(num_envs):
 
 
 def test_views_of_a_living_policy_may_be_edited():
-    runner = looking_runner(2, length=20)
+    runner = recording_runner(2, length=20)
     first = collect(runner, [6])[0].batch
     assert "next_rewards" not in first
     runner.policy.view_requirements["next_rewards"] = ViewRequirement("rewards", shift=1)
@@ -85,7 +85,7 @@ def test_views_of_a_living_policy_may_be_edited():
 
 def test_frames_are_stored_once():
     """A stack of four by view: an index, where a wrapper stores every frame four times."""
-    runner = looking_runner(4, length=50)
+    runner = recording_runner(4, length=50)
     batch = collect(runner, [64])[0].batch
     storage, index = batch.shared("frames")
     assert storage is batch.shared("obs")[0] is batch.shared("new_frames")[0]
@@ -93,14 +93,14 @@ def test_frames_are_stored_once():
 
 
 def test_a_policy_without_views_keeps_no_past():
-    runner = looking_runner(2)
+    runner = recording_runner(2)
     runner.policy.view_requirements = {"obs": ViewRequirement()}
     collect(runner, [3])
     assert runner.get_state()["policies"]["default_policy"]["collector"]["past"] == {}
 
 
 def test_unknown_columns_are_named():
-    runner = looking_runner(1)
+    runner = recording_runner(1)
     runner.policy.view_requirements["x"] = ViewRequirement("nothing", shift=-1)
     with pytest.raises(KeyError, match="nothing"):
         collect(runner, [3])
@@ -112,7 +112,7 @@ def test_rewards_are_seen_as_they_are_learned_from():
             EnvSpec(use="counting_envs:CountingEnv", kwargs={"length": 6}),
             EnvRunnersConfig(num_envs_per_env_runner=2),
             connectors=ConnectorsConfig(clip_rewards=2.0),
-            policy_factory=lambda o, a, m: Looking(o, a),
+            policy_factory=lambda o, a, m: RecordingPolicy(o, a),
         )
     )
     batch = collect(runner, [6])[0].batch

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from counting_envs import collect
-from looking import Looking
+from recording_policy import RecordingPolicy
 
 import rlrun
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, UseSpec
@@ -13,7 +13,7 @@ from rlrun.sampling.postprocessing import Postprocessing
 from rlrun.sampling.runner_messages import RunnerSpec
 
 
-class Postprocessed(Looking):
+class Postprocessed(RecordingPolicy):
     """Notes the pieces it is shown, and adds what no view can say: the reward that is to come."""
 
     def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):

@@ -9,7 +9,7 @@ from agent_runners import MLP, cartpole, make, sample
 from counting_envs import CountingEnv, collect
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from looking import Looking
+from recording_policy import RecordingPolicy
 
 import rlrun
 from rlrun.checkpoint.state_codec import decode, encode
@@ -71,7 +71,7 @@ def runner_with(
     collector, num_envs, views=None, *, states=False, use=f"{__name__}:TellingEnv", **kw
 ):
     def policy(observation_space, action_space, model):
-        made = Looking(observation_space, action_space, states)
+        made = RecordingPolicy(observation_space, action_space, states)
         seen = {name: view for name, view in made.view_requirements.items() if "state" in name}
         made.view_requirements = {"obs": ViewRequirement(), **seen, **(views or {})}
         return made
@@ -248,12 +248,14 @@ def test_what_is_not_known_yet_cannot_be_acted_on(shift, source):
         )
 
 
-def crowd(collector, views, *, states, policies, env=None, **settings):
+def runner_of(collector, views, *, states, policies, env=None, **settings):
     kwargs = {"states": states, **({"views": views} if views else {})}
-    policy = PolicySettings(ModelConfig(), TrainingConfig(), use="crowd:Watchful", kwargs=kwargs)
+    policy = PolicySettings(
+        ModelConfig(), TrainingConfig(), use="random_agents:SumPolicy", kwargs=kwargs
+    )
     table = {"a": policies[0], "*": policies[-1]}
     return make(
-        {"use": "crowd:Crowd", **(env or {})},
+        {"use": "random_agents:RandomAgents", **(env or {})},
         dict.fromkeys(policies, policy),
         table,
         spec={
@@ -301,7 +303,7 @@ def test_slots_that_come_and_go_make_the_same_batches(
             "batch_mode": mode,
             "env": {"crash": crash},
         }
-        return crowd(collector, views, states=states, policies=policies, **more, **horizon)
+        return runner_of(collector, views, states=states, policies=policies, **more, **horizon)
 
     runners = [build(collector) for collector in COLLECTORS]
     for fragment, length in enumerate(lengths):
@@ -319,7 +321,7 @@ def test_slots_that_come_and_go_make_the_same_batches(
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_that_are_left_out_are_not_sent(collector, mode):
     full, lean = (
-        crowd(collector, {}, states=False, policies=("p", "q"), num_envs=2, batch_mode=mode)
+        runner_of(collector, {}, states=False, policies=("p", "q"), num_envs=2, batch_mode=mode)
         for _ in range(2)
     )
     unread = {"q": frozenset({"mark", "derived", "env_id"})}
@@ -343,9 +345,11 @@ def test_a_custom_collector_gets_the_transitions_of_several_agents():
 def test_infos_are_there_where_a_view_asks_for_them():
     views = {"told": ViewRequirement("infos"), "told_before": ViewRequirement("infos", shift=-1)}
     batches = [
-        sample(crowd(None, asked, states=False, policies=("p",), env={"end": 0.05}), 0, 60).batch[
-            "p"
-        ]
+        sample(
+            runner_of(None, asked, states=False, policies=("p",), env={"end": 0.05}),
+            0,
+            60,
+        ).batch["p"]
         for asked in (views, {})
     ]
     assert not {"told", "infos"} & batches[1].keys()
@@ -364,4 +368,4 @@ def test_infos_are_there_where_a_view_asks_for_them():
 def test_unroll_ids_of_several_agents_cannot_be_viewed(collector):
     views = {"x": ViewRequirement("unroll_id", shift=-1)}
     with pytest.raises(ValueError, match=r"view 'x': with several agents .* 'unroll_id'"):
-        crowd(collector, views, states=False, policies=("p",))
+        runner_of(collector, views, states=False, policies=("p",))

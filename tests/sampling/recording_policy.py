@@ -20,7 +20,7 @@ VIEWS = {
 }
 
 
-class Looking(Policy):
+class RecordingPolicy(Policy):
     """Acts on its views' sum, and keeps what it saw: (seed, step) of the observation -> views."""
 
     def __init__(self, observation_space, action_space, states=False):
@@ -52,12 +52,12 @@ class Looking(Policy):
         return actions, states, {}
 
 
-def looking_runner(num_envs, *, states=False, use="counting_envs:CountingEnv", **kwargs):
+def recording_runner(num_envs, *, states=False, use="counting_envs:CountingEnv", **kwargs):
     return EnvRunner(
         RunnerSpec(
             EnvSpec(use=use, kwargs=kwargs),
             EnvRunnersConfig(num_envs_per_env_runner=num_envs),
-            policy_factory=lambda o, a, m: Looking(o, a, states),
+            policy_factory=lambda o, a, m: RecordingPolicy(o, a, states),
         )
     )
 

@@ -65,7 +65,7 @@ class Sticky(Connector):
 
 HERE = __name__
 PIECES = {
-    "env_to_module_connector": [{"use": f"{HERE}:Diary"}, {"use": "custom_pieces:Centred"}],
+    "env_to_module_connector": [{"use": f"{HERE}:Diary"}, {"use": "custom_connectors:Centred"}],
     "module_to_env_connector": [{"use": f"{HERE}:Sticky", "p": 0.4}],
     "episode_lookback_horizon": 2,
 }
@@ -161,8 +161,8 @@ def test_each_policy_has_pieces_of_its_own():
 
 
 def test_a_piece_that_fails_is_named():
-    runner = cartpole({"p": MLP}, env_to_module_connector=[{"use": "custom_pieces:Raises"}])
-    with pytest.raises(ConnectorError, match=r"connector custom_pieces:Raises failed"):
+    runner = cartpole({"p": MLP}, env_to_module_connector=[{"use": "custom_connectors:Raises"}])
+    with pytest.raises(ConnectorError, match=r"connector custom_connectors:Raises failed"):
         sample(runner, 0, 3)
 
 

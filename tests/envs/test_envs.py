@@ -170,7 +170,7 @@ class AlwaysZero(Policy):
         return np.zeros(len(obs_batch), np.int64), [], {}
 
 
-def test_pitfall_16_metrics_see_whole_games_and_learning_each_life() -> None:
+def test_metrics_count_whole_games_and_learning_each_life() -> None:
     spec = RunnerSpec(
         EnvSpec(use=f"{__name__}:three_lives"),
         policy_factory=lambda observations, actions, model: AlwaysZero(observations, actions),
@@ -188,7 +188,7 @@ def test_fire_is_pressed_after_each_reset() -> None:
     assert observation[0] == 2
 
 
-def test_pitfall_16_atari_is_preprocessed_in_training_and_plays_whole_games_in_evaluation() -> None:
+def test_atari_is_preprocessed_in_training_and_evaluated_on_whole_games() -> None:
     pytest.importorskip("ale_py")
     settings = EnvRunnersConfig()
     train: Any = make_vector_env(EnvSpec(use="ALE/Breakout-v5"), 1, settings)

@@ -9,7 +9,7 @@ from rlrun.envs.multi_agent_env import MultiAgentEnv
 from rlrun.policies.policy import Policy, state_views
 
 
-class Crowd(MultiAgentEnv):
+class RandomAgents(MultiAgentEnv):
     """All that may happen, as follows from the seed; insists on actions of those who are due."""
 
     possible_agents = ("a", "b", "c", "d")
@@ -67,7 +67,7 @@ class Crowd(MultiAgentEnv):
         )
 
 
-class Watchful(Policy):
+class SumPolicy(Policy):
     """Its actions follow from everything that it sees, so a wrong row anywhere goes on for ever."""
 
     def __init__(self, observation_space, action_space, config):

@@ -125,9 +125,7 @@ def by_hand(steps: int, *, seeded: bool = True) -> list[list[tuple[Any, ...]]]:
         ),
     ],
 )
-def test_pitfalls_23_24_25_every_mode_gives_the_transitions_written_by_hand(
-    use: str, kwargs: Any
-) -> None:
+def test_every_autoreset_mode_gives_the_transitions_written_by_hand(use: str, kwargs: Any) -> None:
     env = make(use, **kwargs)
     assert env.episode_seeds
     assert env.every_step_counts
@@ -192,7 +190,7 @@ def test_own_processes_give_the_same() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=NUM_ENVS, max_size=NUM_ENVS), st.integers(1, 60))
-def test_pitfall_26_env_steps_are_episode_lengths_plus_what_runs(
+def test_env_steps_are_the_lengths_of_finished_and_running_episodes(
     seeds: list[int], steps: int
 ) -> None:
     env = make("counting_envs:autonomous", mode="NEXT_STEP")
@@ -325,7 +323,7 @@ def test_nan_stops_the_run() -> None:
     assert (caught.value.phase, caught.value.env_step) == ("observation", 1)
 
 
-def test_pitfall_22_a_vector_env_without_a_mode_is_refused_by_name() -> None:
+def test_a_vector_env_without_a_mode_is_refused_by_name() -> None:
     with pytest.raises(EnvError, match="autoreset_mode") as caught:
         make("counting_envs:without_mode")
     assert "counting_envs:without_mode" in str(caught.value)
