@@ -136,6 +136,18 @@ def autonomous(num_envs: int, mode: str = "NEXT_STEP") -> Any:
     return AutonomousCounters(num_envs, AutoresetMode[mode])
 
 
+class PaysAtReset(AutonomousCounters):
+    """The steps that it spends on its own resets, which are no transitions, bring a reward."""
+
+    done: Any = False
+
+    def step(self, actions: Any) -> Any:
+        resetting = self.done
+        obs, rewards, terminateds, truncateds, infos = super().step(actions)
+        self.done = terminateds | truncateds
+        return obs, rewards + 100.0 * resetting, terminateds, truncateds, infos
+
+
 def without_mode(num_envs: int) -> Any:
     env = AutonomousCounters(num_envs)
     env.metadata = {}

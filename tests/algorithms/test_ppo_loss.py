@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import torch.distributions as td
 from finite_differences import check_gradients
 
 from rlrun.algorithms.ppo import AdaptiveKL, clipped_value_loss, ppo_loss
@@ -61,30 +62,45 @@ def rows_for(module, space, n=16, drift=0.3):
     }
 
 
-def slow_loss(module, rows, clip, vf_coeff, entropy_coeff):
-    """Equations 7 and 9, row by row, with torch.distributions for the probabilities."""
+def distributions(name, inputs):
+    """One of torch's own for each independent part of the action."""
+    if name == "continuous":
+        mean, log_std = inputs.chunk(2, -1)
+        return [td.Independent(td.Normal(mean, log_std.exp()), 1)]
+    if name == "multi_binary":
+        return [td.Independent(td.Bernoulli(logits=inputs), 1)]
+    sizes = [2, 3] if name == "multi_discrete" else [4]
+    return [td.Categorical(logits=logits) for logits in inputs.split(sizes, -1)]
+
+
+def slow_loss(name, module, rows, kl_coeff):
+    """Equations 7, 8 and 9, row by row, with torch.distributions for the probabilities."""
     with torch.no_grad():
         outputs = module.forward_train(rows)
-    logp = module.distribution.logp(outputs[col.ACTION_DIST_INPUTS], rows[col.ACTIONS]).numpy()
-    entropy = module.distribution.entropy(outputs[col.ACTION_DIST_INPUTS]).numpy()
-    advantages = rows[col.ADVANTAGES].numpy()
+    new = distributions(name, outputs[col.ACTION_DIST_INPUTS])
+    old = distributions(name, rows[col.ACTION_DIST_INPUTS])
+    actions = rows[col.ACTIONS]
+    parts = actions.unbind(-1) if name == "multi_discrete" else [actions]
+    logp = sum(each.log_prob(part) for each, part in zip(new, parts, strict=True))
+    kl = sum(td.kl_divergence(p, q) for p, q in zip(old, new, strict=True)).mean().item()
+    entropy = sum(each.entropy() for each in new).mean().item()
     policy = value = 0.0
-    n = len(advantages)
-    for i in range(n):
-        ratio = np.exp(logp[i] - rows[col.ACTION_LOGP][i].item())
-        clipped = min(max(ratio, 1 - clip), 1 + clip)
-        policy -= min(ratio * advantages[i], clipped * advantages[i]) / n
+    n = len(logp)
+    for i, advantage in enumerate(rows[col.ADVANTAGES].tolist()):
+        ratio = np.exp((logp[i] - rows[col.ACTION_LOGP][i]).item())
+        policy -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) / n
         error = outputs[col.VF_PREDS][i].item() - rows[col.VALUE_TARGETS][i].item()
         value += 0.5 * error**2 / n
-    return policy + vf_coeff * value - entropy_coeff * entropy.mean()
+    return policy + 0.5 * value - 0.01 * entropy + kl_coeff * kl
 
 
+@pytest.mark.parametrize("kl_coeff", [0.0, 0.7])
 @pytest.mark.parametrize("name", SPACES)
-def test_the_loss_is_the_papers(name):
+def test_the_loss_is_the_papers(name, kl_coeff):
     module = module_for(SPACES[name])
     rows = rows_for(module, SPACES[name])
-    loss, statistics = ppo_loss(module, rows, **ARGUMENTS)
-    assert loss.item() == pytest.approx(slow_loss(module, rows, 0.2, 0.5, 0.01), rel=1e-4)
+    loss, statistics = ppo_loss(module, rows, **{**ARGUMENTS, "kl_coeff": kl_coeff})
+    assert loss.item() == pytest.approx(slow_loss(name, module, rows, kl_coeff), rel=1e-4)
     assert statistics["clip_fraction"] > 0
     assert statistics["approx_kl"] >= 0
     assert all(not value.requires_grad for value in statistics.values())

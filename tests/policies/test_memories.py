@@ -341,3 +341,49 @@ def test_attention_asks_for_its_memory():
     assert views["state_in_1"].batch_repeat_value == 4
     assert views["prev_n_actions"].steps == (-2, -1)
     assert [state.shape for state in module.initial_state()] == [(6,), (6,)]
+
+
+def slow_gate(gate, x, y):
+    """Section 3.2 of 1910.06764: W reads the layer's output y, U its input x."""
+    w_r, w_z, w_g = gate.of_output.weight.chunk(3)
+    u_r, u_z = gate.of_input.weight.chunk(2)
+    r = torch.sigmoid(w_r @ y + u_r @ x)
+    z = torch.sigmoid(w_z @ y + u_z @ x - gate.bias)
+    return (1 - z) * x + z * torch.tanh(w_g @ y + gate.of_reset.weight @ (r * x))
+
+
+def slow_attention(attention, window, heads):
+    """Section 3.3 of 1901.02860 for the window's last step: by content and by distance."""
+    dim, found = window.shape[1], []
+    query, *keys = attention.query(window[-1]).view(heads, -1), *window
+    for h in range(heads):
+        scores, values = [], []
+        for distance, key in zip(reversed(range(len(keys))), keys, strict=True):
+            angles = [distance / 10_000 ** (i / (dim // 2)) for i in range(dim // 2)]
+            sinusoid = torch.tensor([*map(np.sin, angles), *map(np.cos, angles)]).float()
+            k, value = (layer(key).view(heads, -1)[h] for layer in (attention.key, attention.value))
+            r = attention.distance(sinusoid).view(heads, -1)[h]
+            score = (query[h] + attention.u[h]) @ k + (query[h] + attention.v[h]) @ r
+            scores.append((score / len(k) ** 0.5).exp())
+            values.append(value)
+        found.append(sum(s * v for s, v in zip(scores, values, strict=True)) / sum(scores))
+    return attention.output(torch.cat(found))
+
+
+def test_an_attention_unit_is_the_papers():
+    """GTrXL step by step: normalise, attend to M steps and the present one, gate; then the MLP."""
+    unit = make("attention", None, "vector", "discrete", attention_num_heads=2).units[0]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in unit.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+        x, memory = (torch.randn(1, n, 6, generator=generator) for n in (4, 3))
+        window = torch.cat((memory, x), dim=1)[0]
+        for step, found in enumerate(unit(x, memory)[0]):
+            now = window[step + 3]
+            normed = unit.norm_attention(window[step : step + 4])
+            attended = torch.relu(slow_attention(unit.attention, normed, 2))
+            joined = slow_gate(unit.gate_attention, now, attended)
+            hidden = unit.mlp_out(torch.relu(unit.mlp_in(unit.norm_mlp(joined))))
+            expected = slow_gate(unit.gate_mlp, joined, torch.relu(hidden))
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -93,6 +93,25 @@ def test_stacks_of_atari_take_a_quarter_of_their_bytes():
     assert buffer.size_bytes == STORED * 100 + frames.nbytes + STACK * 101
 
 
+def test_a_stack_that_does_not_continue_the_one_before_is_kept_as_it_is():
+    """Stacks by the first batch; in the second a frame is left out between two of them."""
+    frames = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
+    stacks = np.stack([frames[i : i + 37] for i in range(4)], axis=1)  # [37, 4, 8, 8]
+    buffer, experience = ReplayBuffer(100), Experience(0, num_envs=1)
+    obs, new_obs = np.arange(20), np.append(np.arange(1, 11), np.arange(12, 22))
+    for following in (np.arange(1, 21), new_obs):
+        batch = experience.batch(20)
+        for name in (col.TERMINATEDS, col.TRUNCATEDS):
+            batch[name] = np.zeros(20, dtype=np.bool_)
+        batch[col.EPS_ID], batch[col.T] = np.zeros(20, dtype=np.int64), np.arange(20)
+        batch.set_shared(col.OBS, stacks, obs)
+        batch.set_shared(col.NEXT_OBS, stacks, following)
+        buffer.add(batch)
+    rows = buffer.gather(np.arange(20, 40))
+    np.testing.assert_array_equal(rows[col.NEXT_OBS], stacks[new_obs])
+    buffer.check_valid()
+
+
 def test_images_that_are_no_stacks_are_kept_as_they_are():
     experience, buffer = Experience(3), ReplayBuffer(50)
     batch, _ = stacked(experience, experience.batch(9))

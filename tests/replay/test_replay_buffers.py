@@ -24,29 +24,47 @@ def test_two_fragments_in_one_batch_are_joined():
     assert_returns(buffer.sample(64, experience.rng), experience.rows["a"], 3)
 
 
-def test_the_last_steps_of_an_episode_have_shorter_returns():
-    batch = SampleBatch(
+def steps_of_one_agent(steps, observations, following, truncateds, *, unroll=0):
+    """Rows of one episode with a reward of ``1 + step``."""
+    n = len(steps)
+    return SampleBatch(
         {
-            col.OBS: np.arange(3, dtype=np.float32)[:, None],
-            col.NEXT_OBS: np.arange(1, 4, dtype=np.float32)[:, None],
-            col.ACTIONS: np.zeros(3, np.int64),
-            col.REWARDS: np.array([1, 2, 4], np.float32),
-            col.TERMINATEDS: np.zeros(3, np.bool_),
-            col.TRUNCATEDS: np.array([False, False, True]),
-            col.EPS_ID: np.zeros(3, np.int64),
-            col.T: np.arange(3),
-            col.UNROLL_ID: np.zeros(3, np.int64),
+            col.OBS: np.array(observations, np.float32)[:, None],
+            col.NEXT_OBS: np.array(following, np.float32)[:, None],
+            col.ACTIONS: np.zeros(n, np.int64),
+            col.REWARDS: np.array(steps, np.float32) + 1,
+            col.TERMINATEDS: np.zeros(n, np.bool_),
+            col.TRUNCATEDS: np.array(truncateds, np.bool_),
+            col.EPS_ID: np.zeros(n, np.int64),
+            col.T: np.array(steps),
+            col.UNROLL_ID: np.full(n, unroll),
         }
     )
+
+
+def test_the_last_steps_of_an_episode_have_shorter_returns():
+    """Also where the next episode follows in the same chunk under the same id."""
     buffer = ReplayBuffer(8, n_step=3, gamma=0.5)
-    buffer.add(batch)
-    sample = buffer.gather(np.arange(3))
-    assert sample[col.REWARDS].tolist() == [1 + 1 + 1, 2 + 2, 4]
-    assert sample[col.DISCOUNTS].tolist() == [0.125, 0.25, 0.5]
+    ends = [False, False, True, False]
+    buffer.add(steps_of_one_agent([0, 1, 2, 3], [0, 1, 2, 50], [1, 2, 3, 51], ends))
+    sample = buffer.gather(np.arange(4))
+    assert sample[col.REWARDS].tolist() == [1 + 1 + 0.75, 2 + 1.5, 3, 4]
+    assert sample[col.DISCOUNTS].tolist() == [0.125, 0.25, 0.5, 0.5]
     # Cut short by truncation, the final observation counts; it is no terminal.
-    assert sample[col.NEXT_OBS].ravel().tolist() == [3, 3, 3]
+    assert sample[col.NEXT_OBS].ravel().tolist() == [3, 3, 3, 51]
     assert not sample[col.TERMINATEDS].any()
-    assert sample[col.TRUNCATEDS].all()
+    assert sample[col.TRUNCATEDS].tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("goes_on_at", [1.0, 7.0])
+def test_a_later_fragment_goes_on_only_where_the_agent_was(goes_on_at):
+    """Env steps without the agent may lie in between, but none that it took and nobody added."""
+    buffer = ReplayBuffer(8, n_step=2, gamma=0.5)
+    buffer.add(steps_of_one_agent([0], [0], [1], [False]))
+    buffer.add(steps_of_one_agent([3], [goes_on_at], [8], [False], unroll=1))
+    sample = buffer.gather(np.arange(2))
+    assert sample[col.OBS].ravel().tolist() == [0, goes_on_at]
+    assert sample[col.REWARDS].tolist() == ([3, 4] if goes_on_at == 1.0 else [1, 4])
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])

@@ -56,6 +56,18 @@ def test_short_episodes_are_not_preferred():
     assert [record.env_index for record in records] == [k % 4 for k in range(10)]
 
 
+def test_steps_that_environments_spend_on_their_own_reset_do_not_count():
+    spec = RunnerSpec(
+        EnvSpec(use="counting_envs:PaysAtReset"), EnvRunnersConfig(num_envs_per_env_runner=2)
+    )
+    records = play_episodes(EnvRunner(spec, role=Role.EVALUATION), num_episodes=9, seed=3)
+    assert {record.length for record in records} == {2, 3, 4}
+    for record in records:  # a reward is the number of the step, and 10 for each unit of the action
+        steps = record.length * (record.length + 1) / 2
+        assert steps <= record.episode_return <= steps + 20 * record.length
+        assert (record.episode_return - steps) % 10 == 0
+
+
 def test_the_recorder_sees_every_step_of_every_episode_and_may_end_the_play():
     steps = []
 

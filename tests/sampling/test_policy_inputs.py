@@ -57,10 +57,11 @@ def test_a_restored_runner_sees_the_same_past(states):
         np.testing.assert_array_equal(one[name], two[name], err_msg=name)
 
 
+@pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_evaluation_shows_the_policy_the_same_views(num_envs):
+def test_evaluation_shows_the_policy_the_same_views(num_envs, truncates):
     """Also past the window that evaluation keeps: the episodes are longer than it."""
-    runner = recording_runner(num_envs, states=True, length=300)
+    runner = recording_runner(num_envs, states=True, length=300, truncates=truncates)
     play_episodes(runner, num_episodes=3, seed=4)
     for (seed, step), row in runner.policy.saw.items():
         assert row["state_in_0"].tolist() == [7, step]
