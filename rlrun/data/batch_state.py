@@ -11,37 +11,30 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data.column_data import Array, leaves
+from rlrun.data.column_data import Array, leaves, object_array
 from rlrun.data.sample_batch import SampleBatch
-
-_FLAGS = ("zero_padded", "max_seq_len", "time_major", "num_grad_updates", "is_training")
 
 
 def batch_state(batch: SampleBatch) -> dict[str, Any]:
     """The columns of numbers as arrays; columns of objects, such as infos, are left out."""
     batch = batch.copy(shallow=True)
     batch.reads = None  # to be saved is not to be read
-    storages: list[Any] = []
-    plain: dict[str, Any] = {}
-    shared: dict[str, Any] = {}
-    for name in batch:
-        of_storage = batch.shared(name)
-        if of_storage is None:
-            column = batch.column(name)
-            if not any(leaf.dtype.hasobject for leaf in leaves(column)):
-                plain[name] = column
-            continue
-        storage, index = of_storage
-        number = next((i for i, known in enumerate(storages) if known is storage), len(storages))
-        if number == len(storages):
-            storages.append(storage)
-        shared[name] = [number, index]
+    shared = {name: found for name in batch if (found := batch.shared(name)) is not None}
+    storages = {id(storage): storage for storage, _ in shared.values()}
+    numbers = {key: number for number, key in enumerate(storages)}
+    plain = {name: batch.column(name) for name in batch if name not in shared}
     return {
         "order": list(batch),
-        "plain": plain,
-        "storages": storages,
-        "shared": shared,
-        "flags": {name: getattr(batch, name) for name in _FLAGS},
+        "plain": {
+            name: column
+            for name, column in plain.items()
+            if not any(leaf.dtype.hasobject for leaf in leaves(column))
+        },
+        "storages": list(storages.values()),
+        "shared": {
+            name: [numbers[id(storage)], index] for name, (storage, index) in shared.items()
+        },
+        "flags": batch.flags(),
     }
 
 
@@ -70,15 +63,8 @@ def columns_state(columns: Mapping[str, Array]) -> dict[str, Any]:
 def columns_from_state(state: Mapping[str, Any]) -> dict[str, Array]:
     """The columns of such a state."""
     return {
-        name: _objects(rows["objects"], rows["shape"])
+        name: object_array(rows["objects"]).reshape(rows["shape"])
         if isinstance(rows, dict)
         else np.asarray(rows)
         for name, rows in state.items()
     }
-
-
-def _objects(objects: list[Any], shape: list[int]) -> Array:
-    column = np.empty(len(objects), np.object_)
-    for i, value in enumerate(objects):  # one by one: numpy would look into lists
-        column[i] = value
-    return column.reshape(shape)

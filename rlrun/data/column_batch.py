@@ -226,6 +226,16 @@ class ColumnBatch:
 
     # Copying, sending
 
+    def flags(self) -> dict[str, Any]:
+        """The flags, as keyword arguments of the constructor and of `from_columns`."""
+        return {
+            "zero_padded": self.zero_padded,
+            "max_seq_len": self.max_seq_len,
+            "time_major": self.time_major,
+            "num_grad_updates": self.num_grad_updates,
+            "is_training": self.is_training,
+        }
+
     def copy(self, shallow: bool = False) -> Self:
         """A copy with the same flags; deep (no memory in common) unless `shallow`."""
         if shallow:
@@ -268,7 +278,7 @@ class ColumnBatch:
             name: col if isinstance(col, SharedColumn) else map_leaves(_contiguous, col)
             for name, col in columns.items()
         }
-        return _restored, (type(self), contiguous, self._flags())
+        return _restored, (type(self), contiguous, self.flags())
 
     def check_valid(self) -> None:
         """Raises ValueError, with the reason, if the columns do not fit together."""
@@ -286,17 +296,8 @@ class ColumnBatch:
 
     # Helpers
 
-    def _flags(self) -> dict[str, Any]:
-        return {
-            "zero_padded": self.zero_padded,
-            "max_seq_len": self.max_seq_len,
-            "time_major": self.time_major,
-            "num_grad_updates": self.num_grad_updates,
-            "is_training": self.is_training,
-        }
-
     def _like(self, columns: dict[str, Any]) -> Self:
-        batch = type(self).from_columns(columns, **self._flags())
+        batch = type(self).from_columns(columns, **self.flags())
         batch.reads = self.reads
         return batch
 

@@ -76,24 +76,23 @@ def as_column(value: Any) -> Any:
         return value if value.ndim else value.reshape(1)
     if isinstance(value, SharedColumn):
         return value
-    if isinstance(value, dict):
-        return {key: as_column(child) for key, child in value.items()}
-    if isinstance(value, tuple):
-        return tuple(as_column(child) for child in value)
+    if isinstance(value, dict | tuple):
+        return map_leaves(as_column, value)
     if isinstance(value, list):
-        return _array_of(value)
+        try:
+            return np.asarray(value)
+        except ValueError:  # ragged
+            return object_array(value)
     if isinstance(value, Number | np.generic | str | bytes):
         return np.asarray([value])
     raise TypeError(f"a column is an array, list, number, dict or tuple, not {type(value)!r}")
 
 
-def _array_of(values: list[Any]) -> Array:
-    try:
-        array = np.asarray(values)
-    except ValueError:  # ragged
-        array = np.empty(len(values), dtype=object)
-        for row, value in enumerate(values):
-            array[row] = value
+def object_array(values: Sequence[Any]) -> Array:
+    """An array [N] of these objects as they are; numpy itself would look into lists."""
+    array = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        array[row] = value
     return array
 
 
@@ -102,13 +101,24 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "device") and hasattr(value, "detach")
 
 
-def map_leaves(function: Callable[[Any], Any], column: Any) -> Any:
-    """Applies `function` to the array(s) of a plain column, keeping the nest."""
+def map_leaves(function: Callable[..., Any], column: Any, *others: Any) -> Any:
+    """Applies `function` to the arrays that stand in one place of plain columns, keeping the nest.
+
+    Raises ValueError where the columns differ in their structure.
+    """
     if isinstance(column, dict):
-        return {key: map_leaves(function, child) for key, child in column.items()}
+        if any(not isinstance(other, dict) or other.keys() != column.keys() for other in others):
+            raise ValueError("nested columns have different keys")
+        return {
+            key: map_leaves(function, child, *(other[key] for other in others))
+            for key, child in column.items()
+        }
     if isinstance(column, tuple):
-        return tuple(map_leaves(function, child) for child in column)
-    return function(column)
+        if any(not isinstance(other, tuple) or len(other) != len(column) for other in others):
+            raise ValueError("nested columns have different lengths")
+        children = zip(column, *others, strict=True)
+        return tuple(map_leaves(function, *child) for child in children)
+    return function(column, *others)
 
 
 def leaves(column: Any) -> Iterator[Any]:
@@ -132,9 +142,7 @@ def read(column: Any) -> Any:
 
 def num_rows(column: Any) -> int:
     """Rows of the column; 0 for a nest without arrays."""
-    if isinstance(column, dict | tuple):
-        return next((len(leaf) for leaf in leaves(column)), 0)
-    return len(column)
+    return next((len(leaf) for leaf in leaves(column)), 0)
 
 
 def pick(column: Any, selection: Any) -> Any:
@@ -149,28 +157,7 @@ def pick(column: Any, selection: Any) -> Any:
 def concat(columns: Sequence[Any], axis: int = 0) -> Any:
     """Appends columns of one structure; raises ValueError when structures or row shapes differ."""
     plain = [read(column) for column in columns]
-    first = plain[0]
-    if type(first) is np.ndarray:
-        return np.concatenate(plain, axis=axis)
-    if isinstance(first, dict):
-        if any(not isinstance(other, dict) or other.keys() != first.keys() for other in plain):
-            raise ValueError("nested columns have different keys")
-        return {key: concat([other[key] for other in plain], axis) for key in first}
-    if isinstance(first, tuple):
-        if any(not isinstance(other, tuple) or len(other) != len(first) for other in plain):
-            raise ValueError("nested columns have different lengths")
-        return tuple(concat(children, axis) for children in zip(*plain, strict=True))
-    return np.concatenate(plain, axis=axis)
-
-
-def stack_rows(rows: Sequence[Any]) -> Any:
-    """Builds a column from single rows (arrays, numbers, or nests of them)."""
-    first = rows[0]
-    if isinstance(first, dict):
-        return {key: stack_rows([row[key] for row in rows]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(stack_rows(children) for children in zip(*rows, strict=True))
-    return np.stack(rows)
+    return map_leaves(lambda *leaves: np.concatenate(leaves, axis=axis), *plain)
 
 
 def deep_copy(column: Any) -> Any:
@@ -202,9 +189,7 @@ def size_bytes(column: Any) -> int:
 # Columns that share storages
 
 
-def concat_shared(
-    parts: Mapping[str, Sequence[SharedColumn]],
-) -> dict[str, SharedColumn]:
+def concat_shared(parts: Mapping[str, Sequence[SharedColumn]]) -> dict[str, SharedColumn]:
     """Appends the parts of shared columns, each distinct storage once.
 
     All storages of one dtype and row shape go into one new storage, whichever columns they served;
@@ -213,7 +198,7 @@ def concat_shared(
     """
     grouped: dict[Any, dict[str, Sequence[SharedColumn]]] = {}
     for name, columns in parts.items():
-        kinds = {_kind(column.storage) for column in columns}
+        kinds = {(column.storage.dtype, column.storage.shape[1:]) for column in columns}
         if len(kinds) == 1:
             grouped.setdefault(kinds.pop(), {})[name] = columns
     joined: dict[str, SharedColumn] = {}
@@ -232,10 +217,6 @@ def concat_shared(
             )
             joined[name] = SharedColumn(storage, index)
     return joined
-
-
-def _kind(storage: Any) -> tuple[Any, ...]:
-    return storage.dtype, storage.shape[1:]
 
 
 def convert_columns(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data.column_data import is_tensor, leaves, map_leaves, num_rows, stack_rows
+from rlrun.data.column_data import is_tensor, leaves, map_leaves, num_rows, object_array
 
 _MAGIC = b"rlz4"
 _ROWS, _OBJECT = b"r", b"o"
@@ -32,9 +32,7 @@ def pack_column(column: Any) -> Any:
         return column  # a row of such a nest could not be told from an object that is a dict
     else:
         rows, kind = [map_leaves(itemgetter(row), column) for row in range(num_rows(column))], _ROWS
-    packed = np.empty(len(rows), dtype=object)
-    packed[:] = [_pack(row, kind) for row in rows]
-    return packed
+    return object_array([_pack(row, kind) for row in rows])
 
 
 def unpack_column(column: Any) -> Any:
@@ -43,11 +41,8 @@ def unpack_column(column: Any) -> Any:
         return column
     rows = [_unpack(packed) for packed in column]
     if column[0][len(_MAGIC) : len(_MAGIC) + 1] == _ROWS:
-        return stack_rows(rows)
-    unpacked = np.empty(len(rows), dtype=object)
-    for row, value in enumerate(rows):
-        unpacked[row] = value
-    return unpacked
+        return map_leaves(lambda *leaves: np.stack(leaves), *rows)
+    return object_array(rows)
 
 
 def is_packed(column: Any) -> bool:

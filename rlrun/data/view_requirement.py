@@ -15,7 +15,7 @@ import numpy as np
 
 from rlrun.data import columns as names
 from rlrun.data.column_batch import ColumnBatch
-from rlrun.data.column_data import Array, map_leaves, pick
+from rlrun.data.column_data import Array, concat, map_leaves, pick
 from rlrun.data.space_codec import space_from_dict, space_to_dict
 
 
@@ -52,10 +52,13 @@ class ViewRequirement:
     """Steps that share one row of the view in a train batch: for states, the longest sequence."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shift", _frozen(self.shift))
+        steps, shift = self.steps, self.shift
+        if not isinstance(shift, str):  # as a value that can be compared
+            is_single = isinstance(shift, int | np.integer)
+            object.__setattr__(self, "shift", int(steps[0]) if is_single else steps)
         if self.batch_repeat_value < 1:
             raise ValueError(f"batch_repeat_value is at least 1, not {self.batch_repeat_value}")
-        if self.used_for_compute_actions and max(self.steps) > 0:
+        if self.used_for_compute_actions and max(steps) > 0:
             raise ValueError(
                 f"shift {self.shift!r} looks into the future, which is not known when the model "
                 "acts: set used_for_compute_actions to False"
@@ -80,7 +83,7 @@ class ViewRequirement:
     @property
     def steps(self) -> tuple[int, ...]:
         """The relative steps: -1 -> (-1,), "-3:0" -> (-3, -2, -1, 0)."""
-        return tuple(shift_steps(self.shift))
+        return tuple(_steps(self.shift))
 
     @property
     def time_axis(self) -> bool:
@@ -106,11 +109,7 @@ class ViewRequirement:
         return known if self.used_for_compute_actions is None else self.used_for_compute_actions
 
 
-def shift_steps(shift: int | str | Sequence[int]) -> list[int]:
-    """The relative steps of a shift: -1 -> [-1], [0, -2] -> [0, -2], "-3:0" -> [-3, -2, -1, 0].
-
-    Raises ValueError for a range that is malformed or empty, and for an empty list.
-    """
+def _steps(shift: int | str | Sequence[int]) -> list[int]:
     if isinstance(shift, str):
         try:
             first, last, step = ([int(part) for part in shift.split(":")] + [1])[:3]
@@ -124,14 +123,6 @@ def shift_steps(shift: int | str | Sequence[int]) -> list[int]:
     if not steps:
         raise ValueError(f"shift {shift!r} holds no step")
     return steps
-
-
-def _frozen(shift: Any) -> int | str | tuple[int, ...]:
-    """Checked, and as a value that can be compared."""
-    steps = shift_steps(shift)
-    if isinstance(shift, str):
-        return shift
-    return int(shift) if isinstance(shift, int | np.integer) else tuple(steps)
 
 
 # For the step after the batch there is no row of these yet: it follows from another column.
@@ -161,7 +152,8 @@ def single_step_columns(
     columns = {}
     for name, view in views.items():
         source = view.data_col or name
-        if not _acted_on(view, source):
+        used = view.used_for_compute_actions
+        if not (view.is_acted_on(name) if used is None else used):
             continue
         if step < count and source != name and name in batch:
             # The batch holds the view itself, computed when more of the past was known.
@@ -174,18 +166,13 @@ def single_step_columns(
     return columns
 
 
-def _acted_on(view: ViewRequirement, source: str) -> bool:
-    if view.used_for_compute_actions is not None:
-        return view.used_for_compute_actions
-    return max(view.steps) <= (0 if source == names.OBS else -1)
-
-
 def _rows_at(batch: ColumnBatch, source: str, steps: Array, count: int, *, time_axis: bool) -> Any:
     """The column at `steps`; beyond the last row an observation is known, else that row stands."""
     column = batch.column(source)
     last = count - 1
     if source == names.OBS and steps.max() >= count:
-        column, last = _appended(column, batch.column(names.NEXT_OBS)), count
+        following = pick(batch.column(names.NEXT_OBS), slice(-1, None))
+        column, last = concat([column, following]), count
     rows = np.clip(steps, 0, last)
 
     def gather(leaf: Array) -> Array:
@@ -195,12 +182,3 @@ def _rows_at(batch: ColumnBatch, source: str, steps: Array, count: int, *, time_
         return values[None] if time_axis else values
 
     return map_leaves(gather, column)
-
-
-def _appended(column: Any, following: Any) -> Any:
-    """The observations of a trajectory: of every step, then the one it led to."""
-    if isinstance(column, dict):
-        return {key: _appended(child, following[key]) for key, child in column.items()}
-    if isinstance(column, tuple):
-        return tuple(_appended(*pair) for pair in zip(column, following, strict=True))
-    return np.concatenate([column, following[-1:]])
