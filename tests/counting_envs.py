@@ -49,6 +49,19 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.array([self._seed % 1000, step], np.float32)
 
 
+class Observes(Counter):
+    """Observes `value` after the second step of each episode, in a space without bounds."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self._value = value
+
+    def _observation(self) -> Any:
+        return self._value if self._step == 2 else super()._observation()
+
+
 class NestedCounter(Counter):
     """The same in nested spaces."""
 

@@ -284,7 +284,7 @@ def check_observation(
     runner_index: int = 0,
     env_index: int = 0,
 ) -> None:
-    """Raise an `EnvError` unless ``observation`` lies in ``space`` and holds no NaN."""
+    """Raise an `EnvError` unless ``observation`` lies in ``space`` and is finite."""
     problem = observation_problem(space, observation)
     if problem is not None:
         raise EnvError(
@@ -325,24 +325,34 @@ def observation_problem(
 
 
 def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
-    """What is wrong with one array; NaN first, since it also fails every other test."""
-    try:
-        array = np.asarray(observation)
-        if array.shape != space.shape:
-            return f"{where} has shape {array.shape}, the space says {space.shape}"
-        if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
-            return f"{where} holds NaN at index {_first_index(np.isnan(array))}"
-        if not np.can_cast(array.dtype, space.dtype, casting="same_kind"):
-            return f"{where} has dtype {array.dtype}, the space says {space.dtype}"
-        array = array.astype(space.dtype)
-    except (TypeError, ValueError):
-        return f"{where} is no array: {type(observation).__name__}"
+    """What is wrong with one array; NaN before the bounds, since it is never within them."""
+    problem = form_problem(space, observation, where)
+    if problem is not None:
+        return problem
+    array = np.asarray(observation)
+    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+        index = _first_index(~np.isfinite(array))
+        kind = "NaN" if np.isnan(array[index]) else "an infinity"
+        return f"{where} holds {kind} at index {index}"
+    array = array.astype(space.dtype)
     outside = (array < space.low) | (array > space.high)
     if outside.any():
         index = _first_index(outside)
         low, high = space.low[index], space.high[index]
         return f"{where} at index {index} is {array[index]}, outside of [{low}, {high}]"
     return None
+
+
+def form_problem(space: spaces.Box, observation: Any, where: str = "observation") -> str | None:
+    """What is wrong with shape or dtype of one array, or None."""
+    try:
+        array = np.asarray(observation)
+        fits = np.can_cast(array.dtype, space.dtype, casting="same_kind")
+    except (TypeError, ValueError):
+        return f"{where} is no array: {type(observation).__name__}"
+    if array.shape != space.shape:
+        return f"{where} has shape {array.shape}, the space says {space.shape}"
+    return None if fits else f"{where} has dtype {array.dtype}, the space says {space.dtype}"
 
 
 def _first_index(mask: np.ndarray) -> tuple[int, ...]:

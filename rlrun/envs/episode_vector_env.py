@@ -12,7 +12,6 @@ policies, batches, connectors or Ray.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -140,7 +139,8 @@ def check_rows(
 def bad_value_test(space: spaces.Space[Any]) -> Callable[[Batched], bool]:
     """A cheap test of a batched observation for values that must stop the run.
 
-    That is NaN in arrays of floats, and indices out of range of a Discrete or MultiDiscrete space.
+    These are NaN and infinity in arrays of floats, and indices out of range of a Discrete or
+    MultiDiscrete space.
     It is called at every vector step and costs a microsecond for each leaf of the space; images
     cost nothing. A Box's bounds are checked before the first rollout only: many environments leave
     them a little, and learning does not care.
@@ -152,7 +152,7 @@ def bad_value_test(space: spaces.Space[Any]) -> Callable[[Batched], bool]:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return _index_test(space)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return _has_nan
+        return FiniteTest()
     return _nothing_to_test
 
 
@@ -160,10 +160,20 @@ def _nothing_to_test(_: Batched) -> bool:
     return False
 
 
-def _has_nan(batch: np.ndarray[Any, Any]) -> bool:
-    flat = batch.ravel()
-    # x . x is NaN only if an entry is: squares cannot cancel. It is one call, and never warns.
-    return math.isnan(flat.dot(flat))
+class FiniteTest:
+    """A test of a batched array of floats for NaN and infinities: x . 0 is 0 unless there is one.
+
+    It is one call into BLAS, and exact. An infinity also makes numpy warn of an invalid value.
+    """
+
+    def __init__(self) -> None:
+        self._zeros = np.zeros(0)
+
+    def __call__(self, batch: np.ndarray[Any, Any]) -> bool:
+        """Whether an entry is not finite."""
+        if self._zeros.size != batch.size:
+            self._zeros = np.zeros(batch.size, batch.dtype)
+        return bool(batch.ravel().dot(self._zeros) != 0.0)
 
 
 def _index_test(space: spaces.Discrete | spaces.MultiDiscrete) -> Callable[[Batched], bool]:

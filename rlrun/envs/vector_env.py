@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from rlrun.envs import native_vector_env as native
 from rlrun.envs.env import (
     EnvContext,
     check_env,
+    form_problem,
     make_env_or_vector,
     observation_problem,
     time_limit_of,
@@ -185,12 +185,15 @@ class SerialVectorEnv:
         size = self.num_envs
         self._buffer: Any = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
         self._in_place = isinstance(self._buffer, np.ndarray)
+        # Dtypes that rows of a Box have come in; each is judged when it first comes.
+        self._dtypes: set[Any] = set()
         self._nested_observations: list[Any] = [None] * size  # nested spaces only
         # The test of the commonest space stands in `step` itself, without a call.
         self._floats: np.ndarray[Any, Any] | None = None
         self._has_bad_values: Callable[[Batched], bool] | None = None
         if _is_float_box(self.single_observation_space):
             self._floats = np.asarray(self._buffer).reshape(-1)  # a view
+            self._zeros = np.zeros_like(self._floats)
         else:
             self._has_bad_values = bad_value_test(self.single_observation_space)
         self._plain_actions = isinstance(
@@ -226,6 +229,7 @@ class SerialVectorEnv:
             observation = self._first_observation(env_index, int(seeds[env_index]))
             self._episode_starts[env_index] = self._vector_steps
             if self._in_place:
+                self._require_form(observation, env_index, at_reset=True)
                 self._buffer[env_index] = observation
             else:
                 self._nested_observations[env_index] = observation
@@ -244,6 +248,13 @@ class SerialVectorEnv:
                     raise self._error(error, env_index, "reset") from None
                 self._build_again(env_index, error)
 
+    def _build_again_or_raise(self, env_index: int, error: Exception) -> None:
+        if isinstance(error, EnvError):
+            raise error
+        if self._rebuild is None:
+            raise self._error(error, env_index, "step") from None
+        self._build_again(env_index, error)
+
     def _build_again(self, env_index: int, error: Exception) -> None:
         assert self._rebuild is not None
         _log.warning("%s is built again in sub-env %d: %r", self._env_id, env_index, error)
@@ -257,21 +268,28 @@ class SerialVectorEnv:
         rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
         by_env: dict[int, dict[str, Any]] = {}
         i = 0
+        box, dtypes = isinstance(self.single_observation_space, spaces.Box), self._dtypes
+        shape = self.single_observation_space.shape
         split = actions if self._numbers else self._split(actions)
         numbered = enumerate(zip(self._step_functions, split, strict=True))
         failed: list[int] = []
         while True:
             try:
                 for i, (step, action) in numbered:
-                    out[i], rewards[i], terminateds[i], truncateds[i], info = step(action)
+                    seen, rewards[i], terminateds[i], truncateds[i], info = step(action)
+                    if box and not (
+                        seen.__class__ is np.ndarray
+                        and seen.shape == shape
+                        and seen.dtype in dtypes
+                    ):
+                        self._require_form(seen, i)
+                    out[i] = seen
                     if info:
                         by_env[i] = info
                 break
             except Exception as error:
-                if self._rebuild is None:
-                    raise self._error(error, i, "step") from None
+                self._build_again_or_raise(i, error)
                 # The iterator is past the failed one: the loop goes on with the next.
-                self._build_again(i, error)
                 failed.append(i)
                 rewards[i], terminateds[i], truncateds[i] = 0.0, False, False
         self.failed_envs = failed
@@ -279,8 +297,7 @@ class SerialVectorEnv:
         if not rows:
             self._concatenate()
         if self._floats is not None:
-            # x . x is NaN only if an entry is: squares cannot cancel.
-            if math.isnan(self._floats.dot(self._floats)):
+            if self._floats.dot(self._zeros) != 0.0:  # as in `FiniteTest`
                 self._raise_bad_value()
         elif self._has_bad_values is not None and self._has_bad_values(self._buffer):
             self._raise_bad_value()
@@ -343,19 +360,37 @@ class SerialVectorEnv:
                         env_index=env_index,
                     )
 
+    def _require_form(self, observation: Any, env_index: int, *, at_reset: bool = False) -> None:
+        """Raise an `EnvError` if a Box's observation has another shape, or a dtype not cast to it.
+
+        Written into the buffer it would be broadcast or cut off without a word.
+        """
+        space = self.single_observation_space
+        if not isinstance(space, spaces.Box):
+            return
+        problem = form_problem(space, observation)
+        if problem is not None:
+            step = -1 if at_reset else self._vector_steps - self._episode_starts[env_index]
+            raise self._observation_error(problem, env_index, step)
+        self._dtypes.add(np.asarray(observation).dtype)
+
+    def _observation_error(self, problem: str, env_index: int, env_step: int) -> EnvError:
+        return EnvError(
+            self._env_id,
+            "observation",
+            problem,
+            runner_index=self._runner_index,
+            env_index=env_index,
+            env_step=env_step,
+        )
+
     def _raise_bad_value(self) -> None:
         batched = batch_space(self.single_observation_space, self.num_envs)
         for env_index, row in enumerate(iterate(batched, self._buffer)):
             problem = observation_problem(self.single_observation_space, row)
             if problem is not None:
-                raise EnvError(
-                    self._env_id,
-                    "observation",
-                    problem,
-                    runner_index=self._runner_index,
-                    env_index=env_index,
-                    env_step=self._vector_steps - 1 - self._episode_starts[env_index],
-                )
+                step = self._vector_steps - 1 - self._episode_starts[env_index]
+                raise self._observation_error(problem, env_index, step)
 
     def _error(self, error: Exception, env_index: int, phase: EnvPhase) -> EnvError:
         episode_step = self._vector_steps - self._episode_starts[env_index]

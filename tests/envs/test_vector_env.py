@@ -8,6 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from counting_envs import Observes
+from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.env import EnvContext
 from rlrun.envs.errors import EnvError
-from rlrun.envs.vector_env import make_vector_env, take_envs
+from rlrun.envs.vector_env import SerialVectorEnv, make_vector_env, take_envs
 
 NUM_ENVS = 3
 
@@ -314,13 +316,44 @@ def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
     env.close()
 
 
-def test_nan_stops_the_run() -> None:
-    env = make("counting_envs:Counter", nan_at=2)
-    env.reset([2, 2, 2])
-    env.step(np.zeros(NUM_ENVS, int))
-    with pytest.raises(EnvError, match="NaN") as caught:
-        env.step(np.zeros(NUM_ENVS, int))
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.array([0, np.nan], np.float32), r"NaN at index \(1,\)"),
+        (np.array([-np.inf, 0], np.float32), r"an infinity at index \(0,\)"),
+        ([0.0, 1e39], "an infinity"),  # beyond float32
+        (np.float32(3), r"shape \(\), the space says \(2,\)"),
+        (np.zeros(1, np.float32), r"shape \(1,\)"),
+        (np.zeros((1, 2), np.float32), r"shape \(1, 2\)"),
+        (np.array([0, 1j]), "dtype complex128"),
+        ("ab", "shape"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered in dot:RuntimeWarning")
+def test_an_observation_that_is_none_of_its_space_stops_the_run(value: Any, message: str) -> None:
+    """Also where numpy would broadcast it, cut it off, or let it pass as a number."""
+    envs = [Observes(value), Observes(value)]
+    env = SerialVectorEnv(envs, "Mine-v0")
+    env.reset([2, 2])
+    env.step(np.zeros(2, int))
+    with pytest.raises(EnvError, match=message) as caught:
+        env.step(np.zeros(2, int))
     assert (caught.value.phase, caught.value.env_step) == ("observation", 1)
+    assert caught.value.env_index == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_large_numbers_are_numbers(dtype: Any) -> None:
+    """Also where the sum of their squares is infinite."""
+    value = np.full(2, np.finfo(dtype).max, dtype)
+    env_class = type("Large", (Observes,), {})
+    env_class.observation_space = spaces.Box(-np.inf, np.inf, (2,), dtype)
+    env = SerialVectorEnv([env_class(value)], "Mine-v0")
+    env.reset([2])
+    env.step(np.zeros(1, int))
+    observations, *_ = env.step(np.zeros(1, int))
+    np.testing.assert_array_equal(observations, [value])
 
 
 def test_a_vector_env_without_a_mode_is_refused_by_name() -> None:
