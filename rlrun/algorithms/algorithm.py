@@ -161,11 +161,16 @@ class Algorithm(ABC, Generic[T_co]):
     # -- one iteration -------------------------------------------------------------------------
 
     def train(self) -> Result:
-        """One iteration: `training_step` until the report's minimums are met, and evaluation."""
+        """One iteration: `training_step` until the report's minimums are met, and evaluation.
+
+        Raises:
+            DivergedError: a loss, a gradient or a weight is NaN or infinite.
+        """
         progress, policies = self.progress, self.policies
         progress.begin_iteration()
         while True:
             learners = policies.learner_results(self.training_step())
+            policies.require_finite(learners, progress.iteration + 1)
             if progress.minimums_met():
                 break
         progress.iteration += 1

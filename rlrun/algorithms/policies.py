@@ -8,6 +8,7 @@ counted. The only policy of a single agent has the id `default_policy`.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -26,6 +27,12 @@ from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import RunnerSpec
 
 State = dict[str, Any]
+
+
+class DivergedError(RuntimeError):
+    """A loss, a gradient or a weight is not a finite number any more."""
+
+    exit_code = 1
 
 
 class Policies(Mapping[str, PolicySettings]):
@@ -149,6 +156,35 @@ class Policies(Mapping[str, PolicySettings]):
         rows, self._rows = {**self._rows, **learners}, {}
         order = [*self.settings, *(name for name in rows if name not in self.settings)]
         return {name: rows[name] for name in order if name in rows}
+
+    def require_finite(self, learners: Mapping[str, Any], iteration: int) -> None:
+        """Raise unless losses, gradients and weights are finite numbers after an iteration.
+
+        Nothing of such an iteration is kept, so the last checkpoint stays one to go on from.
+
+        Args:
+            learners: the iteration's results by policy.
+
+        Raises:
+            DivergedError: with the statistic, the policy and what to try.
+        """
+        for policy_id, learner in self.learners.items():
+            statistics = learners.get(policy_id, {}).get("learner_stats", {})
+            bad = [
+                f"{name} is {value}"
+                for name, value in statistics.items()
+                if value is not None
+                and name.endswith(("loss", "grad_norm"))
+                and not math.isfinite(value)
+            ]
+            if not learner.has_finite_weights():
+                bad.append("weights are not finite")
+            if bad:
+                raise DivergedError(
+                    f"training diverged in iteration {iteration}: {', '.join(bad)} "
+                    f"(policy {policy_id}); a smaller training.lr or a bound on the gradients, "
+                    "training.grad_clip, may help"
+                )
 
     def leave_out_unread(self, learners: Mapping[str, Any], columns_read: frozenset[str]) -> None:
         """Decide what is left out of train batches, for policies that learned for the first time.

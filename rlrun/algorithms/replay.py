@@ -267,7 +267,8 @@ class Replay(Generic[R, U]):
             ids = batch.column(col.ITEM_IDS)
             if isinstance(buffer, SequenceReplayBuffer):
                 ids, errors = sequence_errors(batch, errors)
-            buffer.update_priorities(ids, errors + self._settings.epsilon)
+            if np.isfinite(errors).all():  # else the loss is not finite either, and training ends
+                buffer.update_priorities(ids, errors + self._settings.epsilon)
 
     def forget(self, policy_id: str) -> None:
         """Drop the updater, buffer and due updates of a policy."""

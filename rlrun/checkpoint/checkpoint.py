@@ -46,7 +46,7 @@ class CheckpointVersionError(CheckpointError):
 
 
 class CheckpointWriteError(CheckpointError):
-    """The disk is full, or the state holds an unsupported value; older checkpoints are intact."""
+    """The disk is full, or a value cannot be written; older checkpoints are intact."""
 
     exit_code = 1
 
@@ -96,12 +96,20 @@ class Checkpointed(Protocol):
 
 
 def take_checkpoint(algorithm: Checkpointed, result: Mapping[str, Any]) -> Checkpoint:
-    """A checkpoint of ``algorithm`` after the iteration with this ``result``."""
+    """A checkpoint of ``algorithm`` after the iteration with this ``result``.
+
+    Raises:
+        CheckpointWriteError: a weight is NaN or infinite; nothing could go on from it.
+    """
+    weights = algorithm.get_weights()
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise CheckpointWriteError(f"no checkpoint is written: weights {name} are not finite")
     return Checkpoint(
         algorithm=algorithm.config.algorithm,
         row=plain_row(result),
         state=algorithm.get_state(),
-        weights=algorithm.get_weights(),
+        weights=weights,
         config_yaml=dump_yaml(algorithm.config),
     )
 

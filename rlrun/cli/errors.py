@@ -78,7 +78,7 @@ def exit_codes() -> Iterator[None]:
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if isinstance(code, int):
-            fail(str(error), code)
+            fail("\n".join([str(error), *getattr(error, "__notes__", [])]), code)
         notes, error.__notes__ = getattr(error, "__notes__", []), []
         sys.stderr.write("".join(traceback.format_exception(error)))
         error.__notes__ = notes

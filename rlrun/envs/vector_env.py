@@ -229,7 +229,12 @@ class SerialVectorEnv:
             observation = self._first_observation(env_index, int(seeds[env_index]))
             self._episode_starts[env_index] = self._vector_steps
             if self._in_place:
-                self._require_form(observation, env_index, at_reset=True)
+                if not (
+                    observation.__class__ is np.ndarray
+                    and observation.shape == self.single_observation_space.shape
+                    and observation.dtype in self._dtypes
+                ):
+                    self._require_form(observation, env_index, at_reset=True)
                 self._buffer[env_index] = observation
             else:
                 self._nested_observations[env_index] = observation

@@ -250,6 +250,10 @@ class Learner:
         """A copy of all weights as one vector, float32 ``[P]``."""
         return self.parameters.to_numpy()
 
+    def has_finite_weights(self) -> bool:
+        """Whether no weight is NaN or infinite."""
+        return bool(torch.isfinite(self.parameters.vector).all())
+
     def get_state(self) -> dict[str, Any]:
         """The optimizer's state; weights are kept apart, by name (`named_weights`)."""
         return {"kind": self.training.optimizer, "optimizer": self.optimizer.get_state()}

@@ -19,7 +19,9 @@ from tiny import (
     train,
 )
 
+from rlrun.algorithms.policies import DivergedError
 from rlrun.algorithms.ppo import ppo_loss
+from rlrun.checkpoint.checkpoint import CheckpointWriteError
 from rlrun.data import columns as col
 from rlrun.learning.returns import add_advantages
 
@@ -65,6 +67,22 @@ def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
     resumed.restore(tmp_path / "checkpoint")
     assert train(resumed, 2) == rows
     assert_equal_weights(straight, resumed)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("env", ["CartPole-v1", SEVERAL_AGENTS])
+def test_weights_that_are_not_finite_end_training_and_are_not_saved(built, tmp_path, name, env):
+    """Whatever becomes of the losses: the last checkpoint stays the last healthy one."""
+    algorithm = built(name, env)
+    weights = algorithm.get_weights()
+    poisoned = next(key for key in reversed(weights) if "target" not in key)
+    weights[poisoned] = np.full_like(weights[poisoned], np.nan)
+    algorithm.set_weights(weights)
+    with pytest.raises(CheckpointWriteError, match=f"weights {poisoned} are not finite"):
+        algorithm.save(tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+    with pytest.raises(DivergedError, match="training diverged in iteration 1: .*not finite"):
+        algorithm.train()
 
 
 @pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])

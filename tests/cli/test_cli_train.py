@@ -1,12 +1,14 @@
 """``rlrun train``: arguments, exit codes, and the messages of a failure in their order."""
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 
 import counting_algorithm
 import pytest
 
+from rlrun import Callbacks
 from rlrun.envs.errors import EnvError
 
 
@@ -72,6 +74,28 @@ def test_a_failure_is_exit_1_with_the_traceback_first_and_the_resume_command_las
     last = err.strip().splitlines()[-1]
     assert last == "the run failed; checkpoint 000002 is valid: rlrun train --resume run"
     assert err.count("checkpoint 000002") == 1
+
+
+class _PoisonsWeights(Callbacks):
+    """After the second iteration."""
+
+    def on_train_result(self, algorithm, result):
+        if result["training_iteration"] == 2:
+            algorithm.learner.parameters.vector[3] = math.inf
+
+
+def test_a_run_that_diverges_keeps_its_healthy_checkpoints(rlrun, monkeypatch):
+    """And ends with exit code 1, in words and without a traceback."""
+    settings = ["checkpoint={every: 1, keep: 1}", "env_runners.num_env_runners=0"]
+    callbacks = f"callbacks=['{__name__}:_PoisonsWeights']"
+    options = ["--algorithm", "PPO", "--env", "CartPole-v1", "--run-dir", "run", *settings]
+    code, _, err = rlrun("train", *options, callbacks)
+    assert code == 1
+    assert "Traceback" not in err
+    diverged, resume = err.strip().splitlines()[-2:]
+    assert diverged.startswith("training diverged in iteration 3: ")
+    assert "weights are not finite" in diverged
+    assert resume == "the run failed; checkpoint 000001 is valid: rlrun train --resume run"
 
 
 def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
