@@ -226,13 +226,29 @@ class AlwaysOne(Policy):
         return np.ones(len(obs_batch), np.int64), [], {}
 
 
-def counting_spec(num_envs=2, **kwargs):
+def counting_spec(
+    num_envs=2,
+    *,
+    use="counting_envs:CountingEnv",
+    policy=AlwaysOne,
+    settings=None,
+    more=None,
+    **kwargs,
+):
+    """A runner of `CountingEnv` or another environment.
+
+    Args:
+        settings: of ``env_runners``.
+        more: further arguments of `RunnerSpec`.
+        kwargs: of the environment.
+    """
     return RunnerSpec(
-        EnvSpec(use="counting_envs:CountingEnv", kwargs=kwargs),
-        EnvRunnersConfig(num_envs_per_env_runner=num_envs),
-        policy_factory=lambda observation_space, action_space, model: AlwaysOne(
+        EnvSpec(use=use, kwargs=kwargs),
+        EnvRunnersConfig(num_envs_per_env_runner=num_envs, **(settings or {})),
+        policy_factory=lambda observation_space, action_space, model: policy(
             observation_space, action_space
         ),
+        **(more or {}),
     )
 
 

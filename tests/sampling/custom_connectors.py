@@ -10,45 +10,47 @@ from rlrun.connectors.filters import RunningStat
 
 
 class Recent(Connector):
-    """Puts the last k rewards, actions and observations' second numbers behind the observation."""
+    """Puts the last k rewards, actions and observations' last numbers, and the step, behind."""
 
     def __init__(self, k=2):
         self.k = k
 
     def connect(self, space):
-        return gym.spaces.Box(-np.inf, np.inf, (space.shape[0] + 3 * self.k,), np.float32)
+        width = int(np.prod(space.shape, dtype=int))  # 1 for Discrete
+        return gym.spaces.Box(-np.inf, np.inf, (width + 3 * self.k + 1,), np.float32)
 
     def __call__(self, observations, history):
-        actions = np.zeros((len(observations), self.k), np.float32)
+        n = len(observations)
+        actions = np.zeros((n, self.k), np.float32)
         if (history.steps > 0).any():
             actions[:] = history.actions(self.k)
-        earlier = history.observations(self.k)[:, :-1, 1]
-        parts = [observations, history.rewards(self.k), actions, earlier]
-        return np.concatenate(parts, axis=1).astype(np.float32)
+        earlier = history.observations(self.k).reshape(n, self.k + 1, -1)[:, :-1, -1]
+        parts = [observations.reshape(n, -1), history.rewards(self.k), actions, earlier]
+        return np.concatenate([*parts, history.steps[:, None]], axis=1).astype(np.float32)
 
 
 class Centred(Connector):
     """Subtracts the mean of all observations so far."""
 
     def connect(self, space):
-        self.stat, self.news = RunningStat(space.shape), RunningStat(space.shape)
+        self.stat, self.deltas = RunningStat(space.shape), RunningStat(space.shape)
         return space
 
     def __call__(self, observations, history):
         if history.update:
             self.stat.update(observations)
-            self.news.update(observations)
+            self.deltas.update(observations)
         return (observations - self.stat.mean).astype(np.float32)
 
     def get_state(self):
-        return {"stat": self.stat.get_state(), "news": self.news.get_state()}
+        return {"stat": self.stat.get_state(), "deltas": self.deltas.get_state()}
 
     def set_state(self, state):
         self.stat.set_state(state["stat"])
-        self.news.set_state(state["news"])
+        self.deltas.set_state(state["deltas"])
 
     def flush_deltas(self):
-        deltas, self.news = self.news.get_state(), RunningStat(self.news.mean.shape)
+        deltas, self.deltas = self.deltas.get_state(), RunningStat(self.deltas.mean.shape)
         return deltas
 
     def apply_deltas(self, deltas):
@@ -64,9 +66,10 @@ class Sticky(Connector):
         self.sent = np.zeros(env.num_envs, np.int64)
 
     def __call__(self, actions, history):
+        slots = history.slots
         repeated = (self.rng.random(len(actions)) < self.p) & (history.steps > 0)
-        self.sent = np.where(repeated, self.sent, actions)
-        return self.sent
+        self.sent[slots] = np.where(repeated, self.sent[slots], actions)
+        return self.sent[slots]
 
     def get_state(self):
         return {"sent": self.sent.copy(), "rng": self.rng.bit_generator.state}
@@ -124,21 +127,31 @@ class LooksTooFar(Identity):
         return rows
 
 
-def two_pieces(env):
+def two_connectors(env):
     assert env.single_observation_space.shape == (2,)
     return [Identity(), Centred()]
 
 
 def with_module(env, module):
     assert module.action_space == env.single_action_space
-    piece = Identity()
-    piece.module = module
-    return piece
+    with_module.seen(module)
+    return Identity()
 
 
 def changes_its_module(module):
     return ThreePushes()
 
 
-def no_piece():
+def no_connector():
     return "x"
+
+
+ALL_KINDS = {  # look back, learn, draw and remember
+    "env_to_module_connector": (
+        {"use": "custom_connectors:Recent", "k": 2},
+        {"use": "custom_connectors:Centred"},
+    ),
+    "module_to_env_connector": ({"use": "custom_connectors:Sticky", "p": 0.4},),
+    "episode_lookback_horizon": 2,
+    "observation_filter": "MeanStdFilter",
+}

@@ -1,12 +1,15 @@
 """Connectors of the user's own: what they see, what becomes of what they put out, their state."""
 
-import json
+from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from agent_runners import ECHO, MLP, by_agent, cartpole, make, sample
+from custom_connectors import ALL_KINDS, with_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_agents import EXPECTED
 
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
 from rlrun.connectors.errors import ConnectorError
@@ -40,8 +43,8 @@ def spec_of(num_envs=2, env=COUNTING, policy=Parity, connectors=None, kwargs=Non
 
 
 def recent(k=2, **more):
-    piece = {"use": "custom_connectors:Recent", "k": k}
-    return {"env_to_module_connector": piece, "episode_lookback_horizon": k, **more}
+    recent = {"use": "custom_connectors:Recent", "k": k}
+    return {"env_to_module_connector": recent, "episode_lookback_horizon": k, **more}
 
 
 def collect(runner, lengths, weights=None, start=0):
@@ -95,6 +98,7 @@ def test_what_is_looked_back_on_is_its_slow_transcription(num_envs, lengths, k, 
                 *(at([row[col.REWARDS] for row in rows], step, 0) for step in steps),
                 *(at([row[col.ACTIONS] for row in rows], step, 0) for step in steps),
                 *(at(plain, step, plain[0])[1] for step in steps),
+                t,
             ]
             np.testing.assert_array_equal(seen[t - begin], np.array(expected, np.float32))
 
@@ -108,15 +112,15 @@ def test_no_result_depends_on_where_fragments_are_cut():
     assert whole([24]) == whole([1, 2, 3, 7, 11]) == whole([5, 19])
 
 
-def test_the_policy_is_built_for_what_the_pieces_put_out():
+def test_the_policy_is_built_for_what_connectors_put_out():
     runner = EnvRunner(spec_of(policy=None, **recent(3)))
-    assert runner.policy.observation_space.shape == (2 + 9,)
+    assert runner.policy.observation_space.shape == (2 + 10,)
     batch = collect(runner, [5])[0].batch
-    assert batch[col.OBS].shape == (10, 11)
+    assert batch[col.OBS].shape == (10, 12)
     assert batch.shared(col.OBS)[0] is batch.shared(col.NEXT_OBS)[0], "still stored once"
 
 
-def test_nested_observations_reach_the_pieces_as_they_are():
+def test_nested_observations_reach_connectors_as_they_are():
     runner = EnvRunner(
         spec_of(
             env="counting_envs:NestedCounter",
@@ -127,9 +131,6 @@ def test_nested_observations_reach_the_pieces_as_they_are():
     batch = collect(runner, [7], policy_weights(runner))[0].batch
     assert batch[col.OBS].shape == (14, 2)
     assert batch[col.T].tolist() == batch[col.OBS][:, 1].tolist()
-    restored = EnvRunner(runner.spec)
-    restored.set_state(runner.get_state())
-    same_batches(runner, restored, policy_weights(runner))
 
 
 def connectors_state(runner):
@@ -141,47 +142,12 @@ def policy_weights(runner):
     return 0.3 * rng.normal(size=runner.policy.num_parameters).astype(np.float32)
 
 
-def same_batches(one, other, weights=None):
-    for fragment in (10, 11):
-        replies = [collect(runner, [6], weights, fragment)[0] for runner in (one, other)]
-        for name in replies[0].batch:
-            np.testing.assert_array_equal(replies[0].batch[name], replies[1].batch[name], name)
-        assert replies[0].episodes == replies[1].episodes
-        assert repr(replies[0].connector_deltas) == repr(replies[1].connector_deltas)
-
-
-ALL_KINDS = {
-    "env_to_module_connector": (
-        {"use": "custom_connectors:Recent", "kwargs": {"k": 2}},
-        {"use": "custom_connectors:Centred"},
-    ),
-    "module_to_env_connector": {"use": "custom_connectors:Sticky", "p": 0.4},
-    "episode_lookback_horizon": 2,
-    "observation_filter": "MeanStdFilter",
-}
-
-
-@pytest.mark.parametrize("env", ["CartPole-v1", COUNTING])
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_restored_runner_goes_on_to_the_bit(env, whole):
-    """Pieces that look back, learn, draw and remember; environments are replayed from actions."""
-    mode = "complete_episodes" if whole else "truncate_episodes"
-    spec = spec_of(3, env, policy=None, batch_mode=mode, **ALL_KINDS)
-    runner = EnvRunner(spec)
-    weights = policy_weights(runner)
-    collect(runner, [7, 8, 9], weights)
-    state = runner.get_state()
-    restored = EnvRunner(spec, recreated=True)
-    restored.set_state(state)
-    same_batches(runner, restored, weights)
-
-
-def test_environments_get_what_the_pieces_put_out_and_the_batch_what_the_policy_chose():
+def test_environments_get_what_connectors_put_out_and_the_batch_what_the_policy_chose():
     spec = spec_of(
         env="Pendulum-v1", policy=None, module_to_env_connector="custom_connectors:ThreePushes"
     )
     runner = EnvRunner(spec)
-    assert runner.policy.action_space == runner.policy.action_space == gym.spaces.Discrete(3)
+    assert runner.policy.action_space == gym.spaces.Discrete(3)
     received = []
     step = runner.envs.step
     runner.envs.step = lambda actions: received.append(np.array(actions)) or step(actions)
@@ -198,7 +164,7 @@ def spaces_of(runner):
     return runner.envs.single_observation_space, runner.envs.single_action_space
 
 
-def test_without_the_default_connectors_only_the_pieces_run():
+def test_without_the_default_connectors_only_custom_ones_run():
     switched_off = {
         "add_default_connectors_to_env_to_module_pipeline": False,
         "add_default_connectors_to_module_to_env_pipeline": False,
@@ -223,7 +189,7 @@ def test_without_the_default_connectors_only_the_pieces_run():
 
 
 def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
-    spec = spec_of(env_to_module_connector="custom_connectors:two_pieces", kwargs={"length": 4})
+    spec = spec_of(env_to_module_connector="custom_connectors:two_connectors", kwargs={"length": 4})
     runners = [EnvRunner(spec, runner_index=i) for i in (1, 2)]
     centre = RunnerConnectors(spec, *spaces_of(runners[0]))
     seen = []
@@ -258,39 +224,37 @@ def test_the_centre_leaves_alone_what_belongs_to_sub_environments():
     assert repr(after["observations"]["history"]) == repr(before["observations"]["history"])
 
 
-def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before():
-    spec = spec_of(2, "CartPole-v1", policy=None, **ALL_KINDS)
-    trained = EnvRunner(spec)
-    weights = policy_weights(trained)
-    centre = RunnerConnectors(spec, *spaces_of(trained))
-    deltas = collect(trained, [50], weights)[0].connector_deltas
-    centre.apply_deltas([deltas["default_policy"]])
-    state = centre.get_state()
-    runner = EnvRunner(spec, role=Role.EVALUATION)
+@pytest.mark.parametrize("several", [False, True])
+def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before(several):
+    if several:
+        trained = cartpole({"default_policy": MLP}, num_envs=2, **ALL_KINDS)
+    else:
+        trained = EnvRunner(spec_of(2, "CartPole-v1", policy=None, **ALL_KINDS))
+    sample(trained, 0, 50)
+    state, weights = connectors_state(trained), policy_weights(trained)
+    runner = EnvRunner(trained.spec, role=Role.EVALUATION)
     played = []
     for seed in (3, 4, 3):
-        runner.load(weights, 1, {"default_policy": state})
+        runner.load({"default_policy": weights}, 1, {"default_policy": state})
         played.append(play_episodes(runner, num_episodes=4, seed=seed, explore=True))
     assert played[0] == played[2] != played[1]
-    assert repr(centre.get_state()) == repr(state)
-    learned = connectors_state(runner)["observations"]["connectors"]["1"]["stat"]["count"]
-    assert learned == state["observations"]["connectors"]["1"]["stat"]["count"]
+    learned, before = (
+        each["observations"]["connectors"]["1"]["stat"]
+        for each in (connectors_state(runner), state)
+    )
+    assert learned["count"] == before["count"] > 0
 
 
 def test_a_function_may_ask_for_the_module():
+    modules = []
+    with_module.seen = modules.append
     spec = spec_of(policy=None, module_to_env_connector="custom_connectors:with_module")
     runner = EnvRunner(spec)
-    piece = runner.actors["default_policy"].actions._connectors[0].connector
-    assert piece.module is runner.policy, "the policy that acts"
+    assert modules == [runner.policy], "the policy that acts"
     collect(runner, [3], policy_weights(runner))
+    changing = "custom_connectors:changes_its_module"
     with pytest.raises(ConnectorError, match="change the action space"):
-        EnvRunner(
-            spec_of(
-                env="Pendulum-v1",
-                policy=None,
-                module_to_env_connector="custom_connectors:changes_its_module",
-            )
-        )
+        EnvRunner(spec_of(env="Pendulum-v1", policy=None, module_to_env_connector=changing))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +264,10 @@ def test_a_function_may_ask_for_the_module():
         ("Halved", "expected 2 rows, one for each slot"),
         ("Misannounced", "announced Box"),
         ("LooksTooFar", "episode_lookback_horizon: 5 works"),
-        ("no_piece", "env_runners.env_to_module_connector: custom_connectors:no_piece must make"),
+        (
+            "no_connector",
+            "env_runners.env_to_module_connector: custom_connectors:no_connector must make",
+        ),
     ],
 )
 def test_what_goes_wrong_is_said_with_the_users_own_traceback(name, message):
@@ -316,12 +283,64 @@ def test_what_goes_wrong_is_said_with_the_users_own_traceback(name, message):
         assert "connectors/custom.py" not in text
 
 
-def test_states_are_plain_enough_for_a_checkpoint():
-    from rlrun.checkpoint.state_codec import decode, encode
+def recent_of(numbers, rewards):
+    """What `Recent` puts behind each observation of one agent, written out."""
+    rows = []
+    for step in range(len(numbers)):
+        back = [step - 2, step - 1]
+        rows.append(
+            [
+                *(rewards[t] if t >= 0 else 0 for t in back),
+                *(numbers[t] if t >= 0 else 0 for t in back),
+                *(numbers[max(t, 0)] for t in back),
+                step,
+            ]
+        )
+    return rows
 
-    runner = EnvRunner(spec_of(2, "CartPole-v1", policy=None, **ALL_KINDS))
-    collect(runner, [5], policy_weights(runner))
-    document, arrays = encode(runner.get_state())
-    restored = EnvRunner(runner.spec)
-    restored.set_state(decode(json.loads(json.dumps(document)), arrays))
-    same_batches(runner, restored, policy_weights(runner))
+
+@pytest.mark.parametrize("table", [None, {"[ab]": "p", "c": "q"}])
+@pytest.mark.parametrize(("length", "num_envs"), [(1, 1), (3, 2), (21, 1)])
+def test_connectors_see_each_agents_own_past(table, length, num_envs):
+    policies = {"p": ECHO} if table is None else {"p": ECHO, "q": ECHO}
+    settings = {
+        "env_to_module_connector": [{"use": "custom_connectors:Recent"}],
+        "episode_lookback_horizon": 2,
+    }
+    runner = make("scripted_agents:Scripted", policies, table, num_envs=num_envs, **settings)
+    rows = by_agent([sample(runner, k, length).batch for k in range(-(-21 // length))])
+    for env_index in range(num_envs):
+        for episode in range(3):
+            for index, agent in enumerate("abc"):
+                expected = EXPECTED[agent]
+                numbers, rewards = [row[0] for row in expected], [row[2] for row in expected]
+                found = rows[env_index, episode, index]
+                assert [row["obs"][0] for row in found] == numbers
+                assert [row["obs"][1:].tolist() for row in found] == recent_of(numbers, rewards)
+                for row, led_to in pairwise(found):
+                    np.testing.assert_array_equal(row["new_obs"], led_to["obs"])
+
+
+def test_environments_of_several_agents_get_what_connectors_put_out():
+    runner = cartpole(
+        {"p": MLP}, module_to_env_connector=[{"use": "custom_connectors:Sticky", "p": 1.0}]
+    )
+    (env,) = runner.envs.envs
+    received, step = [], env.step
+    env.step = lambda actions: received.append(dict(actions)) or step(actions)
+    rows = by_agent([sample(runner, 0, 40).batch])
+    chosen = [int(row["actions"]) for row in rows[0, 0, 0]]
+    sent = [actions["agent_0"] for actions in received if "agent_0" in actions][: len(chosen)]
+    assert set(sent) == {chosen[0]}, "the first is repeated until the episode ends"
+    assert set(chosen) == {0, 1}
+
+
+def test_each_policy_has_connectors_of_its_own():
+    runner = cartpole({"agent_0": MLP, "agent_1": MLP}, num_envs=3, **ALL_KINDS)
+    sample(runner, 0, 20)
+    one, other = (actor.connectors.get_state() for actor in runner.actors.values())
+    stats = [state["observations"]["connectors"]["1"]["stat"] for state in (one, other)]
+    assert not np.array_equal(stats[0]["mean"], stats[1]["mean"])
+    draws = [state["actions"]["0"]["rng"]["state"] for state in (one, other)]
+    assert draws[0] != draws[1]
+    assert len(one["actions"]["0"]["sent"]) == 6, "two agents in each of three environments"

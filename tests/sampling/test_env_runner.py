@@ -96,38 +96,6 @@ def test_equal_seeds_give_equal_batches_and_noise_is_keyed_by_fragment():
     assert (batches[0][col.ACTIONS] != batches[2][col.ACTIONS]).any()
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Taxi-v4"])
-def test_a_runner_restored_elsewhere_goes_on_to_the_bit(env):
-    spec = RunnerSpec(
-        EnvSpec(use=env),
-        EnvRunnersConfig(num_envs_per_env_runner=3, observation_filter="MeanStdFilter"),
-        ConnectorsConfig(normalize_rewards=True),
-    )
-    runner = EnvRunner(spec)
-    rng = np.random.default_rng(0)
-    weights = 0.1 * rng.normal(size=runner.policy.num_parameters).astype(np.float32)
-    for fragment in range(4):
-        # Lengths around an episode's end: sub-environments are then filtered at different times.
-        runner.sample_fragment(SampleRequest(fragment, 33 + fragment, 1), weights)
-    restored = EnvRunner(spec, recreated=True)
-    restored.set_state(runner.get_state())
-    for fragment in (4, 5):
-        expected, found = (
-            each.sample_fragment(SampleRequest(fragment, 41, 1), weights)
-            for each in (runner, restored)
-        )
-        for name in expected.batch:
-            np.testing.assert_array_equal(found.batch[name], expected.batch[name])
-        assert found.episodes == expected.episodes
-
-
-@pytest.mark.parametrize(("num_envs", "before"), [(3, 1), (1, 3)])
-def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, before):
-    state = EnvRunner(counting_spec(num_envs=before)).get_state()
-    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {num_envs}"):
-        EnvRunner(counting_spec(num_envs=num_envs)).set_state(state)
-
-
 class ForgetfulEnv(CountingEnv):
     """Not a function of its seed: the observation holds a number that only grows."""
 
@@ -141,9 +109,8 @@ class ForgetfulEnv(CountingEnv):
 
 
 def test_an_env_that_does_not_reproduce_is_named_and_starts_afresh(caplog):
-    spec = counting_spec(num_envs=1, length=100)
-    spec = RunnerSpec(**{**vars(spec), "env": EnvSpec(use=f"{__name__}:ForgetfulEnv")})
-    runner = EnvRunner(RunnerSpec(**{**vars(spec), "env": spec.env}))
+    spec = counting_spec(1, use=f"{__name__}:ForgetfulEnv")
+    runner = EnvRunner(spec)
     collect(runner, [2])
     restored = EnvRunner(spec)
     restored.set_state(runner.get_state())
@@ -152,18 +119,12 @@ def test_an_env_that_does_not_reproduce_is_named_and_starts_afresh(caplog):
     assert batch[col.T].tolist() == [0, 1]
 
 
-def test_metrics_see_raw_rewards_and_learning_the_clipped_ones():
-    spec = counting_spec(num_envs=1, length=3)
-    spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
-    reply = collect(EnvRunner(spec), [3])[0]
-    assert reply.batch[col.REWARDS].tolist() == [1, 2, 2]
-    assert reply.episodes[0].episode_return == 6
-
-
 def test_returns_add_up_over_fragments_and_count_once():
-    spec = counting_spec(num_envs=2, length=5)
-    spec = RunnerSpec(**{**vars(spec), "connectors": ConnectorsConfig(clip_rewards=2)})
+    """Raw rewards; learning sees the clipped ones."""
+    spec = counting_spec(2, length=5, more={"connectors": ConnectorsConfig(clip_rewards=2)})
     replies = collect(EnvRunner(spec), [2, 2, 2, 2, 2])
+    assert replies[0].batch[col.REWARDS].tolist() == [1, 2, 1, 2]
+    assert replies[1].batch[col.REWARDS].tolist() == [2, 2, 2, 2]
     ended = [
         [(e.env_index, e.episode_return, e.length) for e in reply.episodes] for reply in replies
     ]
@@ -171,28 +132,32 @@ def test_returns_add_up_over_fragments_and_count_once():
     assert ended == [[], [], both, [], both]
 
 
-class ExplodingEnv(CountingEnv):
-    """Raises in its fourth step."""
+class Faulty(CountingEnv):
+    """Raises in its fourth step, or pays an infinite reward there."""
+
+    def __init__(self, raises, **kwargs):
+        super().__init__(**kwargs)
+        self.raises = raises
 
     def step(self, action):
-        if self.t == 3:
+        obs, reward, *further = super().step(action)
+        if self.t == 4 and self.raises:
             raise RuntimeError("the user's own words")
-        return super().step(action)
+        return obs, np.inf if self.t == 4 else reward, *further
 
 
-def test_an_exception_in_step_carries_its_place_and_the_users_traceback():
-    spec = counting_spec(num_envs=2)
-    spec = RunnerSpec(
-        **{**vars(spec), "env": EnvSpec(use=f"{__name__}:ExplodingEnv", kwargs={"length": 9})}
+@pytest.mark.parametrize("raises", [True, False])
+def test_what_goes_wrong_in_a_step_is_named_with_its_place(raises):
+    runner = EnvRunner(
+        counting_spec(use=f"{__name__}:Faulty", raises=raises, length=9), runner_index=2
     )
-    with pytest.raises(EnvError) as caught:
-        EnvRunner(spec, runner_index=2).sample_fragment(SampleRequest(0, 9))
+    with pytest.raises(EnvError, match="own words" if raises else "reward is inf") as caught:
+        runner.sample_fragment(SampleRequest(0, 9))
     error = caught.value
     assert (error.runner_index, error.env_index, error.env_step) == (2, 0, 3)
-    text = str(error)
-    assert text.startswith("Traceback")
-    assert "the user's own words" in text
-    assert "rlrun/sampling" not in text
+    if raises:
+        assert str(error).startswith("Traceback")
+        assert "rlrun/sampling" not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -247,14 +212,20 @@ class SpaceEnv(gym.Env):
         return self.observation_space.sample(), 1.0, self.t == 5, False, {}
 
 
-class CrashingEnv(CountingEnv):
-    """Raises now and then, as its seed has it; a rebuilt one has another constructor call."""
+class Crashing(CountingEnv):
+    """Raises now and then, as its seed has it; once broken, at every reset."""
 
     built = 0
+    broken = False
 
     def __init__(self, **kwargs):
-        CrashingEnv.built += 1
+        Crashing.built += 1
         super().__init__(**kwargs)
+
+    def reset(self, *, seed=None, options=None):
+        if self.broken:
+            raise RuntimeError("cannot reset")
+        return super().reset(seed=seed)
 
     def step(self, action):
         if self.np_random.random() < 0.08:
@@ -262,21 +233,18 @@ class CrashingEnv(CountingEnv):
         return super().step(action)
 
 
+def crashing(restart=True):
+    more = {"restart_failed_sub_environments": restart}
+    return EnvRunner(counting_spec(3, use=f"{__name__}:Crashing", length=5, more=more))
+
+
 def test_a_crashing_env_is_built_again_and_its_episode_dropped():
-    CrashingEnv.built = 0
-    spec = RunnerSpec(
-        **{
-            **vars(counting_spec(num_envs=3)),
-            "env": EnvSpec(use=f"{__name__}:CrashingEnv", kwargs={"length": 5}),
-            "restart_failed_sub_environments": True,
-        }
-    )
-    runner = EnvRunner(spec)
-    built = CrashingEnv.built
+    runner = crashing()
+    built = Crashing.built
     replies = collect(runner, [20, 20, 20])
     faulty = replies[-1].faulty_episodes
     assert faulty > 3
-    assert CrashingEnv.built == built + faulty
+    assert Crashing.built == built + faulty
     for reply in replies:
         assert len(reply.batch) == 60
         assert all(episode.length == 5 for episode in reply.episodes)
@@ -284,47 +252,23 @@ def test_a_crashing_env_is_built_again_and_its_episode_dropped():
         np.testing.assert_array_equal(batch[col.OBS][:, 1], batch[col.T])
         np.testing.assert_array_equal(batch[col.NEXT_OBS][:, 1], batch[col.T] + 1)
         np.testing.assert_array_equal(batch[col.NEXT_OBS][:, 0], batch[col.OBS][:, 0])
-    successor = EnvRunner(spec)
+    successor = crashing()
     successor.set_state(replies[-1].state)
     further = successor.sample_fragment(SampleRequest(3, 20)).faulty_episodes
     assert further == runner.sample_fragment(SampleRequest(3, 20)).faulty_episodes > faulty
 
 
 def test_without_restarts_a_crash_ends_the_fragment():
-    spec = RunnerSpec(
-        **{
-            **vars(counting_spec(num_envs=3)),
-            "env": EnvSpec(use=f"{__name__}:CrashingEnv", kwargs={"length": 5}),
-        }
-    )
     with pytest.raises(EnvError, match="crash"):
-        collect(EnvRunner(spec), [60])
+        collect(crashing(restart=False), [60])
 
 
-class BrokenResetEnv(CountingEnv):
-    """Works once, to pass the check, then raises at every reset."""
-
-    def reset(self, *, seed=None, options=None):
-        if hasattr(self, "t"):
-            raise RuntimeError("cannot reset")
-        return super().reset(seed=seed)
-
-
-def test_an_env_that_raises_at_every_reset_ends_the_run_with_its_traceback():
-    class Broken(BrokenResetEnv):
-        t = 0
-
-    spec = RunnerSpec(
-        **{
-            **vars(counting_spec(num_envs=1)),
-            "env": EnvSpec(use=f"{__name__}:BrokenResetEnv", kwargs={"length": 2}),
-            "restart_failed_sub_environments": True,
-        }
-    )
-    runner = EnvRunner(spec)
-    runner.envs._rebuild = lambda env_index: Broken()
+def test_an_env_that_raises_at_every_reset_ends_the_run_with_its_traceback(monkeypatch):
+    runner = crashing()
+    collect(runner, [1])
+    monkeypatch.setattr(Crashing, "broken", True)
     with pytest.raises(EnvError, match="cannot reset"):
-        collect(runner, [10])
+        collect(runner, [20])
 
 
 @pytest.mark.parametrize("truncates", [False, True])
@@ -358,22 +302,6 @@ def test_vector_entry_points_fill_fragments_exactly(truncates):
     for episode_id, rows in complete.items():
         assert by_id[episode_id].length == len(rows) == by_id[episode_id].episode_return
     assert len(complete) > 5
-
-
-class InfiniteRewardEnv(CountingEnv):
-    """Pays an infinite reward in its third step."""
-
-    def step(self, action):
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, np.inf if self.t == 3 else 1.0, terminated, truncated, info
-
-
-def test_a_reward_that_is_not_finite_is_named_with_its_place():
-    spec = counting_spec(num_envs=2)
-    env = EnvSpec(use=f"{__name__}:InfiniteRewardEnv", kwargs={"length": 9})
-    with pytest.raises(EnvError, match="reward is inf") as caught:
-        collect(EnvRunner(RunnerSpec(**{**vars(spec), "env": env})), [8])
-    assert (caught.value.env_index, caught.value.env_step) == (0, 2)
 
 
 def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):

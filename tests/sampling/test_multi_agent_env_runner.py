@@ -1,6 +1,5 @@
 """Agents come and go: the runner's batches against trajectories written by hand."""
 
-import json
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -11,7 +10,6 @@ from agent_runners import ECHO, EXAMPLES, LSTM, MLP, by_agent, cartpole, make, p
 from scripted_agents import EXPECTED, LENGTH, TOTALS
 
 import rlrun
-from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.envs.errors import EnvError
@@ -114,51 +112,6 @@ def test_another_number_of_sub_environments_gives_the_same_data():
             np.testing.assert_allclose(here["action_logp"], there["action_logp"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
-@pytest.mark.parametrize("policy", [MLP, LSTM], ids=["mlp", "lstm"])
-@pytest.mark.parametrize("env", ["MultiAgentCartPole", "TakeTurns"])
-def test_a_restored_runner_goes_on_to_the_bit(env, policy, batch_mode):
-    def build():
-        settings = {"observation_filter": "MeanStdFilter", "batch_mode": batch_mode}
-        return make(f"{EXAMPLES}:{env}", {"p": policy}, num_envs=2, **settings)
-
-    straight = build()
-    weights = straight.get_weights()
-    for fragment in range(4):
-        sample(straight, fragment, 9)
-    document, arrays = encode(straight.get_state())
-    resumed = build()
-    resumed.set_weights(weights)
-    resumed.set_state(decode(json.loads(json.dumps(document)), arrays))
-    for fragment in range(4, 7):
-        one, other = sample(straight, fragment, 9), sample(resumed, fragment, 9)
-        assert one.episodes == other.episodes
-        for policy_id, batch in one.batch.policy_batches.items():
-            for name, column in batch.items():
-                np.testing.assert_array_equal(column, other.batch[policy_id][name], name)
-
-
-@pytest.mark.parametrize(("num_envs", "before"), [(3, 1), (1, 3)])
-def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, before):
-    env = f"{EXAMPLES}:MultiAgentCartPole"
-    runner = make(env, {"p": MLP}, num_envs=before)
-    sample(runner, 0, 5)
-    state = runner.get_state()
-    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {num_envs}"):
-        make(env, {"p": MLP}, num_envs=num_envs).set_state(state)
-
-
-def test_a_restored_runner_takes_over_weights_whose_version_it_has_seen():
-    runner = make(f"{EXAMPLES}:MultiAgentCartPole", {"p": MLP})
-    sample(runner, 0, 5)
-    ours = runner.get_weights()
-    runner.load(ours, 7, None)
-    runner.set_state(runner.get_state())
-    of_another_run = {"p": ours["p"] + 1}
-    runner.load(of_another_run, 7, None)
-    np.testing.assert_array_equal(runner.get_weights()["p"], of_another_run["p"])
-
-
 class Restless:
     """A cart pole that starts anywhere, whatever the seed."""
 
@@ -171,7 +124,7 @@ class Restless:
         return env
 
 
-def test_a_env_index_that_cannot_be_replayed_starts_afresh(caplog):
+def test_a_sub_environment_that_cannot_be_replayed_starts_afresh(caplog):
     runner, other = (make("test_multi_agent_env_runner:Restless", {"p": MLP}) for _ in range(2))
     sample(runner, 0, 5)
     other.set_state(runner.get_state())

@@ -44,19 +44,6 @@ def test_environments_that_reset_in_a_step_of_their_own(states):
         check_views(runner, batches, batches[-1])
 
 
-@pytest.mark.parametrize("states", [False, True])
-def test_a_restored_runner_sees_the_same_past(states):
-    straight = recording_runner(2, states=states, random_length=True)
-    collect(straight, [5])
-    state = straight.get_state()
-    resumed = recording_runner(2, states=states, random_length=True)
-    resumed.set_state(state)
-    one, two = (collect(runner, [6])[0].batch for runner in (straight, resumed))
-    assert one.keys() == two.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], two[name], err_msg=name)
-
-
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_evaluation_shows_the_policy_the_same_views(num_envs, truncates):

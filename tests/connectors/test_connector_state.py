@@ -31,26 +31,26 @@ class Unseeded(gym.Env):
 
 
 class Shifted(Connector):
-    """A user's piece that learns: subtracts the largest value that any runner has seen."""
+    """A user's connector that learns: subtracts the largest value that any runner has seen."""
 
     def __init__(self):
-        self.most = self.news = 0.0
+        self.most = self.since_flush = 0.0
 
     def __call__(self, observations, history):
         if history.update:
-            self.news = max(self.news, float(observations.max()))
-            self.most = max(self.most, self.news)
+            self.since_flush = max(self.since_flush, float(observations.max()))
+            self.most = max(self.most, self.since_flush)
         return observations - np.float32(self.most)
 
     def get_state(self):
-        return {"most": self.most, "news": self.news}
+        return {"most": self.most, "since_flush": self.since_flush}
 
     def set_state(self, state):
-        self.most, self.news = state["most"], state["news"]
+        self.most, self.since_flush = state["most"], state["since_flush"]
 
     def flush_deltas(self):
-        news, self.news = self.news, 0.0
-        return {"most": news} if news else {}
+        most, self.since_flush = self.since_flush, 0.0
+        return {"most": most} if most else {}
 
     def apply_deltas(self, deltas):
         self.most = max([self.most, *(delta["most"] for delta in deltas)])
@@ -76,7 +76,7 @@ class Noisy(Connector):
 def build(request):
     made = []
 
-    def make(env="CartPole-v1", runners=0, num_envs=2, **env_runners):
+    def make(env="CartPole-v1", runners=0, num_envs=2, policies=None, **env_runners):
         if runners:
             request.getfixturevalue("local_ray")
         config = (
@@ -92,6 +92,8 @@ def build(request):
             .evaluation(episodes=3)
             .debugging(seed=5)
         )
+        if policies:
+            config = config.multi_agent(policies=policies)
         made.append(config.build())
         return made[-1]
 
@@ -151,11 +153,11 @@ def test_episodes_that_start_afresh_are_counted_too(build, env, num_envs):
     episodes, steps = algorithm.progress.episodes.total, algorithm.env_steps
     algorithm.train()
     # The first observations come in place of those of the episodes that were given up.
-    news = algorithm.env_steps - steps + algorithm.progress.episodes.total - episodes + num_envs
+    more = algorithm.env_steps - steps + algorithm.progress.episodes.total - episodes + num_envs
     runner = algorithm.env_runner_group.local_env_runner
     if not runner.envs.every_step_counts:  # it resets itself in the next fragment's first step
-        news -= int((runner.get_state()["episodes"]["length"] == 0).sum())
-    assert central_stat(algorithm)["count"] == before + news
+        more -= int((runner.get_state()["episodes"]["length"] == 0).sum())
+    assert central_stat(algorithm)["count"] == before + more
 
 
 def test_runners_statistics_may_be_thrown_away(build):
@@ -205,22 +207,27 @@ CUSTOM = {
 }
 
 
-@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
-def test_custom_connectors_go_on_to_the_bit_and_evaluate_the_same(build, runners):
-    straight = build(runners=runners, **CUSTOM)
+ONE, TWO = ("CartPole-v1", None), ("MultiAgentCartPole", ["agent_0", "agent_1"])
+
+
+@pytest.mark.parametrize(
+    ("env", "policies", "runners"),
+    [(*ONE, 0), (*TWO, 0), pytest.param(*ONE, 2, marks=pytest.mark.faults)],
+)
+def test_custom_connectors_go_on_to_the_bit_and_evaluate_the_same(build, env, policies, runners):
+    straight, resumed = (build(env, runners, policies=policies, **CUSTOM) for _ in range(2))
     for _ in range(2):
         straight.train()
     state, weights = straight.get_state(), straight.get_weights()
-    (learned,) = state["policies"]["connectors"].values()
-    assert learned["observations"]["connectors"]["0"]["most"] > 0
-    resumed = build(runners=runners, **CUSTOM)
+    for learned in state["policies"]["connectors"].values():
+        assert learned["observations"]["connectors"]["0"]["most"] > 0
     resumed.set_weights(weights)
     resumed.set_state(state)
     for _ in range(2):
         assert seeded_part(straight.train()) == seeded_part(resumed.train())
     assert straight.evaluate() == resumed.evaluate() == straight.evaluate()
-    news = central_stat(straight)["count"]
-    assert news == observations_so_far(straight, runners, 2)
+    if policies is None:
+        assert central_stat(straight)["count"] == observations_so_far(straight, runners, 2)
 
 
 class Raises(Connector):

@@ -1,0 +1,118 @@
+"""A runner that is restored from its state goes on to the bit, with one agent or several."""
+
+import json
+
+import numpy as np
+import pytest
+from agent_runners import EXAMPLES, LSTM, MLP, cartpole, make, sample
+from counting_envs import counting_spec
+from custom_connectors import ALL_KINDS
+from recording_policy import RecordingPolicy
+
+from rlrun.checkpoint.state_codec import decode, encode
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.runner_messages import RunnerSpec
+
+MODES = ["truncate_episodes", "complete_episodes"]
+
+
+def filtered(env, **settings):
+    """One agent, with statistics of observations and of rewards."""
+    settings = {"num_envs_per_env_runner": 3, "observation_filter": "MeanStdFilter", **settings}
+    connectors = ConnectorsConfig(normalize_rewards=True)
+    return EnvRunner(RunnerSpec(EnvSpec(use=env), EnvRunnersConfig(**settings), connectors))
+
+
+def counting(policy=None, *, env=None, **settings):
+    policy = {} if policy is None else {"policy": policy}
+    return EnvRunner(counting_spec(2, settings=settings, **policy, **(env or {})))
+
+
+def several(env, policy, **settings):
+    """Two policies, one of which has a memory in some cases."""
+    policies = {"agent_0": policy, "rest": MLP}
+    table = {"*_0": "agent_0", "*": "rest"}
+    settings = {"observation_filter": "MeanStdFilter", **settings}
+    return make(f"{EXAMPLES}:{env}", policies, table, num_envs=2, **settings)
+
+
+SOFT = {"horizon": 5, "soft_horizon": True}
+CASES = {
+    **{env: lambda _env=env, **kw: filtered(_env, **kw) for env in ("CartPole-v1", "Pendulum-v1")},
+    "categories": lambda **kw: filtered("Taxi-v4", **kw),
+    "views and states": lambda **kw: counting(
+        lambda o, a: RecordingPolicy(o, a, states=True), env={"random_length": True}, **kw
+    ),
+    "hard horizon": lambda **kw: counting(env={"length": 11}, horizon=4, **kw),
+    "soft horizon": lambda **kw: counting(env={"length": 11}, **SOFT, **kw),
+    "connectors": lambda **kw: filtered("CartPole-v1", **ALL_KINDS, **kw),
+    "nested": lambda **kw: filtered(
+        "counting_envs:NestedCounter",
+        env_to_module_connector="custom_connectors:Picked",
+        **{**kw, "observation_filter": "NoFilter"},
+    ),
+    **{
+        f"{env}, {name}, {end}": lambda _env=env, _policy=policy, _settings=settings, **kw: several(
+            _env, _policy, **_settings, **kw
+        )
+        for env in ("MultiAgentCartPole", "TakeTurns")
+        for name, policy in (("mlp", MLP), ("lstm", LSTM))
+        for end, settings in (
+            ("no horizon", {}),
+            ("hard horizon", {"horizon": 3}),
+            ("soft horizon and connectors", {**SOFT, **ALL_KINDS}),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_restored_runner_goes_on_to_the_bit(case, mode):
+    straight, resumed = (CASES[case](batch_mode=mode) for _ in range(2))
+    rng = np.random.default_rng(0)
+    weights = straight.get_weights()
+    for policy_id, initial in weights.items():
+        if isinstance(initial, np.ndarray):
+            noise = 0.1 * rng.normal(size=initial.shape)
+            weights[policy_id] = initial + noise.astype(np.float32)
+    straight.set_weights(weights)
+    for fragment, length in enumerate((17, 9, 20, 7)):  # ends in the middle of episodes
+        sample(straight, fragment, length)
+    document, arrays = encode(straight.get_state())
+    resumed.set_weights(weights)
+    resumed.set_state(decode(json.loads(json.dumps(document)), arrays))
+    for fragment in range(4, 7):
+        one, other = (sample(runner, fragment, 3 * fragment) for runner in (straight, resumed))
+        assert one.episodes == other.episodes
+        assert repr(one.connector_deltas) == repr(other.connector_deltas)
+        batches = [reply.batch.as_multi_agent().policy_batches for reply in (one, other)]
+        assert batches[0].keys() == batches[1].keys()
+        for policy_id, batch in batches[0].items():
+            assert batch.keys() == batches[1][policy_id].keys()
+            for name, column in batch.items():
+                np.testing.assert_array_equal(column, batches[1][policy_id][name], name)
+
+
+@pytest.mark.parametrize(("num_envs", "before"), [(3, 1), (1, 3)])
+@pytest.mark.parametrize("several_agents", [False, True])
+def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, before, several_agents):
+    then, now = (
+        cartpole({"p": MLP}, num_envs=n) if several_agents else EnvRunner(counting_spec(n))
+        for n in (before, num_envs)
+    )
+    sample(then, 0, 5)
+    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {num_envs}"):
+        now.set_state(then.get_state())
+
+
+def test_a_restored_runner_takes_over_weights_whose_version_it_has_seen():
+    runner = cartpole({"p": MLP})
+    sample(runner, 0, 5)
+    ours = runner.get_weights()
+    runner.load(ours, 7, None)
+    runner.set_state(runner.get_state())
+    of_another_run = {"p": ours["p"] + 1}
+    runner.load(of_another_run, 7, None)
+    np.testing.assert_array_equal(runner.get_weights()["p"], of_another_run["p"])
