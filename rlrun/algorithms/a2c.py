@@ -5,8 +5,6 @@ M rows of a microbatch    P inputs of the action distribution
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
@@ -18,9 +16,8 @@ from rlrun.algorithms.on_policy import (
     synchronous_step,
 )
 from rlrun.algorithms.result import Result
-from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule
+from rlrun.config.schema import Count, Schedule
 from rlrun.data import columns as col
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.rl_module import RLModule
@@ -74,12 +71,6 @@ class A2C(Algorithm[A2CTraining]):
     Config = A2CConfig
     trains_several_policies = True
     several_learners = True
-
-    @classmethod
-    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of the batch size, as ``(key, message)``."""
-        training = cls.training_in(config)
-        yield from fragment_problems(training.train_batch_size, config.env_runners)
 
     def training_step(self) -> Result:
         """One iteration: sample, estimate advantages, one gradient step, sync."""

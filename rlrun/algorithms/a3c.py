@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
+from rlrun.algorithms.asynchronous import FragmentStream
 from rlrun.algorithms.on_policy import ActorCriticTraining
-from rlrun.config.batch_arithmetic import stream_length, stream_problems
+from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
@@ -143,12 +143,13 @@ class A3C(Algorithm[A3CTraining]):
 
     Training = A3CTraining
     Config = A3CConfig
+    asynchronous = True
     trains_several_policies = True
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of the batch size, as ``(key, message)``."""
-        yield from stream_problems(config.training.train_batch_size, config.env_runners)
+        yield from super().validate(config)
         if config.env_runners.compress_observations:
             message = "A3C sends gradients and no observations; leave it out"
             yield "env_runners.compress_observations", message
@@ -163,15 +164,11 @@ class A3C(Algorithm[A3CTraining]):
         return {"entropy_coeff": value_at(schedule, self.env_steps)}
 
     def setup(self) -> None:
-        self._length = stream_length(
+        length = stream_length(
             self.training.train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
         )
-        self.sampler = AsynchronousSampler(
-            self.env_runner_group,
-            lambda: self.next_request(self._length),
-            refill=False,
-            task=sample_gradients,
-        )
+        stream = FragmentStream(self, length, refill=False, task=sample_gradients)
+        self.sampler = self.keep("fragments", stream).sampler
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: gradients of as many fragments as make up a train batch."""
@@ -223,14 +220,6 @@ class A3C(Algorithm[A3CTraining]):
         statistics["policy_lag_max"] = max(row["policy_lag_mean"] for row in rows)
         further = {"num_updates": len(rows), "lr": rows[-1]["lr"], **self.exploration(policy_id)}
         return self.learner_result(trained_steps, {**statistics, **further}, policy_id)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"sampler": self.sampler.get_state()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.sampler.set_state(
-            state["sampler"], lambda asked: self.repeated_request(asked, self._length)
-        )
 
 
 STATISTICS = (

@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from rlrun.algorithms.callbacks import make_callbacks
-from rlrun.algorithms.policies import Policies
+from rlrun.algorithms.policies import Part, Policies
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import Evaluator, find_spaces, runner_spec, start_env_runners
@@ -27,7 +27,7 @@ from rlrun.checkpoint.checkpoint import (
     take_checkpoint,
     write_checkpoint,
 )
-from rlrun.config.batch_arithmetic import fragment_lengths
+from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems, stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
@@ -42,6 +42,7 @@ from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleRep
 from rlrun.sampling.seeding import learner_rng, policy_key, weights_seed
 
 T_co = TypeVar("T_co", bound=TrainingConfig, covariant=True, default=TrainingConfig)
+P = TypeVar("P", bound=Part)
 
 
 class Algorithm(ABC, Generic[T_co]):
@@ -69,6 +70,8 @@ class Algorithm(ABC, Generic[T_co]):
     columns_read: ClassVar[frozenset[str]] = frozenset({col.OBS, col.NEXT_OBS, col.ACTIONS})
     """Columns that learning loads. Those that are read in the first iteration are kept as well; one
     that is read only later must be named here."""
+    asynchronous: ClassVar[bool] = False
+    """Whether a train batch is made of single fragments as they arrive, not of whole rounds."""
     trains_several_policies: ClassVar[bool] = False
     """Whether `training_step` goes through `train_batches`, and so takes `multi_agent`."""
 
@@ -83,6 +86,7 @@ class Algorithm(ABC, Generic[T_co]):
         self.config, self.seed = config, config.seed
         self.policies, self.progress = Policies(config), Progress(config)
         self.learners, self.timers = self.policies.learners, self.progress.timers
+        self._parts: dict[str, Part] = {}
         self._callbacks = make_callbacks(config.callbacks)
         batch_size = config.training.train_batch_size
         self._fragment_lengths = fragment_lengths(batch_size, config.env_runners)
@@ -101,7 +105,8 @@ class Algorithm(ABC, Generic[T_co]):
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """What is wrong with a config of this algorithm, as ``(key, message)``."""
-        return iter(())
+        problems = stream_problems if cls.asynchronous else fragment_problems
+        yield from problems(config.training.train_batch_size, config.env_runners)
 
     @classmethod
     def training_in(cls, settings: ExperimentConfig | PolicySettings) -> T_co:
@@ -147,6 +152,11 @@ class Algorithm(ABC, Generic[T_co]):
 
     def setup(self) -> None:
         """Make what the algorithm needs besides its learners, which exist by now."""
+
+    def keep(self, name: str, part: P) -> P:
+        """Save and restore a part of the algorithm with its checkpoints; returns the part."""
+        self._parts[name] = part
+        return part
 
     @property
     def learner(self) -> Learner:
@@ -329,12 +339,13 @@ class Algorithm(ABC, Generic[T_co]):
 
     def remove_policy(self, policy_id: str) -> None:
         """Remove a policy that was added; unfinished episodes with it are given up."""
-        self.policies.remove(policy_id)
-        self.forget_policy(policy_id)
+        self._forget(policy_id)
         self.sync_weights()
 
-    def forget_policy(self, policy_id: str) -> None:
-        """Drop what is kept of a policy besides its learner: it has been removed."""
+    def _forget(self, policy_id: str) -> None:
+        self.policies.remove(policy_id)
+        for part in self._parts.values():
+            part.forget(policy_id)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -355,7 +366,7 @@ class Algorithm(ABC, Generic[T_co]):
             "progress": self.progress.get_state(),
             "policies": self.policies.get_state(),
             "env_runners": {str(index): state for index, state in runners.items()},
-            "algorithm": self.get_extra_state(),
+            "algorithm": {name: part.get_state() for name, part in self._parts.items()},
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -366,7 +377,8 @@ class Algorithm(ABC, Generic[T_co]):
         self.env_runner_group.set_states(
             {int(index): runner for index, runner in state["env_runners"].items()}
         )
-        self.set_extra_state(state["algorithm"])
+        for name, part in self._parts.items():
+            part.set_state(state["algorithm"][name])
         self._call_back("on_checkpoint_loaded")
         self.timers.restart()
 
@@ -376,20 +388,12 @@ class Algorithm(ABC, Generic[T_co]):
             return
         then = state["policies"]
         for policy_id in [name for name in self.policies if name not in then["ids"]]:
-            self.policies.remove(policy_id)
-            self.forget_policy(policy_id)
+            self._forget(policy_id)
         for policy_id, made in then["added"].items():
             if policy_id not in self.policies:
                 self.policies.add(policy_id, str(made["like"]), bool(made["train"]))
         now = dict(self.policies)
         self.env_runner_group.foreach_env_runner(lambda runner: runner.set_policies(now))
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """What this algorithm keeps besides; overridden together with `set_extra_state`."""
-        return {}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over what `get_extra_state` returned."""
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint into the folder ``path``."""

@@ -16,7 +16,6 @@ resumed run goes on with the same batches and the uses that each has left. See
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,9 +36,8 @@ from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.ppo import AdaptiveKL
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.targets import TargetNetwork
-from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule
+from rlrun.config.schema import Count, Schedule
 from rlrun.data import columns as col
 from rlrun.data.batch_state import batch_from_state, batch_state
 from rlrun.data.sample_batch import SampleBatch
@@ -136,25 +134,18 @@ class APPO(Algorithm[APPOTraining]):
 
     Training = APPOTraining
     Config = APPOConfig
+    asynchronous = True
     columns_read = Algorithm.columns_read | {col.ACTION_LOGP}
     several_learners = True
     trains_several_policies = True
 
-    @classmethod
-    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of the batch size, as ``(key, message)``."""
-        yield from stream_problems(config.training.train_batch_size, config.env_runners)
-
     def setup(self) -> None:
-        self.batches = AsynchronousBatches(self, self.training)
-        self.updaters = ByPolicy(self._updater, self.policies.trained)
+        self.batches = self.keep("batches", AsynchronousBatches(self, self.training))
+        self.updaters = self.keep("updaters", ByPolicy(self._updater, self.policies.trained))
 
     def _updater(self, policy_id: str) -> APPOUpdater:
         learner, training = self.learners[policy_id], self.training_of(policy_id)
         return APPOUpdater(learner, self.build_module(policy_id), training)
-
-    def forget_policy(self, policy_id: str) -> None:
-        self.updaters.pop(policy_id, None)
 
     def training_step(self) -> Result:
         """One iteration: a train batch as it arrives, updates, a broadcast if due."""
@@ -162,13 +153,6 @@ class APPO(Algorithm[APPOTraining]):
 
     def _update(self, policy: PolicyUpdate[APPOTraining]) -> Statistics:
         return self.updaters[policy.policy_id].update(policy)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"batches": self.batches.get_state(), "updaters": self.updaters.get_state()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.batches.set_state(state["batches"])
-        self.updaters.set_state(state["updaters"])
 
 
 class APPOUpdater:

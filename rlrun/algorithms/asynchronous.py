@@ -75,18 +75,44 @@ class VTraceTraining(AsynchronousTraining, ActorCriticTraining):
         )
 
 
-class AsynchronousBatches:
+class FragmentStream:
+    """Fragments of an algorithm's env runners as they arrive; a part of its checkpoints.
+
+    Args:
+        length: steps of each sub-environment in a fragment.
+        options: further arguments of `AsynchronousSampler`.
+
+    Attributes:
+        sampler: sends the requests, and takes the replies.
+    """
+
+    def __init__(self, algorithm: Algorithm, length: int, **options: Any) -> None:
+        self._algorithm, self._length = algorithm, length
+        self.sampler = AsynchronousSampler(
+            algorithm.env_runner_group, lambda: algorithm.next_request(length), **options
+        )
+
+    def forget(self, policy_id: str) -> None:
+        """Nothing is kept by policy."""
+
+    def get_state(self) -> dict[str, Any]:
+        """The requests under way, and the weights that runners act with."""
+        return {"sampler": self.sampler.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state from `get_state`; replies to earlier requests are dropped."""
+        self.sampler.set_state(
+            state["sampler"], lambda asked: self._algorithm.repeated_request(asked, self._length)
+        )
+
+
+class AsynchronousBatches(FragmentStream):
     """Train batches of an algorithm, made of fragments as they arrive."""
 
     def __init__(self, algorithm: Algorithm, training: AsynchronousTraining) -> None:
-        self._algorithm, self._training = algorithm, training
-        settings = algorithm.config.env_runners
-        self._length = stream_length(training.train_batch_size, settings)
-        self.sampler = AsynchronousSampler(
-            algorithm.env_runner_group,
-            lambda: algorithm.next_request(self._length),
-            queue_size=training.learner_queue_size,
-        )
+        length = stream_length(training.train_batch_size, algorithm.config.env_runners)
+        super().__init__(algorithm, length, queue_size=training.learner_queue_size)
+        self._training = training
         self._policies: list[str] = []  # at the last broadcast
 
     def next(self) -> tuple[SampleBatch | MultiAgentBatch, dict[str, float]]:
@@ -130,15 +156,11 @@ class AsynchronousBatches:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """The requests under way, and the weights that runners act with."""
-        return {"sampler": self.sampler.get_state(), "policies": self._policies}
+        return {**super().get_state(), "policies": self._policies}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`; replies to earlier requests are dropped."""
+        super().set_state(state)
         self._policies = list(state["policies"])
-        self.sampler.set_state(
-            state["sampler"], lambda asked: self._algorithm.repeated_request(asked, self._length)
-        )
 
 
 def asynchronous_step(

@@ -245,15 +245,16 @@ class DQN(Algorithm[DQNTraining]):
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch and buffer sizes, as ``(key, message)``."""
+        yield from super().validate(config)
         yield from replay_problems(cls, config, memories=MEMORIES)
         for prefix, settings in addressed_settings(config):
             for key, message in _network_problems(settings, cls.training_in(settings)):
                 yield f"{prefix}{key}", message
 
     def setup(self) -> None:
-        self.replay = Replay(
-            self, self._updater, self._buffer, round_steps=ROUND_STEPS, reported=STATISTICS
-        )
+        parts = self._updater, self._buffer
+        replay = Replay(self, *parts, round_steps=ROUND_STEPS, reported=STATISTICS)
+        self.replay = self.keep("replay", replay)
 
     def _updater(self, policy_id: str) -> DQNUpdater:
         return DQNUpdater(
@@ -295,18 +296,9 @@ class DQN(Algorithm[DQNTraining]):
         exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
         return tuple({"epsilon": epsilon**each} for each in exponents)
 
-    def forget_policy(self, policy_id: str) -> None:
-        self.replay.forget(policy_id)
-
     def training_step(self) -> Result:
         """One iteration: rounds of sampling, each followed by the updates that are due."""
         return self.replay.step()
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return self.replay.get_state()
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.replay.set_state(state)
 
 
 class DQNUpdater(Updater):

@@ -9,9 +9,6 @@ equal and resumed runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.asynchronous import (
@@ -22,9 +19,8 @@ from rlrun.algorithms.asynchronous import (
 )
 from rlrun.algorithms.on_policy import PolicyUpdate, Statistics
 from rlrun.algorithms.result import Result
-from rlrun.config.batch_arithmetic import stream_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig
+from rlrun.config.schema import Count
 from rlrun.data import columns as col
 from rlrun.learning.vtrace import add_vtrace
 
@@ -47,17 +43,13 @@ class IMPALA(Algorithm[IMPALATraining]):
 
     Training = IMPALATraining
     Config = IMPALAConfig
+    asynchronous = True
     columns_read = Algorithm.columns_read | {col.ACTION_LOGP}
     several_learners = True
     trains_several_policies = True
 
-    @classmethod
-    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of the batch size, as ``(key, message)``."""
-        yield from stream_problems(config.training.train_batch_size, config.env_runners)
-
     def setup(self) -> None:
-        self.batches = AsynchronousBatches(self, self.training)
+        self.batches = self.keep("batches", AsynchronousBatches(self, self.training))
 
     def training_step(self) -> Result:
         """One iteration: a train batch as it arrives, an update, a broadcast if due."""
@@ -77,9 +69,3 @@ class IMPALA(Algorithm[IMPALATraining]):
                 policy.epochs(a2c_loss, arguments, minibatch_size=training.minibatch_size)
             )
         return {**average(epochs), **traced, "lr": policy.lr, "entropy_coeff": entropy_coeff}
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"batches": self.batches.get_state()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.batches.set_state(state["batches"])

@@ -8,16 +8,13 @@ the fragment's end. Longer fragments make it less biased, and no less noisy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.on_policy import OneStepTraining, PolicyUpdate, Statistics, synchronous_step
 from rlrun.algorithms.result import Result
-from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import ExperimentConfig, Schedule, TrainingConfig
+from rlrun.config.schema import Schedule, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.returns import chunk_lengths, discounted_returns
 from rlrun.policies.rl_module import RLModule
@@ -57,12 +54,6 @@ class PG(Algorithm[PGTraining]):
     Config = PGConfig
     trains_several_policies = True
     several_learners = True
-
-    @classmethod
-    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of the batch size, as ``(key, message)``."""
-        training = cls.training_in(config)
-        yield from fragment_problems(training.train_batch_size, config.env_runners)
 
     def training_step(self) -> Result:
         """One iteration: sample, sum up rewards, one gradient step, sync."""

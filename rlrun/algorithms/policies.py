@@ -373,6 +373,13 @@ class Stateful(Protocol):
         """Take over what `get_state` returned."""
 
 
+class Part(Stateful, Protocol):
+    """A part of an algorithm that its checkpoints hold."""
+
+    def forget(self, policy_id: str) -> None:
+        """Drop what belongs to a policy: it has been removed."""
+
+
 Kept = TypeVar("Kept", bound=Stateful)
 
 
@@ -395,6 +402,10 @@ class ByPolicy(dict[str, Kept]):
     def __missing__(self, policy_id: str) -> Kept:
         self[policy_id] = made = self._make(policy_id)
         return made
+
+    def forget(self, policy_id: str) -> None:
+        """Drop what is kept of a policy; a later one of the same id begins afresh."""
+        self.pop(policy_id, None)
 
     def get_state(self) -> State:
         """All states, by policy."""

@@ -21,7 +21,6 @@ from rlrun.algorithms.on_policy import (
 )
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
-from rlrun.config.batch_arithmetic import fragment_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule
 from rlrun.data import columns as col
@@ -181,8 +180,8 @@ class PPO(Algorithm[PPOTraining]):
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch sizes, as ``(key, message)``."""
+        yield from super().validate(config)
         training = cls.training_in(config)
-        yield from fragment_problems(training.train_batch_size, config.env_runners)
         if training.minibatch_size > training.train_batch_size:
             yield (
                 "training.minibatch_size",
@@ -191,7 +190,7 @@ class PPO(Algorithm[PPOTraining]):
             )
 
     def setup(self) -> None:
-        self.kl = ByPolicy(self._adaptive_kl)
+        self.kl = self.keep("kl", ByPolicy(self._adaptive_kl))
 
     def _adaptive_kl(self, policy_id: str) -> AdaptiveKL:
         training = self.training_of(policy_id)
@@ -231,15 +230,6 @@ class PPO(Algorithm[PPOTraining]):
         )
         kl.adapt(statistics.get("kl"))
         return {**statistics, **in_force, "vf_explained_variance": explained}
-
-    def forget_policy(self, policy_id: str) -> None:
-        self.kl.pop(policy_id, None)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"kl": self.kl.get_state()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.kl.set_state(state["kl"])
 
 
 class AdaptiveKL:

@@ -23,7 +23,7 @@ from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.sequence_replay import sequence_errors
-from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
+from rlrun.config.batch_arithmetic import short_fragment_lengths
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
@@ -326,13 +326,12 @@ def averages(updates: Sequence[Statistics], names: Sequence[str]) -> dict[str, f
 def replay_problems(
     algorithm: type[Algorithm[R]], config: ExperimentConfig, *, memories: Sequence[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong with batch and replay settings, as ``(key, message)``.
+    """What is wrong with replay settings, as ``(key, message)``.
 
     Args:
         memories: switches of `model` that the algorithm replays sequences for.
     """
-    training, any_memory = algorithm.training_in(config), False
-    yield from fragment_problems(training.train_batch_size, config.env_runners)
+    any_memory = False
     for prefix, settings in addressed_settings(config):
         yield from _memory_problems(config.algorithm, prefix, settings, memories)
         yield from _capacity_problems(

@@ -242,12 +242,13 @@ class SAC(Algorithm[SACTraining]):
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch and buffer sizes, as ``(key, message)``."""
+        yield from super().validate(config)
         yield from replay_problems(cls, config)
 
     def setup(self) -> None:
-        self.replay = Replay(
-            self, self._updater, self._buffer, round_steps=ROUND_STEPS, reported=STATISTICS
-        )
+        parts = self._updater, self._buffer
+        replay = Replay(self, *parts, round_steps=ROUND_STEPS, reported=STATISTICS)
+        self.replay = self.keep("replay", replay)
 
     def _updater(self, policy_id: str) -> SACUpdater:
         training, learner = self.training_of(policy_id), self.learners[policy_id]
@@ -271,9 +272,6 @@ class SAC(Algorithm[SACTraining]):
         """The policy that acts by the policy network."""
         correlation = self.training_of(policy_id).noise_correlation
         return partial(build_sac_policy, noise_correlation=correlation)
-
-    def forget_policy(self, policy_id: str) -> None:
-        self.replay.forget(policy_id)
 
     def training_step(self) -> Result:
         """One iteration: rounds of sampling, each followed by the updates that are due."""
@@ -303,12 +301,6 @@ class SAC(Algorithm[SACTraining]):
             if self.policies[policy_id].train:  # it may have learned before and be frozen now
                 self.replay.updaters[policy_id].critic.load_named_weights(named)
         super().set_weights(rest)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return self.replay.get_state()
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.replay.set_state(state)
 
 
 class SACUpdater(Updater):

@@ -88,7 +88,8 @@ def train_until(algorithm, fragments):
 def test_what_was_under_way_when_a_state_was_taken_comes_again_with_the_same_rows(trained):
     algorithm, _ = trained
     state, weights = decode(*encode(algorithm.get_state())), algorithm.get_weights()
-    sampler_state = state["algorithm"].get("batches", state["algorithm"])["sampler"]
+    (stream,) = state["algorithm"].keys() & {"batches", "fragments"}
+    sampler_state = state["algorithm"][stream]["sampler"]
     under_way = {
         request["fragment"]: (index, request["weights_version"])
         for index, requests in sampler_state["under_way"].items()
@@ -159,7 +160,7 @@ def test_appo_renews_its_target_policy_every_few_updates():
     targets, weights = [], []
     for _ in range(6):
         algorithm.train()
-        state = algorithm.get_extra_state()["updaters"]["default_policy"]
+        state = algorithm.get_state()["algorithm"]["updaters"]["default_policy"]
         targets.append(state["target"]["weights"])
         weights.append(algorithm.learner.get_weights())
     algorithm.stop()

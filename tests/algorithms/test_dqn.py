@@ -165,7 +165,7 @@ def test_without_its_buffer_a_resumed_run_fills_it_first(built):
     for _ in range(3):
         algorithm.train()
     state = algorithm.get_state()
-    assert state["algorithm"]["buffer"] is None
+    assert state["algorithm"]["replay"]["buffer"] is None
     resumed = built(build())
     resumed.set_weights(algorithm.get_weights())
     resumed.set_state(state)
