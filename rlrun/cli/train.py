@@ -15,12 +15,18 @@ from rlrun.cli.arguments import (
     split_words,
 )
 
+_AUTO = Path("auto")
+
 
 def train(  # noqa: PLR0913 - one parameter for each option
     words: Words = None,
     *,
     resume: Annotated[
-        Path | None, typer.Option(help="Resume this run folder, also after a kill.")
+        Path | None,
+        typer.Option(
+            help="Resume this run folder, also after a kill; with a FILE and `auto` the newest "
+            "unfinished run of it, or start one."
+        ),
     ] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="Algorithm; short for algorithm=...")
@@ -41,10 +47,13 @@ def train(  # noqa: PLR0913 - one parameter for each option
     rlrun train --algorithm PPO --env CartPole-v1 stop.env_steps=100_000
 
     rlrun train --resume runs/ppo_cartpole stop.env_steps=600_000
+
+    rlrun train configs/ppo_cartpole.yaml --resume auto
     """
     file, overrides = split_words(words)
     named = {"algorithm": algorithm, "env": env, "seed": seed}
-    if resume is not None:
+    either = resume == _AUTO
+    if resume is not None and not either:
         refuse_with_resume("run", FILE=file, run_dir=run_dir, **named)
     elif file is None and (algorithm is None or env is None):
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
@@ -54,13 +63,15 @@ def train(  # noqa: PLR0913 - one parameter for each option
         from rlrun.experiment.run import resume_experiment, run_experiment
 
         style = console_style(quiet=quiet, plain=plain)
-        if resume is not None:
+        if resume is not None and not either:
             outcome = resume_experiment(resume, overrides, address=address, console=style)
         else:
             # First, so that `env.key=value` adds to `--env`.
             first = [f"{key}={value}" for key, value in named.items() if value is not None]
             loaded = load(file, [*first, *overrides])
-            outcome = run_experiment(loaded, run_dir=run_dir, address=address, console=style)
+            outcome = run_experiment(
+                loaded, run_dir=run_dir, resume=either, address=address, console=style
+            )
         stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)

@@ -240,7 +240,7 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
         ("checkpoint", "every", experiment.checkpoint.every),
         ("evaluation", "interval", experiment.evaluation.interval),
     ):
-        if iterations is not None and every is not None and every > iterations:
+        if iterations is not None and isinstance(every, int) and every > iterations:
             message = f"every {every} iterations is never: the run ends after {iterations}"
             yield Finding((section, name), f"{message}; {name}: {iterations} works")
 

@@ -323,8 +323,10 @@ class FaultToleranceConfig(Section):
 class CheckpointConfig(Section):
     """When the state of the run is written, and which checkpoints are kept."""
 
-    every: Count | None = None
-    """Iterations between checkpoints; null writes none during the run."""
+    every: Count | Literal["auto"] | None = "auto"
+    """Iterations between checkpoints; auto writes one after the first iteration that ends a minute
+    after the last one, more seldom where writing takes over 2 % of the time; null writes none
+    during the run."""
     keep: Count | None = 3
     """Number of newest checkpoints that are kept, besides the best one; null keeps all."""
     at_end: bool = True

@@ -7,13 +7,15 @@ report, the checkpoint folder stores. The trials of a sweep take the same steps 
     row         the same as plain JSON values (data/results.py)
 """
 
+import copy
 import logging
 import secrets
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rlrun.checkpoint.checkpoint import (
@@ -46,7 +48,7 @@ from rlrun.experiment.report.console import (
 from rlrun.experiment.report.jsonl import read_rows, repair
 from rlrun.experiment.report.progress import RunHeader
 from rlrun.experiment.report.sinks import CONSOLE, Sink, make_sinks
-from rlrun.experiment.run_folder import RunFolder, RunLog
+from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog, is_in_use
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 
 if TYPE_CHECKING:
@@ -54,12 +56,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_CHECKPOINT_EVERY_S = 60.0  # with `every: auto`
+_MOST_OF_TIME = 0.02  # that checkpoints may take with it
+
 
 def run_experiment(
     experiment: ExperimentConfig | Loaded | str | Path,
     overrides: Sequence[str] = (),
     *,
     run_dir: Path | str | None = None,
+    resume: bool = False,
     address: str | None = None,
     console: ConsoleStyle | None = None,
 ) -> RunOutcome:
@@ -69,6 +75,8 @@ def run_experiment(
         experiment: path of an experiment file, or the result of ``load_experiment`` or ``load``.
         overrides: ``KEY=VALUE`` texts laid over the file; only with a path.
         run_dir: the exact folder; default ``runs/<name>/<date>-<time>-s<seed>``.
+        resume: resume the newest unfinished run of this configuration, or the run in ``run_dir``,
+            if there is one; for jobs that a scheduler starts again.
         address: of a Ray cluster; default a local Ray, started only for remote env runners.
         console: "panel", "lines" or "quiet"; default the most that the terminal can show.
 
@@ -77,7 +85,11 @@ def run_experiment(
         EnvError: the environment failed. Checkpoints written before any error stay valid.
 
     """
-    experiment, loaded = with_seed(experiment, overrides)
+    experiment, loaded = loaded_experiment(experiment, overrides)
+    unfinished = _unfinished_run(experiment, run_dir) if resume else None
+    if unfinished is not None:
+        return resume_experiment(unfinished, address=address, console=console)
+    experiment = with_seed(experiment)
     folder = RunFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         replace_text(folder.config, dump_yaml(experiment))
@@ -110,20 +122,60 @@ def resume_experiment(
         return session.go(run_log, overrides, _warnings(loaded))
 
 
-def with_seed(
+def loaded_experiment(
     experiment: ExperimentConfig | Loaded | str | Path, overrides: Sequence[str]
 ) -> tuple[ExperimentConfig, Loaded | None]:
-    """The experiment, with a random seed if it names none, and the file it was loaded from."""
-    loaded: Loaded | None = None
+    """The experiment, and the file it was loaded from."""
     if isinstance(experiment, str | Path):
         experiment = load(experiment, overrides)
     elif overrides:
         raise TypeError("overrides need the path of an experiment file")
     if isinstance(experiment, Loaded):
-        loaded, experiment = experiment, experiment.experiment
-    if experiment.seed is None:
-        experiment = experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
-    return experiment, loaded
+        return experiment.experiment, experiment
+    return experiment, None
+
+
+def with_seed(experiment: ExperimentConfig) -> ExperimentConfig:
+    """The experiment, with a random seed if it names none."""
+    if experiment.seed is not None:
+        return experiment
+    return experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
+
+
+def _unfinished_run(experiment: ExperimentConfig, run_dir: Path | str | None) -> Path | None:
+    """The run to go on with instead of starting a new one: the newest that fits.
+
+    Raises:
+        RunFolderError: ``run_dir`` holds a run of another configuration.
+    """
+    if run_dir is not None:
+        path = Path(run_dir)
+        if not RunFolder(path).config.is_file():
+            return None
+        if _is_run_of(path, experiment):
+            return path
+        raise RunFolderError(
+            f"{path}: a run of another configuration; `{RunFolder.RESUME} {path}` resumes it as it "
+            "is, with KEY=VALUE for what may change"
+        )
+    home = Path("runs") / experiment.name
+    for path in sorted(home.iterdir(), reverse=True) if home.is_dir() else ():
+        if path.is_symlink() or not RunFolder(path).config.is_file() or is_in_use(path):
+            continue
+        if RunFolder(path).read_meta().get("outcome") != "finished" and _is_run_of(
+            path, experiment
+        ):
+            return path
+    return None
+
+
+def _is_run_of(path: Path, experiment: ExperimentConfig) -> bool:
+    try:
+        own = load(RunFolder(path).config).experiment
+    except ConfigError:  # of another version of rlrun, or of code that is no longer there
+        return False
+    seed = own.seed if experiment.seed is None else experiment.seed
+    return own == experiment.model_copy(update={"seed": seed})
 
 
 def seed_of(experiment: ExperimentConfig) -> int:
@@ -179,6 +231,11 @@ class RunSession:
         self.warned: set[str] = set()
         """Failed writes that the console has shown."""
         self.console: RunConsole
+        self._writing, self._holding = Pace(_CHECKPOINT_EVERY_S), Pace(0.0)
+        self._held: Checkpoint | None = None
+        """The state after an iteration since the newest checkpoint, for a run that fails."""
+        # Not twice in memory where it holds the replay buffers.
+        self._may_hold = settings.every is not None and not experiment.replay.store_in_checkpoints
 
     def go(self, run_log: RunLog, overrides: Sequence[str], warnings: Sequence[str]) -> RunOutcome:
         """Run until the end; however it ends, the outcome is noted and everything is closed."""
@@ -191,9 +248,11 @@ class RunSession:
                 outcome = self._train_to_end(stack, interrupts)
             except KeyboardInterrupt:
                 name = interrupts.signal_name or "SIGINT"
+                self.rescue()
                 outcome = self._outcome("interrupted", f"{name}, at once")
             except BaseException as error:
                 self.note_failure(error)
+                self.rescue()
                 if self._never_began(error):
                     self.folder.discard()
                 else:
@@ -212,6 +271,10 @@ class RunSession:
         stack.callback(self.console.close)
         run_log.notice = self.console.notice
         start = "the beginning" if iteration is None else f"iteration {iteration}"
+        if iteration is None and self.folder.metrics.exists():
+            self.console.notice(
+                f"{self.folder.path} has no checkpoint: it starts from the beginning"
+            )
         log.info("a session starts from %s: %s", start, shlex.join(sys.argv))
 
     def _train_to_end(self, stack: ExitStack, interrupts: Interrupts) -> RunOutcome:
@@ -258,25 +321,53 @@ class RunSession:
 
     def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> Row:
         """Report an iteration's result, and write a checkpoint if one is due; returns its row."""
-        every = self.experiment.checkpoint.every
         with algorithm.timers.phase("report"):
             row = self._report(result)
-        if every is not None and result["training_iteration"] % every == 0:
-            with algorithm.timers.phase("checkpoint"):
-                self.save(algorithm, result)
+        with algorithm.timers.phase("checkpoint"):
+            if self._is_due(result):
+                with self._writing.timed():
+                    self.save(algorithm, result)
+            elif self._may_hold and self._holding.is_due():
+                with self._holding.timed(), suppress(CheckpointWriteError):
+                    self._held = copy.deepcopy(take_checkpoint(algorithm, result))
         return row
+
+    def _is_due(self, result: dict[str, Any]) -> bool:
+        every = self.experiment.checkpoint.every
+        if every == "auto":
+            return self._writing.is_due()
+        return every is not None and result["training_iteration"] % every == 0
+
+    def rescue(self) -> None:
+        """Write the last state that was held in memory, as the run cannot go on from its own."""
+        held, newest = self._held, self.checkpoints.newest
+        if held is None or (newest is not None and newest >= held.iteration):
+            return
+        try:
+            self.checkpoints.save(held)
+        except CheckpointWriteError as error:
+            log.warning("%s", error)
 
     def _report(self, result: dict[str, Any]) -> Row:
         if self.last_row is None:
             self.stop.check_keys(result)
         row = self.last_row = plain_row(result)
         self.console.write(result)
-        for sink in self.sinks:
+        for sink in [*self.sinks]:
             try:
                 sink.write(result)
             except OSError as error:
-                self._warn_once(f"{type(sink).__name__}: {error.strerror or error}")
+                self._warn_once(f"{type(sink).__name__}: {_in_words(error)}")
+            except Exception as error:
+                self._set_aside(sink, error)
         return row
+
+    def _set_aside(self, sink: Sink, error: Exception) -> None:
+        """Go on without a sink of the user's that has raised."""
+        self.sinks.remove(sink)
+        log.warning("%s: %s; the run continues without it", type(sink).__name__, _in_words(error))
+        log.info("its traceback:", exc_info=error)
+        self._close_sink(sink)
 
     def save(self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False) -> None:
         """Write a checkpoint, unless it exists; a full disk ends the run only with ``must``."""
@@ -303,10 +394,13 @@ class RunSession:
 
     def _close_sinks(self) -> None:
         for sink in self.sinks:
-            try:
-                sink.close()
-            except OSError as error:
-                log.warning("%s: %s", type(sink).__name__, error.strerror or error)
+            self._close_sink(sink)
+
+    def _close_sink(self, sink: Sink) -> None:
+        try:
+            sink.close()
+        except Exception as error:
+            log.warning("%s: %s", type(sink).__name__, _in_words(error))
 
     def _header(self) -> RunHeader:
         experiment = self.experiment
@@ -370,3 +464,29 @@ class RunSession:
             checkpoint=None if newest is None else home / directory_name(newest),
             best_checkpoint=None if best is None else home / directory_name(best),
         )
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}"
+
+
+class Pace:
+    """How often something may be done: after so many seconds, and for at most 2 % of the time."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = self._pause_s = every_s
+        self._last = perf_counter()
+
+    def is_due(self) -> bool:
+        """Whether it may be done now."""
+        return perf_counter() - self._last >= self._pause_s
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Do it within; it counts as done at the end."""
+        started = perf_counter()
+        yield
+        self._last = perf_counter()
+        self._pause_s = max(self._every_s, (self._last - started) / _MOST_OF_TIME)

@@ -39,6 +39,7 @@ from rlrun.checkpoint.files import replace_link, replace_text
 SWEEP_CONFIG = "sweep.yaml"
 """The file that makes a folder a sweep's."""
 
+_LOCK = ".lock"
 _VERSIONS_OF = ("rlrun", "gymnasium", "numpy", "pydantic", "ray", "safetensors", "torch")
 _GIT_TIMEOUT_S = 2.0
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -97,7 +98,8 @@ class RunFolder:
         """Make the folder ``path``, which must be missing or empty."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            occupied = any(path.iterdir())
+            # A process that was killed at once leaves its lock alone.
+            occupied = any(entry.name != _LOCK for entry in path.iterdir())
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be made: {error.strerror}") from error
         folder = cls(path)
@@ -121,7 +123,7 @@ class RunFolder:
 
     def _acquire(self) -> None:
         """Lock the folder until ``close`` or the end of the process."""
-        lock = (self.path / ".lock").open("a")
+        lock = (self.path / _LOCK).open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -209,7 +211,7 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
 def is_in_use(path: Path) -> bool:
     """Whether any process has the run folder at ``path`` locked."""
     try:
-        with (path / ".lock").open() as lock:
+        with (path / _LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -115,8 +115,13 @@ def number(value: float) -> str:
     return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.4g}"
 
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""From a user, a system that shuts down, a terminal that closes, a scheduler that warns of its
+time limit."""
+
+
 class Interrupts:
-    """Context manager: from ``defer()`` on, the first SIGINT or SIGTERM is only noted.
+    """Context manager: from ``defer()`` on, the first of `ENDING_SIGNALS` is only noted.
 
     Before that, and for the second signal, KeyboardInterrupt is raised. Without effect outside the
     main thread, where Python delivers no signals.
@@ -141,7 +146,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ENDING_SIGNALS:
                 self._previous[number] = signal.getsignal(number)
         self._install()
         return self

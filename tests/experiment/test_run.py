@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import counting_algorithm
@@ -18,9 +18,9 @@ from rlrun.checkpoint.checkpoint import CheckpointError, CheckpointWriteError, r
 from rlrun.checkpoint.checkpoint_folder import CheckpointFolder
 from rlrun.config.loader import load_experiment
 from rlrun.experiment.report.sinks import SinkError
-from rlrun.experiment.run import iterate, resume_experiment, run_experiment
-from rlrun.experiment.run_folder import RunFolderError
-from rlrun.experiment.stopping import StopCriteria, StopKeyError
+from rlrun.experiment.run import Pace, iterate, resume_experiment, run_experiment
+from rlrun.experiment.run_folder import RunFolder, RunFolderError
+from rlrun.experiment.stopping import ENDING_SIGNALS, StopCriteria, StopKeyError
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ def signalled(*numbers):
     thread.join()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint(number):
     with signalled(number):
         outcome = train(
@@ -238,8 +238,89 @@ def test_a_second_signal_stops_at_once():
         outcome = train("training.pause_s=40")
     assert time.monotonic() - started < 30
     assert (outcome.end, outcome.reason) == ("interrupted", "SIGINT, at once")
-    assert outcome.checkpoint is None
+    assert outcome.checkpoint is None  # the first iteration had not ended
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("every", ["auto", 50])
+def test_a_run_that_fails_is_resumed_where_its_last_state_was_held(every):
+    """Not at its last checkpoint, of which there may be none."""
+    with pytest.raises(RuntimeError, match="as planned"):
+        train("training.fail_at=5", f"checkpoint.every={every}", "stop.training_iteration=60")
+    (saved,) = {path.resolve().name for path in Path("run/checkpoints").iterdir()}
+    assert 1 <= int(saved) < 5
+    resume("training.fail_at=null", "stop.training_iteration=9")
+    train("stop.training_iteration=9", run_dir="whole")
+    assert_equal_runs("run", "whole")
+
+
+def test_checkpoints_come_by_the_clock_unless_the_file_says_how_often(monkeypatch):
+    """After the iteration that ends a minute after the last one, or 50 times what writing takes."""
+    seconds = iter(range(0, 100_000, 16))
+    monkeypatch.setattr("rlrun.experiment.run.perf_counter", lambda: float(next(seconds)))
+    pace = Pace(60.0)
+    due = [pace.is_due() for _ in range(5)]
+    assert due == [False, False, False, True, True]
+    with pace.timed():  # 16 seconds
+        pass
+    assert [pace.is_due() for _ in range(51)] == [False] * 49 + [True] * 2
+
+
+class RaisesTwice:
+    """A sink; it would raise again."""
+
+    def __init__(self):
+        self.written = 0
+
+    def write(self, result):
+        self.written += 1
+        if self.written > 1:
+            raise KeyError(f"lost at {result['training_iteration']}")
+
+    def close(self):
+        raise ZeroDivisionError("closing as well")
+
+
+def test_a_sink_that_raises_is_reported_once_and_set_aside(capsys):
+    outcome = train(f"report.sinks=[jsonl, '{__name__}:RaisesTwice']")
+    assert outcome.end == "finished"
+    assert iterations() == [1, 2, 3, 4, 5, 6]
+    shown = capsys.readouterr().err
+    assert shown.count("RaisesTwice: KeyError: 'lost at 2'; the run continues without it") == 1
+    assert shown.count("RaisesTwice: ZeroDivisionError: closing as well") == 1
+    log = Path("run/log.txt").read_text()
+    assert log.count("Traceback") == 1
+    assert "in write" in log
+
+
+def test_a_job_that_is_started_again_goes_on_with_its_unfinished_run():
+    """The newest of the same configuration that no process runs in; else it starts one."""
+
+    def start(*overrides, run_dir=None):
+        return run_experiment("fake.yaml", overrides, run_dir=run_dir, resume=True, console="quiet")
+
+    real = counting_algorithm.CountingAlgorithm.train
+
+    def fail_once(self):
+        if self.iteration == 3:
+            raise RuntimeError("the node is gone")
+        return real(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting_algorithm.CountingAlgorithm, "train", fail_once)
+        with pytest.raises(RuntimeError):
+            start()
+    (failed,) = (path for path in Path("runs/fake").iterdir() if not path.is_symlink())
+    with closing(RunFolder.open(failed)):
+        others = [start("seed=4").folder, start().folder]
+    assert start().folder == failed
+    assert [session["outcome"] for session in meta(failed)["sessions"]] == ["failed", "finished"]
+    assert start().folder not in (failed, *others)
+    for _ in range(2):  # the second one has nothing left to do
+        assert start(run_dir="there").end == "finished"
+    assert iterations("there") == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(RunFolderError, match="a run of another configuration"):
+        start("seed=9", run_dir="there")
 
 
 def test_a_full_disk_is_named_once_and_the_run_continues(monkeypatch, capsys):

@@ -1,13 +1,18 @@
 """Runs that are killed and resumed end as if nothing had happened."""
 
 import os
+import pty
 import signal
+import sys
+import threading
+from contextlib import suppress
 
 import pytest
 from run_folders import assert_equal_runs, rows, start_rlrun, timeless, wait_for
 
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.experiment.run import resume_experiment, run_experiment
+from rlrun.experiment.stopping import ENDING_SIGNALS
 
 pytestmark = pytest.mark.faults
 
@@ -49,7 +54,35 @@ def test_a_killed_and_resumed_run_equals_an_undisturbed_one(whole, num_rows):
     assert_equal_runs(folder, whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("num_env_runners", [0, 1])
+def test_a_run_whose_terminal_is_closed_is_saved(whole, num_env_runners):
+    folder = whole.parent / f"closed-{num_env_runners}"
+    child, terminal = pty.fork()
+    if not child:
+        words = ["train", whole.parent / "ppo.yaml", "--run-dir", folder]
+        words += [f"env_runners={{num_env_runners: {num_env_runners}, num_cpus_per_env_runner: 1}}"]
+        os.execv(sys.executable, [sys.executable, "-m", "rlrun", *map(str, words)])
+    drain = threading.Thread(target=_read_to_the_end, args=(terminal,), daemon=True)
+    drain.start()
+    wait_for(lambda: len(rows(folder)) >= 3)
+    os.kill(child, signal.SIGSTOP)  # the run must not end before its terminal does
+    os.close(os.dup2(os.open(os.devnull, os.O_RDONLY), terminal))
+    os.kill(child, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    last = timeless(folder)[-1]["training_iteration"]
+    assert read_checkpoint(folder / "checkpoints/latest").iteration == last
+    if not num_env_runners:
+        resume_experiment(folder, console="quiet")
+        assert_equal_runs(folder, whole)
+
+
+def _read_to_the_end(terminal):
+    with suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
+
+
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_a_signal_is_exit_130_with_a_checkpoint_of_the_last_row(whole, number):
     folder = whole.parent / number.name
     with start(folder, 3) as process:

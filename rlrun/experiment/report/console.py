@@ -6,7 +6,7 @@ Owns when and where text appears. It must not know how the panel is drawn (panel
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TextIO
+from typing import IO, Any, Literal, TextIO, cast
 
 from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
 
@@ -37,7 +37,7 @@ class LiveFrame(Console):
         from rich.console import Console as Terminal
         from rich.live import Live
 
-        self._terminal = Terminal()
+        self._terminal = Terminal(file=cast(IO[str], _LastingFile(sys.stdout)))
         self._live = Live(
             console=self._terminal,
             get_renderable=lambda: draw(self._terminal.width, self._terminal.height),
@@ -183,7 +183,28 @@ def print_error(text: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # A closed pipe (`| head`) must not end the run.
-    with suppress(BrokenPipeError, ValueError):
-        stream.write(text + "\n")
-        stream.flush()
+    lasting = _LastingFile(stream)
+    lasting.write(text + "\n")
+    lasting.flush()
+
+
+class _LastingFile:
+    """A text file whose writes are dropped once its terminal or pipe is closed.
+
+    A run goes on without `| head`, and is saved after its terminal has gone.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

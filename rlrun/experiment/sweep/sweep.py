@@ -29,7 +29,7 @@ from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.yaml_tree import Node
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
 from rlrun.experiment.report.jsonl import read_rows
-from rlrun.experiment.run import seed_of, with_seed
+from rlrun.experiment.run import loaded_experiment, seed_of, with_seed
 from rlrun.experiment.run_folder import RunLog
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.console import SweepConsole, make_sweep_console
@@ -66,7 +66,8 @@ def run_sweep(
         than there is. RunFolderError: the folder cannot be used. Nothing has been started then.
 
     """
-    experiment, loaded = with_seed(experiment, overrides)
+    experiment, loaded = loaded_experiment(experiment, overrides)
+    experiment = with_seed(experiment)
     planned = _Plan(experiment, loaded.tree if loaded else None, address)
     folder = SweepFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:

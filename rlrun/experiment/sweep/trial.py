@@ -39,7 +39,6 @@ SHARE = "_share"
 
 _CHECKPOINT = "checkpoint"
 _OWNER = "owner.json"
-_CHECKPOINT_EVERY_S = 60.0  # unless the file says how often: the most that a kill costs
 _LOCK_TIMEOUT_S = 60.0  # for another process that is closing the folder
 
 
@@ -71,7 +70,6 @@ class TrialRun:
         checkpoint = donor or newest_checkpoint(folder.checkpoints)
         self._session = RunSession(experiment, folder, checkpoint, None, "quiet")
         self._session.begin(self._stack, run_log, ())
-        self._saved_at = time.monotonic()
         self._was_done = self.done
         if self._was_done:
             return
@@ -116,11 +114,9 @@ class TrialRun:
         try:
             result = self.algorithm.train()
             row = self._session.take(self.algorithm, result)
-            overdue = time.monotonic() - self._saved_at > _CHECKPOINT_EVERY_S
-            if self._session.experiment.checkpoint.every is None and overdue:
-                self.save()
         except BaseException as error:
             self._session.note_failure(error)
+            self._session.rescue()
             raise
         return row
 
@@ -129,7 +125,6 @@ class TrialRun:
         session = self._session
         if session.last_row is not None and not self.done:
             session.save(self.algorithm, session.last_row, must=True)
-            self._saved_at = time.monotonic()
         newest = session.checkpoints.newest
         return None if newest is None else session.folder.checkpoints / directory_name(newest)
 
