@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,19 +39,6 @@ class Resources:
     custom: Mapping[str, float] = field(default_factory=dict)
 
 
-def needed_resources(settings: EnvRunnersConfig, num_env_runners: int | None = None) -> Resources:
-    """What the remote runners need together; the driver, which waits for them, takes none."""
-    number = settings.num_env_runners if num_env_runners is None else num_env_runners
-    return Resources(
-        cpus=number * settings.num_cpus_per_env_runner,
-        gpus=number * settings.num_gpus_per_env_runner,
-        custom={
-            name: number * amount
-            for name, amount in settings.custom_resources_per_env_runner.items()
-        },
-    )
-
-
 def local_resources() -> Resources:
     """CPUs and GPUs of this machine that this process may use; no driver library is loaded."""
     return Resources(cpus=_local_cpus(), gpus=_local_gpus())
@@ -62,7 +50,9 @@ def preflight(
     where: str = "this machine",
     learners: LearnersConfig | None = None,
 ) -> None:
-    """Compare what ``settings`` ask for with what is ``available``.
+    """Compare what remote runners and learners need with what is ``available``.
+
+    The driver, which waits for them, takes nothing.
 
     Args:
         learners: need their resources besides; None needs none.
@@ -70,56 +60,52 @@ def preflight(
     Raises:
         ResourceError: with both numbers and a setting that fits, for each resource that lacks.
     """
-    needed, number = needed_resources(settings), settings.num_env_runners
-    problems = []
-    each = settings.num_cpus_per_env_runner
-    if needed.cpus > available.cpus:
-        problems.append(
-            f"{number} env runners with {each:g} CPUs each need {needed.cpus:g} CPUs, "
-            f"{where} has {available.cpus:g}: "
-            + _that_fits("num_env_runners", "num_cpus_per_env_runner", each, number, available.cpus)
-        )
-    each = settings.num_gpus_per_env_runner
-    if needed.gpus > available.gpus:
-        problems.append(
-            f"{number} env runners with {each:g} GPUs each need {needed.gpus:g} GPUs, "
-            f"{where} has {available.gpus:g}: "
-            + _that_fits("num_env_runners", "num_gpus_per_env_runner", each, number, available.gpus)
-        )
-    for name, amount in needed.custom.items():
+    number = settings.num_env_runners
+    problems = list(_shortages("env_runner", settings, available, Resources(), where))
+    for name, each in settings.custom_resources_per_env_runner.items():
         there = available.custom.get(name, 0.0)
-        if amount > there:
+        if number * each > there:
             problems.append(
-                f"{number} env runners need {amount:g} of the custom resource {name!r}, "
+                f"{number} env runners need {number * each:g} of the custom resource {name!r}, "
                 f"{where} has {there:g}: set env_runners.custom_resources_per_env_runner "
                 "to what the cluster offers"
             )
-    if learners is not None and learners.num_learners and not problems:
-        problems += _learner_problems(learners, needed, available, where)
+    if learners is not None and not problems:
+        taken = Resources(
+            number * settings.num_cpus_per_env_runner, number * settings.num_gpus_per_env_runner
+        )
+        problems += _shortages("learner", learners, available, taken, where)
     if problems:
         raise ResourceError("\n".join(problems))
 
 
-def _learner_problems(
-    learners: LearnersConfig, taken: Resources, available: Resources, where: str
+def _shortages(
+    process: str,
+    settings: EnvRunnersConfig | LearnersConfig,
+    available: Resources,
+    taken: Resources,
+    where: str,
 ) -> Iterator[str]:
-    """What learners need and do not find beside the runners, which take ``taken``."""
-    number = learners.num_learners
-    for kind, each, used, there in (
-        ("CPUs", learners.num_cpus_per_learner, taken.cpus, available.cpus),
-        ("GPUs", learners.num_gpus_per_learner, taken.gpus, available.gpus),
-    ):
+    """The CPUs and GPUs that processes of one kind need and do not find beside ``taken`` ones.
+
+    Args:
+        process: what one is called in the settings: "env_runner" or "learner".
+    """
+    number: int = getattr(settings, f"num_{process}s")
+    for kind in ("CPUs", "GPUs"):
+        each: float = getattr(settings, f"num_{kind.lower()}_per_{process}")
+        there, used = getattr(available, kind.lower()), getattr(taken, kind.lower())
         if number * each <= there - used:
             continue
         beside = f", of which the env runners take {used:g}" if used else ""
         free = max(there - used, 0.0)
-        choices = [f"learners.num_learners={math.floor(free / each)}"]
+        choices = [f"{process}s.num_{process}s={math.floor(free / each)}"]
         smaller = math.floor(free / number * 100) / 100
-        if smaller > 0 or kind == "GPUs":  # without a GPU it trains on CPUs
-            choices.append(f"learners.num_{kind.lower()}_per_learner={smaller:g}")
+        if smaller > 0 or kind == "GPUs":  # without a GPU they compute on CPUs
+            choices.append(f"{process}s.num_{kind.lower()}_per_{process}={smaller:g}")
         yield (
-            f"{number} learners with {each:g} {kind} each need {number * each:g} {kind}, "
-            f"{where} has {there:g}{beside}: set " + " or ".join(choices)
+            f"{number} {process.replace('_', ' ')}s with {each:g} {kind} each need "
+            f"{number * each:g} {kind}, {where} has {there:g}{beside}: set " + " or ".join(choices)
         )
 
 
@@ -178,17 +164,12 @@ def node_resources() -> Iterator[dict[str, float]]:
 
 def stop_ray() -> None:
     """End a local Ray and its processes, or leave the cluster."""
-    import sys
-
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        ray.shutdown()
+    if is_running():
+        sys.modules["ray"].shutdown()
 
 
 def is_running() -> bool:
     """Whether this process is connected to a Ray already."""
-    import sys
-
     ray: Any = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
@@ -197,7 +178,7 @@ def _start_local() -> None:
     import ray
 
     there = local_resources()
-    with _environment({**_worker_variables(), **_RAY_VARIABLES}), _single_machine():
+    with environment_variables({**_worker_variables(), **_RAY_VARIABLES}), _single_machine():
         ray.init(
             address="local",
             num_cpus=max(1, math.floor(there.cpus)),
@@ -225,7 +206,7 @@ def _worker_variables() -> dict[str, str]:
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Have ``variables`` in the environment, which the processes started meanwhile keep."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -289,16 +270,6 @@ def _local_gpus() -> float:
     if visible is None:
         return float(there)
     return float(min(there, len([name for name in visible.split(",") if name.strip() != ""])))
-
-
-def _that_fits(number_key: str, each_key: str, each: float, number: int, available: float) -> str:
-    """The settings that would fit, largest first."""
-    number_that_fits = math.floor(available / each)
-    smaller = math.floor(available / number * 100) / 100
-    choices = [f"env_runners.{number_key}={number_that_fits}"]
-    if smaller > 0:
-        choices.append(f"env_runners.{each_key}={smaller:g}")
-    return "set " + " or ".join(choices)
 
 
 def last_error_line(process_id: int) -> str | None:

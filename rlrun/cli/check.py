@@ -29,7 +29,7 @@ def check(
     overrides = [text for text in arguments if "=" in text and not Path(text).is_file()]
     files = [text for text in arguments if text not in overrides]
     if not files:
-        errors.fail("rlrun check needs a file, such as: rlrun check configs/ppo_cartpole.yaml")
+        raise typer.BadParameter("name a FILE, such as configs/ppo_cartpole.yaml")
     problems: list[Problem] = []
     for file in files:
         try:

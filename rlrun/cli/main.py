@@ -5,8 +5,8 @@ path with the line that `rlrun --help` shows. The module is imported only when i
 called: `rlrun --help` imports neither torch, Ray, gymnasium, numpy nor pydantic. Within a module,
 heavy imports stand inside the function, so that `rlrun train --help` is fast too.
 
-A command ends by returning (exit code 0), by `cli.errors.fail(message, code)`, or by letting a
-ConfigError through, which is printed here and ends with code 2.
+A command ends by returning (exit code 0), by raising `typer.Exit`, or by letting an error through,
+which is printed here and decides about the exit code (`cli.errors.report`).
 """
 
 from importlib import import_module
@@ -93,12 +93,6 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        # Imported here, so that `rlrun --help` does not pay for it.
-        from rlrun.config.problems import ConfigError
-
-        if not isinstance(error, ConfigError):
-            raise
-        errors.report_config_error(error)
-        raise SystemExit(errors.INPUT_WRONG) from None
+        raise SystemExit(errors.report(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(errors.INTERRUPTED) from None

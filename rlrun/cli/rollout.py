@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli import errors
-
 
 def rollout(  # noqa: PLR0913 - one parameter for each option
     run_or_checkpoint: Annotated[
@@ -39,20 +37,19 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     """
     if render and video is not None:
         raise typer.BadParameter("--render or --video, not both")
-    with errors.exit_codes():
-        from rlrun.experiment import rollout as room
+    from rlrun.experiment import rollout as room
 
-        played = room.rollout(
-            run_or_checkpoint,
-            room.RolloutRequest(
-                episodes=episodes,
-                steps=steps,
-                seed=seed,
-                explore=explore,
-                render=render,
-                video=video,
-                save=save,
-            ),
-        )
+    played = room.rollout(
+        run_or_checkpoint,
+        room.RolloutRequest(
+            episodes=episodes,
+            steps=steps,
+            seed=seed,
+            explore=explore,
+            render=render,
+            video=video,
+            save=save,
+        ),
+    )
     lines = [json_module.dumps(played.to_json(), allow_nan=False)] if json else played.lines()
     typer.echo("\n".join(lines))

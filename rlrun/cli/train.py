@@ -57,21 +57,20 @@ def train(  # noqa: PLR0913 - one parameter for each option
         refuse_with_resume("run", FILE=file, run_dir=run_dir, **named)
     elif file is None and (algorithm is None or env is None):
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
-    with errors.exit_codes():
-        from rlrun.actors.ray_runtime import stop_ray
-        from rlrun.config.loader import load
-        from rlrun.experiment.run import resume_experiment, run_experiment
+    from rlrun.actors.ray_runtime import stop_ray
+    from rlrun.config.loader import load
+    from rlrun.experiment.run import resume_experiment, run_experiment
 
-        style = console_style(quiet=quiet, plain=plain)
-        if resume is not None and not either:
-            outcome = resume_experiment(resume, overrides, address=address, console=style)
-        else:
-            # First, so that `env.key=value` adds to `--env`.
-            first = [f"{key}={value}" for key, value in named.items() if value is not None]
-            loaded = load(file, [*first, *overrides])
-            outcome = run_experiment(
-                loaded, run_dir=run_dir, resume=either, address=address, console=style
-            )
-        stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
+    style = console_style(quiet=quiet, plain=plain)
+    if resume is not None and not either:
+        outcome = resume_experiment(resume, overrides, address=address, console=style)
+    else:
+        # First, so that `env.key=value` adds to `--env`.
+        first = [f"{key}={value}" for key, value in named.items() if value is not None]
+        loaded = load(file, [*first, *overrides])
+        outcome = run_experiment(
+            loaded, run_dir=run_dir, resume=either, address=address, console=style
+        )
+    stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)

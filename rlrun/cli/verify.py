@@ -47,24 +47,23 @@ def verify(
 
     rlrun verify ppo-cartpole ppo-pendulum --seeds 5
     """
-    with errors.exit_codes():
-        from rlrun.experiment.report.tables import print_table
-        from rlrun.experiment.verify import page
-        from rlrun.experiment.verify import verify as room
+    from rlrun.experiment.report.tables import print_table
+    from rlrun.experiment.verify import page
+    from rlrun.experiment.verify import verify as room
 
-        if list_:
-            print_table(page.case_table(room.choose_cases(cases or [])), lambda row: None)
-            return
-        done = room.verify(
-            cases or [],
-            seeds=seeds_of(seeds),
-            results=results or room.RESULTS,
-            jobs=jobs,
-            train=train,
-            notice=lambda text: typer.echo(text, err=json),
-        )
-        if markdown is not None:
-            done = page.publish(done, markdown)
+    if list_:
+        print_table(page.case_table(room.choose_cases(cases or [])), lambda row: None)
+        return
+    done = room.verify(
+        cases or [],
+        seeds=seeds_of(seeds),
+        results=results or room.RESULTS,
+        jobs=jobs,
+        train=train,
+        notice=lambda text: typer.echo(text, err=json),
+    )
+    if markdown is not None:
+        done = page.publish(done, markdown)
     if json:
         typer.echo(json_module.dumps(done.to_json(), allow_nan=False))
     else:

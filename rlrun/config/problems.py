@@ -52,6 +52,8 @@ class Problem:
 class ConfigError(ValueError):
     """Everything that is wrong with one config, in the order of the file."""
 
+    exit_code = 2
+
     def __init__(self, problems: Iterable[Problem]):
         self.problems = tuple(problems)
         super().__init__(self.render())

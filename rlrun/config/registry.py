@@ -62,6 +62,8 @@ _IMPORT_PATH = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*
 class ImportPathError(ValueError):
     """An import path leads nowhere; the message names the missing part and the nearest name."""
 
+    exit_code = 2
+
 
 def configs_folder() -> Path:
     """The folder of the shipped experiment files: inside an installed package, else beside it."""

@@ -9,3 +9,5 @@ class ConnectorError(Exception):
 
     The message begins with the user's traceback, and says last which connector it was.
     """
+
+    exit_code = 1

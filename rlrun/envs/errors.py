@@ -26,6 +26,8 @@ class EnvError(Exception):
         reason: one line: the exception, or what is wrong with what the environment returned.
     """
 
+    exit_code = 1
+
     def __init__(
         self,
         env_id: str,

@@ -33,7 +33,6 @@ from rlrun.checkpoint.checkpoint_folder import (
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import Loaded, load
-from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import Row, plain_row
@@ -420,8 +419,7 @@ class RunSession:
 
     def _never_began(self, error: BaseException) -> bool:
         """Whether the input is wrong and there is no result yet."""
-        wrong_input = getattr(error, "exit_code", None) == 2 or isinstance(error, ConfigError)
-        return wrong_input and self.last_row is None
+        return getattr(error, "exit_code", None) == 2 and self.last_row is None
 
     def _how_to_resume(self) -> str:
         newest = self.checkpoints.newest

@@ -5,7 +5,6 @@ sweep is planned or shown.
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from ray.tune import Callback, Stopper
 from ray.tune.schedulers import HyperBandScheduler
 from ray.tune.stopper import NoopStopper
 
+from rlrun.actors.ray_runtime import environment_variables
 from rlrun.config.schema import SweepConfig
 from rlrun.data.results import number_at
 from rlrun.experiment.sweep.points import plain_settings
@@ -198,17 +198,11 @@ class _NoTrials:
 @contextmanager
 def _quiet_tune(variables: Mapping[str, str]) -> Iterator[None]:
     """Silence Tune: no console, no files besides its own, no log lines on the terminal."""
-    before = {name: os.environ.get(name) for name in variables}
     ray_log = logging.getLogger("ray")
     level = ray_log.level
-    os.environ.update(variables)
     ray_log.setLevel(logging.CRITICAL + 1)
     try:
-        yield
+        with environment_variables(variables):
+            yield
     finally:
         ray_log.setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
