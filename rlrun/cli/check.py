@@ -1,10 +1,17 @@
 """``rlrun check``: validate experiment files and show the resolved settings."""
 
-from typing import Annotated
+import os
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlrun.cli import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rlrun.config.problems import Problem
+    from rlrun.config.schema import ExperimentConfig
 
 
 def check(
@@ -19,29 +26,58 @@ def check(
         typer.Option("--show", help="Print the resolved config with the origin of each value."),
     ] = False,
 ) -> None:
-    """Check experiment files without starting anything: every error of every file at once."""
-    from pathlib import Path
+    """Check experiment files without training: every error of every file at once.
 
+    Environment and networks are built once, in this process. What only this machine lacks, such as
+    CPUs, is a warning.
+    """
     from rlrun.config.dump import show_yaml
     from rlrun.config.loader import load
-    from rlrun.config.problems import ConfigError, Problem
+    from rlrun.config.problems import ConfigError
+    from rlrun.experiment.run import build_alone
 
-    overrides = [text for text in arguments if "=" in text and not Path(text).is_file()]
+    overrides = [text for text in arguments if "=" in text and not os.path.isfile(text)]
     files = [text for text in arguments if text not in overrides]
     if not files:
         raise typer.BadParameter("name a FILE, such as configs/ppo_cartpole.yaml")
     problems: list[Problem] = []
+    failed = errors.FINISHED
     for file in files:
+        path = os.path.join(file, "config.yaml") if os.path.isdir(file) else file
         try:
-            loaded = load(Path(file) / "config.yaml" if Path(file).is_dir() else file, overrides)
+            loaded = load(path, overrides)
+            experiment = loaded.experiment
+            # User callbacks are left out: they may begin to report when an algorithm is built.
+            build_alone(experiment.model_copy(update={"callbacks": ()})).stop()
         except ConfigError as error:
             problems += error.problems
             continue
-        errors.report_problems(loaded.warnings, style="yellow", prefix="warning: ")
-        experiment = loaded.experiment
+        except Exception as error:  # of the environment's or the networks' code
+            error.add_note(f"{file}: failed: {type(error).__name__}")
+            failed = errors.report(error)
+            continue
+        warnings = [*loaded.warnings, *_lacking_here(experiment)]
+        errors.report_problems(warnings, style="yellow", prefix="warning: ")
         if show:
             typer.echo(show_yaml(experiment, loaded.origin), nl=False)
         else:
             typer.echo(f"{file}: ok, {experiment.algorithm} on {experiment.env.use}")
     if problems:
         raise ConfigError(dict.fromkeys(problems))
+    raise typer.Exit(failed)
+
+
+def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
+    """CPUs, GPUs and devices that the experiment needs and this machine does not have."""
+    from rlrun.actors.ray_runtime import ResourceError, local_resources, preflight
+    from rlrun.config.problems import ConfigError, Origin, Problem
+    from rlrun.learning.learner import resolve_device
+
+    try:
+        preflight(experiment.env_runners, local_resources(), learners=experiment.learners)
+    except ResourceError as error:
+        yield from (Problem(Origin(""), "", line) for line in str(error).splitlines())
+    try:
+        resolve_device(experiment.learners.device)
+    except ConfigError as error:
+        yield from error.problems

@@ -19,6 +19,7 @@ from rlrun.config.schema import (
     MultiAgentConfig,
     UseSpec,
 )
+from rlrun.config.validate import validated
 
 _GIVEN_TO_SINKS = ("run_dir",)
 _GIVEN_TO_CONNECTORS = {
@@ -36,6 +37,9 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     collector, path = settings.sample_collector, ("env_runners", "sample_collector")
     if collector is not None and collector not in registry.COLLECTORS:
         yield from _check_name(path, collector, tuple(registry.COLLECTORS))
+        if experiment.multi_agent.policies and _is_columnar(find_callable(path, collector)[0]):
+            message = f"{collector} is for slots that act together, and agents come and go"
+            yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
     yield from _check_model(experiment.model)
     for name, given in _GIVEN_TO_CONNECTORS.items():
         for i, connector in enumerate(getattr(settings, name)):
@@ -48,6 +52,11 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         elif sink.use not in registry.SINKS:
             yield from _check_name(("report", "sinks", i), sink.use, registry.SINKS)
     yield from _check_policies(experiment.multi_agent)
+
+
+def _is_columnar(found: Any) -> bool:
+    columnar = import_object(registry.COLLECTORS[registry.DEFAULT_COLLECTOR])
+    return isinstance(found, type) and issubclass(found, columnar)
 
 
 def _check_name(path: Path, use: str, names: tuple[str, ...]) -> Iterator[Finding]:
@@ -65,8 +74,9 @@ def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
             yield from find_callable(("multi_agent", "policies", policy_id), policy.use)[1]
     agents = multi_agent.agents
     if isinstance(agents, str) or (isinstance(agents, dict) and "use" in agents):
-        spec = UseSpec.model_validate(agents)
-        yield from _check_use(("multi_agent", "agents"), spec, positional=lambda _: 2)
+        path = ("multi_agent", "agents")
+        spec, findings = validated(UseSpec, agents, path, None)
+        yield from findings or _check_use(path, spec, positional=lambda _: 2)
     if isinstance(multi_agent.policies_to_train, str):
         yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
 

@@ -43,7 +43,7 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that is wrong with the environment of an experiment."""
     env, several = experiment.env, bool(experiment.multi_agent.policies)
     if experiment.env_runners.gym_env_vectorize_mode != "envpool":
-        yield from check_env(env)
+        yield from check_env(env, several=several)
     elif several:
         message = "EnvPool's environments have one agent; leave it out"
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
@@ -54,7 +54,7 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("multi_agent",), message)
 
 
-def check_env(env: EnvSpec) -> Iterator[Finding]:
+def check_env(env: EnvSpec, *, several: bool = False) -> Iterator[Finding]:
     """Problems of the name or arguments of an environment outside of EnvPool."""
     if env.use in registry.ENVS:
         yield from _check_creator(env, registry.ENVS[env.use], any_name=True)
@@ -68,6 +68,9 @@ def check_env(env: EnvSpec) -> Iterator[Finding]:
             yield from _check_creator(env, creator, any_name=False)
     else:
         yield from _check_gymnasium_id(env)
+        if several:
+            message = f"{env.use} has one agent; make_multi_agent() gives it several"
+            yield Finding(("multi_agent", "policies"), message)
 
 
 def _check_creator(env: EnvSpec, creator: Any, *, any_name: bool) -> Iterator[Finding]:

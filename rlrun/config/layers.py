@@ -7,11 +7,12 @@ Merging: mappings merge key by key, everything else is replaced. A mapping with 
 replaces the whole, since its keys belong to other code. ``null`` removes a stop criterion.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem, join
-from rlrun.config.yaml_tree import Node, parse_yaml
+from rlrun.config.yaml_tree import MOST_LEVELS, Node, parse_yaml
 
 
 def read_file(path: FilePath, open_files: tuple[FilePath, ...] = ()) -> Node:
@@ -35,8 +36,8 @@ def _read_text(path: FilePath) -> str:
         message = "there is no such file"
     except UnicodeDecodeError as error:
         message = f"not a text file: byte {error.start} is not UTF-8"
-    except OSError as error:
-        message = f"cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:  # a name too long, or with a null byte
+        message = f"cannot be read: {getattr(error, 'strerror', error)}"
     raise ConfigError([Problem(Origin(str(path)), "", message)])
 
 
@@ -45,11 +46,11 @@ def _read_base(path: FilePath, base: Node, open_files: tuple[FilePath, ...]) -> 
         message = f"expected the name of one file, got {base.plain()!r}"
         raise ConfigError([Problem(base.origin, "base", message)])
     base_path = path.parent / base.value
+    if not os.path.isfile(base_path):
+        raise ConfigError([Problem(base.origin, "base", f"there is no file {base_path}")])
     if base_path.resolve() in open_files:
         chain = " -> ".join(file.name for file in (*open_files, base_path.resolve()))
         raise ConfigError([Problem(base.origin, "base", f"the files build on each other: {chain}")])
-    if not base_path.is_file():
-        raise ConfigError([Problem(base.origin, "base", f"there is no file {base_path}")])
     return read_file(base_path, open_files)
 
 
@@ -83,7 +84,8 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
     problems: list[Problem] = []
     for override in overrides:
         address, equals, text = override.partition("=")
-        path = split_address(address.strip())
+        address = address.strip()
+        path = split_address(address)
         if not equals or not all(path):
             message = f"expected KEY=VALUE, such as training.lr=1e-3, got {override!r}"
             problems.append(Problem(COMMAND_LINE, "", message))
@@ -95,10 +97,9 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
             value = parse_yaml(text, COMMAND_LINE.source, lines=False)
             tree = set_value(tree, path, value)
         except ConfigError as error:
-            where = address.strip()
-            problems += [Problem(p.origin, p.key or where, p.message) for p in error.problems]
+            problems += [Problem(p.origin, p.key or address, p.message) for p in error.problems]
         except LookupError as error:
-            problems.append(Problem(COMMAND_LINE, address.strip(), str(error.args[0])))
+            problems.append(Problem(COMMAND_LINE, address[:80], str(error.args[0])))
     return tree, problems
 
 
@@ -113,8 +114,10 @@ def split_address(address: str) -> list[str]:
 def set_value(tree: Node, path: list[str], value: Node) -> Node:
     """The tree with `value` merged in at `path`; list items are addressed by their number.
 
-    Raises LookupError for a position that a list does not have.
+    Raises LookupError for a position that a list does not have, and for a path of too many keys.
     """
+    if len(path) > MOST_LEVELS:
+        raise LookupError(f"more than {MOST_LEVELS} keys")
     head, *rest = path
     if isinstance(tree.value, list):
         if not head.isdigit() or int(head) >= len(tree.value):

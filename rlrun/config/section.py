@@ -125,7 +125,7 @@ def check_schedule(value: Any) -> Any:
         for j, number in enumerate(point):
             if isinstance(number, bool) or not isinstance(number, (int, float)):
                 raise _schedule_error(f"expected a number, got {number!r}", [i, j])
-        if point[0] != int(point[0]) or point[0] < 0:
+        if not float(point[0]).is_integer() or point[0] < 0:
             raise _schedule_error(f"env_steps is a whole number, got {point[0]!r}", [i, 0])
         if i == 0 and point[0] != 0:
             raise _schedule_error(f"a schedule starts at env step 0, not at {point[0]}", [0, 0])

@@ -6,6 +6,7 @@ not know: which keys there are. Numbers are decimal: ``1``, ``-3``, ``300_000``,
 are ``on``, ``off``, ``yes`` and ``no``; keys are always text.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from rlrun.config.problems import ConfigError, Origin, Path, Problem, join
 _INT = re.compile(r"^[-+]?(0|[1-9][0-9]*(_[0-9]+)*)$")
 FLOAT = re.compile(
     r"^[-+]?((0|[1-9][0-9]*(_[0-9]+)*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-)  # Whole numbers match too; `_INT` is tried first.
+)  # Whole numbers match too.
 _SPECIAL: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -29,6 +30,9 @@ _SPECIAL: dict[str, Any] = {
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
 _MOST_NODES = 10_000  # Aliases of aliases can make a short file endless.
+MOST_LEVELS = 50
+"""Most levels of nested values; far fewer than Python's limit of nested calls."""
+_TOO_DEEP = f"nested more than {MOST_LEVELS} levels deep"
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,13 @@ def from_plain(value: Any, origin: Origin) -> Node:
 
 
 def parse_scalar(text: str) -> Any:
-    """The value of a scalar without quotes."""
+    """The value of a scalar without quotes; a number too large for a float is infinite."""
     if text in _SPECIAL:
         return _SPECIAL[text]
-    if _INT.match(text):
-        return int(text.replace("_", ""))
     if FLOAT.match(text):
-        return float(text.replace("_", ""))
+        digits = text.replace("_", "")
+        number = float(digits)
+        return int(digits) if _INT.match(text) and math.isfinite(number) else number
     return text
 
 
@@ -86,6 +90,8 @@ def parse_yaml(text: str, source: str, *, lines: bool = True) -> Node:
         document = loader.get_single_node()
     except yaml.YAMLError as error:
         raise ConfigError([_broken(error, source, text, lines)]) from None
+    except RecursionError:
+        raise ConfigError([Problem(_origin(source, None, lines), "", _TOO_DEEP)]) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -126,13 +132,14 @@ class _TreeBuilder:
     def build(self, node: Any, mark: Any, path: Path) -> Node:
         self._count += 1
         origin = self.origin_of(mark)
-        if id(node) in self._open or self._count > _MOST_NODES:
-            why = (
-                "an alias of itself"
-                if id(node) in self._open
-                else f"more than {_MOST_NODES} values"
+        if id(node) in self._open:
+            raise ConfigError([Problem(origin, join(path), "holds an alias of itself")])
+        if self._count > _MOST_NODES:
+            raise ConfigError(
+                [Problem(origin, join(path), f"holds more than {_MOST_NODES} values")]
             )
-            raise ConfigError([Problem(origin, join(path), f"holds {why}")])
+        if len(path) > MOST_LEVELS:
+            raise ConfigError([Problem(origin, str(path[0]), _TOO_DEEP)])
         self._open.add(id(node))
         value = self._value(node, origin, path)
         self._open.discard(id(node))

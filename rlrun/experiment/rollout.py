@@ -5,6 +5,7 @@ code that evaluates during training does that (sampling/evaluation.py), with the
 sub-environments and seeds, so that one checkpoint and seed always give the same numbers.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +21,9 @@ from rlrun.checkpoint.checkpoint import (
 )
 from rlrun.checkpoint.checkpoint_folder import best_checkpoint
 from rlrun.config.loader import load_experiment
-from rlrun.config.registry import algorithm_class
 from rlrun.envs.played_step import PlayedStep
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
+from rlrun.experiment.run import build_alone
 from rlrun.experiment.run_folder import resolve_run
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import play_episodes
@@ -147,7 +148,7 @@ def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequ
 
 def find_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at ``path``, or the best one of the run at ``path``."""
-    if (path / MANIFEST).is_file():
+    if os.path.isfile(path / MANIFEST):
         return read_checkpoint(path.parent / path.readlink() if path.is_symlink() else path)
     run = resolve_run(path)
     checkpoint = best_checkpoint(run / "checkpoints")
@@ -157,22 +158,15 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def _restored(checkpoint: Checkpoint, request: RolloutRequest) -> "Algorithm":
-    """The algorithm of a checkpoint, without env runners and on the CPU."""
-    overrides = [
-        "env_runners.num_env_runners=0",
-        "env_runners.num_envs_per_env_runner=1",
-        "env_runners.rollout_fragment_length=auto",
-        "learners.device=cpu",
-        "learners.compile=false",
-    ]
+    """The algorithm of a checkpoint, in this process."""
+    overrides = []
     if request.episodes is not None:
         overrides.append(f"evaluation.episodes={request.episodes}")
     if request.seed is not None:
         overrides.append(f"evaluation.seed={request.seed}")
     if request.render or request.video is not None:
         overrides.append("evaluation.num_envs=1")
-    experiment = load_experiment(checkpoint.path / "config.yaml", overrides)
-    algorithm: Algorithm = algorithm_class(experiment.algorithm)(experiment)
+    algorithm = build_alone(load_experiment(checkpoint.path / "config.yaml", overrides))
     # The training episodes are not needed, and restoring their environments would take time.
     state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
     restore_checkpoint(algorithm, replace(checkpoint, state=state))

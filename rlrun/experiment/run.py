@@ -187,6 +187,26 @@ def _warnings(loaded: Loaded | None) -> list[str]:
     return [problem.render() for problem in loaded.warnings] if loaded else []
 
 
+def build_alone(experiment: ExperimentConfig) -> "Algorithm":
+    """The algorithm with one sub-environment in this process, on the CPU and without Ray.
+
+    For rollouts, and to see whether an experiment can be built.
+    """
+    one_env = {
+        "num_env_runners": 0,
+        "num_envs_per_env_runner": 1,
+        "rollout_fragment_length": "auto",
+    }
+    on_cpu = {"num_learners": 0, "device": "cpu", "compile": False}
+    changes = {
+        "env_runners": experiment.env_runners.model_copy(update=one_env),
+        "learners": experiment.learners.model_copy(update=on_cpu),
+    }
+    alone = experiment.model_copy(update=changes)
+    algorithm: Algorithm = algorithm_class(experiment.algorithm)(alone)
+    return algorithm
+
+
 def iterate(
     algorithm: "Algorithm", stop: StopCriteria, interrupted: Callable[[], bool] = lambda: False
 ) -> Iterator[dict[str, Any]]:

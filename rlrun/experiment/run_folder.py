@@ -191,6 +191,8 @@ class RunFolder:
 
 def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
     """The run folder that ``path`` names: itself, or the ``latest`` of ``runs/<name>``."""
+    if not os.path.exists(path):
+        raise RunFolderError(f"{path}: no such run folder")
     if (path / MANIFEST).is_file():
         raise RunFolderError(f"{path}: this is a checkpoint; name the run folder that contains it")
     if (path / config).is_file():
@@ -198,8 +200,6 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
     if (path / LATEST / config).is_file():
         latest = path / LATEST
         return path / latest.readlink() if latest.is_symlink() else latest
-    if not path.exists():
-        raise RunFolderError(f"{path}: no such run folder")
     for sweep in (path, path / LATEST):
         if (sweep / SWEEP_CONFIG).is_file():
             raise RunFolderError(

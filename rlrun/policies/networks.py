@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.policies.layers import HIDDEN_GAINS, Layers, factorised_noise
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -332,7 +333,7 @@ class ConvEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if len(shape) != 3:
-            raise ValueError(f"model.conv: convolutions need 3-D observations, not {tuple(shape)}")
+            raise _conv_error(f"convolutions need 3-D observations, not {tuple(shape)}")
         channels, height, width = image_size(shape)
         if conv is None:
             conv = NATURE_CONV if min(height, width) >= NATURE_MIN_PIXELS else SMALL_CONV
@@ -342,8 +343,8 @@ class ConvEncoder(nn.Module):
         self.conv = nn.ModuleList()
         for i, (num_filters, kernel, stride) in enumerate(conv):
             if kernel > min(height, width):
-                raise ValueError(
-                    f"model.conv: layer {i} has a {kernel}x{kernel} kernel, but only "
+                raise _conv_error(
+                    f"layer {i} has a {kernel}x{kernel} kernel, but only "
                     f"{height}x{width} pixels are left of the {tuple(shape)} image; "
                     "use fewer layers or smaller kernels and strides"
                 )
@@ -363,3 +364,7 @@ class ConvEncoder(nn.Module):
         for layer in self.conv:
             x = torch.relu(layer(x))
         return torch.relu(self.fc(x.flatten(1)))
+
+
+def _conv_error(message: str) -> ConfigError:
+    return ConfigError([Problem(Origin("this environment"), "model.conv", message)])

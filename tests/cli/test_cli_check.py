@@ -52,6 +52,84 @@ def test_algorithm_checks_run(rlrun):
     assert "training.train_batch_size: 2047 cannot be met exactly" in err
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "env.use=" + "x" * 5_000,
+        "x" * 5_000,
+        "a\0b.yaml",
+        "env=a\0b",
+        "a" * 300 + "=1",
+        ".".join("a" * 1_500) + "=1",
+        "model=" + "[" * 1_500 + "]" * 1_500,
+        "model=" + "{a: " * 200 + "1" + "}" * 200,
+        "seed=" + "9" * 400,
+        "stop.env_steps=" + "9" * 5_000,
+        "training.lr=[[0, 1], [" + "9" * 400 + ", 2]]",
+        "training.lr=[[.nan, 1]]",
+        "sweep.space={training.lr: {uniform: [0, " + "9" * 400 + "]}}",
+        "multi_agent={policies: [a], agents: {use: 1}}",
+        "multi_agent={policies: [a], agents: {use: 'os:getcwd', kwargs: 3}}",
+    ],
+    ids=range(15),
+)
+def test_no_word_is_too_strange_for_a_message(rlrun, word):
+    Path("a.yaml").write_text(GOOD)
+    code, _, err = rlrun("check", "a.yaml", word)
+    assert code == 2
+    assert err.splitlines()[-1].endswith(("1 problem", "2 problems"))
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("text", ["base: 'BASE'".replace("BASE", "b" * 5_000), 'base: "a\\0b"'])
+def test_a_base_that_no_system_could_hold(rlrun, text):
+    Path("a.yaml").write_text(GOOD + text)
+    code, _, err = rlrun("check", "a.yaml")
+    assert code == 2
+    assert "base: there is no file" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["algorithm=DQN", "env=Pendulum-v1"], "need a Discrete action space"),
+        (["multi_agent.policies=[a]"], "CartPole-v1 has one agent"),
+        (["model.conv=[[3, 3, 1]]"], "model.conv: convolutions need 3-D observations"),
+        (
+            [
+                "env=MultiAgentCartPole",
+                "multi_agent.policies=[a]",
+                "env_runners.sample_collector=rlrun.sampling.columnar_collector:ColumnarCollector",
+            ],
+            "is for slots that act together",
+        ),
+    ],
+)
+def test_what_the_environment_contradicts_is_found(rlrun, words, says):
+    Path("a.yaml").write_text(GOOD)
+    code, _, err = rlrun("check", "a.yaml", *words)
+    assert code == 2
+    assert says in err
+
+
+def test_what_only_this_machine_lacks_is_a_warning(rlrun):
+    Path("a.yaml").write_text(GOOD)
+    words = ["env_runners.num_env_runners=512", "learners.device=cuda:99"]
+    code, out, err = rlrun("check", "a.yaml", *words)
+    assert (code, out) == (0, "a.yaml: ok, PPO on CartPole-v1\n")
+    assert "warning: 512 env runners with 1 CPUs each need 512 CPUs" in err
+    assert "warning: this machine: learners.device: 'cuda:99' asked for" in err
+
+
+def test_code_that_fails_when_it_is_built_does_not_hide_other_files(rlrun):
+    Path("a.yaml").write_text(GOOD)
+    Path("b.yaml").write_text(GOOD.replace("CartPole-v1", "MultiAgentCartPole"))
+    code, out, err = rlrun("check", "b.yaml", "a.yaml")
+    assert (code, out) == (1, "a.yaml: ok, PPO on CartPole-v1\n")
+    assert "it has several agents" in err
+    assert err.splitlines()[-1] == "b.yaml: failed: EnvError"
+
+
 def test_warnings_do_not_fail(rlrun):
     Path("a.yaml").write_text(GOOD)
     code, out, err = rlrun("check", "a.yaml", "stop.env_steps=10")

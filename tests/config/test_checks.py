@@ -51,12 +51,17 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("learners: {num_gpus_per_learner: 1}", "3:12: learners.num_gpus_per_learner: there is no remote learner"),
         ("replay: {capacity: 9}", "3:1: replay: Known does not use this section; leave it out"),
         ("multi_agent: {agents: {a: b}}", "3:1: multi_agent.policies: no policies; `policies: [a, b]` would name two"),
-        ("multi_agent: {policies: [a]}", "3:1: multi_agent: Known learns one policy"),
     ],
 )  # fmt: skip
 def test_settings_that_contradict_something(known, text, line):
     (found,) = errors(known(text))
     assert found.startswith(f"exp.yaml:{line}")
+
+
+def test_several_policies_need_an_algorithm_and_an_environment_for_them(known):
+    algorithm, env = errors(known("multi_agent: {policies: [a]}"))
+    assert algorithm.startswith("exp.yaml:3:1: multi_agent: Known learns one policy")
+    assert "multi_agent.policies: CartPole-v1 has one agent" in env
 
 
 def test_successors_of_retired_result_keys_exist():
