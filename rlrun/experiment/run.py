@@ -33,6 +33,7 @@ from rlrun.checkpoint.checkpoint_folder import (
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import Loaded, load
+from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import Row, plain_row
