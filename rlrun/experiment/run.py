@@ -45,9 +45,8 @@ from rlrun.experiment.report.console import (
     make_console,
     print_error,
 )
-from rlrun.experiment.report.jsonl import read_rows, repair
 from rlrun.experiment.report.progress import RunHeader
-from rlrun.experiment.report.sinks import CONSOLE, Sink, make_sinks
+from rlrun.experiment.report.sinks import CONSOLE, Sink, make_sinks, read_rows, repair
 from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog, is_in_use
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 

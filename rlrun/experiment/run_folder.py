@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, ClassVar, Self
@@ -79,7 +80,8 @@ class RunFolder:
             return cls.create_at(Path(at))
         home = Path("runs") / name
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{cls.SUFFIX}{seed}"
-        for candidate in _numbered(stem):
+        for number in count(1):
+            candidate = stem if number == 1 else f"{stem}-{number}"
             path = home / candidate
             try:
                 path.mkdir(parents=True, exist_ok=False)
@@ -218,14 +220,6 @@ def is_in_use(path: Path) -> bool:
     except OSError:
         pass  # No such folder yet, or a file system without locks.
     return False
-
-
-def _numbered(stem: str) -> Iterator[str]:
-    yield stem
-    number = 2
-    while True:
-        yield f"{stem}-{number}"
-        number += 1
 
 
 def _now() -> str:

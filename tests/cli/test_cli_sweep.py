@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlrun.experiment.sweep.outcome import SweepOutcome
+from rlrun.experiment.sweep.report import SweepOutcome
 from rlrun.experiment.sweep.trials import Trial
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlrun.algorithms.result import is_wall_clock
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.data.results import addresses, lookup
-from rlrun.experiment.report.jsonl import read_rows
+from rlrun.experiment.report.sinks import read_rows
 
 
 def rows(folder):

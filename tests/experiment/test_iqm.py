@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.experiment.verify.iqm import bootstrap_interval, iqm
+from rlrun.experiment.verify.verify import bootstrap_interval, iqm
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.data.results import addresses, lookup, number_at, plain_row, with_keys_of
-from rlrun.experiment.report.jsonl import JsonlSink, json_line, read_rows, repair
+from rlrun.experiment.report.sinks import JsonlSink, json_line, read_rows, repair
 
 
 @given(st.floats())

@@ -16,12 +16,12 @@ from rlrun.config.schema import SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
-from rlrun.experiment.sweep.console import draw_table
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
+from rlrun.experiment.sweep.report import draw_table
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits
-from rlrun.experiment.sweep.search import SchedulerError, bounded, make_scheduler
 from rlrun.experiment.sweep.sweep import run_sweep
 from rlrun.experiment.sweep.trials import Trial, TrialTable
+from rlrun.experiment.sweep.tune import SchedulerError, bounded, make_scheduler
 
 FILE = """
 algorithm: PPO

@@ -15,8 +15,13 @@ import pytest
 from rlrun.config.dump import dump_yaml
 from rlrun.config.registry import ALGORITHMS
 from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case, Reference, read_cases
-from rlrun.experiment.verify.page import result_table, write_page
-from rlrun.experiment.verify.record import POINTS_OF_A_CURVE, with_recorded, write_record
+from rlrun.experiment.verify.page import (
+    POINTS_OF_A_CURVE,
+    result_table,
+    with_recorded,
+    write_page,
+    write_record,
+)
 from rlrun.experiment.verify.runs import VerifyError, plan_runs
 from rlrun.experiment.verify.verify import (
     CaseResult,

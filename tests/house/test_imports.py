@@ -15,7 +15,6 @@ PLACES = {
         "actors/ray_runtime.py",
         "actors/remote_runners.py",
         "learning/learner_group.py",
-        "experiment/sweep/search.py",
         "experiment/sweep/trial.py",
         "experiment/sweep/tune.py",
     ],

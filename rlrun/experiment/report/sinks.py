@@ -1,19 +1,118 @@
 """Sinks: the objects that receive the result of every iteration, all of them the same dict.
 
-Owns the interface, how sinks are made, and the TensorBoard sink. It must not know which numbers a
-result holds.
+Owns the interface, how sinks are made, the TensorBoard sink, and ``metrics.jsonl``: whole lines
+only, the keys of the first line in every line, and its repair when a run is resumed. It must not
+know which numbers a result holds.
 """
 
 import inspect
-from collections.abc import Iterable
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlrun.checkpoint.files import replace_text
 from rlrun.config.registry import import_object
 from rlrun.config.schema import UseSpec
-from rlrun.data.results import addresses, number_at
-from rlrun.experiment.report.jsonl import JsonlSink
+from rlrun.data.results import TABLES_BY_NAME, Row, addresses, number_at, plain_row, with_keys_of
 from rlrun.experiment.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+class JsonlSink:
+    """Appends results; a line is in the file, whole, when ``write`` returns.
+
+    If the disk refuses, ``write`` raises OSError, no half line is left, and the next ``write`` or
+    ``close`` tries again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._template: Row | None = next(iter(read_rows(path)), None)
+        self._known = set(addresses(self._template)) if self._template is not None else set()
+        self._file = path.open("ab", buffering=0)
+        self._pending: list[bytes] = []
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Append one result."""
+        row = plain_row(result)
+        if self._template is None:
+            self._template = row
+            self._known = set(addresses(row))
+        row = with_keys_of(self._template, row)
+        self._note_late_keys(row)
+        self._pending.append(json_line(row))
+        self._flush()
+
+    def close(self) -> None:
+        """Write the pending lines, if the disk allows, and close the file."""
+        try:
+            self._flush()
+        finally:
+            self._file.close()
+
+    def _flush(self) -> None:
+        descriptor = self._file.fileno()
+        end = os.fstat(descriptor).st_size
+        data = memoryview(b"".join(self._pending))
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        except OSError:
+            os.ftruncate(descriptor, end)  # no half line
+            raise
+        self._pending.clear()
+
+    def _note_late_keys(self, row: Row) -> None:
+        new = set(addresses(row)) - self._known
+        self._known |= new
+        late = [name for name in new if TABLES_BY_NAME.isdisjoint(name.split("/"))]
+        if late:
+            log.warning(
+                "metrics.jsonl: new from this line on: %s; a result should have all its keys "
+                "from the first iteration, None where there is no number yet",
+                ", ".join(sorted(late)),
+            )
+
+
+def json_line(row: Row) -> bytes:
+    """One line of metrics.jsonl; floats by ``repr``, so that reading gives the same bits."""
+    return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+
+def repair(path: Path, last: Row | None) -> None:
+    """Let the file end with ``last``, the row of the checkpoint that a run is resumed from.
+
+    Later rows and half a line are dropped; ``last`` is added if a kill came before it was written.
+    None empties the file.
+    """
+    kept: list[Row] = []
+    if last is not None:
+        iteration = last["training_iteration"]
+        kept = [row for row in read_rows(path) if row.get("training_iteration", 0) < iteration]
+        kept.append(with_keys_of(kept[0], last) if kept else last)
+    replace_text(path, b"".join(map(json_line, kept)).decode())
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """All rows of a metrics.jsonl, up to the first damaged line, such as a kill leaves."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+            except ValueError:
+                return
+            if not isinstance(row, dict):
+                return
+            yield row
+
 
 CONSOLE = "console"
 

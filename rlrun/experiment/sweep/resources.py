@@ -19,23 +19,20 @@ Bundle = dict[str, float]
 def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
     """Ray resources of the trial's process, of each env runner, and of each learner."""
     settings, learners = experiment.env_runners, experiment.learners
-    own: Bundle = {} if settings.num_env_runners else {"CPU": 1.0}
-    if learners.device.startswith("cuda"):
-        own["GPU"] = 1.0
-    runner: Bundle = {
-        "CPU": float(settings.num_cpus_per_env_runner),
-        "GPU": float(settings.num_gpus_per_env_runner),
-        **{name: float(n) for name, n in settings.custom_resources_per_env_runner.items()},
+    own = {"CPU": not settings.num_env_runners, "GPU": learners.device.startswith("cuda")}
+    runner = {
+        "CPU": settings.num_cpus_per_env_runner,
+        "GPU": settings.num_gpus_per_env_runner,
+        **settings.custom_resources_per_env_runner,
     }
-    runner = {name: amount for name, amount in runner.items() if amount}
-    learner = {
-        "CPU": float(learners.num_cpus_per_learner),
-        "GPU": float(learners.num_gpus_per_learner),
-    }
-    learner = {name: amount for name, amount in learner.items() if amount}
-    found = [own] + [dict(runner) for _ in range(settings.num_env_runners)]
-    found += [dict(learner) for _ in range(learners.num_learners)]
-    return found if any(found) else [{"CPU": 1.0}]
+    learner = {"CPU": learners.num_cpus_per_learner, "GPU": learners.num_gpus_per_learner}
+    all_processes: list[Mapping[str, float]] = [own]
+    all_processes += [runner] * settings.num_env_runners + [learner] * learners.num_learners
+    bundles = [
+        {name: float(amount) for name, amount in process.items() if amount}
+        for process in all_processes
+    ]
+    return bundles if any(bundles) else [{"CPU": 1.0}]
 
 
 @dataclass(frozen=True)

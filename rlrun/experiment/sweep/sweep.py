@@ -28,13 +28,19 @@ from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.yaml_tree import Node
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
-from rlrun.experiment.report.jsonl import read_rows
+from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import loaded_experiment, seed_of, with_seed
 from rlrun.experiment.run_folder import RunLog
 from rlrun.experiment.stopping import Interrupts
-from rlrun.experiment.sweep.console import SweepConsole, make_sweep_console
-from rlrun.experiment.sweep.outcome import SweepOutcome, plot_sweep, sweep_lines, write_best
 from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
+from rlrun.experiment.sweep.report import (
+    SweepConsole,
+    SweepOutcome,
+    make_sweep_console,
+    plot_sweep,
+    sweep_lines,
+    write_best,
+)
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, local_capacity
 from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
 
@@ -128,7 +134,7 @@ class _Plan:
             origin = COMMAND_LINE if origins is None else Origin(origins.origin.source)
             message = "nothing to sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}}"
             raise ConfigError([Problem(origin, "sweep", message)])
-        from rlrun.experiment.sweep.search import make_scheduler
+        from rlrun.experiment.sweep.tune import make_scheduler
 
         self.seeds = seeds_of(experiment)
         self.points = [] if sweep.search == "optuna" else list(walk(sweep, seed_of(experiment)))
@@ -193,14 +199,13 @@ class _Sweep:
             return outcome
 
     def _run_trials(self, stack: ExitStack, interrupts: Interrupts) -> None:
-        from rlrun.experiment.sweep import search as sweep_search
         from rlrun.experiment.sweep import tune as sweep_tune
 
         sweep = self.experiment.sweep
         optuna = None
         if sweep.search == "optuna":
-            optuna = sweep_search.make_optuna(self.experiment, seed_of(self.experiment))
-        search = sweep_search.TrialSearch(
+            optuna = sweep_tune.make_optuna(self.experiment, seed_of(self.experiment))
+        search = sweep_tune.TrialSearch(
             self.table,
             self._identify,
             optuna=optuna,

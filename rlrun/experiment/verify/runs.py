@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.dump import to_plain
@@ -127,23 +127,21 @@ def _other_settings(run: SeedRun) -> str:
         trained = load_experiment(run.folder.config)
     except ConfigError as error:
         return f"{run.folder.path}: {error.problems[0].render()}"
-    there, here = to_plain(trained), to_plain(run.experiment)
-    if there == here:
-        return ""
-    keys = dict.fromkeys([*addresses(there), *addresses(here)])
+    there, here = _flat(trained), _flat(run.experiment)
     texts = [
-        f"{key.replace('/', '.')} is {_value(there, key)} there, {_value(here, key)} here"
-        for key in keys
-        if _value(there, key) != _value(here, key)
+        f"{key.replace('/', '.')} is {there.get(key, 'nothing')} there, "
+        f"{here.get(key, 'nothing')} here"
+        for key in {**there, **here}
+        if there.get(key) != here.get(key)
     ]
-    return f"{run.folder.path}: trained with other settings: {'; '.join(texts)}"
+    other = f"{run.folder.path}: trained with other settings: {'; '.join(texts)}"
+    return other if texts else ""
 
 
-def _value(settings: dict[str, Any], key: str) -> str:
-    try:
-        return json.dumps(lookup(settings, key))
-    except KeyError:
-        return "nothing"
+def _flat(experiment: ExperimentConfig) -> dict[str, str]:
+    """Address -> value as JSON."""
+    plain = to_plain(experiment)
+    return {key: json.dumps(lookup(plain, key)) for key in addresses(plain)}
 
 
 @dataclass(frozen=True)

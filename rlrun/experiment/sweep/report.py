@@ -1,0 +1,264 @@
+"""What a sweep shows: a live table or lines of trials, and its outcome as lines, a plot and a file.
+
+Owns the words, when text appears, and the picture. It must not know how trials are run.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from rlrun.checkpoint.files import replace_text
+from rlrun.config.sweep import Dimension
+from rlrun.experiment.outcome import End
+from rlrun.experiment.report.console import Console, ConsoleStyle, LiveFrame, print_line
+from rlrun.experiment.report.plots import save_panels
+from rlrun.experiment.report.progress import clock_time
+from rlrun.experiment.report.tables import Table
+from rlrun.experiment.stopping import number
+from rlrun.experiment.sweep.points import settings_text, short_names, value_text
+from rlrun.experiment.sweep.trials import Status, SweepFolder, Trial, TrialTable
+
+_STYLES: dict[Status, str] = {
+    "waiting": "bright_black",
+    "running": "cyan",
+    "interrupted": "yellow",
+    "finished": "green",
+    "stopped": "bright_black",
+    "failed": "red",
+}
+
+
+class SweepConsole(Console):
+    """The console of a sweep; by itself it is the quiet one."""
+
+    def __init__(self, table: TrialTable, title: str, num_trials: int) -> None:
+        self.table, self.title, self.num_trials = table, title, num_trials
+        self.started = time.monotonic()
+        self._share_before = self.share()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this session started."""
+        return time.monotonic() - self.started
+
+    def share(self) -> float:
+        """Used share of all trials' budgets, 0 to 1."""
+        used = sum(1.0 if trial.over else trial.share for trial in self.table.trials)
+        return used / max(1, self.num_trials)
+
+    def left_s(self) -> float | None:
+        """Seconds until all trials have ended, at this session's pace; None if unknown."""
+        share = self.share()
+        gained = share - self._share_before
+        return None if gained <= 0 else (1.0 - share) * self.elapsed_s / gained
+
+    def changed(self, trial: Trial) -> None:
+        """Something about a trial has changed."""
+
+
+class SweepLines(SweepConsole):
+    """One line for each trial that has ended, for files and pipes."""
+
+    def __init__(self, table: TrialTable, title: str, num_trials: int) -> None:
+        super().__init__(table, title, num_trials)
+        self._printed: set[int] = {trial.trial for trial in table.trials if trial.ended}
+        print_line(title)
+
+    def changed(self, trial: Trial) -> None:
+        """Print the line of a trial that has just ended."""
+        if trial.trial in self._printed or not trial.over:
+            return
+        self._printed.add(trial.trial)
+        steps = f"{trial.env_steps or 0:,} env steps"
+        parts = [
+            f"trial {trial.trial:>3}  {trial.status:<8} {_score(trial):>9}",
+            f"{steps:>18}",
+            settings_text(trial.settings),
+            trial.reason or "",
+            f"({len(self._printed)} of {self.num_trials}, {clock_time(self.elapsed_s)})",
+        ]
+        print_line("  ".join(part for part in parts if part))
+
+
+class SweepPanel(LiveFrame, SweepConsole):
+    """The live table, best trial first."""
+
+    def __init__(self, table: TrialTable, title: str, num_trials: int) -> None:
+        SweepConsole.__init__(self, table, title, num_trials)
+        self.start_frame(self._draw, frames_per_s=2)
+
+    def _draw(self, width: int, height: int) -> Any:
+        return draw_table(
+            self.table,
+            self.title,
+            elapsed_s=self.elapsed_s,
+            left_s=self.left_s(),
+            rows=max(5, height - 6),
+        )
+
+
+def make_sweep_console(
+    style: ConsoleStyle, table: TrialTable, title: str, num_trials: int
+) -> SweepConsole:
+    """The console of a style."""
+    kinds = {"panel": SweepPanel, "lines": SweepLines, "quiet": SweepConsole}
+    return kinds[style](table, title, num_trials)
+
+
+def draw_table(
+    table: TrialTable, title: str, *, elapsed_s: float, left_s: float | None, rows: int
+) -> RenderableType:
+    """One frame, with at most ``rows`` trials."""
+    shown = [trial for trial in table.ranked() if trial.status != "waiting"]
+    settings = table.trials[0].settings if table.trials else {}
+    names = short_names(settings)
+    seed = ("seed",) if len({trial.seed for trial in table.trials}) > 1 else ()
+    metric = (table.metric or "").rpartition("/")[2]
+    numeric = ("trial", *(names[address] for address in settings), *seed, metric, "env steps")
+    status = {str(trial.trial): _STYLES[trial.status] for trial in shown}
+    cells = [_cells(trial, list(settings), bool(seed)) for trial in shown[:rows]]
+    drawn = Table((*numeric, ""), cells, numeric).drawn(lambda row: status[row[0]])
+    footer = [f"{count} {name}" for name, count in table.counts().items()]
+    if len(shown) > rows:
+        footer.append(f"{len(shown) - rows} more not shown")
+    footer.append(clock_time(elapsed_s))
+    if left_s is not None:
+        footer.append(f"~{clock_time(left_s)} left")
+    return Group(
+        Text(title, style="bold cyan"), drawn, Text(" · ".join(footer), style="bright_black")
+    )
+
+
+def _cells(trial: Trial, addresses: list[str], with_seed: bool) -> tuple[str, ...]:
+    steps = "-" if trial.env_steps is None else f"{trial.env_steps:,}"
+    state = f"running {trial.share:.0%}" if trial.status == "running" else trial.status
+    if trial.reason and trial.status in ("finished", "failed"):
+        state += f"  {trial.reason}"
+    seed = [str(trial.seed)] if with_seed else []
+    values = [value_text(trial.settings[address]) for address in addresses]
+    return (str(trial.trial), *values, *seed, _score(trial), steps, state)
+
+
+def _score(trial: Trial) -> str:
+    return "-" if trial.score is None else number(round(trial.score, 2))
+
+
+_COLOURS = {"finished": "tab:blue", "stopped": "tab:gray"}
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """How a sweep ended."""
+
+    end: End
+    folder: Path
+    trials: tuple[Trial, ...]
+    """In the order of their numbers."""
+    best: Trial | None
+    """The best trial of the best point; None without scores."""
+    plot: Path | None = None
+    """Picture of the settings against the score; None without matplotlib."""
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether there are trials and all of them failed."""
+        return bool(self.trials) and all(trial.status == "failed" for trial in self.trials)
+
+
+def write_best(folder: SweepFolder, table: TrialTable) -> Trial | None:
+    """Write the best trial's experiment as best.yaml; None without scores."""
+    best = table.best()
+    if best is None or best.score is None:
+        return None
+    source = folder.path / best.folder / "config.yaml"
+    if not source.is_file():
+        return None
+    point = table.score_of_point(best.point)
+    seeds = len(table.of_point(best.point))
+    mean = f", mean over {seeds} seeds {number(point)}" if seeds > 1 and point is not None else ""
+    head = (
+        f"# The best of {len(table.trials)} trials: number {best.trial}, "
+        f"{table.metric} {number(best.score)}{mean}\n"
+        f"# {settings_text(best.settings)}\n"
+        f"# rlrun train {folder.best}\n"
+    )
+    replace_text(folder.best, head + source.read_text(encoding="utf-8"))
+    return best
+
+
+def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
+    """The outcome in a few lines, with the commands that may follow; the first is the headline."""
+    counts = ", ".join(f"{count} {status}" for status, count in table.counts().items())
+    headline = "Finished" if outcome.end == "finished" else "Interrupted"
+    lines = [f"{headline}: {len(table.trials)} trials, {counts}"]
+    failed = [trial for trial in table.trials if trial.status == "failed"]
+    lines += [
+        f"  failed      trial {trial.trial}: {trial.reason}; see {outcome.folder / str(trial.log)}"
+        for trial in failed
+    ]
+    best, home = outcome.best, outcome.folder
+    if best is not None and best.score is not None:
+        score = f"{table.metric} {number(round(best.score, 4))}"
+        lines.append(f"  best        trial {best.trial}: {score}, {settings_text(best.settings)}")
+    lines.append(f"  sweep       {home}")
+    if outcome.plot is not None:
+        lines.append(f"  plot        {outcome.plot}")
+    if best is not None:
+        lines.append(f"  roll out    rlrun rollout {home / best.folder}")
+        lines.append(f"  train       rlrun train {home / 'best.yaml'}")
+    if outcome.end == "interrupted" or failed:
+        lines.append(f"  resume      rlrun sweep --resume {home}")
+    elif best is not None:
+        lines.append(f"  resume      rlrun train --resume {home / best.folder} stop.env_steps=...")
+    return lines
+
+
+def plot_sweep(table: TrialTable, varied: list[Dimension], path: Path) -> Path | None:
+    """Draw the settings against the score; None without matplotlib or without scores."""
+    scored = [trial for trial in table.trials if trial.score is not None]
+    best = table.best()
+
+    def draw(axes: Any, dimension: Dimension) -> None:
+        _draw_panel(axes, dimension, scored, best)
+        axes.set_ylabel(table.metric)
+
+    items = varied if scored else []
+    drawn = save_panels(path, items, draw, columns=3, panel_size=(4.2, 3.2), dpi=120, share_y=True)
+    return path if drawn else None
+
+
+def _draw_panel(axes: Any, dimension: Dimension, scored: list[Trial], best: Trial | None) -> None:
+    values = [trial.settings[dimension.address] for trial in scored]
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    if numbers:
+        positions: list[Any] = values
+        if dimension.kind == "loguniform" or _spans_decades(values):
+            _use_log_scale(axes)
+    else:
+        names = list(dict.fromkeys(map(str, values)))
+        positions = [names.index(str(value)) for value in values]
+        axes.set_xticks(range(len(names)), names)
+    colours = [_COLOURS.get(trial.status, "tab:orange") for trial in scored]
+    axes.scatter(positions, [trial.score for trial in scored], c=colours, alpha=0.8)
+    if best is not None and best in scored:
+        at = positions[scored.index(best)]
+        axes.scatter([at], [best.score], marker="*", s=180, c="tab:red", zorder=3)
+    axes.set_xlabel(dimension.address)
+
+
+def _use_log_scale(axes: Any) -> None:
+    """With labels at 1, 2 and 5 of each decade: the range may hold no power of ten."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _spans_decades(values: list[Any]) -> bool:
+    return min(values) > 0 and max(values) / min(values) >= 100
