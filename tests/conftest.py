@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a Ray that a module has started ends with the module."""
+"""Fixtures of all tests: one Ray for all of them, and the experiment of the counting algorithm."""
 
 import os
 import sys
@@ -7,25 +7,42 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
+COUNTING = """
+algorithm: "counting_algorithm:CountingAlgorithm"
+env: CartPole-v1
+seed: 3
+stop: {training_iteration: 6}
+training: {train_batch_size: 100}
+"""
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_ray_is_left_behind() -> Iterator[None]:
-    """Ray is one per process, and its workers know only what could be imported when it started."""
-    yield
+
+@pytest.fixture(scope="session", autouse=True)
+def _importable_by_workers() -> Iterator[None]:
+    """Ray's workers can import what tests can; a Ray that was started ends with the session."""
+    rooms = {str(path.parent) for path in HERE.rglob("*.py")}
+    paths = [*sorted(rooms), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        yield
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()
 
 
 @pytest.fixture(scope="module")
-def local_ray(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A Ray whose workers can import the helpers beside the module that asks for it."""
-    from rlrun.actors.ray_runtime import start_ray, stop_ray
+def local_ray() -> None:
+    """A Ray, started unless there is one: starting takes seconds."""
+    from rlrun.actors.ray_runtime import start_ray
     from rlrun.config.schema import EnvRunnersConfig
 
-    path = [str(request.path.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-        start_ray(EnvRunnersConfig(num_env_runners=2, num_cpus_per_env_runner=0.1))
-    yield
-    stop_ray()
+    start_ray(EnvRunnersConfig(num_env_runners=2, num_cpus_per_env_runner=0.1))
+
+
+@pytest.fixture
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the counting algorithm in an empty working directory; ends with a line break."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "fake.yaml"
+    path.write_text(COUNTING)
+    return path

@@ -6,14 +6,6 @@ import pytest
 
 from rlrun.cli.main import main
 
-COUNTING = """
-algorithm: "counting_algorithm:CountingAlgorithm"
-env: CartPole-v1
-seed: 3
-stop: {training_iteration: 3}
-training: {train_batch_size: 100}
-"""
-
 
 @pytest.fixture
 def rlrun(capsys, monkeypatch, tmp_path):
@@ -27,14 +19,6 @@ def rlrun(capsys, monkeypatch, tmp_path):
         return ended.value.code or 0, *capsys.readouterr()
 
     return call
-
-
-@pytest.fixture
-def counting(tmp_path):
-    """A file of the counting algorithm: fake.yaml in the empty folder."""
-    path = tmp_path / "fake.yaml"
-    path.write_text(COUNTING)
-    return path
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ def test_a_file_with_overrides(train):
     )
     assert code == 0
     last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
-    assert last["env_steps"] == 150
+    assert last["env_steps"] == 300
     assert "seed: 9" in Path("run/config.yaml").read_text()
-    assert "Finished: training_iteration 3 >= 3" in out
+    assert "Finished: training_iteration 6 >= 6" in out
 
 
 def test_without_a_file(train):
@@ -38,8 +38,8 @@ def test_without_a_file(train):
 
 def test_resume(train):
     train("fake.yaml", "--run-dir", "run")
-    assert train("--resume", "run", "stop.training_iteration=5")[0] == 0
-    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 5
+    assert train("--resume", "run", "stop.training_iteration=8")[0] == 0
+    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 8
 
 
 @pytest.mark.parametrize(

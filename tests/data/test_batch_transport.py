@@ -83,19 +83,16 @@ def test_flags_sequences_and_policies_survive():
     assert (received["a"].zero_padded, received["a"].max_seq_len) == (True, 2)
 
 
-def test_ray_object_store_hands_out_the_same_memory_read_only():
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=0, object_store_memory=80_000_000, include_dashboard=False)
-    try:
-        reference = ray.put(fragment())
-        one, two = ray.get(reference), ray.get(reference)
-        for name in ("rewards", "obs"):
-            assert not one[name].flags.writeable
-        assert np.shares_memory(one["rewards"], two["rewards"]), "copied on the way out"
-        assert np.shares_memory(one.shared("obs")[0], two.shared("new_obs")[0])
-        assert (one["new_obs"] == fragment()["new_obs"]).all()
-    finally:
-        ray.shutdown()
+def test_ray_object_store_hands_out_the_same_memory_read_only(local_ray):
+    import ray
+
+    reference = ray.put(fragment())
+    one, two = ray.get(reference), ray.get(reference)
+    for name in ("rewards", "obs"):
+        assert not one[name].flags.writeable
+    assert np.shares_memory(one["rewards"], two["rewards"]), "copied on the way out"
+    assert np.shares_memory(one.shared("obs")[0], two.shared("new_obs")[0])
+    assert (one["new_obs"] == fragment()["new_obs"]).all()
 
 
 def test_compression_is_undone_exactly():

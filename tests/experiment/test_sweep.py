@@ -1,25 +1,19 @@
 """Sweeps on a real Ray: trials equal single runs, failures stay single, sweeps are resumed."""
 
 import json
-import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from run_folders import assert_equal_runs, meta, rows, timeless
 
-from rlrun.actors.ray_runtime import start_ray, stop_ray
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.config.loader import load_experiment
-from rlrun.config.schema import EnvRunnersConfig
 from rlrun.data.results import lookup
 from rlrun.experiment.rollout import RolloutRequest, rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trial import TrialRun
-
-TESTS = str(Path(__file__).parents[1])
 
 PPO = """
 algorithm: PPO
@@ -32,14 +26,7 @@ training: {train_batch_size: 64, minibatch_size: 32, num_epochs: 1}
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ray():
-    """One Ray for all sweeps, whose processes can import the counting algorithm."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
-        start_ray(EnvRunnersConfig())
-    yield
-    stop_ray()
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def sweep(folder, text):

@@ -160,20 +160,3 @@ def test_a_default_run_is_silent(tmp_path: Path) -> None:
     assert "warn" not in output.lower(), output
     assert "deprecat" not in output.lower(), output
     assert "warn" not in (tmp_path / "run" / "log.txt").read_text().lower()
-
-
-def test_our_own_code_raises_no_warning(tmp_path: Path) -> None:
-    """In one process, with every warning an error."""
-    run = subprocess.run(
-        [
-            *(sys.executable, "-W", "error", "-m", "rlrun", "train", "configs/ppo_cartpole.yaml"),
-            *SHORT,
-            *("env_runners.num_env_runners=0", "--run-dir", str(tmp_path / "run"), "--plain"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr

@@ -1,14 +1,13 @@
 """README.md: its commands exist, its file is valid, its code runs, its links lead somewhere."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from pages import blocks, execute, page
 from source_tree import ROOT
 
 from rlrun import load_experiment
+from rlrun.cli.main import COMMANDS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,14 +40,7 @@ def test_commands_exist():
     shown = "\n".join(blocks(README, "sh"))
     commands = set(re.findall(r"^(?:\.venv/bin/)?rlrun ([a-z]+)", shown, re.MULTILINE))
     assert commands
-    for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "rlrun", command, "--help"],
-            cwd=ROOT,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 0, command
+    assert commands <= set(COMMANDS)
 
 
 def test_python_runs(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlrun import PPOConfig
-from rlrun.actors.ray_runtime import ResourceError, Resources, preflight, start_ray, stop_ray
+from rlrun.actors.ray_runtime import ResourceError, Resources, preflight
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.ppo import ppo_gradient, ppo_loss
 from rlrun.config.problems import ConfigError
@@ -88,13 +88,6 @@ def test_sequences_are_never_torn(lengths):
         assert len(mine["state_in_0"]) == len(mine[col.SEQ_LENS])
     summed = sum(gradient(module, *mine) for mine in parts)
     np.testing.assert_allclose(summed, gradient(module, rows), atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def local_ray():
-    start_ray(EnvRunnersConfig(), learners=TWO)
-    yield
-    stop_ray()
 
 
 @pytest.fixture(scope="module")
