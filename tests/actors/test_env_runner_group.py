@@ -99,17 +99,6 @@ def test_runners_that_had_no_state_begin_afresh(
     assert "env runners 1, 2 go on in place of" in caplog.text
 
 
-def test_actors_do_not_import_torch(make_group: Any) -> None:
-    group = make_group()
-
-    def imported(_: Any) -> bool:
-        import sys
-
-        return "torch" in sys.modules
-
-    assert group.foreach_env_runner(imported) == [False, False]
-
-
 def test_an_error_of_the_environment_gets_one_fresh_runner_and_the_same_fragment(
     make_group: Any,
 ) -> None:

@@ -49,16 +49,14 @@ def test_what_does_not_fit_is_told_with_both_numbers_and_a_setting_that_does() -
 
 def test_too_much_is_refused_without_starting_ray() -> None:
     code = (
-        "import sys, time; started = time.perf_counter()\n"
+        "import sys\n"
         "from rlrun.config.schema import EnvRunnersConfig\n"
         "from rlrun.actors.ray_runtime import ResourceError, start_ray\n"
         "try:\n    start_ray(EnvRunnersConfig(num_env_runners=10_000))\n"
         "except ResourceError as error:\n    assert '10000 CPUs' in str(error)\n"
         "assert 'ray' not in sys.modules"
     )
-    started = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert time.perf_counter() - started < 10
 
 
 def test_a_container_s_quota_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import rlrun
 from rlrun import PGConfig, multi_gpu_train_one_step, train_one_step
 from rlrun.data import columns as col
 
@@ -87,9 +86,3 @@ def test_each_policy_that_trains_makes_its_step_on_its_own_rows(build, step):
     after = algorithm.get_weights()
     changed = {name for name, value in after.items() if not np.array_equal(value, before[name])}
     assert {name.partition("/")[0] for name in changed} == {"agent_0"}
-
-
-def test_what_samples_and_what_learns_is_public():
-    names = {"train_one_step", "multi_gpu_train_one_step", "synchronous_parallel_sample"}
-    assert names <= set(dir(rlrun))
-    assert all(callable(getattr(rlrun, name)) for name in names)

@@ -84,14 +84,15 @@ def slow_loss(name, module, rows, kl_coeff):
     logp = sum(each.log_prob(part) for each, part in zip(new, parts, strict=True))
     kl = sum(td.kl_divergence(p, q) for p, q in zip(old, new, strict=True)).mean().item()
     entropy = sum(each.entropy() for each in new).mean().item()
-    policy = value = 0.0
+    policy = value = approx_kl = 0.0
     n = len(logp)
     for i, advantage in enumerate(rows[col.ADVANTAGES].tolist()):
         ratio = np.exp((logp[i] - rows[col.ACTION_LOGP][i]).item())
         policy -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) / n
         error = outputs[col.VF_PREDS][i].item() - rows[col.VALUE_TARGETS][i].item()
         value += 0.5 * error**2 / n
-    return policy + 0.5 * value - 0.01 * entropy + kl_coeff * kl
+        approx_kl += (ratio - 1 - np.log(ratio)) / n
+    return policy + 0.5 * value - 0.01 * entropy + kl_coeff * kl, approx_kl
 
 
 @pytest.mark.parametrize("kl_coeff", [0.0, 0.7])
@@ -100,9 +101,10 @@ def test_the_loss_is_the_papers(name, kl_coeff):
     module = module_for(SPACES[name])
     rows = rows_for(module, SPACES[name])
     loss, statistics = ppo_loss(module, rows, **{**ARGUMENTS, "kl_coeff": kl_coeff})
-    assert loss.item() == pytest.approx(slow_loss(name, module, rows, kl_coeff), rel=1e-4)
+    expected, approx_kl = slow_loss(name, module, rows, kl_coeff)
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+    assert statistics["approx_kl"].item() == pytest.approx(approx_kl, rel=1e-3)
     assert statistics["clip_fraction"] > 0
-    assert statistics["approx_kl"] >= 0
     assert all(not value.requires_grad for value in statistics.values())
 
 
@@ -151,12 +153,6 @@ def test_whole_minibatches_are_standardized_and_nothing_else_in_them():
     np.testing.assert_allclose(prepared[col.ADVANTAGES], expected, rtol=1e-6)
     assert prepared[col.ACTIONS] is rows[col.ACTIONS]
     assert rows[col.ADVANTAGES].tolist() == [1, 2, 6]
-
-
-def test_standardized_advantages_have_mean_0_and_deviation_1():
-    x = standardized(torch.randn(1000) * 7 + 3)
-    assert x.mean().item() == pytest.approx(0, abs=1e-5)
-    assert x.std(unbiased=False).item() == pytest.approx(1, abs=1e-4)
 
 
 def test_value_clipping_takes_the_worse_of_both_squares():

@@ -118,18 +118,6 @@ def test_stopping_early_takes_no_further_step():
     assert statistics == {"num_updates": 0.0}
 
 
-def test_a_learning_rate_of_zero_changes_nothing():
-    learner = make_learner()
-    before = learner.get_weights()
-    learner.update(
-        learner.load(make_batch(), ()).minibatches(1, 5, np.random.default_rng(0)),
-        squared_values,
-        {},
-        lr=0.0,
-    )
-    np.testing.assert_array_equal(learner.get_weights(), before)
-
-
 def run_updates(learner, count, seed):
     for i in range(count):
         minibatches = learner.load(make_batch(), ()).minibatches(

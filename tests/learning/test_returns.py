@@ -74,25 +74,6 @@ def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
         start += length
 
 
-def test_lambda_zero_gives_one_step_targets():
-    rewards, values, next_values, _, truncateds = random_columns(np.random.default_rng(0), (9, 2))
-    terminateds = np.zeros((9, 2), dtype=bool)
-    targets = (
-        gae(rewards, values, next_values, terminateds, truncateds, gamma=0.9, lambda_=0.0) + values
-    )
-    np.testing.assert_allclose(targets, rewards + 0.9 * next_values, rtol=1e-5, atol=1e-6)
-
-
-def test_lambda_one_gives_the_bootstrapped_monte_carlo_return():
-    rewards = np.array([[1.0], [2.0], [4.0]])
-    values = np.array([[0.5], [0.25], [0.125]])
-    next_values = np.array([[0.25], [0.125], [8.0]])
-    nothing = np.zeros((3, 1), dtype=bool)
-    advantages = gae(rewards, values, next_values, nothing, nothing, gamma=0.5, lambda_=1.0)
-    returns = advantages + values
-    assert returns[0, 0] == pytest.approx(1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 8)
-
-
 @pytest.mark.parametrize(
     ("terminated", "truncated", "bootstrap"),
     [(True, False, 0.0), (False, True, 10.0), (True, True, 0.0), (False, False, 10.0)],
@@ -109,14 +90,6 @@ def test_only_what_did_not_terminate_bootstraps(terminated, truncated, bootstrap
         lambda_=0.95,
     )
     assert advantage[0, 0] == 1.0 + bootstrap
-
-
-def test_a_truncated_step_does_not_pass_on_the_next_episodes_advantage():
-    rewards = np.array([[0.0], [100.0]])
-    zero = np.zeros((2, 1))
-    truncateds = np.array([[True], [False]])
-    advantages = gae(rewards, zero, zero, zero.astype(bool), truncateds, gamma=1.0, lambda_=1.0)
-    assert advantages[:, 0].tolist() == [0.0, 100.0]
 
 
 def test_explained_variance():

@@ -1,26 +1,23 @@
 """Complete episodes: whole, in order, as few as do."""
 
+from functools import partial
+
 import pytest
-from counting_envs import CountingEnv, collect
+from counting_envs import CountingEnv, collect, counting_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording_policy import RecordingPolicy, check_views
 
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems
-from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.config.schema import EnvRunnersConfig
 from rlrun.sampling import sample_collector
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.runner_messages import RunnerSpec
 
 
-def whole_runner(num_envs, use="counting_envs:CountingEnv", **kwargs):
-    return EnvRunner(
-        RunnerSpec(
-            EnvSpec(use=use, kwargs=kwargs),
-            EnvRunnersConfig(num_envs_per_env_runner=num_envs, batch_mode="complete_episodes"),
-            policy_factory=lambda o, a, m: RecordingPolicy(o, a, states=True),
-        )
-    )
+def whole_runner(num_envs, *, collector=None, **env):
+    settings = {"batch_mode": "complete_episodes", "sample_collector": collector}
+    policy = partial(RecordingPolicy, states=True)
+    return EnvRunner(counting_spec(num_envs, policy=policy, settings=settings, **env))
 
 
 def test_the_documented_example():
@@ -66,9 +63,10 @@ def test_batches_hold_whole_episodes(num_envs, lengths, own_reset):
     assert sum(len(batch) for batch in batches) == sum(e.length for e in finished)
 
 
-def test_a_fragment_that_only_grows_is_warned_of(monkeypatch, caplog):
+@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+def test_a_fragment_that_only_grows_is_warned_of(monkeypatch, caplog, collector):
     monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
-    collect(whole_runner(1, length=100), [1])
+    collect(whole_runner(1, length=100, collector=collector), [1])
     assert "held back until an episode ends" in caplog.text
 
 

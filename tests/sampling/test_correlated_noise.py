@@ -1,6 +1,5 @@
 """Noise that lasts: what it is made of, where it begins, how it is distributed."""
 
-import json
 import math
 from collections import defaultdict
 from itertools import pairwise
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from counting_envs import AutonomousCounters
 
-from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
 from rlrun.policies.policy import Policy
@@ -160,19 +158,6 @@ def test_it_is_standard_normal_and_correlates_by_powers_of_rho():
     assert x.var() == pytest.approx(1, abs=0.03)
     for lag in (1, 2, 5):
         assert (x[lag:] * x[:-lag]).mean() == pytest.approx(RHO**lag, abs=0.03)
-
-
-def test_a_restored_runner_goes_on_to_the_bit():
-    straight = make_runner(env=EnvSpec(use=f"{__name__}:Walk", kwargs={"length": 12}))
-    resumed = make_runner(env=straight.spec.env)
-    for fragment in range(3):  # in the middle of an episode
-        straight.sample_fragment(SampleRequest(fragment, 3))
-    document, arrays = encode(straight.get_state())
-    resumed.set_state(decode(json.loads(json.dumps(document)), arrays))
-    for fragment in (3, 4):
-        one, other = (r.sample_fragment(SampleRequest(fragment, 5)) for r in (straight, resumed))
-        np.testing.assert_array_equal(one.batch[col.ACTIONS], other.batch[col.ACTIONS])
-        assert one.episodes == other.episodes
 
 
 def test_evaluation_with_exploration_plays_each_episode_with_its_own():

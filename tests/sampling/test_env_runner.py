@@ -1,7 +1,5 @@
 """What comes out of a runner, held against environments whose every number is known."""
 
-from itertools import pairwise
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -52,14 +50,6 @@ def test_every_transition_is_what_the_environment_did(num_envs, lengths, truncat
     assert steps == num_envs * sum(lengths)
     for episode in finished:
         assert episode.episode_return == episode.length * (episode.length + 1) / 2
-
-
-def test_observations_are_stored_once():
-    reply = collect(EnvRunner(counting_spec(num_envs=4, length=10)), [20])[0]
-    storage, _ = reply.batch.shared(col.OBS)
-    assert reply.batch.shared(col.NEXT_OBS)[0] is storage
-    num_episode_ends = int(reply.batch[col.TERMINATEDS].sum())
-    assert len(storage) == 4 * 21 + num_episode_ends
 
 
 def test_first_observations_differ_between_runners_sub_environments_roles_and_seeds():
@@ -269,39 +259,6 @@ def test_an_env_that_raises_at_every_reset_ends_the_run_with_its_traceback(monke
     monkeypatch.setattr(Crashing, "broken", True)
     with pytest.raises(EnvError, match="cannot reset"):
         collect(runner, [20])
-
-
-@pytest.mark.parametrize("truncates", [False, True])
-def test_vector_entry_points_fill_fragments_exactly(truncates):
-    """CartPole's own vector env resets itself in a step of its own, which is no transition."""
-    spec = RunnerSpec(
-        EnvSpec(use="CartPole-v1", kwargs={"max_episode_steps": 10} if truncates else {}),
-        EnvRunnersConfig(num_envs_per_env_runner=4, gym_env_vectorize_mode="vector_entry_point"),
-    )
-    runner = EnvRunner(spec)
-    weights = np.zeros(runner.policy.num_parameters, np.float32)
-    finished, pieces = [], {}
-    for fragment in range(5):
-        reply = runner.sample_fragment(SampleRequest(fragment, 37, 1), weights)
-        assert len(reply.batch) == 4 * 37
-        finished += reply.episodes
-        for row in reply.batch.rows():
-            pieces.setdefault(int(row[col.EPS_ID]), []).append(row)
-    for rows in pieces.values():
-        assert [row[col.T] for row in rows] == list(range(len(rows)))
-        for earlier, later in pairwise(rows):
-            np.testing.assert_array_equal(earlier[col.NEXT_OBS], later[col.OBS])
-            assert not earlier[col.TERMINATEDS]
-            assert not earlier[col.TRUNCATEDS]
-    by_id = {episode.episode_id: episode for episode in finished}
-    complete = {
-        i: rows
-        for i, rows in pieces.items()
-        if rows[-1][col.TERMINATEDS] or rows[-1][col.TRUNCATEDS]
-    }
-    for episode_id, rows in complete.items():
-        assert by_id[episode_id].length == len(rows) == by_id[episode_id].episode_return
-    assert len(complete) > 5
 
 
 def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):

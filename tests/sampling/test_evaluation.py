@@ -6,7 +6,7 @@ import pytest
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.runner_messages import RunnerSpec
 from rlrun.sampling.seeding import Role
 
 
@@ -42,14 +42,6 @@ def test_playing_again_plays_the_same_and_another_seed_plays_others():
     assert [r.seed for r in other] != [r.seed for r in first]
 
 
-def test_the_filter_does_not_learn_from_evaluation():
-    runner = make_runner(2)
-    before = runner.actors["default_policy"].observations.get_state()
-    play_episodes(runner, num_episodes=3, seed=0)
-    after = runner.actors["default_policy"].observations.get_state()
-    assert repr(before) == repr(after)
-
-
 def test_short_episodes_are_not_preferred():
     runner = make_runner(4)
     records = play_episodes(runner, num_episodes=10, seed=0, explore=True)
@@ -82,18 +74,3 @@ def test_the_recorder_sees_every_step_of_every_episode_and_may_end_the_play():
                 returns[k] += rewards[env_index]
     assert returns == {record.episode_id: record.episode_return for record in records}
     assert play_episodes(make_runner(2), num_episodes=3, seed=0, recorder=lambda step: True) == []
-
-
-def test_evaluation_leaves_training_alone():
-    def sampled(evaluate):
-        spec = RunnerSpec(EnvSpec(use="CartPole-v1"))
-        runner = EnvRunner(spec)
-        weights = np.zeros(runner.policy.num_parameters, np.float32)
-        first = runner.sample_fragment(SampleRequest(0, 50, 1), weights)
-        if evaluate:
-            play_episodes(make_runner(2), num_episodes=2, seed=0)
-        return first, runner.sample_fragment(SampleRequest(1, 50, 1), weights)
-
-    for with_evaluation, without in zip(sampled(True), sampled(False), strict=True):
-        for name in without.batch:
-            np.testing.assert_array_equal(with_evaluation.batch[name], without.batch[name])

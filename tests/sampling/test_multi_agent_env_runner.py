@@ -1,21 +1,15 @@
 """Agents come and go: the runner's batches against trajectories written by hand."""
 
-import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 from agent_runners import ECHO, EXAMPLES, LSTM, MLP, by_agent, cartpole, make, played, sample
 from scripted_agents import EXPECTED, LENGTH, TOTALS
 
-import rlrun
-from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.envs.errors import EnvError
-from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
-from rlrun.sampling.runner_messages import RunnerSpec
 
 TABLES = {
     "each its own": ({"a": ECHO, "b": ECHO, "c": ECHO}, None),
@@ -216,36 +210,6 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
     assert sample(successor, 3, 1).faulty_episodes >= replies[-1].faulty_episodes
     with pytest.raises(EnvError, match="the cart went off the rails"):
         sample(make(env, {"p": MLP}), 0, 500)
-
-
-def _own_calls(runner, steps):
-    """Python calls of rlrun's own functions, environments aside, for so many vector steps."""
-    package, calls = str(Path(rlrun.__file__).parent), 0
-    environments = ("multi_agent_env.py", "multi_agent_examples.py")
-
-    def count(frame, event, _):
-        nonlocal calls
-        file = frame.f_code.co_filename
-        if event == "call" and file.startswith(package) and not file.endswith(environments):
-            calls += 1
-
-    sample(runner, 0, 20)
-    sys.setprofile(count)
-    try:
-        sample(runner, 1, steps)
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-def test_two_agents_cost_few_more_calls_than_one():
-    single = EnvRunner(
-        RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(num_envs_per_env_runner=8))
-    )
-    several = cartpole({"agent_0": MLP, "agent_1": MLP}, num_envs=8)
-    per_agent_step = _own_calls(single, 200) / (200 * 8)
-    in_several = _own_calls(several, 200) / (200 * 16)
-    assert in_several <= 2.5 * per_agent_step, (in_several, per_agent_step)
 
 
 @pytest.mark.parametrize(

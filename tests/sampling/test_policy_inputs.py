@@ -39,9 +39,17 @@ def test_environments_that_reset_in_a_step_of_their_own(states):
     runner = recording_runner(3, states=states, use="counting_envs:autonomous")
     assert not runner.envs.every_step_counts
     batches = []
+    lengths = {}
     for length in (1, 4, 2, 5, 3):
-        batches.append(collect(runner, [length])[0].batch)
+        reply = collect(runner, [length])[0]
+        batches.append(reply.batch)
+        assert len(reply.batch) == 3 * length
         check_views(runner, batches, batches[-1])
+        if length != 3:  # the last one's final rows may come in the next
+            lengths |= {episode.episode_id: episode.length for episode in reply.episodes}
+    ids = np.concatenate([batch["eps_id"] for batch in batches])
+    assert len(lengths) > 5
+    assert all((ids == episode).sum() == length for episode, length in lengths.items())
 
 
 @pytest.mark.parametrize("truncates", [False, True])

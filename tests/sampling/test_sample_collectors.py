@@ -22,7 +22,6 @@ from rlrun.config.schema import (
     TrainingConfig,
 )
 from rlrun.data.view_requirement import ViewRequirement
-from rlrun.sampling import sample_collector
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import play_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
@@ -204,18 +203,6 @@ def test_a_custom_collector_is_named_by_its_import_path():
     assert Counting.calls == [2] * 5 + ["build"] + [2] * 4 + ["build"]
     assert issubclass(Counting, rlrun.SampleCollector)
     assert rlrun.SimpleListCollector is SimpleListCollector
-
-
-def test_they_warn_of_an_episode_that_does_not_end(monkeypatch, caplog):
-    monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
-    runner = runner_with(
-        "SimpleListCollector", 1, env={"length": 50}, batch_mode="complete_episodes"
-    )
-    collect(runner, [1, 1])
-    assert [r.message for r in caplog.records if "held back" in r.message] == [
-        "21 steps of each environment are held back until an episode ends; "
-        "env_runners.batch_mode: truncate_episodes does not wait for that"
-    ]
 
 
 def test_infos_ids_and_flags_are_seen_a_step_later():
