@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,20 @@ def local_ray() -> None:
     from rlrun.config.schema import EnvRunnersConfig
 
     start_ray(EnvRunnersConfig(num_env_runners=2, num_cpus_per_env_runner=0.1))
+
+
+@pytest.fixture
+def built() -> Iterator[Callable[..., Any]]:
+    """Builds a config, or calls what makes an algorithm; each stops when the test ends."""
+    made: list[Any] = []
+
+    def build(what: Any, *arguments: Any, **settings: Any) -> Any:
+        made.append((what.build if hasattr(what, "build") else what)(*arguments, **settings))
+        return made[-1]
+
+    yield build
+    for algorithm in made:
+        algorithm.stop()
 
 
 @pytest.fixture

@@ -1,21 +1,16 @@
-"""Algorithms that stop when the test ends."""
+"""Algorithms that stop when the test ends, also by their names in `tiny`."""
+
+from functools import partial
 
 import pytest
 import tiny
 
-from rlrun import AlgorithmConfig
-
 
 @pytest.fixture
-def built():
-    """Builds a config, or an algorithm of `tiny` given its name, and stops it at the end."""
-    made = []
+def built(built):
+    """Builds a config, or an algorithm of `tiny` given its name."""
 
     def build(what, *args, **kwargs):
-        config = isinstance(what, AlgorithmConfig)
-        made.append(what.build() if config else tiny.build(what, *args, **kwargs))
-        return made[-1]
+        return built(partial(tiny.build, what) if isinstance(what, str) else what, *args, **kwargs)
 
-    yield build
-    for algorithm in made:
-        algorithm.stop()
+    return build

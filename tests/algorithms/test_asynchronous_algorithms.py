@@ -15,7 +15,7 @@ TWO_STATES = "rlrun.envs.examples:RepeatAfterMe"  # name the token you see: retu
 BATCH = 80
 
 
-def build(name, *, runners=2, envs=2, **training):
+def configured(name, *, runners=2, envs=2, **training):
     return (
         CONFIGS[name]()
         .environment(TWO_STATES, env_config={"delay": 0, "length": 10})
@@ -25,14 +25,13 @@ def build(name, *, runners=2, envs=2, **training):
         .model(hidden=[16])
         .training(train_batch_size=BATCH, lr=0.02, entropy_coeff=0.0, **training)
         .debugging(seed=3)
-        .build()
     )
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def trained(request):
     """An algorithm after 40 iterations with two remote runners, and its results."""
-    algorithm = build(request.param)
+    algorithm = configured(request.param).build()
     yield algorithm, [algorithm.train() for _ in range(40)]
     algorithm.stop()
 
@@ -114,9 +113,9 @@ def test_what_was_under_way_when_a_state_was_taken_comes_again_with_the_same_row
     assert (algorithm.env_steps - state["progress"]["env_steps"]) % BATCH == 0
 
 
-def test_a_policy_that_came_after_the_broadcast_gets_weights_also_in_a_resumed_run():
+def test_a_policy_that_came_after_the_broadcast_gets_weights_also_in_a_resumed_run(built):
     policies = {"first": {}, "second": {"train": False}}
-    algorithm = (
+    algorithm = built(
         IMPALAConfig()
         .environment("rlrun.envs.multi_agent_examples:MultiAgentCartPole")
         .env_runners(num_env_runners=0)
@@ -124,7 +123,6 @@ def test_a_policy_that_came_after_the_broadcast_gets_weights_also_in_a_resumed_r
         .multi_agent(policies=policies, agents={"agent_0": "first", "agent_1": "second"})
         .training(train_batch_size=20, broadcast_interval=5)
         .debugging(seed=3)
-        .build()
     )
     algorithm.train()
     algorithm.add_policy("third", like="first")
@@ -134,36 +132,31 @@ def test_a_policy_that_came_after_the_broadcast_gets_weights_also_in_a_resumed_r
     algorithm.train()
     runner = algorithm.env_runner_group.local_env_runner
     acting = runner.policies["third"].get_weights()
-    algorithm.stop()
     np.testing.assert_array_equal(acting, algorithm.learners["third"].get_weights())
 
 
 @pytest.mark.parametrize("name", ["IMPALA", "APPO"])
-def test_a_broadcast_interval_lets_runners_act_with_older_weights(name):
-    algorithm = build(name, runners=0, broadcast_interval=3)
+def test_a_broadcast_interval_lets_runners_act_with_older_weights(name, built):
+    algorithm = built(configured(name, runners=0, broadcast_interval=3))
     lags = [stats(algorithm.train())["policy_lag_max"] for _ in range(7)]
-    algorithm.stop()
     assert lags == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_appo_uses_a_batch_as_often_as_its_buffer_says():
-    algorithm = build(
-        "APPO", runners=0, circular_buffer_num_batches=2, circular_buffer_iterations_per_batch=3
-    )
+def test_appo_uses_a_batch_as_often_as_its_buffer_says(built):
+    buffer = {"circular_buffer_num_batches": 2, "circular_buffer_iterations_per_batch": 3}
+    algorithm = built(configured("APPO", runners=0, **buffer))
     rows = [algorithm.train() for _ in range(4)]
-    algorithm.stop()
     assert [stats(row)["num_updates"] for row in rows] == [3, 3, 3, 3]
 
 
-def test_appo_renews_its_target_policy_every_few_updates():
-    algorithm = build("APPO", runners=0, target_network_update_freq=3)
+def test_appo_renews_its_target_policy_every_few_updates(built):
+    algorithm = built(configured("APPO", runners=0, target_network_update_freq=3))
     targets, weights = [], []
     for _ in range(6):
         algorithm.train()
         state = algorithm.get_state()["algorithm"]["updaters"]["default_policy"]
         targets.append(state["target"]["weights"])
         weights.append(algorithm.learner.get_weights())
-    algorithm.stop()
     for i, renewed_at in enumerate([None, None, 2, 2, 2, 5]):
         if renewed_at is not None:
             np.testing.assert_array_equal(targets[i], weights[renewed_at])
@@ -171,8 +164,8 @@ def test_appo_renews_its_target_policy_every_few_updates():
     assert not np.array_equal(targets[1], weights[1])
 
 
-def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute():
-    algorithm = build("A3C", runners=0)
+def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute(built):
+    algorithm = built(configured("A3C", runners=0))
     runner = EnvRunner(algorithm.env_runner_group.spec)
     twin = EnvRunner(algorithm.env_runner_group.spec)
     request, weights = algorithm.next_request(20), algorithm.learner.get_weights()
@@ -184,7 +177,6 @@ def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute():
     assert reply.sampled.env_steps == 40
     assert np.abs(gradients).max() > 0
     np.testing.assert_array_equal(twin.policy.get_weights(), weights)
-    algorithm.stop()
 
 
 @pytest.mark.parametrize("trained", ["A3C"], indirect=True)

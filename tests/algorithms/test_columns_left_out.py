@@ -1,9 +1,11 @@
 """Columns that learning does not read are not sent, from the second iteration on."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from tiny import seeded_part
+from tiny import train
 
 from rlrun import Callbacks, PPOConfig, RLModule, ViewRequirement
 from rlrun.algorithms.appo import APPOConfig
@@ -19,26 +21,18 @@ PUT_OUT = {col.ACTION_DIST_INPUTS, col.ACTION_LOGP}
 
 
 @pytest.fixture
-def build():
-    """Builds small experiments on CartPole and stops them at the end."""
-    made = []
+def build(built):
+    """Builds small experiments on CartPole."""
 
     def make(config=PPOConfig, algorithm=None, env="CartPole-v1", model=None, **sections):
         sizes = {"train_batch_size": BATCH, "minibatch_size": 32}
-        built = config().environment(env).training(**sizes).model(**(model or {"hidden": [8]}))
-        built = built.env_runners(num_envs_per_env_runner=2).debugging(seed=1)
+        made = config().environment(env).training(**sizes).model(**(model or {"hidden": [8]}))
+        made = made.env_runners(num_envs_per_env_runner=2).debugging(seed=1)
         for section, values in sections.items():
-            built = getattr(built, section)(**values)
-        made.append(algorithm(built) if algorithm else built.build())
-        return made[-1]
+            made = getattr(made, section)(**values)
+        return built(partial(algorithm, made) if algorithm else made)
 
-    yield make
-    for algorithm in made:
-        algorithm.stop()
-
-
-def train(algorithm, iterations=1):
-    return [seeded_part(algorithm.train()) for _ in range(iterations)]
+    return make
 
 
 def sent(algorithm):

@@ -73,8 +73,7 @@ class Noisy(Connector):
 
 
 @pytest.fixture
-def build(request):
-    made = []
+def build(request, built):
 
     def make(env="CartPole-v1", runners=0, num_envs=2, policies=None, **env_runners):
         if runners:
@@ -94,12 +93,9 @@ def build(request):
         )
         if policies:
             config = config.multi_agent(policies=policies)
-        made.append(config.build())
-        return made[-1]
+        return built(config)
 
-    yield make
-    for algorithm in made:
-        algorithm.stop()
+    return make
 
 
 def central_stat(algorithm):

@@ -40,7 +40,7 @@ def test_an_unknown_id_is_named_with_what_is_near():
         config.experiment()
 
 
-def test_ppo_trains_on_one():
+def test_ppo_trains_on_one(built):
     config = (
         PPOConfig()
         .environment("pettingzoo/classic/rps-v2", max_cycles=5)
@@ -48,11 +48,7 @@ def test_ppo_trains_on_one():
         .multi_agent(policies=["player_0", "player_1"])
         .training(train_batch_size=32, minibatch_size=16, num_epochs=1)
     )
-    algorithm = config.build()
-    try:
-        row = algorithm.train()
-    finally:
-        algorithm.stop()
+    row = built(config).train()
     assert row["env_steps"] == 32
     assert row["agent_steps"] > 32
     assert row["episodes"] > 0

@@ -29,36 +29,36 @@ def connectors():
         del sys.modules[name]
 
 
-def build(tmp_path, *overrides):
-    file = tmp_path / "page.yaml"
-    file.write_text(EXPERIMENT, encoding="utf-8")
-    batch = ["training.train_batch_size=128", "training.minibatch_size=64", "seed=1"]
-    experiment = load_experiment(file, [*batch, *overrides])
-    return algorithm_class(experiment.algorithm)(experiment)
+@pytest.fixture
+def build(connectors, built, tmp_path):
+    """Builds the experiment of the page, with overrides."""
+
+    def make(*overrides):
+        file = tmp_path / "page.yaml"
+        file.write_text(EXPERIMENT, encoding="utf-8")
+        batch = ["training.train_batch_size=128", "training.minibatch_size=64", "seed=1"]
+        experiment = load_experiment(file, [*batch, *overrides])
+        return built(algorithm_class(experiment.algorithm), experiment)
+
+    return make
 
 
-def test_the_experiment_of_the_page_trains(connectors, tmp_path):
-    algorithm = build(tmp_path)
-    try:
-        batch = algorithm.sample()
-        assert batch["obs"].shape == (128, 3 + 3)
-        np.testing.assert_array_equal(batch["obs"][1:, -1], batch["rewards"][:-1])
-        assert set(batch["actions"]) == {0, 1, 2, 3, 4}
-        assert algorithm.train()["training_iteration"] == 1
-    finally:
-        algorithm.stop()
+def test_the_experiment_of_the_page_trains(build):
+    algorithm = build()
+    batch = algorithm.sample()
+    assert batch["obs"].shape == (128, 3 + 3)
+    np.testing.assert_array_equal(batch["obs"][1:, -1], batch["rewards"][:-1])
+    assert set(batch["actions"]) == {0, 1, 2, 3, 4}
+    assert algorithm.train()["training_iteration"] == 1
 
 
-def test_a_connector_with_statistics_is_merged(connectors, tmp_path):
-    algorithm = build(tmp_path, "env_runners.env_to_module_connector=my.connectors:Scaled")
-    try:
-        algorithm.train()
-        pipeline = algorithm.policies.connectors.get_state()["default_policy"]["observations"]
-        (state,) = pipeline["connectors"].values()
-        assert (state["most"] >= 1).all()
-        assert state["most"][2] > 1, "the velocity"
-    finally:
-        algorithm.stop()
+def test_a_connector_with_statistics_is_merged(build):
+    algorithm = build("env_runners.env_to_module_connector=my.connectors:Scaled")
+    algorithm.train()
+    pipeline = algorithm.policies.connectors.get_state()["default_policy"]["observations"]
+    (state,) = pipeline["connectors"].values()
+    assert (state["most"] >= 1).all()
+    assert state["most"][2] > 1, "the velocity"
 
 
 def test_every_key_of_the_page_exists():

@@ -2,10 +2,12 @@
 
 import re
 
+import pytest
 from pages import page
 
 from rlrun import PPOConfig
 from rlrun.algorithms.result import SCHEMA_VERSION, is_wall_clock
+from rlrun.data.results import addresses
 
 PAGE = page("result.md")
 STATISTICS = "learners/default_policy/learner_stats/"
@@ -30,40 +32,27 @@ def _documented_of_several():
     return {key for cell in first_cells for key in re.findall(r"`([a-z_/]+<[a-z]+>)`", cell)}
 
 
-def _addresses(result, prefix=""):
-    for key, value in result.items():
-        if isinstance(value, dict):
-            yield from _addresses(value, f"{prefix}{key}/")
-        else:
-            yield prefix + key
+@pytest.fixture
+def keys_of_a_result(built):
+    """The keys of a first result, given a config."""
+
+    def keys(config):
+        config = config.env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        sizes = {"train_batch_size": 64, "minibatch_size": 32, "num_epochs": 1}
+        return set(addresses(built(config.training(**sizes, kl_coeff=0.2)).train()))
+
+    return keys
 
 
-def _keys_of_a_result(config):
-    algorithm = (
-        config.env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .training(train_batch_size=64, minibatch_size=32, num_epochs=1, kl_coeff=0.2)
-        .build()
-    )
-    try:
-        return set(_addresses(algorithm.train()))
-    finally:
-        algorithm.stop()
+def test_the_page_lists_the_keys_of_a_result(keys_of_a_result):
+    assert keys_of_a_result(PPOConfig().environment("CartPole-v1")) == set(_documented())
 
 
-def test_the_page_lists_the_keys_of_a_result():
-    keys = _keys_of_a_result(PPOConfig().environment("CartPole-v1"))
-    assert keys == set(_documented())
-
-
-def test_the_page_lists_the_keys_of_a_result_with_several_agents():
-    keys = _keys_of_a_result(
-        PPOConfig()
-        .environment("MultiAgentCartPole")
-        .multi_agent(
-            policies={"learns": {}, "frozen": {"train": False}},
-            agents={"agent_0": "learns", "*": "frozen"},
-        )
-    )
+def test_the_page_lists_the_keys_of_a_result_with_several_agents(keys_of_a_result):
+    policies = {"learns": {}, "frozen": {"train": False}}
+    agents = {"agent_0": "learns", "*": "frozen"}
+    config = PPOConfig().environment("MultiAgentCartPole")
+    keys = keys_of_a_result(config.multi_agent(policies=policies, agents=agents))
     general = {
         re.sub(r"agent_return_mean/agent_[01]$", "agent_return_mean/<agent>", key)
         .replace("policy_return_mean/learns", "policy_return_mean/<policy>")

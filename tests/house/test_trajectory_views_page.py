@@ -33,50 +33,31 @@ def test_the_callback_adds_what_the_view_shows(views):
         assert episode["next_actions"].tolist() == viewed
 
 
-def test_the_network_with_a_view_learns_from_it(views):
-    config = (
-        views.PPOConfig()
-        .environment("CartPole-v1")
-        .model(use="views_page:FourFrames")
-        .training(train_batch_size=128, minibatch_size=64)
-        .debugging(seed=1)
-    )
-    algorithm = config.build()
-    try:
-        batch = algorithm.sample()
-        assert batch["obs"].shape == (128, 4, 4)
-        assert batch.shared("obs")[0] is batch.shared("new_obs")[0]
-        assert algorithm.train()["training_iteration"] == 1
-    finally:
-        algorithm.stop()
+def small(views, env, **arguments):
+    config = views.PPOConfig().environment(env, **arguments).debugging(seed=1)
+    return config.training(train_batch_size=128, minibatch_size=64)
 
 
-def test_the_module_with_states_of_its_own_remembers_and_trains(views):
-    config = (
-        views.PPOConfig()
-        .environment("RepeatAfterMe", length=9)
-        .model(use="views_page:LeakyTrace", width=8, max_seq_len=4)
-        .training(train_batch_size=128, minibatch_size=64)
-        .debugging(seed=1)
-    )
-    algorithm = config.build()
-    try:
-        batch = algorithm.sample()
-        assert batch["last_actions"].shape == (128, 2)
-        assert max(batch["seq_lens"]) == 4
-        assert batch["state_in_0"].shape == (len(batch["seq_lens"]), 8)
-        before = algorithm.get_weights()["default_policy/rate"]
-        assert algorithm.train()["training_iteration"] == 1
-        assert (algorithm.get_weights()["default_policy/rate"] != before).all(), (
-            "learned through time"
-        )
-    finally:
-        algorithm.stop()
+def test_the_network_with_a_view_learns_from_it(views, built):
+    algorithm = built(small(views, "CartPole-v1").model(use="views_page:FourFrames"))
+    batch = algorithm.sample()
+    assert batch["obs"].shape == (128, 4, 4)
+    assert batch.shared("obs")[0] is batch.shared("new_obs")[0]
+    assert algorithm.train()["training_iteration"] == 1
 
 
-def test_the_network_with_a_memory_trains(views):
-    algorithm = views.config.debugging(seed=1).build()
-    try:
-        assert algorithm.train()["env_steps"] == 512
-    finally:
-        algorithm.stop()
+def test_the_module_with_states_of_its_own_remembers_and_trains(views, built):
+    config = small(views, "RepeatAfterMe", length=9)
+    algorithm = built(config.model(use="views_page:LeakyTrace", width=8, max_seq_len=4))
+    batch = algorithm.sample()
+    assert batch["last_actions"].shape == (128, 2)
+    assert max(batch["seq_lens"]) == 4
+    assert batch["state_in_0"].shape == (len(batch["seq_lens"]), 8)
+    before = algorithm.get_weights()["default_policy/rate"]
+    assert algorithm.train()["training_iteration"] == 1
+    learned = algorithm.get_weights()["default_policy/rate"] != before
+    assert learned.all(), "through time"
+
+
+def test_the_network_with_a_memory_trains(views, built):
+    assert built(views.config.debugging(seed=1)).train()["env_steps"] == 512
