@@ -10,6 +10,7 @@ from pages import blocks, execute, page
 
 import rlrun
 from rlrun.algorithms import asynchronous
+from rlrun.algorithms.policies import ByPolicy
 
 PAGE = page("new-algorithm.md")
 FILE, SNIPPET = blocks(PAGE, "python")
@@ -51,7 +52,7 @@ def test_its_python_runs(folder, monkeypatch, capsys):
 def test_the_names_in_its_tables_exist():
     names = re.findall(r"`(?:self\.)?(\w+)\(", PAGE)
     assert len(names) > 10
-    owners = (rlrun, rlrun.Algorithm, asynchronous)
+    owners = (rlrun, rlrun.Algorithm, asynchronous, ByPolicy)
     assert [name for name in names if not any(hasattr(owner, name) for owner in owners)] == []
 
 
