@@ -19,7 +19,7 @@ class Callbacks:
 
     `callbacks: [{use: "my.code:Record", every: 20}]` calls ``Record(every=20)`` once a run. An
     exception in a callback ends the run with its traceback. ``algorithm`` is the run's
-    `rlrun.Algorithm`, of whatever class: subclasses may annotate it with the one they expect.
+    `rlrun.Algorithm`; a subclass may annotate it with the class that it expects.
     """
 
     def on_algorithm_init(self, algorithm: Any) -> None:

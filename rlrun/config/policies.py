@@ -79,8 +79,8 @@ def _common(experiment: ExperimentConfig) -> PolicySettings:
 def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, PolicySettings]]:
     """All different settings of networks, each with the prefix of the addresses of its keys.
 
-    First the experiment's, with ""; then those of policies with settings of their own
-    (``multi_agent.policies.<id>.``), except wrong ones, which are reported elsewhere.
+    First the experiment's, with ""; then the settings of policies that override some of them, with
+    ``multi_agent.policies.<id>.``, except wrong ones, which are reported elsewhere.
     """
     yield "", _common(experiment)
     for policy_id, policy in experiment.multi_agent.policies.items():

@@ -140,7 +140,7 @@ def is_installed(module: str) -> bool:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The most similar of `names`, whatever its case; None if none is similar."""
+    """The most similar of `names`, upper and lower case alike; None if none is similar."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None

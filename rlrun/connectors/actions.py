@@ -20,8 +20,8 @@ Array = NDArray[Any]
 class ActionPipeline(Connector):
     """From the policy's action array [n] or [n, K] to actions for a batch of environments.
 
-    Arrays that leave are read-only: an environment that writes into its action is told so by numpy,
-    instead of changing the training data.
+    Arrays that leave are read-only: where an environment writes into its action, numpy raises,
+    and the training data stay as they are.
 
     Args:
         action_space: of one environment.

@@ -1,7 +1,7 @@
 """Connector: a step that data takes between the environments and the policy.
 
-Owns the interface: how a connector is called is told by its place, how its state is saved and
-shared is the same everywhere. Numpy only; must not know of torch, Ray or who calls it.
+Owns the interface: how a connector is called depends on its place; how its state is saved and
+shared does not. Numpy only; must not know of torch, Ray or its callers.
 
 | place                                        | called with                                    |
 |----------------------------------------------|------------------------------------------------|

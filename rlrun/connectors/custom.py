@@ -34,7 +34,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class ConnectedEnv:
-    """What a connector is told of the environments; the names are gymnasium's."""
+    """What a connector knows of the environments; the names are gymnasium's."""
 
     single_observation_space: gym.Space[Any]
     """Of one environment, before any connector."""
@@ -162,7 +162,7 @@ class EnvToModule(Connector):
     Args:
         connectors: in their order.
         env: what comes in.
-        history: told what comes in, and handed to each connector.
+        history: records what comes in, and is passed to each connector.
         make_default: from the space that leaves the connectors to the default pipeline; None:
             there is none.
 

@@ -1,7 +1,7 @@
 """Running statistics and the filter that normalises by them.
 
 Owns mean and variance of a stream of rows: learned batch by batch, merged exactly between processes
-(Chan, Golub and LeVeque 1979), in float64 whatever the data are. Must not know of spaces or
+(Chan, Golub and LeVeque 1979), in float64 for data of any type. Must not know of spaces or
 environments. Shapes: n rows, D features.
 """
 

@@ -29,7 +29,7 @@ def pack_column(column: Any) -> Any:
     if isinstance(column, np.ndarray) and column.dtype.hasobject:
         rows, kind = list(column), _OBJECT
     elif any(leaf.dtype.hasobject for leaf in leaves(column)):
-        return column  # a row of such a nest could not be told from an object that is a dict
+        return column  # a row of such a nest would look like an object that is a dict
     else:
         rows, kind = [map_leaves(itemgetter(row), column) for row in range(num_rows(column))], _ROWS
     return object_array([_pack(row, kind) for row in rows])

@@ -38,8 +38,8 @@ RowRange = slice
 class SampleBatch(ColumnBatch):
     """Columns of steps, all with the same N rows; the rows of one trajectory are contiguous.
 
-    The names of the columns are constants of the class (`SampleBatch.OBS`); flags and constructor
-    arguments are those of `ColumnBatch`.
+    The names of the columns are constants of the class (`SampleBatch.OBS`); for flags and
+    constructor arguments see `ColumnBatch`.
     """
 
     __slots__ = ()
@@ -108,7 +108,7 @@ class SampleBatch(ColumnBatch):
         """Exactly the rows [start, end), cutting into sequences where need be.
 
         A negative start puts that many rows of zeros in front. Of `seq_lens` the first and last
-        are adjusted; states are those of the sequences touched, or [state_start, state_end): a
+        are adjusted; the states of the sequences touched, or [state_start, state_end), are kept: a
         first sequence that is cut in its middle keeps the state of its own start.
         """
         self._require_rows("slice")
@@ -497,8 +497,8 @@ def concat_samples(
 ) -> SampleBatch | MultiAgentBatch:
     """Appends batches; empty ones are skipped, and nothing at all gives an empty SampleBatch.
 
-    The columns are those of the first batch; the others must have them too. Shared columns stay
-    shared. If one batch is multi-agent, the result is: policy by policy, plain batches counting
+    The result has the columns of the first batch, which the others must have too. Shared columns
+    stay shared. If one batch is multi-agent, the result is: policy by policy, plain batches counting
     for the default policy. A single batch that is left comes back as a shallow copy.
     Raises ValueError for batches that do not fit together (`column_batch.append`).
     """

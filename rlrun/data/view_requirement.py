@@ -104,7 +104,7 @@ class ViewRequirement:
         if self.used_for_compute_actions and not known:
             raise ValueError(
                 f"view {name!r}: the {source!r} of the present step are not known yet when the "
-                "model acts; the newest it can see are those of shift -1"
+                "model acts; the newest it can see have shift -1"
             )
         return known if self.used_for_compute_actions is None else self.used_for_compute_actions
 

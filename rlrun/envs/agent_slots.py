@@ -1,4 +1,4 @@
-"""Slots: what policies are told of environments, as arrays.
+"""Slots: what policies know of environments, as arrays.
 
 A *slot* is one agent of one sub-environment. With one agent each, slots and sub-environments are
 the same, and all act together. With several agents of one policy, an agent has a slot of the policy
@@ -48,7 +48,7 @@ class PlannedEpisode:
 
 
 class EpisodePlan(Protocol):
-    """Which episodes sub-environments run, and where their ends are told."""
+    """Which episodes sub-environments run; it is called at the end of each."""
 
     def planned(self, env_index: int) -> PlannedEpisode | None:
         """The episode to run now; None: none any more."""

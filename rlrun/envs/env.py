@@ -1,7 +1,7 @@
 """Single environments: from what the experiment file names to a checked `gymnasium.Env`.
 
 Owns how an `EnvSpec` (gymnasium id, registered name or import path, plus keyword arguments) becomes
-an environment, what a constructor is told about its place in the run (`EnvContext`), and the check
+an environment, what a constructor knows of its place in the run (`EnvContext`), and the check
 before the first rollout. Knows nothing of vectorisation, policies or Ray.
 """
 
@@ -81,7 +81,7 @@ def make_env(
     """Build one copy of the environment that ``spec`` names.
 
     Raises:
-        EnvError: phase "constructor", with the user's traceback, whatever went wrong.
+        EnvError: phase "constructor", for every failure, with the user's traceback.
     """
     env = make_env_or_vector(
         spec, context, render_mode=render_mode, preprocessor_pref=preprocessor_pref

@@ -1,4 +1,4 @@
-"""Horizon: a limit on the steps of an episode that the runner sets, whatever the environment says.
+"""Horizon: a limit on the steps of an episode that the runner sets, besides the environment's own.
 
 Owns what `env_runners.horizon`, `soft_horizon` and `no_done_at_end` do to the flags of a step. A
 limit is a truncation: the value of what would have followed bootstraps it. Numpy alone.

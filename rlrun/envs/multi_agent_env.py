@@ -33,7 +33,7 @@ class MultiAgentEnv:
     truncated, and does not come back in the episode.
 
     Attributes:
-        possible_agents: who may ever take part.
+        possible_agents: all agents that may take part in an episode.
         observation_spaces, action_spaces: space of each possible agent.
         metadata: ``render_fps`` and what else gymnasium's environments have there.
     """
@@ -46,7 +46,7 @@ class MultiAgentEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
-        """Start an episode; observations and infos of those who act first."""
+        """Start an episode; observations and infos of the agents that act first."""
         raise TypeError(f"{type(self).__name__} must define reset()")
 
     def step(self, actions: dict[Agent, Any]) -> Dicts:
@@ -145,7 +145,7 @@ def make_multi_agent_env(
     """Build the multi-agent environment that ``spec`` names; PettingZoo's are adapted.
 
     Raises:
-        EnvError: phase "constructor", whatever went wrong.
+        EnvError: phase "constructor", for every failure.
     """
     place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
     where: dict[str, Any] = {"runner_index": place.worker_index, "env_index": place.vector_index}

@@ -96,13 +96,13 @@ class BeatLast(Policy):
 
 
 class TakeTurns(MultiAgentEnv):
-    """Players take turns adding 1, 2 or 3 to a number; who reaches ``goal`` wins, the others lose.
+    """Players take turns adding 1, 2 or 3 to a number; the one that reaches ``goal`` wins.
 
     Only the player whose turn it is has an observation, so rewards come while players are silent.
     With two players the first can always win unless ``goal`` is divisible by 4.
 
     Args:
-        num_players: who take turns.
+        num_players: number of players.
         goal: the number to reach.
     """
 

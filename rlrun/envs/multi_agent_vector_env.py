@@ -98,7 +98,7 @@ class MultiAgentVectorEnv:
     Attributes:
         policies: slots by policy id; may change while no step is being made.
         failed: sub-environments whose episode ended in the last step because they raised.
-        stopped: whether the recorder ended the play.
+        stopped: whether the recorder has ended the rollout.
         num_steps: env steps of the last step, of all sub-environments.
     """
 

@@ -1,4 +1,4 @@
-"""Gymnasium's vector environments as an `EpisodeVectorEnv`, whatever their autoreset mode.
+"""Gymnasium's vector environments of all autoreset modes as an `EpisodeVectorEnv`.
 
 Owns the three autoreset modes of gymnasium 1.x, which no other file knows of, and the processes of
 asynchronous vectorisation. The mode is read from ``metadata["autoreset_mode"]``, never assumed:
@@ -76,7 +76,7 @@ def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> Nat
 
     if hasattr(env, "possible_agents"):
         raise refuse(
-            "it has several agents: say who plays them, as in multi_agent: {policies: [shared]}"
+            "it has several agents: name their policies, as in multi_agent: {policies: [shared]}"
         )
     if not isinstance(env, VectorEnv):
         kind = f"{type(env).__module__}.{type(env).__qualname__}"

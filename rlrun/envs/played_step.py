@@ -34,7 +34,7 @@ class AgentTransition:
 class PlayedStep:
     """One vector step, for recorders. Arrays may be overwritten by the next step.
 
-    With several agents, observations and actions are those of `agents`.
+    With several agents, observations and actions are in `agents` instead.
     """
 
     obs: Any
@@ -47,11 +47,10 @@ class PlayedStep:
     terminateds: Array
     truncateds: Array
     episodes: list[int | None]
-    """Which episode each environment played; None in environments that have played all of theirs.
-    """
+    """Number of the episode that each environment runs; None once it has run all of its own."""
     agents: Sequence[AgentTransition] = ()
     """Transitions of agents that this step has completed."""
 
 
 Recorder = Callable[[PlayedStep], bool | None]
-"""Called after every vector step; True ends the play."""
+"""Called after every vector step; True ends the rollout."""

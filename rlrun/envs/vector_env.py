@@ -64,14 +64,14 @@ def make_vector_env(
             after the other in this process, "async" in a process each, "vector_entry_point" is the
             environment's own vectorisation, "envpool" is EnvPool's environment of that name),
             ``preprocessor_pref`` and ``disable_env_checking``.
-        context: what the sub-environments' constructors are told, apart from the sub-environment.
+        context: the constructors' `EnvContext`, but for the index of the sub-environment.
         training: False in evaluation and rollout, see `EnvContext`.
         render_mode: passed to each sub-environment.
         restart_failed: build a sub-environment's environment again when it raises, instead of
             raising; done by the serial vectorisation alone.
 
     Raises:
-        EnvError: whatever goes wrong, with the environment's name and the user's traceback.
+        EnvError: for every failure, with the environment's name and the user's traceback.
     """
     place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
     place.training = training

@@ -105,8 +105,8 @@ def resume_experiment(
 ) -> RunOutcome:
     """Resume a run from its newest checkpoint, in the same folder.
 
-    The settings are those of the run's ``config.yaml`` with ``overrides`` laid over them; the file
-    is rewritten. A run without a checkpoint starts from the beginning. A finished run continues if
+    The settings come from the run's ``config.yaml``, with ``overrides`` laid over them; the file is
+    rewritten. A run without a checkpoint starts from the beginning. A finished run continues if
     ``overrides`` move its stop.
 
     Raises:

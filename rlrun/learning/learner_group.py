@@ -43,9 +43,9 @@ def build_learner(module: RLModule, training: TrainingConfig, settings: Learners
 
 
 class LearnerGroup(Learner):
-    """``settings.num_learners`` learners as Ray actors. Arguments are those of `Learner`.
+    """``settings.num_learners`` learners as Ray actors, with the arguments of `Learner`.
 
-    Ray must be running. Losses, and whatever else goes into an update, must be picklable.
+    Ray must be running. Losses, and all other arguments of an update, must be picklable.
 
     Raises:
         LearnersError: Ray found no place for a learner.

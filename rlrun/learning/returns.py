@@ -153,7 +153,7 @@ def standardized_advantages(rows: Rows) -> Rows:
 def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tensor, Tensor]:
     """`LoadedBatch.outputs` in evaluation mode, as env runners act: without dropout, for example.
 
-    With it, the numbers that a loss compares with would differ from those of acting.
+    With it, the numbers that a loss compares with would differ from the runners'.
     """
     learning = [part for part in module.modules() if part.training]
     module.eval()
@@ -172,7 +172,7 @@ def add_advantages(
 
     One forward pass over the T + 1 observations of each slot, and the final ones of episodes, gives
     V(s) and V(s') of every row. The old log-probabilities come from it too, so that the probability
-    ratio of the first minibatch is exactly 1 whatever computed the actions.
+    ratio of the first minibatch is exactly 1, even if numpy computed the actions.
 
     Returns:
         The explained variance of the values, None where the targets do not vary.

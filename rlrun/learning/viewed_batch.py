@@ -58,7 +58,7 @@ class ViewedBatch(LoadedBatch):
         }
 
     def _present_and_next(self, batch: SampleBatch, name: str) -> tuple[Tensor, Tensor | None]:
-        """A view's rows ``[2 N, ...]``, those of one step later behind; as index if shared."""
+        """A view's rows ``[2 N, ...]``, of each step and then of the next; an index if shared."""
         shared = batch.shared(name)
         shared_next = batch.shared(f"{col.NEXT_PREFIX}{name}")
         if shared is None or shared_next is None or shared[0] is not shared_next[0]:

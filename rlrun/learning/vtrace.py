@@ -121,8 +121,8 @@ def add_vtrace(
     """Add the value targets and advantages of V-trace, as numbers without gradient.
 
     Log-probabilities of the policy that acted come from the batch (`action_logp`, of the weights it
-    was sampled with), those of the present one and the values from ``module``, in one forward pass
-    over all observations.
+    was sampled with), log-probabilities of the present one and the values from ``module``, in one
+    forward pass over all observations.
 
     Args:
         target: correct for this policy instead of ``module``'s, and add its `action_logp` and

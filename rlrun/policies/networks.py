@@ -290,7 +290,7 @@ SMALL_MIN_PIXELS = 5
 
 
 def is_image(shape: Sequence[int]) -> bool:
-    """Whether observations of this shape are encoded by convolutions unless told otherwise."""
+    """Whether observations of this shape are encoded by convolutions by default."""
     return len(shape) == 3 and min(image_size(shape)[1:]) >= SMALL_MIN_PIXELS
 
 

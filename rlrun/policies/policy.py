@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 
 class Policy:
-    """The interface between a runner, which owns environments, and whatever chooses actions.
+    """What an env runner, which owns the environments, uses to choose actions.
 
     Only `compute_actions` must be written; a policy without weights keeps the other defaults.
 
@@ -109,7 +109,7 @@ class Policy:
         """Columns that follow from a finished fragment's columns, computed once for all its rows.
 
         Args:
-            columns: actions and whatever else `compute_actions` returned, each ``[N, ...]``.
+            columns: actions and the further outputs of `compute_actions`, each ``[N, ...]``.
         """
         return {}
 
@@ -130,7 +130,7 @@ class Policy:
         return {}
 
     def get_weights(self) -> Any:
-        """The weights, in whatever form `set_weights` takes."""
+        """The weights, in a form that `set_weights` takes."""
         return {}
 
     def set_weights(self, weights: Any) -> None:

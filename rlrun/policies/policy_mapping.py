@@ -1,4 +1,4 @@
-"""Which policy an agent plays, and which spaces a policy has because of it.
+"""Which policy an agent has, and which spaces a policy has because of it.
 
 The mapping is asked when an agent joins an episode, and holds to the episode's end. Owns its three
 forms: a table of names and patterns, a function of the user's, and none at all.
@@ -27,7 +27,7 @@ class MappingError(ValueError):
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """What a mapping function is told about the episode.
+    """What a mapping function knows about the episode.
 
     ``def choose(agent, episode): return episode.policies[episode.rng.integers(2)]``
     """
@@ -46,7 +46,7 @@ class AgentMapping:
     Args:
         agents: agent or pattern (``player_*``) -> policy id, of which the first that fits counts;
             or what names a function ``choose(agent, episode, **kwargs)``: an import path, or
-            ``{use: path, key: value}``. None: agents play the policy that has their name, or the
+            ``{use: path, key: value}``. None: each agent has the policy of its own name, or the
             only one there is.
     """
 
@@ -82,8 +82,8 @@ class AgentMapping:
             )
         if found not in policies:
             raise MappingError(
-                f"agent {agent!r} is to play the policy {found!r}, which does not exist; there is "
-                f"{', '.join(policies)}{suggestion(str(found), policies)}"
+                f"agent {agent!r} is mapped to the policy {found!r}, which does not exist; there "
+                f"is {', '.join(policies)}{suggestion(str(found), policies)}"
             )
         return str(found)
 
@@ -95,11 +95,11 @@ def _fits(agent: Any, pattern: str) -> bool:
 def policy_spaces(
     env: Any, mapping: AgentMapping, policies: Mapping[str, PolicySettings]
 ) -> dict[str, Spaces]:
-    """The spaces of each policy: those of the agents that play it.
+    """The spaces of each policy: its agents' spaces.
 
-    A policy that no agent plays in a first episode has the spaces of the agent that its
-    ``spaces_of`` names, or those of all agents if they are equal; one that was added has those of
-    the policy that it was made from.
+    A policy without an agent in a first episode has the spaces of the agent that its ``spaces_of``
+    names, or of all agents if these are equal; one that was added has the spaces of the policy that
+    it was copied from.
 
     Raises:
         MappingError: the agents of a policy differ in their spaces, or a policy has none.
@@ -126,7 +126,7 @@ def require_spaces(agent: Any, policy_id: str, spaces: Spaces, expected: Spaces)
     for kind, own, wanted in zip(("observation", "action"), spaces, expected, strict=True):
         if own != wanted:
             raise MappingError(
-                f"agent {agent!r} cannot play policy {policy_id!r}: its {kind} space is {own}, "
+                f"agent {agent!r} cannot have policy {policy_id!r}: its {kind} space is {own}, "
                 f"the policy's is {wanted}; agents that differ need policies of their own"
             )
 
@@ -147,7 +147,7 @@ def _common_spaces(env: Any, policy_id: str) -> Spaces:
     for agent in agents:
         if (env.observation_spaces[agent], env.action_spaces[agent]) != spaces:
             raise MappingError(
-                f"policy {policy_id!r} is played by no agent at first, and agents differ in their "
+                f"policy {policy_id!r} has no agent at first, and agents differ in their "
                 f"spaces; spaces_of: {agents[0]} would name an agent to have the spaces of"
             )
     return spaces

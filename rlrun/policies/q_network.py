@@ -158,7 +158,7 @@ class QNetwork(RLModule):
 class RecurrentQNetwork(RecurrentActorCritic):
     """Q(s, a) of all actions at once; ``action_dist_inputs`` [M, n] are these values.
 
-    The heads are those of an actor-critic: with dueling, the value head is the state's value and
+    The heads are an actor-critic's: with dueling, the value head is the state's value and
     the other one the advantages. States have a row for each step of a batch, since replay may begin
     a sequence anywhere.
     """

@@ -30,7 +30,7 @@ def unread_views(module: RLModule, *forwards: str) -> frozenset[str]:
     says ``used_for_compute_actions=True`` counts as read.
 
     Raises:
-        Exception: whatever a forward pass raises.
+        Exception: any that a forward pass raises.
     """
     judged = {
         name

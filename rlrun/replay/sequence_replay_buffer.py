@@ -35,7 +35,7 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
     """A ring of transitions that are sampled as sequences, by the priority of their first step.
 
     Args:
-        capacity: transitions that are kept, whatever the length of sequences.
+        capacity: transitions that are kept, for sequences of any length.
         length: most steps of a sequence; it is shorter where its episode has no more of them.
         further_columns: as for `ReplayBuffer`; states need one row for each step.
         alpha: as for `PrioritizedReplayBuffer`; 0 draws first steps uniformly.
@@ -81,7 +81,7 @@ class ItemReplayBuffer(ReplayBuffer):
     """A ring of transitions that are sampled an episode or a fragment at a time.
 
     Args:
-        capacity: transitions that are kept, whatever the unit; an item whose first transition has
+        capacity: transitions that are kept, with either unit; an item whose first transition has
             been overwritten is not sampled any more.
         unit: "episodes" are complete ones, from their first step to their end, in however many
             fragments they were added; "fragments" are the batches that were added.

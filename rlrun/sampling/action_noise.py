@@ -3,7 +3,7 @@
 They are drawn in blocks, from one of two sources: a generator of the fragment, for all slots that
 act together, or a generator of each episode, so that an episode depends neither on fragments nor on
 other slots. Either way a policy with a `noise_correlation` rho is given, in place of independent
-numbers z ~ N(0, 1), those of a first-order autoregressive process:
+numbers z ~ N(0, 1), numbers x of a first-order autoregressive process:
 
     x_0 = z_0        x_t = rho x_{t-1} + sqrt(1 - rho^2) z_t
 

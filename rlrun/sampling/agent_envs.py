@@ -1,7 +1,7 @@
 """AgentEnvs: sub-environments with several agents, which come and go, as slots of their policies.
 
 Owns which episodes they run, how long a fragment is, and what it takes to come back to the same
-place. Must not know how actions are chosen; the policies' actors are told what happened to their
+place. Must not know how actions are chosen; the policies' actors receive the steps of their
 slots. Dicts are turned into arrays by `MultiAgentVectorEnv`.
 
 An environment is a function of the seed that it was reset with and of the actions since then, so
@@ -198,7 +198,7 @@ class AgentEnvs:
 
     @property
     def stopped(self) -> bool:
-        """Whether the recorder ended the play."""
+        """Whether the recorder has ended the rollout."""
         return self.env.stopped
 
     @property

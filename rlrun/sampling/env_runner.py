@@ -277,7 +277,7 @@ class EnvRunner:
         return {policy_id: actor.policy for policy_id, actor in self.actors.items()}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Weights of some policies, by id, whatever version they are.
+        """Set the weights of some policies, by id, of any version.
 
         A request may be older than a policy that came since.
         """
@@ -406,7 +406,7 @@ class EnvRunner:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where the runner of a state stood; see `LockStepEnvs` and `AgentEnvs`."""
         self._next_fragment = int(state["next_fragment"])
-        self.weights_version = -1  # those of another run may have the same number
+        self.weights_version = -1  # weights of another run may have the same number
         self._slot_envs.set_state(state, self.actors, state["policies"])
 
     def ping(self) -> int:

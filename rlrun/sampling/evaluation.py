@@ -1,7 +1,7 @@
-"""Playing exactly N episodes, for evaluation and rollouts, with one agent or several.
+"""Exactly N episodes, for evaluation and rollouts, with one agent or several.
 
-Connectors are frozen and nothing is collected: nothing here moves training. Which episodes they are
-is `CountedPlan`'s.
+Connectors are frozen and nothing is collected, so that training is not changed. `CountedPlan` says
+which episodes they are.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def play_episodes(
     explore: bool = False,
     recorder: Recorder | None = None,
 ) -> list[EpisodeRecord]:
-    """Play episodes 0..N-1 of ``seed`` with the runner's present weights.
+    """Run episodes 0..N-1 of ``seed`` with the runner's present weights.
 
     Returns:
-        The finished episodes, in their order; all N unless the recorder ended the play.
+        The finished episodes, in their order; all N unless the recorder ended the rollout.
     """
     plan = CountedPlan(num_episodes, seed, runner.num_envs, runner.spec.env.use)
     keys = plan.noise if runner.spec.multi_agent is None else None

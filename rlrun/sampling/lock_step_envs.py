@@ -2,7 +2,7 @@
 
 Owns what becomes of a vector step: the horizon, where episodes end and the next ones begin, steps
 that are no transition, and what it takes to come back to the same place. Must not know how actions
-are chosen; the policy's actor is told what happened to its slots, which are the sub-environments.
+are chosen; the policy's actor receives the steps of its slots, which are the sub-environments.
 
     B  sub-environments    t  vector steps of the running fragment so far
 """
@@ -44,7 +44,7 @@ class LockStepEnvs:
     Attributes:
         due: all slots, in each step.
         unsettled: whether `settle` has something to do after this step.
-        stopped: whether the recorder ended the play.
+        stopped: whether the recorder has ended the rollout.
         started: whether episodes run.
     """
 
@@ -335,7 +335,7 @@ def replay_actions(
     """Reset each sub-environment with its seed and repeat its actions.
 
     They step together, so one with fewer actions starts later: all arrive at the same step. Until
-    then it idles, on whatever episode.
+    then it idles, in any episode.
 
     Args:
         to_env: from actions ``[B, ...]`` to the environments'.

@@ -1,7 +1,7 @@
 """PolicyActor: one policy acts for all its slots, with one forward pass, and has their steps kept.
 
 Owns what belongs to the policy in a runner: its connectors, its inputs, its action noise and its
-collector. Must not know environments: it is told what happened to its slots (`agent_slots`).
+collector. Must not know environments: it receives the steps of its slots (`agent_slots`).
 
     B  slots that act together    S  slots    k  slots of a step    m  of them, those with an
     observation
@@ -47,7 +47,7 @@ class PolicyActor:
         learns: whether statistics of observations and rewards are updated.
         converts: whether `to_env` does something.
         noise_of_episodes: whether `begin_noise` does something.
-        wants_infos: whether the policy has a view of infos, and so is to be told of them.
+        wants_infos: whether the policy has a view of infos, and so receives them.
     """
 
     def __init__(

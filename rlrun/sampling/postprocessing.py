@@ -3,8 +3,8 @@
 A *trajectory* is what a fragment holds of one agent in one episode: the policy's
 `postprocess_trajectory` and the callbacks' `on_postprocess_trajectory` see trajectories, hence
 never two episodes, once at the end of each episode and of each fragment. Rewards are as learning
-sees them; views that are not for training are there. Knows nothing of losses; callbacks are
-whatever has the method.
+sees them; views that are not for training are there. Knows nothing of losses; a callback is
+any object with the method.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Postprocessing:
 
     Args:
         callbacks: each with an `on_postprocess_trajectory`, called in this order.
-        worker: the env runner that callbacks are told of; None in a dummy pass.
+        worker: the env runner, an argument of callbacks; None in a dummy pass.
 
     Attributes:
         policies: by id; they may change between calls.

@@ -30,7 +30,7 @@ PolicyFactory = Callable[["gym.Space[Any]", "gym.Space[Any]", ModelConfig], Poli
 
 @dataclass(frozen=True)
 class MultiAgentSpec:
-    """Who plays what, in an environment with several agents."""
+    """Policies and agents of an environment with several agents."""
 
     policies: Mapping[str, PolicySettings]
     agents: Mapping[str, Any] | str | None = None
@@ -73,11 +73,11 @@ class SampleRequest:
     connector_state: dict[str, Any] | None = None
     """Merged connector statistics to take over first; None keeps the runner's own."""
     exploration: Mapping[str, Exploration] = field(default_factory=dict)
-    """What `Policy.set_exploration` is to be told, by policy id."""
+    """Arguments of `Policy.set_exploration`, by policy id."""
     leave_out: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Columns that the batch of a policy need not have, by its id."""
     policies: Mapping[str, PolicySettings] | None = None
-    """All policies there are now, where agents play several; they may come and go."""
+    """All present policies, if there are several; they may come and go."""
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint holds of it; the rest is the run's settings (`request_of`)."""

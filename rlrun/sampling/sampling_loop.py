@@ -27,7 +27,7 @@ class SlotEnvs(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether a recorder ended the play."""
+        """Whether a recorder has ended the rollout."""
 
     def start(self, actors: Mapping[str, Any], *, update: bool = True) -> None:
         """Begin first episodes, unless episodes run."""

@@ -18,7 +18,7 @@ import numpy as np
 
 
 class Role(IntEnum):
-    """Who samples; training and evaluation never share a random number."""
+    """What samples; training and evaluation never share a random number."""
 
     TRAIN = 0
     EVALUATION = 1

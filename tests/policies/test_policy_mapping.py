@@ -38,5 +38,5 @@ def test_each_policy_has_the_spaces_of_its_agents():
     ],
 )
 def test_agents_of_one_policy_must_have_the_same_spaces(differing, kind):
-    with pytest.raises(MappingError, match=f"agent 'b' cannot play policy 'p': its {kind} space"):
+    with pytest.raises(MappingError, match=f"agent 'b' cannot have policy 'p': its {kind} space"):
         spaces({"*": "p"}, policies="p", **differing)

@@ -236,7 +236,7 @@ def test_dicts_that_disagree_are_named(script, message, step):
     ("policies", "agents", "message"),
     [
         (("p", "q"), {"a": "p", "b": "q"}, "agent 'c' has no policy"),
-        (("p", "q"), {"*": "r"}, "agent 'a' is to play the policy 'r', which does not exist"),
+        (("p", "q"), {"*": "r"}, "agent 'a' is mapped to the policy 'r', which does not exist"),
         (("p", "q"), None, "agent 'a' has no policy"),
     ],
 )

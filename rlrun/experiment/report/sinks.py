@@ -124,7 +124,7 @@ class Sink(Protocol):
         """Receive one iteration's result; it is shared and must not be changed."""
 
     def close(self) -> None:
-        """The run has ended, for whatever reason."""
+        """The run has ended, for any reason."""
 
 
 class SinkError(Exception):

@@ -78,4 +78,4 @@ def read_cases(path: Path) -> tuple[dict[Kind, str], dict[str, str], tuple[Case,
 
 
 KINDS, SOURCES, CASES = read_cases(Path(__file__).with_name("cases.yaml"))
-"""What is measured for each kind of number; who published, and where; the cases in their order."""
+"""What is measured for each kind of number; the publications; the cases in their order."""
