@@ -498,8 +498,8 @@ def concat_samples(
     """Appends batches; empty ones are skipped, and nothing at all gives an empty SampleBatch.
 
     The result has the columns of the first batch, which the others must have too. Shared columns
-    stay shared. If one batch is multi-agent, the result is: policy by policy, plain batches counting
-    for the default policy. A single batch that is left comes back as a shallow copy.
+    stay shared. If one batch is multi-agent, the result is: policy by policy, plain batches
+    counting for the default policy. A single batch that is left comes back as a shallow copy.
     Raises ValueError for batches that do not fit together (`column_batch.append`).
     """
     given = list(batches)
