@@ -126,7 +126,7 @@ class GradientReply:
 def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) -> GradientReply:
     """Sample a fragment in a runner; return gradients in place of its rows."""
     reply = runner.sample_fragment(request, weights)
-    batches, found = reply.batch.as_multi_agent().policy_batches, {}
+    batches, found = reply.batches.policy_batches, {}
     for policy_id, policy in runner.policies.items():
         learns = request.policies is None or request.policies[policy_id].train
         if not isinstance(policy, A3CPolicy):
@@ -135,7 +135,7 @@ def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) ->
         if learns and batch is not None:
             found[policy_id] = PolicyGradient(len(batch), *policy.compute_gradients(batch))
     rest = MultiAgentBatch(batches, reply.env_steps)
-    return GradientReply(replace(reply, batch=rest), found)
+    return GradientReply(replace(reply, batches=rest), found)
 
 
 class A3C(Algorithm[A3CTraining]):
@@ -182,7 +182,7 @@ class A3C(Algorithm[A3CTraining]):
             with self.timers.phase("sample"):
                 reply: GradientReply = self.sampler.take()
                 self.count([reply.sampled])
-            for _ in self.train_batches(reply.sampled.batch):
+            for _ in self.train_batches(reply.sampled.batches):
                 pass  # the rows left in it are learned from by policies written from scratch
             lag = self.policies.weights_version - reply.sampled.weights_version
             with self.timers.phase("learn"):

@@ -217,7 +217,7 @@ class Algorithm(ABC, Generic[T_co]):
             replies: list[SampleReply] = []
             for lengths in self._fragment_lengths if rounds is None else rounds:
                 replies += self.sample_round(lengths)
-            return self.train_batch(replies)
+            return self.train_batch(replies).unwrapped()
 
     def sample_round(self, lengths: Sequence[int]) -> list[SampleReply]:
         """One fragment from each healthy runner, acted with the present weights."""
@@ -228,13 +228,13 @@ class Algorithm(ABC, Generic[T_co]):
 
     def next_request(self, length: int = 0) -> SampleRequest:
         """The next request for a fragment: its number, and what policies act with."""
-        policies, progress = self.policies, self.progress
-        first = progress.next_fragment == 0  # before it nothing has been merged
+        policies, progress, connectors = self.policies, self.progress, self.policies.connectors
+        sends = connectors.sends and progress.next_fragment > 0  # before it nothing is merged
         request = SampleRequest(
             fragment=progress.next_fragment,
             length=length,
             weights_version=policies.weights_version,
-            connector_state=None if first else policies.connectors.state_for_runners(),
+            connector_state=connectors.get_state() if sends else None,
             exploration=self.explorations(),
             leave_out=dict(policies.reads.left_out),
             policies=dict(policies) if policies.several else None,
@@ -261,25 +261,32 @@ class Algorithm(ABC, Generic[T_co]):
 
     def explorations(self) -> dict[str, Exploration]:
         """Exploration settings of all policies that have some, by policy id."""
-        told = {policy_id: self.exploration(policy_id) for policy_id in self.policies}
-        return {policy_id: each for policy_id, each in told.items() if each is not None}
+        told = {}
+        for policy_id in self.policies.settings:
+            exploration = self.exploration(policy_id)
+            if exploration is not None:
+                told[policy_id] = exploration
+        return told
 
     def count(self, replies: Sequence[SampleReply]) -> None:
         """Count what replies say: steps, episodes, timings, statistics of connectors."""
         for reply in replies:
             self.progress.count(reply)
-            self.policies.reads.watch(reply.batch.as_multi_agent().policy_batches)
+            self.policies.reads.watch(reply.batches.policy_batches)
             for episode in reply.episodes:
                 self._call_back("on_episode_end", episode)
-        self.policies.connectors.apply_deltas([reply.connector_deltas for reply in replies])
+        if self.policies.connectors.merges:
+            self.policies.connectors.apply_deltas([reply.connector_deltas for reply in replies])
 
-    def train_batch(self, replies: Sequence[SampleReply]) -> SampleBatch | MultiAgentBatch:
+    def train_batch(self, replies: Sequence[SampleReply]) -> MultiAgentBatch:
         """The batches of these replies as one, which callbacks may change."""
-        batches = [reply.batch for reply in replies]
-        batch = batches[0] if len(batches) == 1 else concat_samples(batches)
+        batch = replies[0].batches
+        if len(replies) > 1:
+            batch = concat_samples([reply.batches for reply in replies]).as_multi_agent()
         if self.config.env_runners.compress_observations:
             batch.decompress_if_needed()
-        self._call_back("on_sample_end", batch)
+        if self._callbacks:
+            self._call_back("on_sample_end", batch.unwrapped())
         return batch
 
     def train_batches(

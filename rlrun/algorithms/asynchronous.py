@@ -32,7 +32,7 @@ from rlrun.algorithms.on_policy import (
 from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.schema import Count, Section, TrainingConfig
-from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
+from rlrun.data.sample_batch import MultiAgentBatch
 from rlrun.learning.vtrace import VTraceSettings
 from rlrun.sampling.runner_messages import SampleReply
 
@@ -115,12 +115,9 @@ class AsynchronousBatches(FragmentStream):
         self._training = training
         self._policies: list[str] = []  # at the last broadcast
 
-    def next(self) -> tuple[SampleBatch | MultiAgentBatch, dict[str, float]]:
-        """The next train batch, and the age of the weights that acted in it.
-
-        Returns:
-            A SampleBatch, or a MultiAgentBatch of several policies; ``policy_lag_mean`` and
-            ``policy_lag_max``.
+    def next(self) -> tuple[MultiAgentBatch, dict[str, float]]:
+        """The next train batch; ``policy_lag_mean`` and ``policy_lag_max``, the age of the weights
+        that acted in it.
         """
         algorithm, training = self._algorithm, self._training
         replies: list[SampleReply] = []

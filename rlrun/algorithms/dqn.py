@@ -31,7 +31,6 @@ from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
-    Statistics,
     Updater,
     replay_problems,
     to_device,
@@ -321,15 +320,17 @@ class DQNUpdater(Updater):
         self._learner, self._training = learner, training
         self._epsilon, self._burn_in = epsilon, burn_in
         self.target = TargetNetwork(target, learner)
-        self._lr = 0.0
 
-    def begin_iteration(self, env_steps: int) -> dict[str, float]:
-        self._lr = value_at(self._training.lr, env_steps)
-        return {"lr": self._lr, "epsilon": value_at(self._epsilon, env_steps)}
+    def coefficients(self, env_steps: int) -> dict[str, float]:
+        schedules = {"lr": self._training.lr, "epsilon": self._epsilon}
+        return {name: value_at(schedule, env_steps) for name, schedule in schedules.items()}
 
-    def update(self, batch: SampleBatch, rng: np.random.Generator) -> Statistics:
+    def update(
+        self, batch: SampleBatch, rng: np.random.Generator, env_steps: int
+    ) -> dict[str, Tensor]:
         """One gradient step on replayed transitions or sequences."""
         training, learner, target = self._training, self._learner, self.target.module
+        lr = value_at(training.lr, env_steps)
         arguments: dict[str, Any] = {"target": target, "double_q": training.double_q}
         if training.num_atoms == 1:
             arguments["value_rescaling"] = training.value_rescaling
@@ -338,16 +339,16 @@ class DQNUpdater(Updater):
             rows = load_sequences(
                 batch, learner.module, learner.device, **settings, gamma=training.gamma
             )
-            return learner.step(rows, sequence_loss, arguments, lr=self._lr)
+            return learner.step(rows, sequence_loss, arguments, lr=lr)
         if training.noisy:
             for network in (learner.module, target):
                 if isinstance(network, QNetwork):
                     network.draw_noise(rng)
         rows = to_device(batch, learner.device)
         if training.num_atoms > 1:
-            return learner.step(rows, c51_loss, arguments, lr=self._lr)
+            return learner.step(rows, c51_loss, arguments, lr=lr)
         gradient = dqn_gradient if learner.module.has_vjp else None
-        return learner.step(rows, dqn_loss, arguments, lr=self._lr, gradient=gradient)
+        return learner.step(rows, dqn_loss, arguments, lr=lr, gradient=gradient)
 
     def end_round(self, steps: int) -> None:
         """Renew the target network if that is due."""

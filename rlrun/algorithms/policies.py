@@ -131,13 +131,14 @@ class Policies(Mapping[str, PolicySettings]):
         for policy_id, settings in self.settings.items():
             if not settings.train:
                 continue
-            if policy_id not in batch or not self.is_policy_to_train(policy_id, batch):
+            rows = batch.policy_batches.get(policy_id)
+            if rows is None or not self.is_policy_to_train(policy_id, batch):
                 nothing = {"num_agent_steps_trained": 0, "learner_stats": {}}
                 self._rows.setdefault(policy_id, nothing)
             elif policy_id in self.scratch:
-                self._learn_from_scratch(policy_id, batch[policy_id], progress)
+                self._learn_from_scratch(policy_id, rows, progress)
             else:
-                yield policy_id, batch[policy_id]
+                yield policy_id, rows
 
     def _learn_from_scratch(self, policy_id: str, batch: SampleBatch, progress: Progress) -> None:
         with progress.timers.phase("learn"):
@@ -214,9 +215,13 @@ class Policies(Mapping[str, PolicySettings]):
 
     def present_weights(self) -> dict[str, Any]:
         """The weights as learned so far; a network's are one flat vector."""
-        # A copy: a policy may change in place what it hands out, and would change the past.
-        scratch = {name: copy.deepcopy(made.get_weights()) for name, made in self.scratch.items()}
-        return {**{name: made.get_weights() for name, made in self.learners.items()}, **scratch}
+        weights: dict[str, Any] = {}
+        for policy_id, learner in self.learners.items():
+            weights[policy_id] = learner.get_weights()
+        for policy_id, policy in self.scratch.items():
+            # A copy: a policy may change in place what it hands out, and would change the past.
+            weights[policy_id] = copy.deepcopy(policy.get_weights())
+        return weights
 
     def named_weights(self) -> dict[str, Any]:
         """Copies of all networks' weights, as ``<policy id>/<parameter>``."""
@@ -310,7 +315,8 @@ class CentralConnectors:
         spaces: the environment's, by policy.
 
     Attributes:
-        stateful: whether anything is learned, and sent to runners.
+        merges: whether what runners have learned is merged.
+        sends: whether the merged statistics go to runners with each request.
     """
 
     def __init__(
@@ -321,7 +327,9 @@ class CentralConnectors:
     ) -> None:
         self._spec, self._policies, self._spaces = spec, policies, spaces
         self._by_policy = {policy_id: self._made(policy_id) for policy_id in policies}
-        self.stateful = any(connectors.stateful for connectors in self._by_policy.values())
+        stateful = any(connectors.stateful for connectors in self._by_policy.values())
+        self.merges = stateful and spec.settings.use_worker_filter_stats
+        self.sends = stateful and spec.settings.update_worker_filter_stats
 
     def _made(self, policy_id: str) -> RunnerConnectors:
         spaces, settings = self._spaces[policy_id], self._policies[policy_id]
@@ -342,16 +350,9 @@ class CentralConnectors:
         del self._by_policy[policy_id]
 
     def apply_deltas(self, deltas: Sequence[Mapping[str, Any]]) -> None:
-        """Merge what runners have learned since their last replies, if the settings say so."""
-        if not (self._spec.settings.use_worker_filter_stats and self.stateful):
-            return
+        """Merge what runners have learned since their last replies."""
         for policy_id, connectors in self._by_policy.items():
             connectors.apply_deltas([delta[policy_id] for delta in deltas if policy_id in delta])
-
-    def state_for_runners(self) -> State | None:
-        """The merged statistics for the next request; None if runners keep their own."""
-        sent = self._spec.settings.update_worker_filter_stats and self.stateful
-        return self.get_state() if sent else None
 
     def get_state(self) -> State:
         """The merged statistics."""

@@ -57,7 +57,8 @@ class Progress:
         """Count what a reply says: steps, episodes, timings."""
         self.env_steps += reply.env_steps
         self.agent_steps += reply.agent_steps
-        self.episodes.add(reply.episodes)
+        if reply.episodes:
+            self.episodes.add(reply.episodes)
         self.env_runners.add(reply)
 
     def learner_result(

@@ -10,8 +10,8 @@ know what is learned from it: each policy has an `Updater` for that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -42,10 +42,8 @@ from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
 COLUMNS = (
     *(col.OBS, col.ACTIONS, col.REWARDS, col.NEXT_OBS, col.TERMINATEDS),
-    *(col.DISCOUNTS, col.WEIGHTS),
+    col.DISCOUNTS,
 )
-
-Statistics = dict[str, Tensor]
 
 
 class ReplayTraining(TrainingConfig):
@@ -70,7 +68,6 @@ COMMON_IN_LOCKSTEP = (
 """Settings that are common to all policies where all learn from the same env steps."""
 
 
-R = TypeVar("R", bound=ReplayTraining)
 U = TypeVar("U", bound="Updater")
 
 
@@ -78,12 +75,21 @@ class Updater(ABC):
     """Updates one policy; owns its target network and the like, but not its learner."""
 
     @abstractmethod
-    def begin_iteration(self, env_steps: int) -> dict[str, float]:
-        """Read the schedules; returns the values that are reported, by name."""
+    def coefficients(self, env_steps: int) -> dict[str, float]:
+        """Values of the schedules that are reported, by name.
+
+        Args:
+            env_steps: where on its schedules the run is.
+        """
 
     @abstractmethod
-    def update(self, batch: SampleBatch, rng: np.random.Generator) -> Statistics:
+    def update(
+        self, batch: SampleBatch, rng: np.random.Generator, env_steps: int
+    ) -> dict[str, Tensor]:
         """One update on a replayed batch.
+
+        Args:
+            env_steps: where on its schedules the run is.
 
         Returns:
             Scalars, and ``td_errors`` ``[M]``, NaN where a step was not learned from.
@@ -105,13 +111,42 @@ class Updater(ABC):
 class _Debt:
     """Updates that are due for a policy; in lockstep, for all policies together."""
 
+    training: ReplayTraining
     steps: int = 0
     """Env steps counted since the first transitions in its buffer."""
     rows: float = 0.0
     """Transitions to replay for them."""
 
+    def due(self, steps: int) -> int:
+        """How many updates are due after so many env steps more; they count as made."""
+        training, size = self.training, self.training.minibatch_size
+        self.steps += steps
+        if self.steps >= training.num_steps_sampled_before_learning_starts:
+            self.rows += steps * training.training_intensity
+        num_updates = int(self.rows // size)
+        self.rows -= num_updates * size
+        return num_updates
 
-class Replay(Generic[R, U]):
+    def get_state(self) -> dict[str, Any]:
+        """The steps and rows counted so far."""
+        return {"steps": self.steps, "rows": self.rows}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state from `get_state`."""
+        self.steps, self.rows = int(state["steps"]), float(state["rows"])
+
+
+@dataclass
+class _Learned:
+    """What a policy has learned in an iteration."""
+
+    coefficients: dict[str, float]
+    """As the iteration began."""
+    updates: list[dict[str, Tensor]] = field(default_factory=list)
+    num_rows: int = 0
+
+
+class Replay(Generic[U]):
     """Sampling and learning in turns, out of the buffers of all policies that learn.
 
     Args:
@@ -127,7 +162,7 @@ class Replay(Generic[R, U]):
 
     def __init__(
         self,
-        algorithm: Algorithm[R],
+        algorithm: Algorithm[ReplayTraining],
         make_updater: Callable[[str], U],
         make_buffer: Callable[[str], ReplayBuffer],
         *,
@@ -139,10 +174,14 @@ class Replay(Generic[R, U]):
         self._in_lockstep = self._settings.mode == "lockstep"
         self.updaters = ByPolicy(make_updater, algorithm.policies.trained)
         self.buffer = MultiAgentReplayBuffer(make_buffer, mode=self._settings.mode)
-        self._debts: dict[str, _Debt] = {}
+        self._debts = ByPolicy(self._new_debt)
         self._rounds = short_fragment_lengths(
             algorithm.training.train_batch_size, algorithm.config.env_runners, round_steps
         )
+
+    def _new_debt(self, policy_id: str) -> _Debt:
+        algorithm = self._algorithm
+        return _Debt(algorithm.training if self._in_lockstep else algorithm.training_of(policy_id))
 
     @property
     def buffers(self) -> Mapping[str, ReplayBuffer]:
@@ -156,113 +195,98 @@ class Replay(Generic[R, U]):
             The `learners` part of the result.
         """
         algorithm = self._algorithm
-        in_force = {
-            policy_id: self.updaters[policy_id].begin_iteration(algorithm.env_steps)
+        learned = {
+            policy_id: _Learned(self.updaters[policy_id].coefficients(algorithm.env_steps))
             for policy_id in algorithm.policies.trained
         }
-        updates: dict[str, list[Statistics]] = {policy_id: [] for policy_id in in_force}
-        num_rows = dict.fromkeys(in_force, 0)
         for lengths in self._rounds:
-            learning = self._sample(lengths)
-            with algorithm.timers.phase("learn"):
-                updated: dict[str, None] = {}
-                for policy_id, batch, rng in self._minibatches(learning):
-                    statistics = self.updaters[policy_id].update(batch, rng)
-                    self._report_errors(policy_id, batch, statistics.pop("td_errors"))
-                    updates[policy_id].append(statistics)
-                    num_rows[policy_id] += len(batch)
-                    updated[policy_id] = None
-                for policy_id in updated:
-                    self.updaters[policy_id].end_round(algorithm.progress.counted_steps)
-            if updated:
-                algorithm.sync_weights()
+            self._round(lengths, learned)
         result: Result = {}
-        for policy_id, values in in_force.items():
+        for policy_id, own in learned.items():
             row = {
-                **averages(updates[policy_id], self._reported),
-                "num_updates": len(updates[policy_id]),
-                **values,
+                **averages(own.updates, self._reported),
+                "num_updates": len(own.updates),
+                **own.coefficients,
                 "replay_size": len(self.buffers.get(policy_id, ())),
             }
-            result |= algorithm.learner_result(num_rows[policy_id], row, policy_id)
+            result |= algorithm.learner_result(own.num_rows, row, policy_id)
         return result
 
-    def _sample(self, lengths: Sequence[int]) -> list[str]:
-        """Sample and store a round, count the updates due for it; the policies that learn now."""
+    def _round(self, lengths: Sequence[int], learned: Mapping[str, _Learned]) -> None:
+        """Sample and store a fragment of each runner, and make the updates that are due for it."""
         algorithm, policies = self._algorithm, self._algorithm.policies
-        before = algorithm.progress.counted_steps
-        batches = dict(algorithm.train_batches(algorithm.sample([lengths])))
+        phase, progress = algorithm.timers.phase, algorithm.progress
+        before = progress.counted_steps
+        with phase("sample"):
+            sampled = algorithm.train_batch(algorithm.sample_round(lengths))
+        steps = progress.counted_steps - before
+        batches = dict(policies.train_batches(sampled, progress))
         # Updates learn from buffers, so `policies_to_train` is asked without a batch.
-        learning = [*filter(policies.is_policy_to_train, policies.trained)]
-        with algorithm.timers.phase("transfer"):
-            steps = algorithm.progress.counted_steps - before
+        learning = [policy_id for policy_id in learned if policies.is_policy_to_train(policy_id)]
+        with phase("transfer"):
             self.buffer.add(MultiAgentBatch(batches, steps))
-            for owed_to in self._owed(learning):
-                training = self._training(owed_to)
-                debt = self._debts.setdefault(owed_to, _Debt())
-                debt.steps += steps
-                if debt.steps >= training.num_steps_sampled_before_learning_starts:
-                    debt.rows += steps * training.training_intensity
-        return learning
-
-    def _owed(self, learning: Sequence[str]) -> list[str]:
-        """Policies with debts of their own; in lockstep all share the default policy's."""
-        there = [policy_id for policy_id in self.buffers if policy_id in learning]
-        return [DEFAULT_POLICY_ID] if there and self._in_lockstep else there
-
-    def _training(self, owed_to: str) -> R:
-        algorithm = self._algorithm
-        return algorithm.training if self._in_lockstep else algorithm.training_of(owed_to)
+        updated: dict[str, U] = {}
+        with phase("learn"):
+            env_steps = progress.env_steps
+            for policy_id, batch, rng in self._minibatches(learning, steps):
+                updated[policy_id] = updater = self.updaters[policy_id]
+                statistics = updater.update(batch, rng, env_steps)
+                errors = statistics.pop("td_errors")
+                if self._settings.prioritized:
+                    self._report_errors(policy_id, batch, errors)
+                learned[policy_id].updates.append(statistics)
+                learned[policy_id].num_rows += errors.shape[0]
+            for updater in updated.values():
+                updater.end_round(progress.counted_steps)
+        if updated:
+            algorithm.sync_weights()
 
     def _minibatches(
-        self, learning: Sequence[str]
+        self, learning: Sequence[str], steps: int
     ) -> Iterator[tuple[str, SampleBatch, np.random.Generator]]:
-        """The minibatches due now: policy, M transitions with ``weights``, random numbers.
+        """The minibatches due after so many steps more: policy, M transitions, random numbers.
 
-        Errors of one minibatch are to be reported before the next is drawn. With a memory there are
-        as many sequences as hold M transitions at full length, and one at least; in lockstep, all
-        transitions of M env steps.
+        Errors of one minibatch are to be reported before the next is drawn. In lockstep a minibatch
+        is drawn for all policies together.
         """
         rng_of = self._algorithm.learner_rng
-        for owed_to in self._owed(learning):
-            num_updates = self._due(owed_to)
-            rngs = {owed_to: rng_of(owed_to)} if num_updates else {}
-            for _ in range(num_updates):
-                drawn = self._draw(owed_to, rngs[owed_to], learning)
-                for policy_id, batch in drawn.items():
+        drawn_for = [policy_id for policy_id in learning if policy_id in self.buffer.buffers]
+        if drawn_for and self._in_lockstep:
+            drawn_for = [DEFAULT_POLICY_ID]
+        for drawn_id in drawn_for:
+            debt = self._debts[drawn_id]
+            rngs: dict[str, np.random.Generator] = {}
+            for _ in range(debt.due(steps)):
+                if not rngs:
+                    rngs[drawn_id] = rng_of(drawn_id)
+                size = debt.training.minibatch_size
+                for policy_id, batch in self._draw(drawn_id, size, rngs[drawn_id], learning):
                     if policy_id not in rngs:
                         rngs[policy_id] = rng_of(policy_id)
                     yield policy_id, batch, rngs[policy_id]
 
-    def _due(self, owed_to: str) -> int:
-        """How many updates are due; they count as made."""
-        debt, size = self._debts[owed_to], self._training(owed_to).minibatch_size
-        num_updates = int(debt.rows // size)
-        debt.rows -= num_updates * size
-        return num_updates
-
     def _draw(
-        self, owed_to: str, rng: np.random.Generator, learning: Sequence[str]
-    ) -> dict[str, SampleBatch]:
-        """A minibatch of one policy, or in lockstep one of each."""
-        size = self._training(owed_to).minibatch_size
-        policies, beta = [owed_to], {}
+        self, drawn_id: str, size: int, rng: np.random.Generator, learning: Sequence[str]
+    ) -> Iterable[tuple[str, SampleBatch]]:
+        """A minibatch of M transitions of one policy.
+
+        With a memory, it is as many sequences as hold M transitions at full length, and one at
+        least; in lockstep, all transitions of M env steps, by policy.
+        """
         if self._in_lockstep:
-            policies = list(learning)
-        elif isinstance(buffer := self.buffers[owed_to], PrioritizedReplayBuffer):
-            beta = {"beta": value_at(self._settings.beta, self._algorithm.env_steps)}
-            if isinstance(buffer, SequenceReplayBuffer):
-                size = max(size // buffer.length, 1)
-        batches = self.buffer.sample(size, rng, policies=policies, **beta).policy_batches
-        for batch in batches.values():
-            if col.WEIGHTS not in batch:
-                batch[col.WEIGHTS] = np.ones(len(batch), dtype=np.float32)
-        return batches
+            return self.buffer.sample(size, rng, policies=learning).policy_batches.items()
+        buffer = self.buffer.buffers[drawn_id]
+        if not isinstance(buffer, PrioritizedReplayBuffer):
+            return ((drawn_id, buffer.sample(size, rng)),)
+        if isinstance(buffer, SequenceReplayBuffer):
+            size = max(size // buffer.length, 1)
+        beta = value_at(self._settings.beta, self._algorithm.env_steps)
+        return ((drawn_id, buffer.sample(size, rng, beta=beta)),)
 
     def _report_errors(self, policy_id: str, batch: SampleBatch, td_errors: Tensor) -> None:
         """Let temporal-difference errors ``[M]`` become the priorities of a sampled batch."""
         buffer = self.buffers[policy_id]
-        if self._settings.prioritized and isinstance(buffer, PrioritizedReplayBuffer):
+        if isinstance(buffer, PrioritizedReplayBuffer):
             errors = td_errors.abs().cpu().numpy()
             ids = batch.column(col.ITEM_IDS)
             if isinstance(buffer, SequenceReplayBuffer):
@@ -272,49 +296,53 @@ class Replay(Generic[R, U]):
 
     def forget(self, policy_id: str) -> None:
         """Drop the updater, buffer and due updates of a policy."""
-        self.updaters.pop(policy_id, None)
-        self.buffer.forget(policy_id)
-        self._debts.pop(policy_id, None)
+        for kept in (self.updaters, self.buffer, self._debts):
+            kept.forget(policy_id)
 
     def get_state(self) -> dict[str, Any]:
         """Updaters, updates due, and the buffers if the `replay` section asks for that."""
-        stored = self._settings.store_in_checkpoints
         return {
             "updaters": self.updaters.get_state(),
-            "rows_due": {name: debt.rows for name, debt in self._debts.items()},
-            "steps": {name: debt.steps for name, debt in self._debts.items()} if stored else {},
-            "buffer": self.buffer.get_state() if stored else None,
+            "debts": self._debts.get_state(),
+            "buffer": self.buffer.get_state() if self._settings.store_in_checkpoints else None,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`; buffers that it lacks are filled anew."""
         self.updaters.set_state(state["updaters"])
-        self._debts = {
-            name: _Debt(int(state["steps"].get(name, 0)), float(rows))
-            for name, rows in state["rows_due"].items()
-        }
+        self._debts.clear()
+        self._debts.set_state(state["debts"])
         if state["buffer"] is not None:
             self.buffer.set_state(state["buffer"])
+        else:
+            for debt in self._debts.values():
+                debt.steps = 0
 
 
 def transition_buffer(settings: ReplayConfig, training: ReplayTraining) -> ReplayBuffer:
     """The buffer of single transitions that the `replay` section asks for."""
+    capacity, n_step, gamma = settings.capacity, training.n_step, training.gamma
     if settings.prioritized:
-        return PrioritizedReplayBuffer(
-            settings.capacity, n_step=training.n_step, gamma=training.gamma, alpha=settings.alpha
-        )
-    return ReplayBuffer(settings.capacity, n_step=training.n_step, gamma=training.gamma)
+        alpha = settings.alpha
+        return PrioritizedReplayBuffer(capacity, n_step=n_step, gamma=gamma, alpha=alpha)
+    return ReplayBuffer(capacity, n_step=n_step, gamma=gamma)
 
 
 def to_device(batch: SampleBatch, device: torch.device) -> dict[str, Tensor]:
-    """The columns that losses read, as tensors ``[M, ...]``."""
-    rows = {name: torch.from_numpy(batch.column(name)) for name in COLUMNS}
+    """The columns that losses read, as tensors ``[M, ...]``; weights are 1 if there are none."""
+    columns = batch.columns(COLUMNS)
+    rows = dict(zip(COLUMNS, map(torch.from_numpy, columns), strict=True))
+    weights = batch.get(col.WEIGHTS)
+    size = len(columns[0])
+    rows[col.WEIGHTS] = torch.ones(size) if weights is None else torch.from_numpy(weights)
     if device.type == "cpu":
         return rows
     return {name: column.to(device, non_blocking=True) for name, column in rows.items()}
 
 
-def averages(updates: Sequence[Statistics], names: Sequence[str]) -> dict[str, float | None]:
+def averages(
+    updates: Sequence[Mapping[str, Tensor]], names: Sequence[str]
+) -> dict[str, float | None]:
     """Means of these statistics over the updates of an iteration, in one transfer; None if none."""
     if not updates:
         return dict.fromkeys(names)
@@ -324,7 +352,10 @@ def averages(updates: Sequence[Statistics], names: Sequence[str]) -> dict[str, f
 
 
 def replay_problems(
-    algorithm: type[Algorithm[R]], config: ExperimentConfig, *, memories: Sequence[str] = ()
+    algorithm: type[Algorithm[ReplayTraining]],
+    config: ExperimentConfig,
+    *,
+    memories: Sequence[str] = (),
 ) -> Iterator[tuple[str, str]]:
     """What is wrong with replay settings, as ``(key, message)``.
 

@@ -28,7 +28,6 @@ from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
-    Statistics,
     Updater,
     replay_problems,
     to_device,
@@ -327,20 +326,18 @@ class SACUpdater(Updater):
         if entropy is None:
             entropy = default_target_entropy(action_space)
         self.temperature = Temperature(training.initial_alpha, entropy, learner.device)
-        self._lr = self._critic_lr = self._alpha_lr = 0.0
 
-    def begin_iteration(self, env_steps: int) -> dict[str, float]:
-        training = self._training
-        self._lr = lr = value_at(training.lr, env_steps)
-        self._critic_lr, self._alpha_lr = (
-            lr if schedule is None else value_at(schedule, env_steps)
-            for schedule in (training.critic_lr, training.alpha_lr)
-        )
-        return {"lr": lr}
+    def coefficients(self, env_steps: int) -> dict[str, float]:
+        return {"lr": value_at(self._training.lr, env_steps)}
 
-    def update(self, batch: SampleBatch, rng: np.random.Generator) -> Statistics:
+    def _lr_of(self, schedule: Schedule | None, env_steps: int) -> float:
+        return value_at(self._training.lr if schedule is None else schedule, env_steps)
+
+    def update(
+        self, batch: SampleBatch, rng: np.random.Generator, env_steps: int
+    ) -> dict[str, Tensor]:
         """One step of the critics, the policy, the temperature and the target."""
-        learner, critic = self._learner, self.critic
+        learner, critic, training = self._learner, self.critic, self._training
         rows = to_device(batch, learner.device)
         if self._continuous:
             shape = (2, *rows[col.ACTIONS].shape)
@@ -352,18 +349,18 @@ class SACUpdater(Updater):
             rows,
             critic_loss,
             {"policy": policy, "target": self.target.module, "alpha": alpha},
-            lr=self._critic_lr,
+            lr=self._lr_of(training.critic_lr, env_steps),
             gradient=critic_gradient if critics.has_vjp else None,
         )
         of_policy = learner.step(
             rows,
             policy_loss,
             {"critics": critics, "alpha": alpha},
-            lr=self._lr,
+            lr=value_at(training.lr, env_steps),
             gradient=policy_gradient if critics.has_vjp and policy.has_vjp else None,
         )
-        self.temperature.step(of_policy["entropy"], self._alpha_lr)
-        self.target.follow(self._training.tau)
+        self.temperature.step(of_policy["entropy"], self._lr_of(training.alpha_lr, env_steps))
+        self.target.follow(training.tau)
         grad_norms = {
             "critic_grad_norm": of_critics.pop("grad_norm"),
             "policy_grad_norm": of_policy.pop("grad_norm"),

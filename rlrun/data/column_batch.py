@@ -177,7 +177,29 @@ class ColumnBatch:
 
     def columns(self, keys: Iterable[str]) -> list[Any]:
         """Several columns, in the order of `keys`."""
+        keys = tuple(keys)
+        found = [self._columns.get(key) for key in keys]
+        if (self.reads is None or self.reads.decided) and {*map(type, found)} == {np.ndarray}:
+            return found
         return [self.column(key) for key in keys]
+
+    def in_one_storage(self, first: str, second: str) -> tuple[Any, Array, Array]:
+        """A storage [M, ...], and which of its rows two columns are, [N] each.
+
+        Where they share none, it is the rows of the one and then the rows of the other.
+        """
+        if self.reads is not None:
+            self.reads.note((first, second), self._columns)
+        one, other = self._columns.get(first), self._columns.get(second)
+        if (
+            isinstance(one, SharedColumn)
+            and isinstance(other, SharedColumn)
+            and one.storage is other.storage
+        ):
+            return one.storage, one.index, other.index
+        rows = self.columns((first, second))
+        index = np.arange(len(rows[0]))
+        return np.concatenate(rows), index, index + len(index)
 
     def set_shared(self, name: str, storage: Any, index: Array) -> None:
         """Sets a column that is rows `index` (int [N], or [N, n]) of `storage` (array [M, ...]).

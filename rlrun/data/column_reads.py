@@ -76,7 +76,9 @@ class ReadsByPolicy:
     def watch(self, batches: Mapping[str, _Batch]) -> None:
         """Have fresh batches, by policy id, note from now on what is read of them."""
         for policy_id, batch in batches.items():
-            reads = self._reads.setdefault(policy_id, ColumnReads())
+            reads = self._reads.get(policy_id)
+            if reads is None:
+                reads = self._reads[policy_id] = ColumnReads()
             if not reads.decided:
                 reads.seen.update(batch.keys())
             batch.reads = reads

@@ -367,9 +367,12 @@ class MultiAgentBatch:
         policy_batches: Mapping[str, SampleBatch], env_steps: int
     ) -> SampleBatch | MultiAgentBatch:
         """The plain batch if the default policy is the only one, else a MultiAgentBatch."""
-        if policy_batches.keys() == {DEFAULT_POLICY_ID}:
-            return policy_batches[DEFAULT_POLICY_ID]
-        return MultiAgentBatch(policy_batches, env_steps)
+        return MultiAgentBatch(policy_batches, env_steps).unwrapped()
+
+    def unwrapped(self) -> SampleBatch | MultiAgentBatch:
+        """The plain batch if the default policy is the only one, else this one."""
+        batches = self.policy_batches
+        return batches[DEFAULT_POLICY_ID] if batches.keys() == {DEFAULT_POLICY_ID} else self
 
     def __len__(self) -> int:
         return self.count

@@ -40,16 +40,12 @@ class LoadedBatch:
     prepare: Callable[[Rows], Rows] | None = None
 
     def __init__(self, batch: SampleBatch, names: tuple[str, ...], device: torch.device) -> None:
-        shared, shared_next = batch.shared(col.OBS), batch.shared(col.NEXT_OBS)
-        if shared is None or shared_next is None or shared[0] is not shared_next[0]:
-            storage = np.concatenate([batch[col.OBS], batch[col.NEXT_OBS]])
-            index = np.arange(len(batch))
-            shared, shared_next = (storage, index), (storage, index + len(batch))
+        storage, obs_index, next_obs_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
         self._device = device
-        self.size = len(shared[1])
-        self.storage = self._move(shared[0])
-        self.obs_index = self._move(shared[1])
-        self.next_obs_index = self._move(shared_next[1])
+        self.size = len(obs_index)
+        self.storage = self._move(storage)
+        self.obs_index = self._move(obs_index)
+        self.next_obs_index = self._move(next_obs_index)
         self.columns: Rows = {name: self._move(batch.column(name)) for name in names}
 
     def add(self, name: str, column: NDArray[Any] | Tensor) -> None:

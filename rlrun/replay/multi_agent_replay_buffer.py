@@ -62,17 +62,16 @@ class MultiAgentReplayBuffer:
         Raises:
             ValueError: in lockstep, for a batch that the buffers cannot hold as a whole.
         """
-        of_all = batch.as_multi_agent().policy_batches
-        batches = {policy_id: rows for policy_id, rows in of_all.items() if len(rows)}
+        batches = batch.as_multi_agent().policy_batches
+        lengths = {}
         for policy_id, rows in batches.items():
-            self._of(policy_id).add(rows)
-        if batches and self.mode == "lockstep":
-            self._index().add(batches, self.buffers)
-
-    def _of(self, policy_id: str) -> ReplayBuffer:
-        if policy_id not in self.buffers:
-            self.buffers[policy_id] = self._make_buffer(policy_id)
-        return self.buffers[policy_id]
+            if length := len(rows):
+                if policy_id not in self.buffers:
+                    self.buffers[policy_id] = self._make_buffer(policy_id)
+                self.buffers[policy_id].add(rows)
+                lengths[policy_id] = length
+        if lengths and self.mode == "lockstep":
+            self._index().add({name: batches[name] for name in lengths}, self.buffers)
 
     def _index(self) -> _StepIndex:
         if self._steps is None:
@@ -129,7 +128,8 @@ class MultiAgentReplayBuffer:
         """Restore a state of `get_state`."""
         self.buffers, self._steps = {}, None
         for policy_id, held in state["buffers"].items():
-            self._of(policy_id).set_state(held)
+            self.buffers[policy_id] = self._make_buffer(policy_id)
+            self.buffers[policy_id].set_state(held)
         if state["steps"] is not None:
             self._index().set_state(state["steps"])
 

@@ -134,11 +134,12 @@ class ReplayBuffer(TransitionBuffer):
         count = len(batch)
         if not count:
             return
-        storage, obs_index, next_index = _observations_of(batch)
+        storage, obs_index, next_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
         if self._observations is None:
             self._observations = store_for(self.capacity, storage[obs_index], storage[next_index])
         places = (self.num_added + np.arange(count)) % self.capacity
-        self._forget(places)
+        if self.num_added + count > self.capacity:
+            self._forget(places)
         obs_index, earlier = self._link(batch, places, storage, obs_index, next_index)
         is_used = np.zeros(len(storage), dtype=np.bool_)
         is_used[obs_index] = is_used[next_index] = True
@@ -152,7 +153,7 @@ class ReplayBuffer(TransitionBuffer):
         previous = np.full(len(used), _NONE, dtype=np.int64)
         previous[next_position] = known[obs_position]
         self._observations.fill(known[fresh], storage[used[fresh]], previous[fresh])
-        self._write(places, {name: batch.column(name) for name in self._stored})
+        self._write(places, dict(zip(self._stored, batch.columns(self._stored), strict=True)))
         self._refer(places, known[obs_position], known[next_position])
         self.num_added += count
 
@@ -160,8 +161,7 @@ class ReplayBuffer(TransitionBuffer):
         """Tie transitions to the slots of their observations."""
         assert self._observations is not None
         self._obs_slot[places], self._next_obs_slot[places] = obs_slots, next_obs_slots
-        self._observations.refer(obs_slots)
-        self._observations.refer(next_obs_slots)
+        self._observations.refer(np.concatenate([obs_slots, next_obs_slots]))
 
     def _forget(self, places: Array) -> None:
         """Release the observations of transitions that are about to be overwritten."""
@@ -191,8 +191,10 @@ class ReplayBuffer(TransitionBuffer):
         start = self.num_added
         self._successor[places] = _NONE
         self._successor[places[linked - 1]] = start + linked
-        episodes, agents, steps = batch.column(col.EPS_ID), agents_of(batch), batch.column(col.T)
-        ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
+        episodes, steps, terminateds, truncateds = batch.columns(
+            (col.EPS_ID, col.T, col.TERMINATEDS, col.TRUNCATEDS)
+        )
+        agents, ended = agents_of(batch), terminateds | truncateds
         first_rows = np.flatnonzero(~follows)
         last_rows = np.append(first_rows[1:] - 1, len(places) - 1)
         oldest_kept = max(start + len(places) - self.capacity, 0)
@@ -215,8 +217,9 @@ class ReplayBuffer(TransitionBuffer):
                         obs_index[first] = known
             if not ended[last]:
                 self._newest[key] = int(steps[last]), start + last
-        # An episode never ends where its environment was lost: drop it once it is overwritten.
-        self._newest = {key: at for key, at in self._newest.items() if at[1] >= oldest_kept}
+        if oldest_kept:
+            # An episode never ends where its environment was lost: drop it once it is overwritten.
+            self._newest = {key: at for key, at in self._newest.items() if at[1] >= oldest_kept}
         return obs_index, earlier
 
     def _observation_after(self, number: int) -> Array:
@@ -335,15 +338,6 @@ class ReplayBuffer(TransitionBuffer):
         assert np.array_equal(shared, following), "an observation is kept twice"
 
 
-def _observations_of(batch: SampleBatch) -> tuple[Array, Array, Array]:
-    """One storage ``[M, ...]`` and its rows that are obs and new_obs, each ``[n]``."""
-    shared, shared_next = batch.shared(col.OBS), batch.shared(col.NEXT_OBS)
-    if shared is not None and shared_next is not None and shared[0] is shared_next[0]:
-        return shared[0], shared[1], shared_next[1]
-    index = np.arange(len(batch))
-    return np.concatenate([batch[col.OBS], batch[col.NEXT_OBS]]), index, index + len(batch)
-
-
 def agents_of(batch: SampleBatch) -> Array:
     """Index of each row's agent, ``[n]``; 0 in batches of a single agent."""
     if col.AGENT_INDEX in batch:
@@ -356,9 +350,11 @@ def follows_row_before(batch: SampleBatch) -> Array:
 
     A fragment has all steps of an agent, so at env steps in between the agent did not act.
     """
-    unroll, episode, step = (batch.column(name) for name in (col.UNROLL_ID, col.EPS_ID, col.T))
-    ended = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
-    follows = np.zeros(len(batch), dtype=np.bool_)
+    unroll, episode, step, terminateds, truncateds = batch.columns(
+        (col.UNROLL_ID, col.EPS_ID, col.T, col.TERMINATEDS, col.TRUNCATEDS)
+    )
+    ended = terminateds | truncateds
+    follows = np.zeros(len(step), dtype=np.bool_)
     follows[1:] = (
         (unroll[1:] == unroll[:-1])
         & (episode[1:] == episode[:-1])

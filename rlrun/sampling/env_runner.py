@@ -334,12 +334,11 @@ class EnvRunner:
         env_steps, vector_steps = envs.collect(loop.step, self.actors, request.length)
         envs.end_fragment(self.actors)
         batches = self._build()
-        batch = MultiAgentBatch.wrap_as_needed(batches, env_steps)
         timings = {"policy": loop.policy_s, "env": loop.env_s, "other": 0.0}
         reply = SampleReply(
             runner_index=self.runner_index,
             weights_version=self.weights_version,
-            batch=batch,
+            batches=MultiAgentBatch(batches, env_steps),
             env_steps=env_steps,
             agent_steps=sum(len(one) for one in batches.values()),
             vector_steps=vector_steps,

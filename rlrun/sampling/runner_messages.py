@@ -10,6 +10,7 @@ from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, import_object
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.connectors.rewards import RewardPipeline
+from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.envs.atari import is_atari_id
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.policy import Policy
@@ -102,8 +103,8 @@ class SampleReply:
 
     runner_index: int
     weights_version: int
-    batch: Any
-    """A SampleBatch, or a MultiAgentBatch of several policies."""
+    batches: MultiAgentBatch
+    """The rows, by policy."""
     env_steps: int
     agent_steps: int
     """Transitions of all agents; with one agent the env steps."""
@@ -120,6 +121,11 @@ class SampleReply:
     """Env steps of the longest episode that has not ended."""
     faulty_episodes: int
     """Episodes dropped so far because their environment raised, by those it replaced, too."""
+
+    @property
+    def batch(self) -> SampleBatch | MultiAgentBatch:
+        """The rows: a SampleBatch where the default policy is the only one."""
+        return self.batches.unwrapped()
 
 
 def tell_exploration(

@@ -151,7 +151,7 @@ def test_fragments_from_before_the_decision_join_those_from_after_it(build):
     early = algorithm.sample_round([16])
     algorithm.train()
     for replies in (early + algorithm.sample_round([16]), algorithm.sample_round([16]) + early):
-        batch = algorithm.train_batch(replies)
+        batch = algorithm.train_batch(replies).unwrapped()
         assert len(batch) == 64
         assert len(batch[col.OBS]) == 64
 

@@ -15,6 +15,7 @@ from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import build_q_network
+from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
 
 
 def replaying(**training):
@@ -68,18 +69,18 @@ def test_both_networks_and_all_updates_have_noise_of_their_own(built, monkeypatc
     assert len({target for _, target in seen}) == updates
 
 
-def test_beta_follows_the_env_steps_of_the_run_and_survives_a_restore(built):
+def test_beta_follows_the_env_steps_of_the_run_and_survives_a_restore(built, monkeypatch):
     def betas_of(algorithm, iterations):
-        seen, sample = [], algorithm.replay.buffer.sample
+        seen, sample = [], PrioritizedReplayBuffer.sample
 
-        def spy(num_items, rng, *, policies, beta):
+        def spy(buffer, num_items, rng, *, beta):
             seen.append(beta)
-            return sample(num_items, rng, policies=policies, beta=beta)
+            return sample(buffer, num_items, rng, beta=beta)
 
-        algorithm.replay.buffer.sample = spy
-        for _ in range(iterations):
-            algorithm.train()
-        del algorithm.replay.buffer.sample
+        with monkeypatch.context() as patch:
+            patch.setattr(PrioritizedReplayBuffer, "sample", spy)
+            for _ in range(iterations):
+                algorithm.train()
         return seen
 
     config = replaying().replay(prioritized=True, beta=[[0, 0.4], [256, 1.0]])

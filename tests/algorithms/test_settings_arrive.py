@@ -104,6 +104,35 @@ def test_losses_have_their_coefficients_at_this_point_of_the_run(
 
 
 @pytest.mark.parametrize(
+    ("config", "env", "within", "settings"),
+    [
+        *((config, "CartPole-v1", False, {}) for config in (PGConfig, A2CConfig, PPOConfig)),
+        *((config, "CartPole-v1", False, {}) for config in (IMPALAConfig, APPOConfig)),
+        (A3CConfig, "CartPole-v1", True, {}),
+        (DQNConfig, "CartPole-v1", True, REPLAYED),
+        (SACConfig, "Pendulum-v1", True, REPLAYED),
+    ],
+)
+def test_learning_rates_follow_their_schedule(learning, monkeypatch, config, env, within, settings):
+    """Within an iteration if there are many updates in turn with sampling; else as it begins."""
+    schedule = ((0, 1e-3), (4 * BATCH, 0.0))
+    algorithm = learning(config(), env, lr=schedule, **settings)
+    seen, apply = [], learner.Learner.apply_gradients
+
+    def spy(self, lr):
+        seen.append((algorithm.env_steps, lr))
+        return apply(self, lr)
+
+    monkeypatch.setattr(learner.Learner, "apply_gradients", spy)
+    for iteration in range(3):
+        seen.clear()
+        algorithm.train()
+        steps = [now if within else iteration * BATCH for now, _ in seen]
+        assert len(set(steps)) > 1 if within else len(set(steps)) == 1
+        assert [lr for _, lr in seen] == [learner.value_at(schedule, at) for at in steps]
+
+
+@pytest.mark.parametrize(
     ("config", "env"), [(DQNConfig, "CartPole-v1"), (SACConfig, "Pendulum-v1")]
 )
 @pytest.mark.parametrize("prioritized", [False, True])
