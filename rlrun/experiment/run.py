@@ -271,7 +271,6 @@ class RunSession:
                 outcome = self._outcome("interrupted", f"{name}, at once")
             except BaseException as error:
                 self.note_failure(error)
-                self.rescue()
                 if self._never_began(error):
                     self.folder.discard()
                 else:
@@ -297,7 +296,7 @@ class RunSession:
         log.info("a session starts from %s: %s", start, shlex.join(sys.argv))
 
     def _train_to_end(self, stack: ExitStack, interrupts: Interrupts) -> RunOutcome:
-        if self.resumed is not None and self.stop.reached(self.resumed.row):
+        if self.done:
             return self._outcome("finished", self.stop_reason())
         algorithm = self.build(stack)
         interrupts.defer()
@@ -450,14 +449,20 @@ class RunSession:
             f"rlrun train --resume {self.folder.path}"
         )
 
+    @property
+    def done(self) -> bool:
+        """Whether the last result, also of an earlier session, has reached the stop."""
+        return bool(self.stop.reached(self.last_row or {}))
+
     def stop_reason(self) -> str:
         """The criteria that the last result has reached, as text; possibly empty."""
         return ", ".join(map(str, self.stop.reached(self.last_row or {})))
 
     def note_failure(self, error: BaseException) -> None:
-        """Write the traceback to the log and the reason to meta.json."""
+        """Write the traceback to the log, the reason to meta.json, and the last state held."""
         log.error("the run failed", exc_info=error)
         self._note_outcome("failed", f"{type(error).__name__}: {error}")
+        self.rescue()
 
     def note_end(self, outcome: str, reason: str) -> None:
         """Write the outcome of the session to the log and to meta.json."""

@@ -226,5 +226,5 @@ def test_weights_and_settings_of_another_trial_reach_learner_and_runner(tmp_path
     again = TrialRun(
         tmp_path / "taker", changed
     )  # continues from its own checkpoint, not from the donor's
-    assert again.row["training_iteration"] == 4
+    assert again.last_row["training_iteration"] == 4
     again.close("interrupted", "the test is over")

@@ -42,8 +42,8 @@ _OWNER = "owner.json"
 _LOCK_TIMEOUT_S = 60.0  # for another process that is closing the folder
 
 
-class TrialRun:
-    """A run in its folder, new or resumed, one iteration at a time.
+class TrialRun(RunSession):
+    """A session of a run in its folder, new or resumed, one iteration at a time.
 
     Args:
         path: the run folder, which may be missing.
@@ -55,56 +55,37 @@ class TrialRun:
     def __init__(
         self, path: Path, experiment: ExperimentConfig, *, take_over: Checkpoint | None = None
     ) -> None:
-        self._stack = ExitStack()
-        try:
-            self._open(path, experiment, take_over)
-        except BaseException:
-            self._stack.close()
-            raise
+        with ExitStack() as stack:
+            folder = stack.enter_context(closing(_opened(path)))
+            run_log = stack.enter_context(RunLog(folder.log, print_error))
+            if not folder.config.exists():
+                replace_text(folder.config, dump_yaml(experiment))
+            checkpoint = take_over or newest_checkpoint(folder.checkpoints)
+            super().__init__(experiment, folder, checkpoint, None, "quiet")
+            self.begin(stack, run_log, ())
+            self._was_done = self.done
+            if not self._was_done:
+                self._start(stack, take_over)
+            self._stack = stack.pop_all()
 
-    def _open(self, path: Path, experiment: ExperimentConfig, donor: Checkpoint | None) -> None:
-        folder = self._stack.enter_context(closing(_opened(path)))
-        run_log = self._stack.enter_context(RunLog(folder.log, print_error))
-        if not folder.config.exists():
-            replace_text(folder.config, dump_yaml(experiment))
-        checkpoint = donor or newest_checkpoint(folder.checkpoints)
-        self._session = RunSession(experiment, folder, checkpoint, None, "quiet")
-        self._session.begin(self._stack, run_log, ())
-        self._was_done = self.done
-        if self._was_done:
-            return
+    def _start(self, stack: ExitStack, take_over: Checkpoint | None) -> None:
         try:
-            self.algorithm = self._session.build(self._stack)
-            if donor is not None:
-                self._session.checkpoints.forget_from(donor.iteration)
-                self._session.save(self.algorithm, donor.row, must=True)
+            self.algorithm = self.build(stack)
+            if take_over is not None:
+                self.checkpoints.forget_from(take_over.iteration)
+                self.save(self.algorithm, take_over.row, must=True)
         except BaseException as error:
-            self._session.note_failure(error)
+            self.note_failure(error)
             raise
-
-    @property
-    def row(self) -> Row | None:
-        """The last result; None before the first."""
-        return self._session.last_row
-
-    @property
-    def done(self) -> bool:
-        """Whether the run has reached its stop."""
-        return self.row is not None and bool(self._session.stop.reached(self.row))
-
-    @property
-    def stop_reason(self) -> str:
-        """The criteria that were reached, as text; possibly empty."""
-        return self._session.stop_reason()
 
     @property
     def share(self) -> float:
         """Used share of the run's budget, 0 to 1; goals do not count until they are reached."""
-        if self.row is None:
+        if self.last_row is None:
             return 0.0
         shares = [
-            self.row[criterion.address] / criterion.bound
-            for criterion in self._session.stop.criteria
+            self.last_row[criterion.address] / criterion.bound
+            for criterion in self.stop.criteria
             if criterion.address in COUNTERS and criterion.bound > 0
         ]
         return 1.0 if self.done else min(1.0, max(shares, default=0.0))
@@ -112,30 +93,25 @@ class TrialRun:
     def advance(self) -> Row:
         """Run and report one iteration, and write a checkpoint if one is due."""
         try:
-            result = self.algorithm.train()
-            row = self._session.take(self.algorithm, result)
+            return self.take(self.algorithm, self.algorithm.train())
         except BaseException as error:
-            self._session.note_failure(error)
-            self._session.rescue()
+            self.note_failure(error)
             raise
-        return row
 
-    def save(self) -> Path | None:
-        """Write a checkpoint; returns the newest, None if there is none."""
-        session = self._session
-        if session.last_row is not None and not self.done:
-            session.save(self.algorithm, session.last_row, must=True)
-        newest = session.checkpoints.newest
-        return None if newest is None else session.folder.checkpoints / directory_name(newest)
+    def saved(self) -> Path | None:
+        """The newest checkpoint, written now unless the run is done; None if there is none."""
+        if self.last_row is not None and not self.done:
+            self.save(self.algorithm, self.last_row, must=True)
+        newest = self.checkpoints.newest
+        return None if newest is None else self.folder.checkpoints / directory_name(newest)
 
     def close(self, outcome: str, reason: str) -> None:
         """End the session, with a last checkpoint if wanted, and close everything."""
         with self._stack:
-            session = self._session
-            wanted = session.experiment.checkpoint.at_end or outcome == "interrupted"
-            if wanted and session.last_row is not None and not self._was_done:
-                session.save(self.algorithm, session.last_row, must=True)
-            session.note_end(outcome, reason)
+            wanted = self.experiment.checkpoint.at_end or outcome == "interrupted"
+            if wanted and self.last_row is not None and not self._was_done:
+                self.save(self.algorithm, self.last_row, must=True)
+            self.note_end(outcome, reason)
 
     def abandon(self) -> None:
         """Close everything and write nothing: the run has failed."""
@@ -209,7 +185,7 @@ class SweepTrial(tune.Trainable):
                     break
             numbers = self._numbers(run)
             if run.done:
-                self.finish("finished", run.stop_reason)
+                self.finish("finished", run.stop_reason())
             return numbers
         except BaseException as error:
             self._fail(error)
@@ -217,7 +193,7 @@ class SweepTrial(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Copy the run's newest checkpoint to Tune's directory, for other trials."""
-        source = self._opened().save()
+        source = self._opened().saved()
         if source is not None:
             shutil.copytree(source, Path(checkpoint_dir) / _CHECKPOINT)
         (Path(checkpoint_dir) / _OWNER).write_text(json.dumps(self._identity["trial"]))
@@ -255,11 +231,11 @@ class SweepTrial(tune.Trainable):
 
     def _numbers(self, run: TrialRun) -> dict[str, Any]:
         """The numbers of the last result by address, with the keys for Tune and the driver."""
-        row: Row = run.row or {}
+        row: Row = run.last_row or {}
         found = {key: number_at(row, key) for key in addresses(row)}
         whole = {key: lookup(row, key) for key in ("training_iteration", "env_steps")}
         numbers = {key: value for key, value in found.items() if value is not None}
-        reached = {REACHED: run.stop_reason} if run.done else {}
+        reached = {REACHED: run.stop_reason()} if run.done else {}
         return {**numbers, **whole, **reached, SHARE: run.share, "done": run.done}
 
     def _fail(self, error: BaseException) -> None:
