@@ -39,17 +39,15 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         raise typer.BadParameter("--render or --video, not both")
     from rlrun.experiment import rollout as room
 
-    played = room.rollout(
+    done = room.rollout(
         run_or_checkpoint,
-        room.RolloutRequest(
-            episodes=episodes,
-            steps=steps,
-            seed=seed,
-            explore=explore,
-            render=render,
-            video=video,
-            save=save,
-        ),
+        episodes=episodes,
+        steps=steps,
+        seed=seed,
+        explore=explore,
+        render=render,
+        video=video,
+        save=save,
     )
-    lines = [json_module.dumps(played.to_json(), allow_nan=False)] if json else played.lines()
+    lines = [json_module.dumps(done.to_json(), allow_nan=False)] if json else done.lines()
     typer.echo("\n".join(lines))

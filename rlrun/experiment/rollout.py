@@ -6,10 +6,10 @@ sub-environments and seeds, so that one checkpoint and seed always give the same
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rlrun.algorithms.result import evaluation_result
 from rlrun.checkpoint.checkpoint import (
@@ -30,28 +30,6 @@ from rlrun.sampling.evaluation import play_episodes
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
-
-RenderMode = Literal["human", "rgb_array"]
-
-
-@dataclass(frozen=True)
-class RolloutRequest:
-    """Which episodes to sample, and what to record of them."""
-
-    episodes: int | None = None
-    """Number of episodes; None takes the run's ``evaluation.episodes``."""
-    steps: int | None = None
-    """Most env steps of the whole rollout; None for no limit."""
-    seed: int | None = None
-    """Seed of the episodes; None takes the seed of the run's evaluation."""
-    explore: bool = False
-    """Sample actions instead of taking the most probable ones."""
-    render: bool = False
-    """Show the environment in a window; one episode at a time."""
-    video: Path | None = None
-    """Folder for a video of each episode; one episode at a time."""
-    save: Path | None = None
-    """npz file for all transitions."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +56,7 @@ class Rollout:
             "seed": self.seed,
             "explore": self.explore,
             **self.statistics,
-            "played": [
+            "per_episode": [
                 {"episode_return": e.episode_return, "episode_len": e.length, "seed": e.seed}
                 for e in self.episodes
             ],
@@ -106,41 +84,67 @@ class Rollout:
         return [*lines, *(f"video {path}" for path in self.videos)]
 
 
-def rollout(run_or_checkpoint: Path | str, request: RolloutRequest = RolloutRequest()) -> Rollout:
+def rollout(
+    run_or_checkpoint: Path | str,
+    *,
+    episodes: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    explore: bool = False,
+    render: bool = False,
+    video: Path | str | None = None,
+    save: Path | str | None = None,
+) -> Rollout:
     """Roll out a checkpoint: the one named, or the best of a run, or its newest if none is best.
+
+    Args:
+        run_or_checkpoint: run folder, or one checkpoint.
+        episodes: number of episodes; None takes the run's ``evaluation.episodes``.
+        steps: most env steps of the whole rollout; None for no limit.
+        seed: of the episodes; None takes the seed of the run's evaluation.
+        explore: sample actions instead of taking the most probable ones.
+        render: show the environment in a window; one episode at a time.
+        video: folder for a video of each episode; one episode at a time.
+        save: npz file for all transitions.
 
     Raises:
         RunFolderError, CheckpointError: there is no checkpoint. EnvError: the environment failed.
         RecordingError: a video cannot be made here.
-
     """
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
-    algorithm = _restored(checkpoint, request)
+    mode = "human" if render else None if video is None else "rgb_array"
+    changes = {"episodes": episodes, "seed": seed, "num_envs": None if mode is None else 1}
+    algorithm = _restored(checkpoint, changes)
     try:
-        mode: RenderMode | None = None
-        if request.render or request.video is not None:
-            mode = "human" if request.render else "rgb_array"
         runner = algorithm.evaluator.runner(mode)
-        seed = algorithm.evaluator.seed()
-        recorders, transitions, video = _recorders(request, runner.envs)
-        episodes = play_episodes(
+        transitions = None if save is None else TransitionRecorder()
+        videos = None if video is None else VideoRecorder(Path(video), runner.envs)
+        screen = RenderScreen(runner.envs) if render else None
+        limit = None if steps is None else StepLimit(steps)
+        recorders = [each for each in (transitions, videos, screen, limit) if each is not None]
+
+        def together(step: PlayedStep) -> bool:
+            # The limit comes last: all others receive the step that ends the rollout.
+            return any(recorder(step) for recorder in recorders)
+
+        records = play_episodes(
             runner,
             num_episodes=algorithm.config.evaluation.episodes,
-            seed=seed,
-            explore=request.explore,
-            recorder=_Together(recorders) if recorders else None,
+            seed=algorithm.evaluator.seed(),
+            explore=explore,
+            recorder=together if recorders else None,
         )
-        if transitions is not None and request.save is not None:
-            transitions.save(request.save)
+        if transitions is not None and save is not None:
+            transitions.save(Path(save))
         return Rollout(
             checkpoint=checkpoint.path,
             algorithm=checkpoint.algorithm,
             env=algorithm.config.env.use,
-            seed=seed,
-            explore=request.explore,
-            episodes=tuple(episodes),
-            statistics=evaluation_result(episodes),
-            videos=tuple(video.close()) if video is not None else (),
+            seed=algorithm.evaluator.seed(),
+            explore=explore,
+            episodes=tuple(records),
+            statistics=evaluation_result(records),
+            videos=() if videos is None else tuple(videos.close()),
         )
     finally:
         algorithm.stop()
@@ -157,39 +161,15 @@ def find_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _restored(checkpoint: Checkpoint, request: RolloutRequest) -> "Algorithm":
-    """The algorithm of a checkpoint, in this process."""
-    overrides = []
-    if request.episodes is not None:
-        overrides.append(f"evaluation.episodes={request.episodes}")
-    if request.seed is not None:
-        overrides.append(f"evaluation.seed={request.seed}")
-    if request.render or request.video is not None:
-        overrides.append("evaluation.num_envs=1")
+def _restored(checkpoint: Checkpoint, evaluation: Mapping[str, int | None]) -> "Algorithm":
+    """The algorithm of a checkpoint, in this process.
+
+    Args:
+        evaluation: changes of the section `evaluation`; None changes nothing.
+    """
+    overrides = [f"evaluation.{k}={value}" for k, value in evaluation.items() if value is not None]
     algorithm = build_alone(load_experiment(checkpoint.path / "config.yaml", overrides))
     # The training episodes are not needed, and restoring their environments would take time.
     state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
     restore_checkpoint(algorithm, replace(checkpoint, state=state))
     return algorithm
-
-
-class _Together:
-    """Several recorders as one; each of them can end the rollout."""
-
-    def __init__(self, recorders: Sequence[Any]) -> None:
-        self._recorders = recorders
-
-    def __call__(self, step: PlayedStep) -> bool:
-        ends = [recorder(step) for recorder in self._recorders]  # all of them receive the step
-        return any(ends)
-
-
-def _recorders(
-    request: RolloutRequest, envs: Any
-) -> tuple[list[Any], TransitionRecorder | None, VideoRecorder | None]:
-    transitions = TransitionRecorder() if request.save is not None else None
-    video = VideoRecorder(request.video, envs) if request.video is not None else None
-    screen = RenderScreen(envs) if request.render else None
-    limit = StepLimit(request.steps) if request.steps is not None else None
-    found = [recorder for recorder in (transitions, video, screen, limit) if recorder is not None]
-    return found, transitions, video

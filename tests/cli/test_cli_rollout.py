@@ -47,7 +47,7 @@ def test_one_json_object(run, rollout, tmp_path):
     code, out, _ = rollout(*words, "--save", tmp_path / "t.npz")
     assert code == 0
     found = json.loads(out)
-    assert len(found["played"]) == 2
+    assert len(found["per_episode"]) == 2
     assert found["explore"] is True
     assert found["checkpoint"].endswith("000001")
     assert (tmp_path / "t.npz").exists()

@@ -24,7 +24,7 @@ def write_meta(outcome: str, reason: str = "") -> None:
 if command == "rollout":
     folder = Path(rest[0])
     seed = int(folder.name.removeprefix("seed-"))
-    sys.stdout.write(json.dumps({"episode_return_mean": 10.0 * seed, "played": rest}))
+    sys.stdout.write(json.dumps({"episode_return_mean": 10.0 * seed, "per_episode": rest}))
     sys.exit(0)
 
 resume = rest[0] == "--resume"

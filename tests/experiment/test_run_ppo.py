@@ -8,7 +8,7 @@ from run_folders import assert_equal_runs, rows
 
 from rlrun.checkpoint.checkpoint import CheckpointError
 from rlrun.data.results import addresses
-from rlrun.experiment.rollout import RolloutRequest, rollout
+from rlrun.experiment.rollout import rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
 
 FILE = """
@@ -70,8 +70,7 @@ def test_a_rollout_gives_the_numbers_that_training_logged(whole):
 def test_equal_seeds_give_equal_rollouts(whole):
     run = whole / "whole"
     first, again, other = (
-        rollout(run, RolloutRequest(episodes=4, seed=seed)).to_json()["played"]
-        for seed in (7, 7, 8)
+        rollout(run, episodes=4, seed=seed).to_json()["per_episode"] for seed in (7, 7, 8)
     )
     assert first == again != other
     assert len(first) == 4
@@ -88,7 +87,7 @@ def check_transitions(columns, prefix, episode, expected_return):
 
 
 def test_saved_transitions_add_up_to_the_episodes(whole, tmp_path):
-    found = rollout(whole / "whole", RolloutRequest(episodes=3, save=tmp_path / "t.npz"))
+    found = rollout(whole / "whole", episodes=3, save=tmp_path / "t.npz")
     with np.load(tmp_path / "t.npz", allow_pickle=False) as columns:
         for number, episode in enumerate(found.episodes):
             assert (columns["episode"] == number).sum() == episode.length
@@ -103,7 +102,7 @@ def test_saved_transitions_of_several_agents_add_up_to_their_returns(tmp_path):
         + "multi_agent: {policies: [agent_0, agent_1]}\n"
     )
     run_experiment(tmp_path / "two.yaml", run_dir=tmp_path / "run", console="quiet")
-    found = rollout(tmp_path / "run", RolloutRequest(episodes=3, save=tmp_path / "t.npz"))
+    found = rollout(tmp_path / "run", episodes=3, save=tmp_path / "t.npz")
     with np.load(tmp_path / "t.npz", allow_pickle=False) as columns:
         for number, episode in enumerate(found.episodes):
             for agent, _, agent_return in episode.agents:
@@ -113,7 +112,7 @@ def test_saved_transitions_of_several_agents_add_up_to_their_returns(tmp_path):
 
 
 def test_a_step_limit_ends_the_rollout(whole):
-    assert rollout(whole / "whole", RolloutRequest(episodes=5, steps=3)).episodes == ()
+    assert rollout(whole / "whole", episodes=5, steps=3).episodes == ()
 
 
 def test_a_checkpoint_of_another_model_is_refused(whole):

@@ -10,7 +10,7 @@ from run_folders import assert_equal_runs, meta, rows, timeless
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.data.results import lookup
-from rlrun.experiment.rollout import RolloutRequest, rollout
+from rlrun.experiment.rollout import rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trial import TrialRun
@@ -73,7 +73,7 @@ def test_trials_are_equal_to_single_runs(tmp_path, capfd):
         assert found.model_copy(update={"sweep": expected.sweep}) == expected
         assert_equal_runs(folder, alone)
     folder = outcome.folder / "trials/0001"
-    assert len(rollout(folder, RolloutRequest(episodes=2)).episodes) == 2
+    assert len(rollout(folder, episodes=2).episodes) == 2
     resume_experiment(folder, ["stop.training_iteration=5"], console="quiet")
     assert len(timeless(folder)) == 5
     assert load_experiment(outcome.folder / "best.yaml").seed == outcome.best.seed

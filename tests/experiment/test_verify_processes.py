@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_folders import meta, rows, wait_for
 
-from rlrun.experiment.rollout import RolloutRequest, rollout
+from rlrun.experiment.rollout import rollout
 from rlrun.experiment.verify import runs as verify_runs
 from rlrun.experiment.verify.cases import Case, Reference
 from rlrun.experiment.verify.verify import verify
@@ -45,7 +45,7 @@ def test_a_run_is_like_any_other():
     assert seed.error is None
     assert done.all_reached
     assert [row["env_steps"] for row in rows(seed.folder)] == [128, 256]
-    statistics = rollout(seed.folder, RolloutRequest(episodes=3)).statistics
+    statistics = rollout(seed.folder, episodes=3).statistics
     assert seed.evaluation == statistics["episode_return_mean"]
     assert seed.session["versions"]["torch"]
 
