@@ -1,53 +1,26 @@
 """APPO's loss, row by row and by finite differences."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from finite_differences import check_gradients
+from loss_cases import DISCRETE, actor_critic, check_gradients, on_policy_rows
 
 from rlrun.algorithms.appo import BEHAVIOUR_LOGP, appo_loss
-from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.catalog import build_module
 
-N, ACTIONS = 9, 3
+N = 9
 ARGUMENTS = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "entropy_coeff": 0.01, "kl_coeff": 0.3}
 
 
-def make_module(seed):
-    torch.manual_seed(seed)
-    space = gym.spaces.Box(-1, 1, (3,), np.float32)
-    module = build_module(space, gym.spaces.Discrete(ACTIONS), ModelConfig(hidden=(5,)))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.4 * torch.randn_like(parameter))
-    return module.double()
-
-
 @pytest.fixture
-def case(monkeypatch):
+def case(float64):
     """A module, and rows of which a third were sampled with a much higher probability."""
-    monkeypatch.setattr("rlrun.policies.rl_module.as_features", lambda obs, flatten: obs)
-    rng = np.random.default_rng(1)
-    obs = torch.tensor(rng.normal(size=(N, 3)))
-    actions = torch.tensor(rng.integers(ACTIONS, size=N))
-    target = make_module(2)
-    with torch.no_grad():
-        inputs = target.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
-        logp = target.distribution.logp(inputs, actions)
+    target = actor_critic(DISCRETE, seed=2)
+    rows = float64(on_policy_rows(target, DISCRETE, N, drift=0.0, seed=1))
+    logp, rng = rows[col.ACTION_LOGP], np.random.default_rng(1)
     behaviour = logp + torch.tensor(rng.normal(scale=0.3, size=N))
     behaviour[::3] = logp[::3] + 1.5
-    rows = {
-        col.OBS: obs,
-        col.ACTIONS: actions,
-        col.ACTION_DIST_INPUTS: inputs,
-        col.ACTION_LOGP: logp,
-        BEHAVIOUR_LOGP: behaviour,
-        col.ADVANTAGES: torch.tensor(rng.normal(size=N)),
-        col.VALUE_TARGETS: torch.tensor(rng.normal(size=N)),
-    }
-    return make_module(3), rows
+    return float64(actor_critic(DISCRETE)), {**rows, BEHAVIOUR_LOGP: behaviour}
 
 
 def softmax(logits):
@@ -87,7 +60,7 @@ def test_the_gradient_is_that_of_finite_differences(case):
 
 def test_an_infinite_kl_does_not_matter_without_its_coefficient(case):
     module, rows = case
-    rows[col.ACTION_DIST_INPUTS] = torch.full((N, ACTIONS), -torch.inf)
+    rows[col.ACTION_DIST_INPUTS] = torch.full((N, 4), -torch.inf)
     loss, statistics = appo_loss(module, rows, **{**ARGUMENTS, "kl_coeff": 0.0})
     assert torch.isfinite(loss)
     assert "kl" not in statistics

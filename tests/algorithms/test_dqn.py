@@ -3,11 +3,10 @@
 import copy
 import math
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from finite_differences import check_gradients
+from loss_cases import DISCRETE, OBS_SPACE, check_gradients, replay_rows
 
 from rlrun import ConfigError, DQNConfig, PPOConfig
 from rlrun.algorithms.dqn import c51_loss, dqn_loss, project_distribution
@@ -17,29 +16,12 @@ from rlrun.data import columns as col
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork
 
-OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
-
 
 def make_networks(**options):
     torch.manual_seed(3)
     model = ModelConfig(hidden=(8, 8))
     options = QOptions(dueling=True, **options)
-    return [QNetwork(OBS_SPACE, gym.spaces.Discrete(4), model, options) for _ in range(2)]
-
-
-def make_rows(n=9, dtype=torch.float32):
-    rng = np.random.default_rng(0)
-    rows = {
-        col.OBS: rng.normal(size=(n, 3)),
-        col.NEXT_OBS: rng.normal(size=(n, 3)),
-        col.ACTIONS: rng.integers(4, size=n),
-        col.REWARDS: 3 * rng.normal(size=n),
-        col.TERMINATEDS: rng.random(n) < 0.3,
-        col.DISCOUNTS: 0.9 ** rng.integers(1, 4, size=n),
-        col.WEIGHTS: rng.random(n),
-    }
-    rows = {name: torch.tensor(column) for name, column in rows.items()}
-    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in rows.items()}
+    return [QNetwork(OBS_SPACE, DISCRETE, model, options) for _ in range(2)]
 
 
 def q_values(module, obs):
@@ -51,7 +33,7 @@ def q_values(module, obs):
 @pytest.mark.parametrize("double_q", [True, False])
 def test_the_loss_is_the_papers(double_q, rescaled):
     module, target = make_networks()
-    rows = make_rows()
+    rows = replay_rows(DISCRETE)
     total, statistics = dqn_loss(
         module, rows, target=target, double_q=double_q, value_rescaling=rescaled
     )
@@ -83,7 +65,7 @@ def test_distributions_of_values_are_not_rescaled():
 
 def test_a_value_that_blew_up_behind_a_terminal_does_no_harm():
     module, target = make_networks()
-    rows = make_rows()
+    rows = replay_rows(DISCRETE)
     rows[col.TERMINATEDS][:] = True
     with torch.no_grad():
         target.value.last.bias.fill_(float("inf"))
@@ -225,7 +207,7 @@ def test_the_projection_is_algorithm_1():
 @pytest.mark.parametrize("double_q", [True, False])
 def test_the_c51_loss_is_the_cross_entropy_to_the_projected_target(double_q):
     module, target = make_networks(num_atoms=7, v_min=-3.0, v_max=3.0)
-    rows = make_rows()
+    rows = replay_rows(DISCRETE)
     total, statistics = c51_loss(module, rows, target=target, double_q=double_q)
     support = np.linspace(-3.0, 3.0, 7)
 
@@ -257,12 +239,10 @@ def test_the_c51_loss_is_the_cross_entropy_to_the_projected_target(double_q):
     ("loss", "options"),
     [(dqn_loss, {}), (c51_loss, {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0})],
 )
-def test_the_gradient_is_that_of_finite_differences(loss, options, double_q, monkeypatch):
+def test_the_gradient_is_that_of_finite_differences(loss, options, double_q, float64):
     """Of the loss as a whole: its targets do not move with the network."""
-    # Observations stay float64, as differences need it.
-    monkeypatch.setattr("rlrun.policies.q_network.as_features", lambda obs, flatten: obs)
-    module, target = (network.double() for network in make_networks(**options))
-    rows = make_rows(dtype=torch.float64)
+    module, target = map(float64, make_networks(**options))
+    rows = float64(replay_rows(DISCRETE))
     check_gradients(module, lambda: loss(module, rows, target=target, double_q=double_q)[0])
     assert all(parameter.grad is None for parameter in target.parameters())
 

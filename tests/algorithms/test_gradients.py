@@ -1,16 +1,21 @@
 """Gradients in closed form against autograd's of the same losses, and where they are used."""
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
+from loss_cases import (
+    BOX,
+    DISCRETE,
+    OBS_SPACE,
+    actor_critic,
+    on_policy_rows,
+    perturbed,
+    replay_rows,
+)
 
 from rlrun.algorithms import dqn, ppo, sac
 from rlrun.algorithms.dqn import DQNConfig, dqn_gradient, dqn_loss
 from rlrun.algorithms.ppo import PPOConfig, ppo_gradient, ppo_loss
 from rlrun.algorithms.sac import (
-    NEXT_NOISE,
-    NOISE,
     SACConfig,
     critic_gradient,
     critic_loss,
@@ -22,15 +27,12 @@ from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.action_sampling import LOG_STD_BOUNDS
-from rlrun.policies.catalog import build_module
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import QNetwork, build_q_network
 from rlrun.policies.rl_module import ActorCritic
 from rlrun.policies.soft_actor_critic import SACPolicyNetwork, TwinQNetwork
 
-OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
-DISCRETE = gym.spaces.Discrete(4)
-BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
+HIDDEN = {"hidden": (8, 6)}
 ALPHA = torch.tensor([0.3])
 NUM_ROWS = 64
 PPO_ARGUMENTS = {
@@ -42,16 +44,8 @@ PPO_ARGUMENTS = {
 }
 
 
-def perturbed(module):
-    """Not as it was initialised, where biases are 0 and outputs small."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
-
-
 def model(**settings):
-    return ModelConfig(**{"hidden": (8, 6), "activation": "relu", **settings})
+    return ModelConfig(**{**HIDDEN, "activation": "relu", **settings})
 
 
 def q_network(**settings):
@@ -67,51 +61,6 @@ def q_network(**settings):
 
 def learner_of(module):
     return Learner(module, TrainingConfig(), LearnersConfig(device="cpu"))
-
-
-def actor_critic(space, **settings):
-    return perturbed(build_module(OBS_SPACE, space, model(**settings)))
-
-
-def replay_rows(space, seed):
-    rng = np.random.default_rng(seed)
-
-    def normal(*shape):
-        return torch.tensor(rng.normal(size=shape), dtype=torch.float32)
-
-    discrete = isinstance(space, gym.spaces.Discrete)
-    actions = (
-        torch.tensor(rng.integers(4, size=NUM_ROWS)) if discrete else normal(NUM_ROWS, 2).tanh()
-    )
-    return {
-        col.OBS: normal(NUM_ROWS, 3),
-        col.NEXT_OBS: normal(NUM_ROWS, 3),
-        col.ACTIONS: actions,
-        col.REWARDS: 2.0 * normal(NUM_ROWS),
-        col.TERMINATEDS: torch.tensor(rng.random(NUM_ROWS) < 0.3),
-        col.DISCOUNTS: torch.full((NUM_ROWS,), 0.97),
-        col.WEIGHTS: torch.tensor(rng.random(NUM_ROWS), dtype=torch.float32),
-        NOISE: normal(NUM_ROWS, 2),
-        NEXT_NOISE: normal(NUM_ROWS, 2),
-    }
-
-
-def ppo_rows(module, space, seed, drift=0.3):
-    """Rows that were acted with other distributions, unless ``drift`` is 0."""
-    rng = np.random.default_rng(seed)
-    space.seed(seed)
-    obs = torch.tensor(rng.normal(size=(NUM_ROWS, 3)), dtype=torch.float32)
-    actions = torch.tensor(np.stack([space.sample() for _ in range(NUM_ROWS)]))
-    with torch.no_grad():
-        inputs = module.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
-        inputs = inputs + drift * torch.tensor(rng.normal(size=inputs.shape), dtype=torch.float32)
-    columns = (col.ADVANTAGES, col.VALUE_TARGETS, col.VF_PREDS)
-    return {
-        col.OBS: obs,
-        col.ACTIONS: actions,
-        col.ACTION_LOGP: module.distribution.logp(inputs, actions),
-        **{name: torch.tensor(rng.normal(size=NUM_ROWS), dtype=torch.float32) for name in columns},
-    }
 
 
 def assert_same(learner, loss, gradient, batch, arguments):
@@ -136,11 +85,10 @@ def assert_same(learner, loss, gradient, batch, arguments):
 @pytest.mark.parametrize("free_log_std", [True, False])
 @pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
 def test_ppo(space, activation, free_log_std, normalize, seed):
-    torch.manual_seed(3)
     settings = {"activation": activation, "free_log_std": free_log_std}
-    learner = learner_of(actor_critic(space, **settings))
+    learner = learner_of(actor_critic(space, **HIDDEN, **settings))
     assert learner.module.has_vjp
-    batch = ppo_rows(learner.module, space, seed)
+    batch = on_policy_rows(learner.module, space, NUM_ROWS, seed=seed)
     if normalize:
         batch = standardized_advantages(batch)
     clipped = ppo_loss(learner.module, batch, **PPO_ARGUMENTS)[1]["clip_fraction"]
@@ -150,8 +98,8 @@ def test_ppo(space, activation, free_log_std, normalize, seed):
 
 def test_ppo_at_ratio_one_clips_nothing():
     """The first minibatch has ratio exactly 1 in every row, a tie between gain and clipped gain."""
-    learner = learner_of(actor_critic(DISCRETE))
-    batch = ppo_rows(learner.module, DISCRETE, seed=0, drift=0.0)
+    learner = learner_of(actor_critic(DISCRETE, **HIDDEN))
+    batch = on_policy_rows(learner.module, DISCRETE, NUM_ROWS, drift=0.0)
     statistics = ppo_gradient(learner.module, batch, **PPO_ARGUMENTS)
     assert statistics["approx_kl"].item() == statistics["clip_fraction"].item() == 0.0
     assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
@@ -167,7 +115,7 @@ def test_dqn(dueling, activation, double_q, seed):
     assert learner.module.has_vjp
     arguments = {"target": q_network(dueling=dueling), "double_q": double_q}
     arguments["value_rescaling"] = seed == 2
-    batch = replay_rows(DISCRETE, seed)
+    batch = replay_rows(DISCRETE, NUM_ROWS, seed)
     errors = dqn_loss(learner.module, batch, **arguments)[1]["td_errors"].abs()
     assert (errors > 1).any()  # both parts of the Huber loss
     assert (errors < 1).any()
@@ -185,7 +133,7 @@ def test_sac(activation, seed):
     with torch.no_grad():  # some log standard deviations are out of bounds, where they stay
         policy.pi.last.bias[2] += LOG_STD_BOUNDS[1]
     actor, critic = learner_of(policy), learner_of(critics)
-    batch = replay_rows(BOX, seed)
+    batch = replay_rows(BOX, NUM_ROWS, seed)
     log_std = policy.forward_train(batch)[col.ACTION_DIST_INPUTS][:, 2]
     assert (log_std > LOG_STD_BOUNDS[1]).any()
     assert (log_std < LOG_STD_BOUNDS[1]).any()
@@ -222,7 +170,7 @@ class OtherQValues(QNetwork):
     ],
 )
 def test_other_actor_critics_are_left_to_autograd(settings):
-    assert not actor_critic(DISCRETE, **settings).has_vjp
+    assert not actor_critic(DISCRETE, **HIDDEN, **settings).has_vjp
 
 
 @pytest.mark.parametrize(

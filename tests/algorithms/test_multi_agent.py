@@ -57,7 +57,7 @@ def has_most_rows(policy_id, batch):
 
 
 def only_agent_1(policy_id, batch):
-    """Whatever the train batch."""
+    """For any train batch."""
     return policy_id == "agent_1"
 
 

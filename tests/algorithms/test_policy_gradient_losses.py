@@ -1,31 +1,20 @@
 """The losses of PG and A2C against slow transcriptions, and the step on microbatches."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from finite_differences import check_gradients
+from loss_cases import DISCRETE, actor_critic, check_gradients, tensors
 
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.pg import pg_loss
-from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
+from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
-from rlrun.policies.catalog import build_module
 
-OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
+NAMES = (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS)
 COEFFICIENTS = {"vf_loss_coeff": 0.5, "entropy_coeff": 0.01}
 LOSSES = {"PG": (pg_loss, {}), "A2C": (a2c_loss, COEFFICIENTS)}
-
-
-def make_module():
-    torch.manual_seed(3)
-    module = build_module(OBS_SPACE, gym.spaces.Discrete(4), ModelConfig(hidden=(8,)))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
 
 
 def make_batch(n=11):
@@ -43,11 +32,9 @@ def make_batch(n=11):
     return batch
 
 
-def make_rows(dtype=torch.float32):
+def make_rows():
     batch = make_batch()
-    names = (col.OBS, col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS)
-    rows = {name: torch.tensor(batch[name]) for name in names}
-    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in rows.items()}
+    return tensors({name: batch[name] for name in (col.OBS, *NAMES)})
 
 
 def slow_loss(name, module, rows):
@@ -67,7 +54,7 @@ def slow_loss(name, module, rows):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_loss_is_the_papers(name):
-    module, rows = make_module(), make_rows()
+    module, rows = actor_critic(DISCRETE), make_rows()
     loss, arguments = LOSSES[name]
     total, statistics = loss(module, rows, **arguments)
     assert total.item() == pytest.approx(slow_loss(name, module, rows), rel=1e-5)
@@ -75,17 +62,14 @@ def test_the_loss_is_the_papers(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_gradient_is_that_of_finite_differences(name, monkeypatch):
+def test_the_gradient_is_that_of_finite_differences(name, float64):
     loss, arguments = LOSSES[name]
-    module, rows = make_module().double(), make_rows(torch.float64)
-    # Observations stay float64, as differences need it.
-    monkeypatch.setattr("rlrun.policies.rl_module.as_features", lambda obs, flatten: obs)
-
+    module, rows = float64(actor_critic(DISCRETE)), float64(make_rows())
     check_gradients(module, lambda: loss(module, rows, **arguments)[0])
 
 
 def test_pg_leaves_the_value_function_alone():
-    module = make_module()
+    module = actor_critic(DISCRETE)
     pg_loss(module, make_rows())[0].backward()
     assert all(p.grad is None for p in module.vf.parameters())
     assert all(p.grad is not None for p in module.pi.parameters())
@@ -99,8 +83,8 @@ def test_microbatches_add_up_to_the_step_of_the_whole_batch(name, size):
     weights, norms = [], []
     for microbatch_size in (None, size):
         settings = TrainingConfig(grad_clip=0.1)
-        learner = Learner(make_module(), settings, LearnersConfig(device="cpu"))
-        rows = learner.load(make_batch(), (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS))
+        learner = Learner(actor_critic(DISCRETE), settings, LearnersConfig(device="cpu"))
+        rows = learner.load(make_batch(), NAMES)
         microbatches = rows.microbatches(microbatch_size)
         statistics = learner.accumulate(microbatches, rows.size, loss, arguments, lr=0.01)
         weights.append(learner.get_weights())

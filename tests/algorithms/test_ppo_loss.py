@@ -5,15 +5,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributions as td
-from finite_differences import check_gradients
+from loss_cases import actor_critic, check_gradients, on_policy_rows
 
 from rlrun.algorithms.ppo import AdaptiveKL, clipped_value_loss, ppo_loss
-from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.learning.returns import standardized, standardized_advantages
-from rlrun.policies.catalog import build_module
 
-OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 SPACES = {
     "discrete": gym.spaces.Discrete(4),
     "continuous": gym.spaces.Box(-1, 1, (2,), np.float32),
@@ -27,39 +24,6 @@ ARGUMENTS = {
     "entropy_coeff": 0.01,
     "kl_coeff": 0.0,
 }
-
-
-def module_for(space):
-    torch.manual_seed(3)
-    module = build_module(OBS_SPACE, space, ModelConfig(hidden=(8,)))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
-
-
-def rows_for(module, space, n=16, drift=0.3):
-    """Rows whose old policy differs from the module by ``drift``."""
-    rng = np.random.default_rng(0)
-    space.seed(0)
-    obs = torch.tensor(rng.normal(size=(n, 3)), dtype=torch.float32)
-    actions = torch.tensor(np.stack([space.sample() for _ in range(n)]))
-    if actions.dtype == torch.int8:
-        actions = actions.float()
-    with torch.no_grad():
-        inputs = module.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
-        old_inputs = inputs + drift * torch.tensor(
-            rng.normal(size=inputs.shape), dtype=torch.float32
-        )
-    return {
-        col.OBS: obs,
-        col.ACTIONS: actions,
-        col.ACTION_DIST_INPUTS: old_inputs,
-        col.ACTION_LOGP: module.distribution.logp(old_inputs, actions),
-        col.ADVANTAGES: torch.tensor(rng.normal(size=n), dtype=torch.float32),
-        col.VALUE_TARGETS: torch.tensor(rng.normal(size=n), dtype=torch.float32),
-        col.VF_PREDS: torch.tensor(rng.normal(size=n), dtype=torch.float32),
-    }
 
 
 def distributions(name, inputs):
@@ -98,8 +62,8 @@ def slow_loss(name, module, rows, kl_coeff):
 @pytest.mark.parametrize("kl_coeff", [0.0, 0.7])
 @pytest.mark.parametrize("name", SPACES)
 def test_the_loss_is_the_papers(name, kl_coeff):
-    module = module_for(SPACES[name])
-    rows = rows_for(module, SPACES[name])
+    module = actor_critic(SPACES[name])
+    rows = on_policy_rows(module, SPACES[name])
     loss, statistics = ppo_loss(module, rows, **{**ARGUMENTS, "kl_coeff": kl_coeff})
     expected, approx_kl = slow_loss(name, module, rows, kl_coeff)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
@@ -109,24 +73,16 @@ def test_the_loss_is_the_papers(name, kl_coeff):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_the_gradient_is_that_of_finite_differences(name, monkeypatch):
-    module = module_for(SPACES[name]).double()
-    # Observations stay float64, as differences need it.
-    monkeypatch.setattr("rlrun.policies.rl_module.as_features", lambda obs, flatten: obs)
-    rows = {
-        key: column.double() if column.is_floating_point() else column
-        for key, column in rows_for(module_for(SPACES[name]), SPACES[name], n=5).items()
-    }
-
-    def loss_at():
-        return ppo_loss(module, rows, **{**ARGUMENTS, "kl_coeff": 0.3})[0]
-
-    check_gradients(module, loss_at)
+def test_the_gradient_is_that_of_finite_differences(name, float64):
+    module = actor_critic(SPACES[name])
+    rows = float64(on_policy_rows(module, SPACES[name], n=5))
+    arguments = {**ARGUMENTS, "kl_coeff": 0.3}
+    check_gradients(float64(module), lambda: ppo_loss(module, rows, **arguments)[0])
 
 
 def test_gradient_stops_where_the_ratio_is_clipped_and_the_advantage_agrees():
-    module = module_for(SPACES["discrete"])
-    rows = rows_for(module, SPACES["discrete"], n=1, drift=0.0)
+    module = actor_critic(SPACES["discrete"])
+    rows = on_policy_rows(module, SPACES["discrete"], n=1, drift=0.0)
     rows[col.ACTION_LOGP] = rows[col.ACTION_LOGP] - 1.0  # ratio e: far above 1.2
     rows[col.ADVANTAGES] = torch.ones(1)
     arguments = {**ARGUMENTS, "entropy_coeff": 0.0, "vf_loss_coeff": 0.0}
@@ -170,8 +126,8 @@ def test_value_clipping_takes_the_worse_of_both_squares():
 
 
 def test_without_a_coefficient_an_infinite_kl_does_no_harm():
-    module = module_for(SPACES["discrete"])
-    rows = rows_for(module, SPACES["discrete"])
+    module = actor_critic(SPACES["discrete"])
+    rows = on_policy_rows(module, SPACES["discrete"])
     rows[col.ACTION_DIST_INPUTS][0, 0] = float("inf")
     loss, statistics = ppo_loss(module, rows, **ARGUMENTS)
     assert torch.isfinite(loss)

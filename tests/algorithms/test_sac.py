@@ -1,13 +1,12 @@
 """SAC: its losses against slow transcriptions, its networks, and what happens when."""
 
-import copy
 import math
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from finite_differences import check_gradients
+from loss_cases import BOX, DISCRETE, OBS_SPACE, check_gradients, replay_rows
 
 from rlrun import ConfigError, SACConfig, make_multi_agent
 from rlrun.algorithms import sac
@@ -17,9 +16,6 @@ from rlrun.data import columns as col
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
 
-OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
-BOX = gym.spaces.Box(-2, 2, (2,), np.float32)
-DISCRETE = gym.spaces.Discrete(4)
 ALPHA = torch.tensor([0.3])
 MODEL = ModelConfig(hidden=(8, 8), activation="tanh")
 
@@ -30,25 +26,6 @@ def make_networks(space):
     torch.nn.init.normal_(policy.pi.last.weight)  # far from the uniform policy of the start
     critics, target = (TwinQNetwork(OBS_SPACE, space, MODEL) for _ in range(2))
     return policy, critics, target
-
-
-def make_rows(space, n=9):
-    rng = np.random.default_rng(0)
-    rows = {
-        col.OBS: rng.normal(size=(n, 3)),
-        col.NEXT_OBS: rng.normal(size=(n, 3)),
-        col.REWARDS: 3 * rng.normal(size=n),
-        col.TERMINATEDS: rng.random(n) < 0.3,
-        col.DISCOUNTS: 0.9 ** rng.integers(1, 4, size=n),
-        col.WEIGHTS: rng.random(n),
-    }
-    if isinstance(space, gym.spaces.Box):
-        rows[col.ACTIONS] = np.tanh(rng.normal(size=(n, 2)))
-        rows["noise"], rows["new_noise"] = rng.normal(size=(2, n, 2))
-    else:
-        rows[col.ACTIONS] = rng.integers(4, size=n)
-    rows = {name: torch.tensor(column) for name, column in rows.items()}
-    return {k: v.float() if v.is_floating_point() else v for k, v in rows.items()}
 
 
 def gaussian(inputs, noise):
@@ -64,7 +41,7 @@ def q_of(critics, obs, action=None):
     """Both critics' values of one row: [2], or [2, n] for discrete actions."""
     rows = {col.OBS: obs[None]}
     if action is not None:
-        rows[col.ACTIONS] = torch.tensor(action[None], dtype=torch.float32)
+        rows[col.ACTIONS] = torch.tensor(action[None], dtype=obs.dtype)
     with torch.no_grad():
         return critics.forward_train(rows)[Q_VALUES][:, 0].numpy()
 
@@ -102,7 +79,7 @@ def test_the_critics_compute_with_the_parameters_that_they_have():
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
 def test_the_critics_learn_the_soft_bellman_target(space):
     policy, critics, target = make_networks(space)
-    rows = make_rows(space)
+    rows = replay_rows(space)
     total, statistics = critic_loss(critics, rows, policy=policy, target=target, alpha=ALPHA)
     expected = 0.0
     n = len(rows[col.OBS])
@@ -134,25 +111,19 @@ def test_the_critics_learn_the_soft_bellman_target(space):
 
 
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
-def test_the_critics_gradient_is_that_of_finite_differences(space, monkeypatch):
+def test_the_critics_gradient_is_that_of_finite_differences(space, float64):
     """Of the loss as a whole: what it is drawn to does not move with the critics."""
-    # Observations stay float64, as differences need it.
-    place = "rlrun.policies.soft_actor_critic.as_features"
-    monkeypatch.setattr(place, lambda obs, flatten: obs)
-    policy, critics, target = (network.double() for network in make_networks(space))
-    rows = {k: v.double() if v.is_floating_point() else v for k, v in make_rows(space).items()}
-
-    def loss_at():
-        return critic_loss(critics, rows, policy=policy, target=target, alpha=ALPHA.double())[0]
-
-    check_gradients(critics, loss_at, of_each=4)
+    policy, critics, target = map(float64, make_networks(space))
+    arguments = {"policy": policy, "target": target, "alpha": ALPHA.double()}
+    rows = float64(replay_rows(space))
+    check_gradients(critics, lambda: critic_loss(critics, rows, **arguments)[0], of_each=4)
 
 
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
-def test_the_policy_learns_the_soft_value_with_the_gradient_of_finite_differences(space):
-    policy, critics, _ = make_networks(space)
-    rows = make_rows(space)
-    arguments = {"critics": critics, "alpha": ALPHA}
+def test_the_policy_learns_the_soft_value_with_the_gradient_of_finite_differences(space, float64):
+    policy, critics, _ = map(float64, make_networks(space))
+    rows = float64(replay_rows(space))
+    arguments = {"critics": critics, "alpha": ALPHA.double()}
     total, statistics = policy_loss(policy, rows, **arguments)
     values = [
         soft_value(policy, critics, rows[col.OBS][i], noise_of(rows, "noise", i))
@@ -160,29 +131,7 @@ def test_the_policy_learns_the_soft_value_with_the_gradient_of_finite_difference
     ]
     assert total.item() == pytest.approx(-np.mean(values), rel=1e-5)
     assert statistics["policy_loss"].item() == total.item()
-    # In float64, from here: differences of float32 losses say little.
-    policy, critics = copy.deepcopy(policy).double(), copy.deepcopy(critics).double()
-    rows = {k: v.double() if v.is_floating_point() else v for k, v in rows.items()}
-    for network in (policy, critics):
-        network.forward_train = _without_casts(network)
-    alpha = ALPHA.double()
-    check_gradients(
-        policy, lambda: policy_loss(policy, rows, critics=critics, alpha=alpha)[0], of_each=4
-    )
-
-
-def _without_casts(network):
-    """The network's forward pass in float64; its own takes observations to float32."""
-
-    def forward(batch):
-        if hasattr(network, "pi"):
-            return {col.ACTION_DIST_INPUTS: network.pi(batch[col.OBS])}
-        if network.action_space == DISCRETE:
-            return {Q_VALUES: network.q(batch[col.OBS])}
-        inputs = torch.cat((batch[col.OBS], batch[col.ACTIONS]), dim=1)
-        return {Q_VALUES: network.q(inputs).squeeze(-1)}
-
-    return forward
+    check_gradients(policy, lambda: policy_loss(policy, rows, **arguments)[0], of_each=4)
 
 
 def test_the_twin_is_two_networks():
@@ -344,7 +293,7 @@ def test_standard_deviations_start_where_the_model_section_says():
 def test_a_policy_step_leaves_no_gradient_in_the_critics(built):
     algorithm = built(num_steps_sampled_before_learning_starts=1)
     critic = only(algorithm).critic
-    rows = {**make_rows(BOX), col.OBS: torch.randn(9, 3)}
+    rows = {**replay_rows(BOX), col.OBS: torch.randn(9, 3)}
     rows["noise"] = rows["noise"][:, :1]
     critic.parameters.zero_grad()
     arguments = {"critics": critic.module, "alpha": ALPHA}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from finite_differences import check_gradients
+from loss_cases import check_gradients
 
 from rlrun import Callbacks, ConfigError, DQNConfig
 from rlrun.algorithms.sequence_replay import (
@@ -178,27 +178,22 @@ def test_no_gradient_flows_through_burn_in(algorithm):
     assert (gradient(through) - found).abs().max() > 1e-4
 
 
-def test_the_gradient_is_that_of_finite_differences(algorithm, monkeypatch):
+def test_the_gradient_is_that_of_finite_differences(algorithm, monkeypatch, float64):
     """Without burn-in, through which no gradient flows, though it moves the loss."""
-    # Observations stay float64, as differences need it.
-    monkeypatch.setattr("rlrun.policies.recurrent.as_features", lambda obs, flatten: obs)
-    module, target = (algorithm.build_module().double() for _ in range(2))
+    module, target = (float64(algorithm.build_module()) for _ in range(2))
     with torch.no_grad():
         for parameter in target.parameters():
             parameter.mul_(0.7)
     _, rows = sampled(algorithm, burn_in=0)
-    rows = {k: v.double() if v.is_floating_point() else v for k, v in rows.items()}
+    rows = float64(rows)
     real = torch.Tensor.to  # one-hot actions and rewards are made float32 on the way
     monkeypatch.setattr(
         torch.Tensor,
         "to",
         lambda x, dtype, *a, **k: real(x, torch.float64 if dtype is torch.float32 else dtype),
     )
-
-    def loss_at():
-        return sequence_loss(module, rows, target=target, double_q=True)[0]
-
-    check_gradients(module, loss_at)
+    arguments = {"target": target, "double_q": True}
+    check_gradients(module, lambda: sequence_loss(module, rows, **arguments)[0])
 
 
 def test_burn_in_leads_to_the_states_that_its_steps_led_to_when_they_were_acted(algorithm):

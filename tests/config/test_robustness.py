@@ -1,4 +1,4 @@
-"""Whatever a file or a command line holds, the answer is an experiment or a ConfigError."""
+"""For any content of a file or a command line the answer is an experiment or a ConfigError."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Running statistics: exact, whatever the batches and whoever merges them."""
+"""Running statistics: exact for any batches and any order of merging."""
 
 import numpy as np
 import pytest

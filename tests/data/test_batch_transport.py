@@ -59,11 +59,11 @@ def test_received_batches_are_read_only_and_usable():
 
 
 def test_a_small_slice_does_not_drag_its_storage_along():
-    piece = fragment()[10:14]
-    received, buffers, _ = sent(piece)
+    part = fragment()[10:14]
+    received, buffers, _ = sent(part)
     assert sum(view.nbytes for view in buffers) < 5 * 12 + 4 * (4 + 8 + 16 + 8 + 8) + 1
     assert len(received.shared("obs")[0]) == 5
-    assert (received["new_obs"] == piece["new_obs"]).all()
+    assert (received["new_obs"] == part["new_obs"]).all()
     assert received.shared("obs")[0] is received.shared("new_obs")[0]
 
 

@@ -32,8 +32,8 @@ def test_counting():
 
 def test_timeslices_go_through_the_steps_of_all_policies_together():
     slices = team().timeslices(2)
-    assert [piece.env_steps() for piece in slices] == [2, 2, 1]
-    seen = [{policy: steps_of(piece[policy]) for policy in piece} for piece in slices]
+    assert [part.env_steps() for part in slices] == [2, 2, 1]
+    seen = [{policy: steps_of(part[policy]) for policy in part} for part in slices]
     assert seen == [
         {"a": [(1, 0), (1, 1)]},
         {"a": [(1, 2), (2, 0)], "b": [(1, 2), (1, 2), (2, 0)]},

@@ -103,9 +103,9 @@ def test_fast_constructor_takes_over_ready_columns():
 
 def test_slices_are_views_cut_at_the_length():
     batch = steps(5)
-    piece = batch[1:99]
-    assert piece["obs"].tolist() == [1, 2, 3, 4]
-    assert np.shares_memory(piece["obs"], batch["obs"])
+    part = batch[1:99]
+    assert part["obs"].tolist() == [1, 2, 3, 4]
+    assert np.shares_memory(part["obs"], batch["obs"])
     assert batch[:0].count == batch[9:12].count == batch[3:2].count == 0
     for bad in (slice(-2, None), slice(0, -1), slice(0, 4, 2)):
         with pytest.raises(ValueError, match="bounds"):
@@ -126,17 +126,17 @@ def test_nested_columns_go_everywhere_rows_go():
 
 def test_split_by_episode_follows_changes_of_the_id():
     batch = SampleBatch({"obs": np.arange(6), "eps_id": [7, 7, 3, 7, 7, 7]})
-    assert [piece["obs"].tolist() for piece in batch.split_by_episode()] == [[0, 1], [2], [3, 4, 5]]
+    assert [part["obs"].tolist() for part in batch.split_by_episode()] == [[0, 1], [2], [3, 4, 5]]
     assert SampleBatch({"eps_id": np.zeros(0)}).split_by_episode() == []
 
 
 def test_split_by_episode_without_ids_follows_the_flags():
     flags = {"terminateds": [0, 1, 0, 0, 0], "truncateds": [0, 0, 0, 1, 0]}
     batch = SampleBatch({"obs": np.arange(5), **flags})
-    pieces = [[0, 1], [2, 3], [4]]
-    assert [piece["obs"].tolist() for piece in batch.split_by_episode()] == pieces
+    parts = [[0, 1], [2, 3], [4]]
+    assert [part["obs"].tolist() for part in batch.split_by_episode()] == parts
     batch["eps_id"] = np.zeros(5)
-    assert [p["obs"].tolist() for p in batch.split_by_episode("terminateds")] == pieces
+    assert [p["obs"].tolist() for p in batch.split_by_episode("terminateds")] == parts
     with pytest.raises(KeyError):
         steps(3).split_by_episode()
     with pytest.raises(KeyError, match="must be"):
@@ -155,8 +155,8 @@ def test_split_by_episode_without_ids_follows_the_flags():
 )
 def test_timeslices(arguments, sizes):
     slices = steps(7).timeslices(**arguments)
-    assert [piece.count for piece in slices] == sizes
-    assert np.concatenate([piece["obs"] for piece in slices]).tolist() == list(range(7))
+    assert [part.count for part in slices] == sizes
+    assert np.concatenate([part["obs"] for part in slices]).tolist() == list(range(7))
 
 
 @pytest.mark.parametrize("bad", [{}, {"size": 2, "num_slices": 2}, {"size": 0}, {"num_slices": 0}])

@@ -30,29 +30,29 @@ def test_count_is_the_sum_of_seq_lens():
 
 
 def test_slices_snap_to_sequence_starts_and_carry_states():
-    piece = recurrent([3, 2, 4])[4:8]
-    assert piece["seq_lens"].tolist() == [2]
-    assert piece["obs"].tolist() == [4, 5]
-    assert piece["state_in_0"].tolist() == [[10]]
+    part = recurrent([3, 2, 4])[4:8]
+    assert part["seq_lens"].tolist() == [2]
+    assert part["obs"].tolist() == [4, 5]
+    assert part["state_in_0"].tolist() == [[10]]
     assert recurrent([3, 2, 4])[1:99]["seq_lens"].tolist() == [3, 2, 4]
     assert recurrent([3, 2])[0:2].count == 0
 
 
 def test_padded_batches_are_sliced_by_real_steps():
     batch = recurrent([3, 2, 4]).right_zero_pad(4)
-    piece = batch[3:9]
-    assert piece["seq_lens"].tolist() == [2, 4]
-    assert piece["obs"].tolist() == [4, 5, 0, 0, 6, 7, 8, 9]
-    assert piece.count == 6
-    piece.check_valid()
+    part = batch[3:9]
+    assert part["seq_lens"].tolist() == [2, 4]
+    assert part["obs"].tolist() == [4, 5, 0, 0, 6, 7, 8, 9]
+    assert part.count == 6
+    part.check_valid()
 
 
 def test_exact_slice_adjusts_the_first_and_last_sequence():
     batch = recurrent([3, 2, 4])
-    piece = batch.slice(1, 7)
-    assert piece["obs"].tolist() == [2, 3, 4, 5, 6, 7]
-    assert piece["seq_lens"].tolist() == [2, 2, 2]
-    assert piece["state_in_0"].ravel().tolist() == [0, 10, 20]
+    part = batch.slice(1, 7)
+    assert part["obs"].tolist() == [2, 3, 4, 5, 6, 7]
+    assert part["seq_lens"].tolist() == [2, 2, 2]
+    assert part["state_in_0"].ravel().tolist() == [0, 10, 20]
     inner = batch.slice(6, 7)
     assert (inner["seq_lens"].tolist(), inner["state_in_0"].tolist()) == ([1], [[20]])
     assert batch.slice(1, 4, 0, 2)["seq_lens"].tolist() == [2, 1]
@@ -62,9 +62,9 @@ def test_exact_slice_adjusts_the_first_and_last_sequence():
 
 
 def test_exact_slice_pads_in_front():
-    piece = recurrent([3, 2]).slice(-2, 4)
-    assert piece["obs"].tolist() == [0, 0, 1, 2, 3, 4]
-    assert piece["seq_lens"].tolist() == [5, 1]
+    part = recurrent([3, 2]).slice(-2, 4)
+    assert part["obs"].tolist() == [0, 0, 1, 2, 3, 4]
+    assert part["seq_lens"].tolist() == [5, 1]
     assert recurrent([3]).slice(-2, 0)["seq_lens"].tolist() == [2]
     plain = SampleBatch({"obs": np.ones(3), "infos": [{}, {}, {}]}).slice(-1, 2)
     assert plain["obs"].tolist() == [0, 1, 1]
@@ -138,10 +138,10 @@ def test_every_cut_of_sequences_keeps_every_row_once(seq_lens, data):
     batch = recurrent(seq_lens)
     size = data.draw(st.integers(1, batch.count + 1))
     for whole in (batch, batch.copy().right_zero_pad(5)):
-        pieces = whole.timeslices(size)
-        for piece in pieces:
-            piece.check_valid()
-        rows = [int(row["obs"]) for piece in pieces for row in piece.rows()]
+        parts = whole.timeslices(size)
+        for part in parts:
+            part.check_valid()
+        rows = [int(row["obs"]) for part in parts for row in part.rows()]
         assert rows == list(range(1, batch.count + 1))
     start = data.draw(st.integers(-3, batch.count))
     end = data.draw(st.integers(max(start, 0), batch.count))

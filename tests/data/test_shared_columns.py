@@ -39,7 +39,7 @@ def test_concat_appends_each_storage_once():
     assert len(whole.shared("obs")[0]) == 10
     assert whole["new_obs"][:, 0].tolist() == [1, 2, 3, 4, 11, 12, 13, 14]
     again = concat_samples(whole.timeslices(3))
-    assert again.shared("obs")[0] is whole.shared("obs")[0], "pieces of one storage are not copied"
+    assert again.shared("obs")[0] is whole.shared("obs")[0], "parts of one storage are not copied"
     assert again["obs"].tolist() == whole["obs"].tolist()
 
 

@@ -182,22 +182,22 @@ def fragments(runner: EnvRunner, lengths: list[int]) -> tuple[list[Any], dict[in
     """Finished episodes, and all rows by episode."""
     weights = np.zeros(runner.policy.num_parameters, np.float32)
     finished: list[Any] = []
-    pieces: dict[int, list[Any]] = {}
+    by_episode: dict[int, list[Any]] = {}
     for fragment, length in enumerate(lengths):
         reply = runner.sample_fragment(SampleRequest(fragment, length, 1), weights)
         assert len(reply.batch) == runner.num_envs * length
         finished += reply.episodes
         for row in reply.batch.rows():
-            pieces.setdefault(int(row[col.EPS_ID]), []).append(row)
-    return finished, pieces
+            by_episode.setdefault(int(row[col.EPS_ID]), []).append(row)
+    return finished, by_episode
 
 
 def test_a_runners_episodes_are_those_of_a_bare_pool_that_is_given_its_actions() -> None:
     runner = EnvRunner(runner_spec(kwargs={"max_episode_steps": 20}))
     seeds = [episode_seed(runner.spec.seed, Role.TRAIN, 0, i, 0) for i in range(NUM_ENVS)]
-    finished, pieces = fragments(runner, [37, 50, 13])
+    finished, by_episode = fragments(runner, [37, 50, 13])
     for env_index in range(NUM_ENVS):
-        rows = [rows for i, rows in sorted(pieces.items()) if (i >> 32) & 0xFFFF == env_index]
+        rows = [rows for i, rows in sorted(by_episode.items()) if (i >> 32) & 0xFFFF == env_index]
         played = [row for episode in rows for row in episode]
         bare = bare_pool("CartPole-v1", seed=seeds, max_episode_steps=20)
         before = bare.reset()[0][env_index]
@@ -215,13 +215,13 @@ def test_a_runners_episodes_are_those_of_a_bare_pool_that_is_given_its_actions()
                 before = bare.step(np.zeros(NUM_ENVS, int))[0][env_index]  # the step of the reset
     ended = {
         i: rows
-        for i, rows in pieces.items()
+        for i, rows in by_episode.items()
         if rows[-1][col.TERMINATEDS] or rows[-1][col.TRUNCATEDS]
     }
     assert {record.episode_id for record in finished} == ended.keys()
     for record in finished:
         assert record.length == record.episode_return == len(ended[record.episode_id])
-    for rows in pieces.values():
+    for rows in by_episode.values():
         assert [row[col.T] for row in rows] == list(range(len(rows)))
         for earlier, _ in pairwise(rows):
             assert not earlier[col.TERMINATEDS]
@@ -245,13 +245,13 @@ def test_runners_and_seeds_have_episodes_of_their_own() -> None:
 def test_a_horizon_ends_episodes_and_raises_the_time_limit(soft: bool) -> None:
     settings = {"horizon": 8, "soft_horizon": soft}
     runner = EnvRunner(runner_spec(kwargs={"max_episode_steps": 5}, **settings))
-    records, pieces = fragments(runner, [60])
+    records, by_episode = fragments(runner, [60])
     lengths = {record.length for record in records}
     assert max(lengths) == 8
     assert 5 not in lengths
     after = [
         (earlier[-1][col.NEXT_OBS].tolist(), later[0][col.OBS].tolist())
-        for (i, earlier), (j, later) in pairwise(sorted(pieces.items()))
+        for (i, earlier), (j, later) in pairwise(sorted(by_episode.items()))
         if i + 1 == j and len(earlier) == 8 and not earlier[-1][col.TERMINATEDS]
     ]
     assert after

@@ -113,7 +113,7 @@ def modules() -> dict[str, Module]:
 
 
 def target_module(imported: Import) -> str | None:
-    """The module of rlrun that an import reaches, or None for somebody else's."""
+    """The module of rlrun that an import reaches, or None for another library's."""
     if imported.module.split(".")[0] != "rlrun":
         return None
     as_module = f"{imported.module}.{imported.name}"

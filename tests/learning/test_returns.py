@@ -29,8 +29,8 @@ def slow_gae(rewards, values, next_values, terminateds, truncateds, gamma, lambd
         for t in reversed(range(rewards.shape[0])):
             bootstrap = 0.0 if terminateds[t, b] else next_values[t, b]
             delta = rewards[t, b] + gamma * bootstrap - values[t, b]
-            carried = 0.0 if terminateds[t, b] or truncateds[t, b] else following
-            following = delta + gamma * lambda_ * carried
+            passed_on = 0.0 if terminateds[t, b] or truncateds[t, b] else following
+            following = delta + gamma * lambda_ * passed_on
             advantages[t, b] = following
     return advantages
 
@@ -68,8 +68,8 @@ def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
     found = gae_of_rows(*columns, np.array(lengths), gamma=0.97, lambda_=0.9)
     start = 0
     for length in lengths:
-        piece = [column[start : start + length, None] for column in columns]
-        expected = slow_gae(*piece, 0.97, 0.9)[:, 0]
+        chunk = [column[start : start + length, None] for column in columns]
+        expected = slow_gae(*chunk, 0.97, 0.9)[:, 0]
         np.testing.assert_allclose(found[start : start + length], expected, rtol=1e-4, atol=1e-4)
         start += length
 
@@ -99,12 +99,12 @@ def test_explained_variance():
     assert explained_variance(np.ones(3), np.zeros(3)) is None
 
 
-def test_pieces_are_runs_of_equal_unroll_ids():
+def test_chunks_are_rows_of_equal_unroll_ids_in_a_row():
     assert chunk_lengths(np.array([4, 4, 9, 4, 4, 4])).tolist() == [2, 1, 3]
     assert chunk_lengths(np.array([7])).tolist() == [1]
 
 
-def test_discounted_returns_stop_at_ends_and_take_nothing_from_behind_a_piece():
+def test_discounted_returns_stop_at_ends_and_take_nothing_from_behind_a_chunk():
     rng = np.random.default_rng(3)
     lengths = np.array([4, 7, 1, 9])
     rewards, _, _, terminateds, truncateds = random_columns(rng, int(lengths.sum()))

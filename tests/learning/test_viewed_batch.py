@@ -98,7 +98,7 @@ def test_outputs_are_those_of_acting_and_of_the_step_after(model, lengths, chunk
     with torch.no_grad():
         inputs, values, next_values = (x.numpy() for x in rows.outputs(learner.module, chunk))
     np.testing.assert_allclose(inputs, batch[col.ACTION_DIST_INPUTS], atol=1e-6)
-    # Within an episode's piece the value of what a step led to is that of the step after it.
+    # Within an episode's chunk the value of what a step led to is that of the step after it.
     same = (batch[col.EPS_ID][1:] == batch[col.EPS_ID][:-1]) & (
         batch[col.UNROLL_ID][1:] == batch[col.UNROLL_ID][:-1]
     )
@@ -152,8 +152,8 @@ def test_minibatches_hold_every_row_once(model, size):
         # Whole sequences, in the order of their steps, begun within the size.
         lengths = minibatch["seq_lens"].tolist()
         assert sum(lengths[:-1]) < size
-        for piece in minibatch["t"].split(lengths):
-            assert (piece.diff() == 1).all()
+        for chunk in minibatch["t"].split(lengths):
+            assert (chunk.diff() == 1).all()
         assert len(minibatch["state_in_0"]) == len(lengths)
 
 

@@ -109,8 +109,8 @@ def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
     got = vtrace_of_rows(*columns, np.array(lengths), settings=VTraceSettings(0.9))
     begin = 0
     for length in lengths:
-        piece = [column[begin : begin + length, None] for column in columns]
-        for mine, alone in zip(got, vtrace(*piece, settings=VTraceSettings(0.9)), strict=True):
+        chunk = [column[begin : begin + length, None] for column in columns]
+        for mine, alone in zip(got, vtrace(*chunk, settings=VTraceSettings(0.9)), strict=True):
             np.testing.assert_allclose(mine[begin : begin + length], alone[:, 0], rtol=1e-5)
         begin += length
 

@@ -132,7 +132,7 @@ def make(memory, used, observations, actions, **more):
 
 
 def random_batch(module, seq_lens, rng):
-    """Rows of sequences one after the other, with whatever the module has views of."""
+    """Rows of sequences one after the other, with all views of the module."""
     num_rows = sum(seq_lens)
     batch = {col.SEQ_LENS: torch.tensor(seq_lens)}
     for name, view in module.view_requirements.items():
@@ -213,7 +213,7 @@ def test_sequences_are_the_same_as_steps(case, actions, seq_lens, seed):
     junk=st.floats(-1e6, 1e6).filter(lambda x: abs(x) > 1e-3),
 )
 def test_what_the_padding_holds_changes_nothing(case, actions, seq_lens, junk):
-    """Neither outputs nor gradients, whatever stands behind the shorter sequences."""
+    """Neither outputs nor gradients, for any numbers behind the shorter sequences."""
     module = make(*case, actions)
     batch = random_batch(module, seq_lens, np.random.default_rng(1))
     results, padded, pad_with = [], [], pad_sequences

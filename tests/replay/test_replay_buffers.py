@@ -58,7 +58,7 @@ def test_the_last_steps_of_an_episode_have_shorter_returns():
 
 @pytest.mark.parametrize("goes_on_at", [1.0, 7.0])
 def test_a_later_fragment_goes_on_only_where_the_agent_was(goes_on_at):
-    """Env steps without the agent may lie in between, but none that it took and nobody added."""
+    """Env steps without the agent may lie in between, but no step of its own that was not added."""
     buffer = ReplayBuffer(8, n_step=2, gamma=0.5)
     buffer.add(steps_of_one_agent([0], [0], [1], [False]))
     buffer.add(steps_of_one_agent([3], [goes_on_at], [8], [False], unroll=1))

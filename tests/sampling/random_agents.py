@@ -1,4 +1,4 @@
-"""An environment whose agents come, go and fall silent at random; a policy that looks hard."""
+"""An environment whose agents come, go and fall silent at random; a policy that sums its inputs."""
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +10,7 @@ from rlrun.policies.policy import Policy, state_views
 
 
 class RandomAgents(MultiAgentEnv):
-    """All that may happen, as follows from the seed; insists on actions of those who are due."""
+    """Random by its seed; asserts that exactly the agents that are due act."""
 
     possible_agents = ("a", "b", "c", "d")
 
@@ -68,7 +68,7 @@ class RandomAgents(MultiAgentEnv):
 
 
 class SumPolicy(Policy):
-    """Its actions follow from everything that it sees, so a wrong row anywhere goes on for ever."""
+    """Its actions follow from everything that it sees, so a wrong row changes all that follow."""
 
     def __init__(self, observation_space, action_space, config):
         super().__init__(observation_space, action_space, config)

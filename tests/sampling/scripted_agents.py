@@ -51,7 +51,7 @@ TOTALS = {"a": 10.0, "b": 62.0, "c": 14.0}
 
 
 class Scripted(MultiAgentEnv):
-    """Plays SCRIPT again and again; insists on actions of exactly those who have to act."""
+    """Follows SCRIPT again and again; asserts that exactly the agents that are due act."""
 
     possible_agents = ("a", "b", "c")
 
@@ -102,6 +102,6 @@ NOT_A_NUMBER = [
     {"obs": {"a": float("nan")}, "rewards": {}},
 ]
 INFINITE_REWARD = [{"obs": {"a": 0}}, {"obs": {"a": 1}, "rewards": {"a": float("inf")}}]
-NOBODY = [{"obs": {}}, {"obs": {}, "rewards": {}, "terminateds": {"__all__": True}}]
+NO_AGENT = [{"obs": {}}, {"obs": {}, "rewards": {}, "terminateds": {"__all__": True}}]
 STRANGER = [{"obs": {"a": 0}}, {"obs": {"z": 1}, "rewards": {}}]
 NO_DICT = [{"obs": {"a": 0}}, {"obs": {"a": 1}, "rewards": {}, "terminateds": True}]

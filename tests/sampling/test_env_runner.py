@@ -31,7 +31,7 @@ def test_every_transition_is_what_the_environment_did(num_envs, lengths, truncat
         batch.check_valid()
         assert len(batch) == reply.env_steps == num_envs * length
         for i, row in enumerate(batch.rows()):
-            env_index = i // length  # each sub-environment's piece is contiguous
+            env_index = i // length  # each sub-environment's rows are contiguous
             assert row[col.ENV_ID] == env_index
             assert row[col.NEXT_OBS][0] == row[col.OBS][0]  # never another episode's
             assert row[col.OBS][1] == row[col.T]

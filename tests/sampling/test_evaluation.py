@@ -1,4 +1,4 @@
-"""Exactly N fresh episodes, whatever else goes on."""
+"""Evaluation plays exactly N fresh episodes."""
 
 import numpy as np
 import pytest

@@ -40,9 +40,9 @@ def test_trajectories_are_those_written_by_hand(table, length, num_envs):
     for reply in replies:
         for batch in reply.batch.as_multi_agent().policy_batches.values():
             batch.check_valid()
-            pieces = batch["unroll_id"][np.r_[True, np.diff(batch["unroll_id"]) != 0]]
-            assert len(set(pieces)) == len(pieces)
-            new = {("p", int(piece)) for piece in set(pieces)} if len(policies) == 1 else set()
+            chunks = batch["unroll_id"][np.r_[True, np.diff(batch["unroll_id"]) != 0]]
+            assert len(set(chunks)) == len(chunks)
+            new = {("p", int(chunk)) for chunk in set(chunks)} if len(policies) == 1 else set()
             assert not new & seen
             seen |= new
 
@@ -201,7 +201,7 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
     for reply in replies:
         assert reply.env_steps == 120
         batch = reply.batch["p"]
-        # Whatever is delivered is whole: pieces of episodes that end, or go on.
+        # Rows are delivered of episodes that end, or go on.
         assert batch.agent_steps() <= 240
         steps = {(row["env_id"], row["eps_id"], row["t"]) for row in batch.rows()}
         assert len(steps) == 120
@@ -219,7 +219,7 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
         ("RETURN_OF_THE_DEAD", "agent 'b' of policy 'p': it has an observation after it has", 1),
         ("NOT_A_NUMBER", "agent 'a' of policy 'p': observation holds NaN", 1),
         ("INFINITE_REWARD", "agent 'a' of policy 'p': the reward is inf", 0),
-        ("NOBODY", "the episode ended before any agent had an observation", 0),
+        ("NO_AGENT", "the episode ended before any agent had an observation", 0),
         ("STRANGER", "agent 'z' is none of the env's possible agents", 0),
         ("NO_DICT", "step() must return five dicts by agent", 0),
     ],

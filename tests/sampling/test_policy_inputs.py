@@ -35,7 +35,7 @@ def test_views_are_their_slow_transcription(num_envs, lengths, states, random_le
 
 @pytest.mark.parametrize("states", [False, True])
 def test_environments_that_reset_in_a_step_of_their_own(states):
-    """Sub-environments then fill up unevenly, and rows are carried from fragment to fragment."""
+    """Sub-environments then fill up unevenly, and rows are kept from fragment to fragment."""
     runner = recording_runner(3, states=states, use="counting_envs:autonomous")
     assert not runner.envs.every_step_counts
     batches = []
