@@ -16,7 +16,7 @@ Words = Annotated[
     typer.Argument(metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False),
 ]
 Address = Annotated[str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show only how it ended.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the outcome.")]
 
 
 def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:

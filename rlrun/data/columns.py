@@ -4,8 +4,8 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 
 | column | row shape | meaning |
 |---|---|---|
-| obs | as the (preprocessed) observation | what the action saw |
-| new_obs | as obs | what the step led to: at an episode's end the true final observation |
+| obs | as the (preprocessed) observation | observation before the action |
+| new_obs | as obs | observation after the step: at an episode's end the true final one |
 | actions | as the action | the action in the module's form, before unsquashing or clipping |
 | rewards | () | reward of the step |
 | terminateds, truncateds | () bool | the episode ended by itself; it was cut short. Never merged |
@@ -13,15 +13,15 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | eps_id, env_id, agent_index | () int | which episode, sub-environment, agent |
 | unroll_id | () int | which fragment: rows of one trajectory of one `sample()` call |
 | t | () int | step within the episode, from 0 |
-| action_logp, action_prob | () | of the action, when it was drawn |
+| action_logp, action_prob | () | (log-)probability of the action when it was drawn |
 | action_dist_inputs | (P,) | of the distribution the action was drawn from |
-| vf_preds, values_bootstrapped | () | V(obs); the value that stands in for what follows a cut |
-| advantages, value_targets | () | what the returns computed |
+| vf_preds, values_bootstrapped | () | V(obs); the value that bootstraps a cut trajectory |
+| advantages, value_targets | () | computed from rewards and values |
 | prev_actions, prev_rewards | as actions, () | of the step before |
-| discounts | () | what the value of new_obs counts: gamma to the power of the steps taken |
-| weights | () | of the row in a loss: the importance of what was sampled too often |
-| item_ids | () int | which transition of a replay buffer |
-| new_x | as x | what the view x is one step later |
+| discounts | () | factor of the value of new_obs: gamma to the power of the steps taken |
+| weights | () | importance-sampling weight of the row in a loss |
+| item_ids | () int | number of the transition in a replay buffer |
+| new_x | as x | the view x, one step later |
 | seq_lens | () int, one row per *sequence* | lengths of the sequences the rows fall into |
 | state_in_k | as the state | recurrent state at the start: one row per sequence, or per step |
 | state_out_k | as the state | recurrent state after the step |
@@ -72,7 +72,7 @@ STEP_COLUMNS: dict[str, type] = {
     AGENT_INDEX: np.int64,
     INFOS: np.object_,
 }
-"""Columns that a collector itself has of every step, if asked for them -> their dtype."""
+"""Columns that a collector can record of every step, if they are viewed -> their dtype."""
 
 RETIRED_COLUMNS = {"dones": f"{TERMINATEDS!r} and {TRUNCATEDS!r}"}
 """Names that are refused -> what took their place."""

@@ -21,10 +21,10 @@ class Console:
         print_error(text)
 
     def close(self) -> None:
-        """Nothing more will change; may be called twice."""
+        """Stop updating; may be called twice."""
 
     def summary(self, lines: Sequence[str]) -> None:
-        """Show how it ended; the first line is the headline."""
+        """Show the outcome; the first line is the headline."""
         for line in lines:
             print_line(line)
 

@@ -174,7 +174,7 @@ class _Process:
         return self._popen.poll() is not None
 
     def interrupt(self) -> None:
-        """Let it save and end."""
+        """Ask it to save and end."""
         if not self.ended():
             self._popen.send_signal(signal.SIGINT)
 
