@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlrun.config.problems import InputError
+
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig, LearnersConfig
 
@@ -24,10 +26,8 @@ _OBJECT_STORE_BYTES = 256 * 2**20  # of a local Ray: fragments and weights, a fe
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
 
 
-class ResourceError(Exception):
+class ResourceError(InputError):
     """The machine or cluster cannot hold the experiment; raised before any actor starts."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)

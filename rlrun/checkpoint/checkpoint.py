@@ -25,6 +25,7 @@ import numpy as np
 from rlrun.checkpoint.files import replace_directory
 from rlrun.checkpoint.state_codec import StateError, decode, encode
 from rlrun.config.dump import dump_yaml
+from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import plain_row
 
@@ -35,10 +36,8 @@ MANIFEST = "manifest.json"
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")
 
 
-class CheckpointError(Exception):
+class CheckpointError(InputError):
     """A checkpoint cannot be written or read; the message is one line and names the path."""
-
-    exit_code = 2
 
 
 class CheckpointVersionError(CheckpointError):

@@ -49,6 +49,12 @@ class Problem:
         return ": ".join(part for part in (str(self.origin), self.key, self.message) if part)
 
 
+class InputError(Exception):
+    """Something that a user named cannot be used; the message is all that a user needs."""
+
+    exit_code = 2
+
+
 class ConfigError(ValueError):
     """Everything that is wrong with one config, in the order of the file."""
 

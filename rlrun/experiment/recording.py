@@ -13,15 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.config.problems import InputError
 from rlrun.envs.played_step import AgentTransition, PlayedStep
 
 _DEFAULT_FRAMES_PER_S = 30
-
-
-class RecordingError(Exception):
-    """A recorder cannot work here; the message says why."""
-
-    exit_code = 2
 
 
 class StepLimit:
@@ -137,7 +132,7 @@ class VideoRecorder:
         try:
             from moviepy import ImageSequenceClip
         except ImportError:
-            raise RecordingError('--video: not installed: pip install "rlrun[video]"') from None
+            raise InputError('--video: not installed: pip install "rlrun[video]"') from None
         self._clip_class = ImageSequenceClip
         self._directory, self._envs = directory, envs
         self._frames: list[np.ndarray] = []
@@ -150,7 +145,7 @@ class VideoRecorder:
             return
         frame = self._envs.render()[0]
         if frame is None:
-            raise RecordingError("--video: the environment renders no rgb_array frames")
+            raise InputError("--video: the environment renders no rgb_array frames")
         self._frames.append(np.asarray(frame))
         if step.terminateds[0] or step.truncateds[0]:
             self._write(episode)

@@ -109,7 +109,7 @@ def rollout(
 
     Raises:
         RunFolderError, CheckpointError: there is no checkpoint. EnvError: the environment failed.
-        RecordingError: a video cannot be made here.
+        InputError: a video cannot be made here.
     """
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"

@@ -30,12 +30,12 @@ from datetime import datetime
 from importlib import metadata
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, ClassVar, Self
 
 from rlrun.checkpoint.checkpoint import MANIFEST
 from rlrun.checkpoint.checkpoint_folder import LATEST
 from rlrun.checkpoint.files import replace_link, replace_text
+from rlrun.config.problems import InputError
 
 SWEEP_CONFIG = "sweep.yaml"
 """The file that makes a folder a sweep's."""
@@ -46,10 +46,8 @@ _GIT_TIMEOUT_S = 2.0
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class RunFolderError(Exception):
+class RunFolderError(InputError):
     """A folder cannot be used; the message says what to do instead."""
-
-    exit_code = 2
 
 
 class RunFolder:
@@ -281,12 +279,7 @@ class RunLog:
         self._stack.callback(logging.captureWarnings, False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
 

@@ -15,19 +15,14 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
+from rlrun.config.problems import InputError
 from rlrun.data.results import addresses, counts_already, lookup, number_at
 
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
 """Result keys that only grow: as criteria they are budgets, all others are goals."""
-
-
-class StopKeyError(Exception):
-    """A stop criterion names a key that no result of this run has."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,7 @@ class StopCriteria:
         return texts
 
     def check_keys(self, result: Mapping[str, Any]) -> None:
-        """Raise StopKeyError if ``result`` lacks the key of a criterion.
+        """Raise InputError if ``result`` lacks the key of a criterion.
 
         All results of a run have the keys of the first, so the criterion could never be reached.
         """
@@ -97,7 +92,7 @@ class StopCriteria:
                     f"stop: {criterion.address}: a group, not a number; it has {inside}"
                 )
         if problems:
-            raise StopKeyError("\n".join(problems))
+            raise InputError("\n".join(problems))
 
 
 def _suggest(address: str, result: Mapping[str, Any]) -> str:
@@ -151,12 +146,7 @@ class Interrupts:
         self._install()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

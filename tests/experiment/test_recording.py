@@ -5,9 +5,10 @@ import sys
 import numpy as np
 import pytest
 
+from rlrun.config.problems import InputError
 from rlrun.envs.played_step import AgentTransition, PlayedStep
-from rlrun.experiment.recording import RecordingError, StepLimit, TransitionRecorder, VideoRecorder
-from rlrun.experiment.report.sinks import SinkError, TensorBoardSink
+from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder
+from rlrun.experiment.report.sinks import TensorBoardSink
 
 
 def step(t, episodes, nested=False):
@@ -84,11 +85,11 @@ def test_a_step_limit_counts_the_steps_of_wanted_episodes():
 
 def test_a_video_without_its_extra_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "moviepy", None)
-    with pytest.raises(RecordingError, match=r"pip install \"rlrun\[video\]\""):
+    with pytest.raises(InputError, match=r"pip install \"rlrun\[video\]\""):
         VideoRecorder(tmp_path, None)
 
 
 def test_tensorboard_without_its_extra_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(SinkError, match=r"rlrun\[tensorboard\]"):
+    with pytest.raises(InputError, match=r"rlrun\[tensorboard\]"):
         TensorBoardSink(tmp_path)

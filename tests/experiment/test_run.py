@@ -17,10 +17,10 @@ from run_folders import assert_equal_runs, meta, rows
 from rlrun.checkpoint.checkpoint import CheckpointError, CheckpointWriteError, read_checkpoint
 from rlrun.checkpoint.checkpoint_folder import CheckpointFolder
 from rlrun.config.loader import load_experiment
-from rlrun.experiment.report.sinks import SinkError
+from rlrun.config.problems import InputError
 from rlrun.experiment.run import Pace, iterate, resume_experiment, run_experiment
 from rlrun.experiment.run_folder import RunFolder, RunFolderError
-from rlrun.experiment.stopping import ENDING_SIGNALS, StopCriteria, StopKeyError
+from rlrun.experiment.stopping import ENDING_SIGNALS, StopCriteria
 
 
 @pytest.fixture(autouse=True)
@@ -349,14 +349,14 @@ def test_a_full_disk_at_the_last_checkpoint_fails_the_run(monkeypatch):
 
 
 def test_an_unknown_stop_key_ends_the_run_after_one_iteration_without_a_folder():
-    with pytest.raises(StopKeyError, match="did you mean env_runners/restarts"):
+    with pytest.raises(InputError, match="did you mean env_runners/restarts"):
         train("stop={env_runners/restart: 1}")
     assert not Path("run").exists()
     train()
 
 
 def test_a_wrong_sink_leaves_no_folder_behind():
-    with pytest.raises(SinkError, match=r"needs a method write\(\)"):
+    with pytest.raises(InputError, match=r"needs a method write\(\)"):
         train("report.sinks=['pathlib:Path']", run_dir=None)
     assert list(Path("runs/fake").iterdir()) == []
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlrun.experiment.stopping import StopCriteria, StopKeyError, number
+from rlrun.config.problems import InputError
+from rlrun.experiment.stopping import StopCriteria, number
 
 
 def reached(stop, **result):
@@ -34,7 +35,7 @@ def test_a_mean_return_counts_once_its_window_is_full():
 
 def test_an_unknown_key_is_named_with_the_nearest_one():
     criteria = StopCriteria({"learner/kl": 1, "x": 1, "evaluation": 1}, smoothing_episodes=1)
-    with pytest.raises(StopKeyError) as caught:
+    with pytest.raises(InputError) as caught:
         criteria.check_keys({"x": None, "learners": {"p": {"kl": 0}}, "evaluation": {"n": 1}})
     text = str(caught.value)
     assert "learner/kl: no such result key - did you mean learners/p/kl?" in text

@@ -11,7 +11,7 @@ from rich.console import Console
 from rlrun.actors.ray_runtime import ResourceError, Resources
 from rlrun.config.checks import most_iterations
 from rlrun.config.loader import resolve
-from rlrun.config.problems import ConfigError
+from rlrun.config.problems import ConfigError, InputError
 from rlrun.config.schema import SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.config.yaml_tree import parse_yaml
@@ -21,7 +21,7 @@ from rlrun.experiment.sweep.report import draw_table
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits
 from rlrun.experiment.sweep.sweep import run_sweep
 from rlrun.experiment.sweep.trials import Trial, TrialTable
-from rlrun.experiment.sweep.tune import SchedulerError, bounded, make_scheduler
+from rlrun.experiment.sweep.tune import bounded, make_scheduler
 
 FILE = """
 algorithm: PPO
@@ -146,7 +146,7 @@ def test_a_sweep_is_not_a_run(tmp_path):
 def test_a_scheduler_that_tune_refuses_is_named(text, says):
     base = FILE.replace("stop: {env_steps: 6400}\n", "") if "stop" in text else FILE
     text = base + text + ", space: {training.lr: {grid: [1, 2]}}}"
-    with pytest.raises(SchedulerError, match=says):
+    with pytest.raises(InputError, match=says):
         make_scheduler(resolve(parse_yaml(text, "exp.yaml")).experiment)
 
 

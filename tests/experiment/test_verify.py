@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.config.dump import dump_yaml
+from rlrun.config.problems import InputError
 from rlrun.config.registry import ALGORITHMS
 from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case, Reference, read_cases
 from rlrun.experiment.verify.page import (
@@ -22,7 +23,7 @@ from rlrun.experiment.verify.page import (
     write_page,
     write_record,
 )
-from rlrun.experiment.verify.runs import VerifyError, plan_runs
+from rlrun.experiment.verify.runs import plan_runs
 from rlrun.experiment.verify.verify import (
     CaseResult,
     SeedResult,
@@ -73,7 +74,7 @@ def test_a_case_can_be_chosen_by_name():
     assert choose_cases([]) == list(CASES)
     second, first = CASES[1], CASES[0]
     assert choose_cases([second.name, first.name, second.name]) == [second, first]
-    with pytest.raises(VerifyError, match=r"'ppo-cartpol' - did you mean ppo-cartpole\?") as error:
+    with pytest.raises(InputError, match=r"'ppo-cartpol' - did you mean ppo-cartpole\?") as error:
         choose_cases(["ppo-cartpol", "xyz"])
     assert "'xyz'; `rlrun verify --list` names all" in str(error.value)
 
@@ -231,7 +232,7 @@ def test_runs_share_the_cores(check, tmp_path, jobs, most):
 
 def test_runs_with_different_settings_are_refused(check):
     check(case("a"), seeds=range(1, 2))
-    with pytest.raises(VerifyError, match=r"training.gamma is 0.98 there, 0.5 here"):
+    with pytest.raises(InputError, match=r"training.gamma is 0.98 there, 0.5 here"):
         check(case("a", overrides=("training.gamma=0.5",)), seeds=range(1, 2))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlrun.checkpoint.files import replace_text
+from rlrun.config.problems import InputError
 from rlrun.config.registry import import_object
 from rlrun.config.schema import UseSpec
 from rlrun.data.results import TABLES_BY_NAME, Row, addresses, number_at, plain_row, with_keys_of
@@ -127,12 +128,6 @@ class Sink(Protocol):
         """The run has ended, for any reason."""
 
 
-class SinkError(Exception):
-    """A sink cannot be made; the message says why."""
-
-    exit_code = 2
-
-
 def make_sinks(specs: Iterable[UseSpec], folder: RunFolder) -> list[Sink]:
     """Make the sinks of ``report.sinks``, except the console.
 
@@ -158,7 +153,7 @@ def _custom_sink(spec: UseSpec, folder: RunFolder) -> Sink:
     sink: Sink = factory(**arguments)
     for method in ("write", "close"):
         if not callable(getattr(sink, method, None)):
-            raise SinkError(f"report.sinks: {spec.use}: a sink needs a method {method}()")
+            raise InputError(f"report.sinks: {spec.use}: a sink needs a method {method}()")
     return sink
 
 
@@ -169,7 +164,7 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise SinkError(
+            raise InputError(
                 'report.sinks: tensorboard: not installed: pip install "rlrun[tensorboard]"'
             ) from None
         self._writer = SummaryWriter(str(directory))

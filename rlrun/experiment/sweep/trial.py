@@ -19,6 +19,7 @@ from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
 from rlrun.checkpoint.files import replace_text
 from rlrun.config import registry
 from rlrun.config.dump import dump_yaml
+from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import Row, addresses, lookup, number_at
 from rlrun.experiment.report.console import print_error
@@ -131,10 +132,6 @@ def _opened(path: Path) -> RunFolder:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-class MetricError(Exception):
-    """The sweep's metric is no key of this algorithm's results."""
 
 
 class SweepTrial(tune.Trainable):
@@ -256,5 +253,5 @@ def _number(row: Row, metric: str) -> float | None:
         lookup(row, metric)
     except KeyError:
         hint = registry.suggestion(metric, addresses(row))
-        raise MetricError(f"sweep.metric: no result has the key {metric}{hint}") from None
+        raise InputError(f"sweep.metric: no result has the key {metric}{hint}") from None
     return number_at(row, metric)

@@ -26,6 +26,7 @@ from ray.tune.stopper import NoopStopper
 
 from rlrun.actors.ray_runtime import environment_variables
 from rlrun.config.checks import most_iterations
+from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig, SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.data.results import number_at
@@ -37,12 +38,6 @@ Identify = Callable[[Trial], dict[str, Any]]
 
 _TIME = "training_iteration"
 _PBT_INTERVAL = 5
-
-
-class SchedulerError(Exception):
-    """The scheduler cannot be made from the arguments in the file."""
-
-    exit_code = 2
 
 
 class TrialSearch(Searcher):
@@ -150,7 +145,7 @@ def make_optuna(experiment: ExperimentConfig, seed: int) -> Any:
 
 
 def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
-    """Tune's scheduler with the arguments in the file; SchedulerError if Tune refuses them."""
+    """Tune's scheduler with the arguments in the file; InputError if Tune refuses them."""
     sweep = experiment.sweep
     if sweep.scheduler is None:
         return FIFOScheduler()  # type: ignore[no-untyped-call]
@@ -160,7 +155,7 @@ def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
     if name in ("asha", "hyperband") and "max_t" not in given:
         longest = most_iterations(experiment)
         if longest is None:
-            raise SchedulerError(
+            raise InputError(
                 f"sweep.scheduler: {name} needs the length of the longest run, and stop: does not "
                 "bound it; set stop.training_iteration, stop.env_steps or sweep.scheduler.max_t"
             )
@@ -177,7 +172,7 @@ def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
                 return MedianStoppingRule(**given)
         return _population(space_of(sweep), given)
     except (AssertionError, TypeError, ValueError) as error:
-        raise SchedulerError(f"sweep.scheduler: {name} refuses its arguments: {error}") from error
+        raise InputError(f"sweep.scheduler: {name} refuses its arguments: {error}") from error
 
 
 def _population(varied: Sequence[Dimension], given: dict[str, Any]) -> TrialScheduler:

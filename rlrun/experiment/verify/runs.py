@@ -24,7 +24,7 @@ from typing import IO
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.dump import to_plain
 from rlrun.config.loader import load_experiment
-from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.problems import ConfigError, InputError, Problem
 from rlrun.config.registry import configs_folder
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import addresses, lookup
@@ -35,12 +35,6 @@ from rlrun.experiment.verify.cases import Case
 EVALUATION_EPISODES = 100
 RLRUN = (sys.executable, "-m", "rlrun")
 _POLL_S = 0.05
-
-
-class VerifyError(Exception):
-    """The verification cannot begin; the message says why."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ def plan_runs(cases: Sequence[Case], seeds: Sequence[int], results: Path) -> lis
 
     Raises:
         ConfigError: all problems of the cases' files, for instance a missing extra.
-        VerifyError: the folder has runs with different settings.
+        InputError: the folder has runs with different settings.
 
     """
     runs: list[SeedRun] = []
@@ -115,7 +109,7 @@ def plan_runs(cases: Sequence[Case], seeds: Sequence[int], results: Path) -> lis
     stale = [text for run in runs if (text := _other_settings(run))]
     if stale:
         way_out = "move them away, or name another folder with --results"
-        raise VerifyError("\n".join([*stale, f"these runs cannot be used: {way_out}"]))
+        raise InputError("\n".join([*stale, f"these runs cannot be used: {way_out}"]))
     return runs
 
 

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlrun.actors.ray_runtime import local_resources
+from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
 from rlrun.data.results import Row, counts_already, number_at
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.verify.cases import CASES, Case
-from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, VerifyError, plan_runs
+from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, plan_runs
 
 RETURN = "episode_return_mean"
 RESULTS = Path("runs/verify")
@@ -176,7 +177,7 @@ def verify(
         rlrun: words of the command line that start rlrun.
 
     Raises:
-        VerifyError: no such case, or ``results`` holds runs with other settings.
+        InputError: no such case, or ``results`` holds runs with other settings.
         ConfigError: a case cannot run here, for instance because an extra is missing.
 
     """
@@ -201,7 +202,7 @@ def choose_cases(names: Sequence[str], cases: Sequence[Case] = CASES) -> list[Ca
     """The cases of these names, in the order of the names; all cases without names.
 
     Raises:
-        VerifyError: names are unknown; the message has the nearest ones.
+        InputError: names are unknown; the message has the nearest ones.
 
     """
     known = {case.name: case for case in cases}
@@ -209,7 +210,7 @@ def choose_cases(names: Sequence[str], cases: Sequence[Case] = CASES) -> list[Ca
     if unknown:
         other = "; `rlrun verify --list` names all"
         lines = [f"there is no case {n!r}{suggestion(n, known) or other}" for n in unknown]
-        raise VerifyError("\n".join(lines))
+        raise InputError("\n".join(lines))
     return [known[name] for name in dict.fromkeys(names)] or list(cases)
 
 
