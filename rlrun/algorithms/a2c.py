@@ -17,7 +17,8 @@ from rlrun.algorithms.on_policy import (
 )
 from rlrun.algorithms.result import Result
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, Schedule
+from rlrun.config.schedules import LearningRate
+from rlrun.config.schema import Count
 from rlrun.data import columns as col
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.rl_module import RLModule
@@ -27,7 +28,7 @@ class A2CTraining(OneStepTraining, ActorCriticTraining):
     """A2C's own settings."""
 
     train_batch_size: Count = 256
-    lr: Schedule = 1e-3
+    lr: LearningRate = 1e-3
 
 
 class A2CConfig(AlgorithmConfig):

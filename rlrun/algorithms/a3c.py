@@ -34,10 +34,11 @@ from rlrun.algorithms.asynchronous import FragmentStream
 from rlrun.algorithms.on_policy import ActorCriticTraining
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.builder import AlgorithmConfig
+from rlrun.config.schedules import value_at
 from rlrun.config.schema import Count, ExperimentConfig, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
-from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.learner import Learner
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.env_runner import EnvRunner

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
@@ -37,7 +36,9 @@ from rlrun.algorithms.ppo import AdaptiveKL
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, Schedule
+from rlrun.config.schedules import Coefficient
+from rlrun.config.schema import Count
+from rlrun.config.section import NonNegative, Positive
 from rlrun.data import columns as col
 from rlrun.data.batch_state import batch_from_state, batch_state
 from rlrun.data.sample_batch import SampleBatch
@@ -63,13 +64,13 @@ class APPOTraining(VTraceTraining):
     """Updates for each new train batch, and uses of each; 1 learns from each once, at once."""
     target_network_update_freq: Count = 2
     """Updates between renewals of the target policy."""
-    clip_param: Schedule = 0.2
+    clip_param: Coefficient = 0.2
     """Bound on how far the probability ratio of pi to the target policy moves from 1."""
     normalize_advantages: bool = False
     """Bring the advantages of a batch to mean 0 and deviation 1."""
-    kl_coeff: float = Field(default=0.0, ge=0)
+    kl_coeff: NonNegative = 0.0
     """Weight of KL(target || pi), adapted after each iteration; 0 leaves the term out."""
-    kl_target: float = Field(default=0.01, gt=0)
+    kl_target: Positive = 0.01
     """KL that the adaptive coefficient aims at."""
 
 

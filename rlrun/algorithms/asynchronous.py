@@ -18,8 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import Field
-
 from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.on_policy import (
@@ -32,6 +30,7 @@ from rlrun.algorithms.on_policy import (
 from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.schema import Count, Section, TrainingConfig
+from rlrun.config.section import Epsilon, Fraction, Positive
 from rlrun.data.sample_batch import MultiAgentBatch
 from rlrun.learning.vtrace import VTraceSettings
 from rlrun.sampling.runner_messages import SampleReply
@@ -55,14 +54,14 @@ class VTraceTraining(AsynchronousTraining, ActorCriticTraining):
 
     minibatch_size: Count | None = None
     """Rows of one gradient step; null takes the whole train batch."""
-    lambda_: float = Field(default=1.0, ge=0, le=1)
+    lambda_: Fraction = 1.0
     """Shortens the traces of V-trace; 1 is the paper's."""
-    vtrace_clip_rho_threshold: float | None = Field(default=1.0, gt=0)
+    vtrace_clip_rho_threshold: Positive | None = 1.0
     """Bound on the importance weights of the value targets; null has none."""
-    vtrace_clip_pg_rho_threshold: float | None = Field(default=1.0, gt=0)
+    vtrace_clip_pg_rho_threshold: Positive | None = 1.0
     """Bound on the importance weights of the policy gradient; null has none."""
-    grad_clip: float | None = Field(default=40.0, gt=0)
-    adam_epsilon: float = Field(default=1e-8, gt=0)
+    grad_clip: Positive | None = 40.0
+    adam_epsilon: Epsilon = 1e-8
 
     @property
     def vtrace(self) -> VTraceSettings:

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -41,10 +40,12 @@ from rlrun.algorithms.sequence_replay import kept_columns, load_sequences, seque
 from rlrun.algorithms.targets import TargetNetwork, bellman_targets, values_of_best
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings, addressed_settings
+from rlrun.config.schedules import LearningRate, value_at
 from rlrun.config.schema import Count, ExperimentConfig, ModelConfig, Schedule
+from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.learner import Learner
 from rlrun.policies.catalog import ModuleFactory
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
@@ -63,8 +64,7 @@ STATISTICS = ("total_loss", "q_mean", "td_error_mean", "grad_norm")
 class DQNTraining(ReplayTraining):
     """DQN's own settings; `exploration` and `replay` are sections of their own."""
 
-    lr: Schedule = 5e-4
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
+    lr: LearningRate = 5e-4
     target_network_update_freq: Count = 500
     """Env steps between copies of the network into the target network."""
     double_q: bool = True
@@ -75,15 +75,15 @@ class DQNTraining(ReplayTraining):
     """Separate streams for the value of a state and the advantages of its actions."""
     num_atoms: Count = 1
     """Points of the distribution that is learned for each value (C51: 51); 1 learns its mean."""
-    v_min: float = -10.0
+    v_min: Real = -10.0
     """The lowest of these points; returns below it are taken for it."""
-    v_max: float = 10.0
+    v_max: Real = 10.0
     """The highest of these points."""
     noisy: bool = False
     """Explore by learned noise in the weights; goes with `exploration.epsilon: 0`."""
-    sigma0: float = Field(default=0.5, gt=0)
+    sigma0: Positive = 0.5
     """Scale of that noise at the start."""
-    grad_clip: float | None = Field(default=10.0, gt=0)
+    grad_clip: Positive | None = 10.0
     """Bound on the gradients; null leaves them alone."""
 
 

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.result import Result
+from rlrun.config.schedules import Coefficient, LearningRate, value_at
 from rlrun.config.schema import Count, Schedule, Section, TrainingConfig
+from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
-from rlrun.learning.learner import Gradient, Learner, Loss, value_at
+from rlrun.learning.learner import Gradient, Learner, Loss
 from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.policies.rl_module import RLModule
 
@@ -42,15 +43,15 @@ class OneStepTraining(Section):
 class ActorCriticTraining(TrainingConfig):
     """Settings of algorithms with a policy and a value function."""
 
-    lr: Schedule = 5e-4
-    lambda_: float = Field(default=1.0, ge=0, le=1)
+    lr: LearningRate = 5e-4
+    lambda_: Fraction = 1.0
     """Lambda of generalised advantage estimation; 1 takes n-step returns, as the paper does."""
-    vf_loss_coeff: float = Field(default=0.5, ge=0)
+    vf_loss_coeff: NonNegative = 0.5
     """Weight of the value loss, which is half the mean squared error."""
-    entropy_coeff: Schedule = 0.01
-    """Weight of the entropy bonus; may be a schedule."""
-    grad_clip: float | None = Field(default=0.5, gt=0)
-    adam_epsilon: float = Field(default=1e-5, gt=0)
+    entropy_coeff: Coefficient = 0.01
+    """Weight of the entropy bonus."""
+    grad_clip: Positive | None = 0.5
+    adam_epsilon: Epsilon = 1e-5
 
 
 @dataclass(frozen=True)

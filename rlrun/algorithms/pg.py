@@ -14,7 +14,8 @@ from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.on_policy import OneStepTraining, PolicyUpdate, Statistics, synchronous_step
 from rlrun.algorithms.result import Result
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Schedule, TrainingConfig
+from rlrun.config.schedules import LearningRate
+from rlrun.config.schema import TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.returns import chunk_lengths, discounted_returns
 from rlrun.policies.rl_module import RLModule
@@ -23,7 +24,7 @@ from rlrun.policies.rl_module import RLModule
 class PGTraining(OneStepTraining, TrainingConfig):
     """PG's own settings."""
 
-    lr: Schedule = 4e-3
+    lr: LearningRate = 4e-3
 
 
 class PGConfig(AlgorithmConfig):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
@@ -22,7 +21,9 @@ from rlrun.algorithms.on_policy import (
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.schema import Count, ExperimentConfig, Schedule
+from rlrun.config.schedules import Coefficient, LearningRate
+from rlrun.config.schema import Count, ExperimentConfig
+from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
 from rlrun.learning.returns import add_advantages, standardized_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
@@ -33,27 +34,27 @@ KL_COEFF_BOUNDS = (1e-6, 1e3)  # the adaptive coefficient must reach neither zer
 class PPOTraining(ActorCriticTraining):
     """PPO's own settings."""
 
-    lr: Schedule = 3e-4
-    lambda_: float = Field(default=0.95, ge=0, le=1)
+    lr: LearningRate = 3e-4
+    lambda_: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
     num_epochs: Count = 10
     """Passes over the train batch in one iteration."""
     minibatch_size: Count = 128
     """Rows of one gradient step; the last of a pass may be smaller."""
-    clip_param: Schedule = 0.2
-    """Bound on how far one update moves the probability ratio from 1; may be a schedule."""
-    vf_clip_param: float | None = Field(default=None, gt=0)
+    clip_param: Coefficient = 0.2
+    """Bound on how far one update moves the probability ratio from 1."""
+    vf_clip_param: Positive | None = None
     """Clip the change of the value prediction, in units of the return; null does not."""
-    entropy_coeff: Schedule = 0.0
-    kl_coeff: float = Field(default=0.0, ge=0)
+    entropy_coeff: Coefficient = 0.0
+    kl_coeff: NonNegative = 0.0
     """Weight of KL(old || new), adapted after each update; 0 leaves the term out."""
-    kl_target: float = Field(default=0.01, gt=0)
+    kl_target: Positive = 0.01
     """KL that the adaptive coefficient aims at."""
-    target_kl: float | None = Field(default=None, gt=0)
+    target_kl: Positive | None = None
     """End the update early once the approximate KL passes 1.5 times this; null never does."""
     normalize_advantages: Literal["minibatch", "batch"] | None = "minibatch"
     """Bring advantages to mean 0 and deviation 1 in each minibatch, in the batch, or not at all."""
-    adam_epsilon: float = Field(default=1e-5, gt=0)
+    adam_epsilon: Epsilon = 1e-5
     """Adam's epsilon; PPO's results rest on 1e-5, not on the usual 1e-8."""
 
 

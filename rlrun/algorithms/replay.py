@@ -9,6 +9,7 @@ know what is learned from it: each policy has an `Updater` for that.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
@@ -24,7 +24,9 @@ from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.config.batch_arithmetic import short_fragment_lengths
+from rlrun.config.memory_checks import TRANSITION_BYTES, check_fits
 from rlrun.config.policies import PolicySettings, addressed_settings
+from rlrun.config.schedules import value_at
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
     Count,
@@ -32,9 +34,10 @@ from rlrun.config.schema import (
     ReplayConfig,
     TrainingConfig,
 )
+from rlrun.config.section import Positive
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
-from rlrun.learning.learner import value_at
+from rlrun.policies.policy_mapping import Spaces
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
 from rlrun.replay.replay_buffer import ReplayBuffer
@@ -53,7 +56,7 @@ class ReplayTraining(TrainingConfig):
     """Env steps collected for one iteration, exactly, in many short rounds with updates between."""
     minibatch_size: Count = 32
     """Transitions replayed for one gradient step."""
-    training_intensity: float = Field(default=8.0, gt=0)
+    training_intensity: Positive = 8.0
     """Transitions replayed for each env step sampled; 8 is a minibatch of 32 every 4 steps."""
     num_steps_sampled_before_learning_starts: Count = 1000
     """Env steps put into an empty replay buffer before it is learned from."""
@@ -69,6 +72,8 @@ COMMON_IN_LOCKSTEP = (
 
 
 U = TypeVar("U", bound="Updater")
+
+_MOST_FRAMES = 8
 
 
 class Updater(ABC):
@@ -146,6 +151,16 @@ class _Learned:
     num_rows: int = 0
 
 
+def _least_bytes(spaces: Spaces) -> int:
+    """Bytes of a transition; where observations may be stacks, those of one frame."""
+    num_bytes = TRANSITION_BYTES
+    for space in spaces:
+        shape, itemsize = space.shape or (), np.dtype(space.dtype or np.int8).itemsize
+        is_stack = len(shape) == 3 and shape[0] <= _MOST_FRAMES
+        num_bytes += math.prod(shape[1:] if is_stack else shape) * itemsize
+    return num_bytes
+
+
 class Replay(Generic[U]):
     """Sampling and learning in turns, out of the buffers of all policies that learn.
 
@@ -171,6 +186,10 @@ class Replay(Generic[U]):
     ) -> None:
         self._algorithm, self._reported = algorithm, reported
         self._settings = algorithm.config.replay
+        for policy_id in algorithm.policies.trained:
+            capacity = self._settings.capacity
+            num_bytes = capacity * _least_bytes(algorithm.policies.module_spaces(policy_id))
+            check_fits("replay.capacity", num_bytes, f"{capacity:,} transitions")
         self._in_lockstep = self._settings.mode == "lockstep"
         self.updaters = ByPolicy(make_updater, algorithm.policies.trained)
         self.buffer = MultiAgentReplayBuffer(make_buffer, mode=self._settings.mode)

@@ -37,10 +37,12 @@ from rlrun.algorithms.result import Result
 from rlrun.algorithms.targets import TargetNetwork, bellman_targets
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.problems import ConfigError, Origin, Problem
-from rlrun.config.schema import Count, ExperimentConfig, Schedule
+from rlrun.config.schedules import LearningRate, Schedule, value_at
+from rlrun.config.schema import Count, ExperimentConfig
+from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner, value_at
+from rlrun.learning.learner import Learner
 from rlrun.learning.optimizers import FlatAdam
 from rlrun.policies.catalog import ModuleFactory
 from rlrun.policies.distributions import squashed_sample, squashed_sample_vjp
@@ -64,23 +66,23 @@ STATISTICS = (
 class SACTraining(ReplayTraining):
     """SAC's own settings; `replay` is a section of its own."""
 
-    lr: Schedule = 3e-4
-    """Learning rate of the policy: a number, or a schedule [[env_steps, value], ...]."""
-    critic_lr: Schedule | None = None
+    lr: LearningRate = 3e-4
+    """Learning rate of the policy."""
+    critic_lr: LearningRate | None = None
     """Learning rate of the critics; null is `lr`."""
-    alpha_lr: Schedule | None = None
+    alpha_lr: LearningRate | None = None
     """Learning rate of the temperature; null is `lr`, 0 leaves the temperature where it is."""
     minibatch_size: Count = 256
     """Transitions replayed for one update."""
-    training_intensity: float = Field(default=256.0, gt=0)
+    training_intensity: Positive = 256.0
     """Transitions replayed for each env step sampled; 256 is a minibatch of 256 in every step."""
     num_steps_sampled_before_learning_starts: Count = 1500
     """Env steps put into an empty replay buffer before it is learned from."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """How far the target critics move towards the critics in each update."""
-    initial_alpha: float = Field(default=1.0, gt=0)
+    initial_alpha: Positive = 1.0
     """Weight of the entropy beside the reward, at the start."""
-    target_entropy: float | None = None
+    target_entropy: Real | None = None
     """Entropy that alpha steers to; null is -A for a Box and 0.98 log n for Discrete actions."""
     noise_correlation: float = Field(default=0.0, ge=0, lt=1)
     """Correlation between the noise of one action and the next in the episode; of a Box only.

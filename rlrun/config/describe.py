@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlrun.config.registry import suggestion
-from rlrun.config.section import UseSpec, check_schedule
+from rlrun.config.section import MOST, UseSpec
 from rlrun.config.yaml_tree import parse_scalar
 
 _WORDS: dict[Any, str] = {
@@ -35,8 +35,8 @@ def describe_field(field: FieldInfo) -> str:
 def describe(annotation: Any, metadata: list[Any] | None = None) -> str:
     """The values of a type, in words; `metadata` holds bounds and validators."""
     metadata = metadata or []
-    if any(getattr(item, "func", None) is check_schedule for item in metadata):
-        return "a number or a schedule [[env_steps, value], ...]"
+    if schedules := [item.words for item in metadata if hasattr(item, "words")]:
+        return str(schedules[-1])
     if get_origin(annotation) is not None:
         return _describe_generic(annotation, metadata)
     if isinstance(annotation, type) and issubclass(annotation, UseSpec):
@@ -45,7 +45,7 @@ def describe(annotation: Any, metadata: list[Any] | None = None) -> str:
         return "keys and values"
     pattern = next((item.pattern for item in metadata if getattr(item, "pattern", None)), None)
     word = _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
-    bounds = _bounds(metadata) if annotation in (int, float) else ""
+    bounds = describe_bounds(metadata) if annotation in (int, float) else ""
     return word + bounds + (f" of the form {pattern}" if pattern else "")
 
 
@@ -76,13 +76,17 @@ def _without_int_beside_float(args: tuple[Any, ...]) -> list[Any]:
     return [arg for arg in args if not (arg is int and float in args)]
 
 
-def _bounds(metadata: list[Any]) -> str:
-    words = [
-        f"{word} {getattr(item, name)}"
+def describe_bounds(metadata: list[Any]) -> str:
+    """`` from 0 to 1`` or `` above 0``; without bounds that only keep out what nobody means."""
+    bounds = {
+        name: limit
         for item in metadata
-        for name, word in _BOUNDS.items()
-        if hasattr(item, name)
-    ]
+        for name in _BOUNDS
+        if (limit := getattr(item, name, None)) is not None and abs(limit) < MOST
+    }
+    if {"ge", "le"} <= bounds.keys():
+        return f" from {bounds['ge']} to {bounds['le']}"
+    words = [f"{_BOUNDS[name]} {limit}" for name, limit in bounds.items()]
     return " " + " and ".join(words) if words else ""
 
 
@@ -102,7 +106,8 @@ def describe_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         text = repr(list(value))
         return text if len(text) < 40 else f"a list of {len(value)}"
-    return repr(value)
+    text = repr(value)
+    return text if len(text) < 40 else f"{text[:36]}..."
 
 
 def hint(expected: str, annotation: Any, value: Any) -> str:

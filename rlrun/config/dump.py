@@ -10,13 +10,14 @@ import yaml
 from pydantic import BaseModel
 
 from rlrun.config.problems import Origin, Path
+from rlrun.config.schedules import Decay
 from rlrun.config.schema import ExperimentConfig, ModelConfig, UseSpec
 from rlrun.config.yaml_tree import FLOAT
 
 
 def to_plain(value: Any) -> Any:
     """A config object, or a value inside one, as in a file."""
-    if isinstance(value, UseSpec):
+    if isinstance(value, UseSpec | Decay):
         return to_plain(value.to_plain())
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in type(value).model_fields}

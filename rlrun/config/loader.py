@@ -1,7 +1,7 @@
 """From a file and a command line to a checked experiment.
 
 Owns: the order of the steps (read, lay over, validate, check) and collecting the problems of all of
-them. Must not know: how a step works; see layers.py, validate.py, checks.py, code_checks.py.
+them. Must not know: how a step works; see layers.py, validate.py and the checks beside them.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path as FilePath
 from rlrun.config import checks, layers
 from rlrun.config.code_checks import check_code
 from rlrun.config.env_checks import check_environment
+from rlrun.config.memory_checks import check_memory
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, Origin, Path, Problem
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
@@ -77,7 +78,7 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
     experiment, findings = validate(data)
     if experiment is not None:
         findings += [*_check_names(experiment), *checks.check_experiment(experiment)]
-        findings += check_sweep(experiment, tree)
+        findings += [*check_memory(experiment), *check_sweep(experiment, tree)]
     elif (partial := salvage(data, findings)) is not None:
         wrong = {finding.path[0] for finding in findings if finding.path} - {"stop"}
         more = list(_check_names(partial))

@@ -26,7 +26,16 @@ What wins, later over earlier: these defaults, the file that `base:` names, the 
 `KEY=VALUE` on the command line, as in `training.lr=1e-3`. Values are YAML: `1e-4`, `1e6` and
 `300_000` are numbers; `on`, `no`, `012` and `1:30` are text. A key that is not listed here is an
 error, as is one that is given twice. Where code is meant, `package.module:attribute` names it.
-"""
+
+A schedule changes a number with the env steps of the run; every value of it is held to the bounds
+of its key. After its last step it is constant.
+
+| schedule | value; t is the part of `env_steps` that is over |
+|---|---|
+| `[[0, 1.0], [10_000, 0.05]]` | linear between points `[env_steps, value]` |
+| `{kind: polynomial, start: 1e-3, end: 0, env_steps: 1e6, power: 2}` | end + (start - end) (1 - t)^power; power 1 is a line |
+| `{kind: exponential, start: 1e-3, end: 1e-5, env_steps: 1e6}` | start (end / start)^t: the same part is lost in every step |
+"""  # noqa: E501 - a table
 
 _SWITCHED_ON = {
     "env_runners": ("num_env_runners", "num_envs_per_env_runner", "rollout_fragment_length"),

@@ -74,7 +74,7 @@ RULES: dict[str, str] = {
     ),
     "use_gae": "advantages are always estimated by GAE; lambda_: 1 is plain returns",
     "use_critic": "the value function is always trained; leave the key out",
-    "entropy_coeff_schedule": "give the coefficient itself as [[env_steps, value], ...]",
+    "entropy_coeff_schedule": "entropy_coeff itself takes a schedule: [[env_steps, value], ...]",
     "config": "its keys stand at the top of the file, in their sections",
 }
 """Retired name -> what to do instead, where no single key takes its place."""

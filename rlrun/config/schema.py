@@ -13,7 +13,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from rlrun.config.section import CodeSection, Count, Schedule, Section, UseSpec, UseSpecs
+from rlrun.config.schedules import LearningRate, Probability, Schedule
+from rlrun.config.section import (
+    CodeSection,
+    Count,
+    Epsilon,
+    Fraction,
+    NonNegative,
+    Positive,
+    Section,
+    Seed,
+    UseSpec,
+    UseSpecs,
+    Whole,
+)
 
 __all__ = ["Count", "Schedule", "Section", "UseSpec"]  # what further sections are made from
 
@@ -30,19 +43,19 @@ class EnvRunnersConfig(Section):
 
     env_runner_cls: str | None = None
     """Import path of a class to use instead of `EnvRunner`, for local and remote runners alike."""
-    num_env_runners: int = Field(default=0, ge=0)
+    num_env_runners: Whole = 0
     """Ray actors that collect experience; 0 samples in the training process, without Ray."""
     num_envs_per_env_runner: Count = 1
     """Sub-environments that an env runner steps together, with one policy call for all of them."""
-    num_cpus_per_env_runner: float = Field(default=1.0, ge=0)
+    num_cpus_per_env_runner: NonNegative = 1.0
     """CPUs that Ray reserves for each env runner; may be a fraction."""
-    num_gpus_per_env_runner: float = Field(default=0.0, ge=0)
+    num_gpus_per_env_runner: NonNegative = 0.0
     """GPUs that Ray reserves for each env runner; may be a fraction."""
-    custom_resources_per_env_runner: dict[str, int | float] = Field(default_factory=dict)
+    custom_resources_per_env_runner: dict[str, NonNegative] = Field(default_factory=dict)
     """Further Ray resources for each env runner, by name."""
     validate_env_runners_after_construction: bool = True
     """Wait until each new env runner has built its environments; raise its error if it fails."""
-    sample_timeout_s: float = Field(default=60.0, gt=0)
+    sample_timeout_s: Positive = 60.0
     """Seconds to wait for the env runners in one round of sampling; later batches are dropped."""
     rollout_fragment_length: Count | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" divides the train batch exactly."""
@@ -56,7 +69,7 @@ class EnvRunnersConfig(Section):
     """Then preprocess and filter observations; false leaves the custom connectors' output as is."""
     add_default_connectors_to_module_to_env_pipeline: bool = True
     """Then stretch, clip and nest actions; false leaves the custom connectors' output as is."""
-    episode_lookback_horizon: int = Field(default=1, ge=0)
+    episode_lookback_horizon: Whole = 1
     """Steps of the running episode that custom connectors can look back on."""
     sample_collector: str | None = None
     """"ColumnarCollector" (also for null), "SimpleListCollector", or the import path of another."""
@@ -99,7 +112,7 @@ class ConnectorsConfig(Section):
     """Let the policy act in [-1, 1] and stretch its actions to the bounds of a bounded Box."""
     clip_actions: bool = False
     """Clip actions to the bounds of the action space before they reach the environment."""
-    clip_rewards: bool | float | None = None
+    clip_rewards: bool | Positive | None = None
     """true learns from the reward's sign, a number x clips to [-x, x], null is true for Atari."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
@@ -126,7 +139,7 @@ class ModelConfig(CodeSection):
     """Convolutions as [channels, kernel, stride]; null takes the Nature CNN for images."""
     conv_head: Count = 512
     """Width of the layer after the convolutions."""
-    log_std_init: float = 0.0
+    log_std_init: Annotated[float, Field(ge=-20, le=20)] = 0.0
     """Logarithm of the standard deviation of continuous actions at the start."""
     free_log_std: bool = True
     """One learned standard deviation for each action; false makes it depend on the observation."""
@@ -154,11 +167,11 @@ class ModelConfig(CodeSection):
     """Steps before the present one that a unit attends to, when acting and when learning."""
     attention_position_wise_mlp_dim: Count = 32
     """Width of the hidden layer behind each unit's attention."""
-    attention_init_gru_gate_bias: float = 2.0
+    attention_init_gru_gate_bias: Annotated[float, Field(ge=-20, le=20)] = 2.0
     """Initial bias of a unit's gates towards its input: 2 makes it nearly the identity."""
-    attention_use_n_prev_actions: int = Field(default=0, ge=0)
+    attention_use_n_prev_actions: Whole = 0
     """Also feed the actions of this many previous steps to attention."""
-    attention_use_n_prev_rewards: int = Field(default=0, ge=0)
+    attention_use_n_prev_rewards: Whole = 0
     """Also feed the rewards of this many previous steps, as clipped or normalised for learning."""
     max_seq_len: Count = 20
     """Steps of backpropagation through time; longer chunks of episodes are split."""
@@ -169,47 +182,47 @@ class TrainingConfig(Section):
 
     train_batch_size: Count = 2048
     """Env steps collected for one iteration, exactly."""
-    lr: Schedule = 3e-4
-    """Learning rate: a number, or a schedule [[env_steps, value], ...]."""
-    gamma: float = Field(default=0.99, ge=0, le=1)
+    lr: LearningRate = 3e-4
+    """Learning rate."""
+    gamma: Fraction = 0.99
     """Discount of future rewards."""
-    grad_clip: float | None = Field(default=None, gt=0)
+    grad_clip: Positive | None = None
     """Bound on the gradients; null leaves them alone."""
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
     """What `grad_clip` bounds: the norm of all gradients, of each tensor, or each value."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """The optimizer; IMPALA was published with "rmsprop"."""
-    adam_epsilon: float = Field(default=1e-8, gt=0)
+    adam_epsilon: Epsilon = 1e-8
     """Adam's epsilon."""
     rmsprop_decay: float = Field(default=0.99, ge=0, lt=1)
     """Decay of RMSProp's mean square of the gradients."""
-    rmsprop_epsilon: float = Field(default=0.1, gt=0)
+    rmsprop_epsilon: Epsilon = 0.1
     """RMSProp's epsilon, added to the root of that mean."""
 
 
 class LearnersConfig(Section):
     """Where and how the networks are trained."""
 
-    num_learners: int = Field(default=0, ge=0)
+    num_learners: Whole = 0
     """Ray actors that share each minibatch; 0 trains in this process."""
-    num_cpus_per_learner: float = Field(default=1.0, ge=0)
+    num_cpus_per_learner: NonNegative = 1.0
     """CPUs that each of these learners reserves."""
-    num_gpus_per_learner: float = Field(default=0.0, ge=0)
+    num_gpus_per_learner: NonNegative = 0.0
     """GPUs that each of these learners trains on; a fraction lets several share one."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
     """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
     compile: bool = False
     """Compile the update with torch.compile: slower to start, faster to update."""
-    num_threads: Count | None = None
+    num_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Torch threads of the learner; null is 1 for small networks, torch's own choice for others."""
 
 
 class ExplorationConfig(Section):
     """How actions deviate from the greedy ones, where the policy itself is deterministic."""
 
-    epsilon: Schedule = ((0, 1.0), (10_000, 0.05))
+    epsilon: Probability = ((0, 1.0), (10_000, 0.05))
     """Probability of a uniformly drawn action; a schedule counts the env steps of all runners."""
-    runner_exponent: float | None = Field(default=None, ge=0)
+    runner_exponent: NonNegative | None = None
     """Let env runner i of n act with epsilon ** (1 + this * (i - 1) / (n - 1)), as Ape-X does with
     0.4 and 7; null gives all runners the same."""
 
@@ -224,13 +237,13 @@ class ReplayConfig(Section):
     steps, and takes all policies' transitions of those."""
     prioritized: bool = False
     """Sample by temporal-difference error; false samples uniformly."""
-    alpha: float = Field(default=0.6, ge=0, le=1)
+    alpha: Fraction = 0.6
     """Exponent of the priorities: 0 samples uniformly, 1 in proportion to them."""
-    beta: Schedule = 0.4
-    """How far weights correct for the uneven sampling, 1 fully; may be a schedule."""
-    epsilon: float = Field(default=1e-6, gt=0)
+    beta: Probability = 0.4
+    """How far weights correct for the uneven sampling, 1 fully."""
+    epsilon: Epsilon = 1e-6
     """Added to the error, so that every transition can be drawn."""
-    burn_in: int = Field(default=0, ge=0)
+    burn_in: Whole = 0
     """With a memory: steps before each replayed sequence that only update the memory's state."""
     store_in_checkpoints: bool = False
     """Write the buffer into checkpoints, which makes resuming exact and checkpoints as large as the
@@ -295,7 +308,7 @@ class EvaluationConfig(Section):
     """Sub-environments that are stepped together; at most the number of episodes."""
     explore: bool = False
     """Sample actions from the policy's distribution; false takes the most probable."""
-    seed: int | None = Field(default=None, ge=0)
+    seed: Seed | None = None
     """Seed of the episodes; null derives it from the experiment's."""
 
 
@@ -306,17 +319,17 @@ class FaultToleranceConfig(Section):
     """Start a lost env runner again, with its state; overrides `ignore_env_runner_failures`."""
     ignore_env_runner_failures: bool = False
     """Go on without lost env runners."""
-    max_num_env_runner_restarts: int = Field(default=1000, ge=0)
+    max_num_env_runner_restarts: Whole = 1000
     """Restarts of any one env runner after which the run ends."""
-    delay_between_env_runner_restarts_s: float = Field(default=0.0, ge=0)
+    delay_between_env_runner_restarts_s: NonNegative = 0.0
     """Seconds to wait before an env runner is started again."""
     restart_failed_sub_environments: bool = False
     """Rebuild an environment that raised and drop its episode, instead of losing the env runner."""
-    num_consecutive_env_runner_failures_tolerance: int = Field(default=100, ge=0)
+    num_consecutive_env_runner_failures_tolerance: Whole = 100
     """Failures in a row, with nothing sampled between, after which the run ends."""
-    env_runner_health_probe_timeout_s: float = Field(default=30.0, gt=0)
+    env_runner_health_probe_timeout_s: Positive = 30.0
     """Seconds that an env runner has to answer a health probe."""
-    env_runner_restore_timeout_s: float = Field(default=1800.0, gt=0)
+    env_runner_restore_timeout_s: Positive = 1800.0
     """Seconds that a restarted env runner has to restore its state."""
 
 
@@ -342,11 +355,11 @@ class ReportConfig(Section):
 
     smoothing_episodes: Count = 100
     """Finished episodes that `episode_return_mean` averages; all of an iteration's if more."""
-    min_time_s_per_iteration: float | None = Field(default=None, ge=0)
+    min_time_s_per_iteration: NonNegative | None = None
     """Fewest seconds of an iteration; makes its length depend on the machine."""
-    min_sample_timesteps_per_iteration: int | None = Field(default=None, ge=0)
+    min_sample_timesteps_per_iteration: Whole | None = None
     """Fewest env steps that an iteration collects."""
-    min_train_timesteps_per_iteration: int | None = Field(default=None, ge=0)
+    min_train_timesteps_per_iteration: Whole | None = None
     """Fewest env steps that an iteration trains on."""
     sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))
     """Where results go: console, jsonl, tensorboard, or {use: "my.module:Sink", ...}."""
@@ -361,7 +374,7 @@ class SweepConfig(Section):
     """How points are chosen; null is grid if all of `space` is, else random."""
     trials: Count | None = None
     """Points that are drawn, each combined with every grid; required where any is drawn."""
-    seeds: Count | tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    seeds: Count | tuple[Seed, ...] | None = None
     """Seeds of each point, or how many, counted from the experiment's own; null: only that one."""
     scheduler: UseSpec | None = None
     """What ends trials early: asha, median, hyperband or pbt; arguments as in Ray Tune."""
@@ -382,7 +395,7 @@ class ExperimentConfig(Section):
     """A registered algorithm (`rlrun list algorithms`) or "package.module:Class"."""
     env: EnvSpec
     """A gymnasium id, a registered name, "package.module:make", or {use: ..., key: value}."""
-    seed: int | None = Field(default=None, ge=0)
+    seed: Seed | None = None
     """Seed of every random number of the run; null draws one at the start."""
     stop: dict[str, int | float] = Field(default_factory=dict)
     """Result keys (`a/b` for nested ones) and values; the run ends at the first one reached."""

@@ -1,16 +1,15 @@
 """What all sections of an experiment file have in common.
 
-Owns: `Section`, the base of every section, the ways to name code (`UseSpec`, and `CodeSection` for
-sections with further keys), and the type `Schedule` of numbers that change during a run. Must not
-know: any section (schema.py), nor the value of a schedule at a step (`value_at`).
+Owns: `Section`, the base of every section, the kinds of numbers, and the ways to name code
+(`UseSpec`, and `CodeSection` for sections with further keys). Must not know: any section
+(schema.py), nor numbers that change during a run (schedules.py).
 """
 
+import types
 from collections.abc import Collection
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
@@ -31,32 +30,55 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_plain(cls, data: Any) -> Any:
-        """What YAML cannot say: ``1e6`` for a whole number is an int, a list for a tuple is one."""
         if not isinstance(data, dict):
             return data
-        return {key: _adapted(value, cls.model_fields.get(key)) for key, value in data.items()}
+        fields = cls.model_fields
+        return {
+            key: _adapted(value, fields[key].annotation) if key in fields else value
+            for key, value in data.items()
+        }
 
 
-def _adapted(value: Any, field: FieldInfo | None) -> Any:
-    if field is None:
-        return value
-    types = get_args(field.annotation) or (field.annotation,)
-    if isinstance(value, float) and value.is_integer() and int in types and float not in types:
+def _adapted(value: Any, annotation: Any) -> Any:
+    """A value of a file as this type takes it: ``1e6`` as a whole number, a list as a tuple."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    members = get_args(annotation) if is_union else (annotation,)
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in members]
+    if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
         return int(value)
-    wants_tuple = tuple in (get_origin(field.annotation), *map(get_origin, types))
-    return _as_tuple(value) if wants_tuple else value
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+    items = next((get_args(kind) for kind in kinds if get_origin(kind) is tuple), None)
+    if items is None or not isinstance(value, list):
+        return value
+    repeated = items[-1] is ...
+    return tuple(
+        _adapted(item, items[0] if repeated else items[min(i, len(items) - 1)])
+        for i, item in enumerate(value)
+    )
 
 
 def _as_one_of_many(value: Any) -> Any:
     return (value,) if isinstance(value, str | dict) else value
 
 
-Count = Annotated[int, Field(ge=1)]
-"""A whole number of at least one."""
+MOST = 10**9
+"""The greatest number that settings take, where their meaning sets no tighter bound."""
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+"""A whole number of at least 1."""
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+"""A whole number of at least 0."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""Where random numbers begin."""
+Positive = Annotated[float, Field(gt=0, le=MOST)]
+"""A number above 0."""
+NonNegative = Annotated[float, Field(ge=0, le=MOST)]
+"""A number of at least 0."""
+Epsilon = Annotated[float, Field(ge=1e-20, le=1)]
+"""What keeps a divisor from 0, in single precision too."""
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""A number from 0 to 1."""
+Real = Annotated[float, Field(ge=-MOST, le=MOST)]
+"""A number of either sign."""
 
 
 class UseSpec(Section):
@@ -110,35 +132,3 @@ def _gathered(data: Any, known: Collection[str]) -> Any:
 
 UseSpecs = Annotated[tuple[UseSpec, ...], BeforeValidator(_as_one_of_many)]
 """Several classes or functions in their order; a single one needs no list around it."""
-
-
-def check_schedule(value: Any) -> Any:
-    """Turn ``[[env_steps, value], ...]`` into tuples; errors name the item that is wrong."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    points: list[tuple[int, float]] = []
-    if not value:
-        raise _schedule_error("a schedule needs at least one [env_steps, value] pair", [])
-    for i, point in enumerate(value):
-        if not isinstance(point, (list, tuple)) or len(point) != 2:
-            raise _schedule_error(f"expected a pair [env_steps, value], got {point!r}", [i])
-        for j, number in enumerate(point):
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise _schedule_error(f"expected a number, got {number!r}", [i, j])
-        if not float(point[0]).is_integer() or point[0] < 0:
-            raise _schedule_error(f"env_steps is a whole number, got {point[0]!r}", [i, 0])
-        if i == 0 and point[0] != 0:
-            raise _schedule_error(f"a schedule starts at env step 0, not at {point[0]}", [0, 0])
-        if i and point[0] <= points[-1][0]:
-            message = f"env steps must rise: {point[0]} follows {points[-1][0]}"
-            raise _schedule_error(message, [i, 0])
-        points.append((int(point[0]), float(point[1])))
-    return tuple(points)
-
-
-def _schedule_error(message: str, at: list[int]) -> PydanticCustomError:
-    return PydanticCustomError("schedule", "{message}", {"message": message, "at": at})
-
-
-Schedule = Annotated[float | tuple[tuple[int, float], ...], BeforeValidator(check_schedule)]
-"""A number, or ``[[env_steps, value], ...]``: linear between points, constant after the last."""

@@ -14,6 +14,7 @@ from rlrun.config.describe import describe, describe_field, describe_value, hint
 from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import ImportPathError, algorithm_class, nearest
 from rlrun.config.schema import ExperimentConfig, Section, TrainingConfig, sections
+from rlrun.config.section import MOST
 
 
 def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
@@ -125,8 +126,13 @@ def _message(
     if first["type"] in ("schedule", "value_error", "assertion_error"):
         context = first.get("ctx", {})
         return str(context.get("message") or context.get("error") or first["msg"])
-    found = _find_type(schema, path, training)
     value = first["input"]
+    for item in items:
+        for bound, words in (("le", "at most"), ("ge", "at least")):
+            limit = item.get("ctx", {}).get(bound, 0)
+            if abs(limit) >= MOST:
+                return f"expected {words} {limit:,}, got {describe_value(value)}"
+    found = _find_type(schema, path, training)
     if found is None:
         return f"{first['msg'][0].lower()}{first['msg'][1:]}, got {describe_value(value)}"
     expected, annotation = found

@@ -284,19 +284,6 @@ def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam
     return FlatAdam(vector, grads, eps=training.adam_epsilon)
 
 
-def value_at(schedule: float | tuple[tuple[int, float], ...], env_steps: int) -> float:
-    """The schedule's value: linear between its points, the last value after them.
-
-    Args:
-        schedule: a number, or points ``(env_steps, value)`` in ascending order.
-        env_steps: env steps sampled before the update that uses the value.
-    """
-    if isinstance(schedule, (int, float)):
-        return float(schedule)
-    steps, values = zip(*schedule, strict=True)
-    return float(np.interp(env_steps, steps, values))
-
-
 def resolve_device(name: str) -> torch.device:
     """``auto``, ``cpu``, ``cuda`` or ``cuda:1`` as a device of this machine.
 

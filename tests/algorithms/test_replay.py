@@ -10,6 +10,8 @@ from rlrun import DQNConfig, SACConfig
 from rlrun.algorithms import dqn
 from rlrun.algorithms.dqn import DQNTraining
 from rlrun.algorithms.targets import TargetNetwork
+from rlrun.config import memory_checks
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import LearnersConfig, ModelConfig
 from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
@@ -119,3 +121,9 @@ def test_entropy_is_in_units_of_the_squashed_action_whatever_the_bounds(built):
     rows = [learner_stats(built(config.copy().environment(env))) for env in environments]
     assert rows[0]["num_updates"] == 51
     assert rows[0] == pytest.approx(rows[1], rel=1e-3)
+
+
+def test_a_buffer_larger_than_the_memory_is_refused_before_anything_is_sampled(built, monkeypatch):
+    monkeypatch.setattr(memory_checks, "memory_bytes", lambda: 3_000_000)
+    with pytest.raises(ConfigError, match=r"replay.capacity: 50,000 transitions take at least 0.0"):
+        built(replaying())

@@ -29,8 +29,7 @@ def test_errors_of_all_files_and_overrides(rlrun):
     assert err.splitlines() == [
         "a.yaml:4:1: sed: unknown top-level key - did you mean seed?",
         "<command line>: mdel: unknown top-level key - did you mean model?",
-        "b.yaml:4:12: training.lr: expected a number or a schedule [[env_steps, value], ...], got "
-        "the text 'x'",
+        "b.yaml:4:12: training.lr: expected a number or schedule from 0 to 10, got the text 'x'",
         "c.yaml: there is no such file",
         "4 problems",
     ]

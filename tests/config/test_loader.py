@@ -63,9 +63,8 @@ report: {sinks: [consol]}
         "exp.yaml:13:22: model.hidden[1]: expected a whole number of at least 1, got 6.5",
         'exp.yaml:13:28: model.activation: expected "tanh", "relu", "elu", "silu" or "gelu", got the '
         "text 'tan' - did you mean tanh?",
-        "exp.yaml:14:29: training.lr[1][1]: expected a number, got 'x'",
-        "exp.yaml:14:34: training.gamma: expected a number of at least 0 and of at most 1, got the "
-        "text '1:30'",
+        "exp.yaml:14:29: training.lr[1][1]: expected a number from 0 to 10, got the text 'x'",
+        "exp.yaml:14:34: training.gamma: expected a number from 0 to 1, got the text '1:30'",
         "exp.yaml:14:47: training.num_epoch: unknown key in section training - did you mean "
         "num_epochs?",
         "exp.yaml:14:61: training.hidden: unknown key in section training; it belongs to model - did "
@@ -77,8 +76,7 @@ report: {sinks: [consol]}
         "exp.yaml:16:18: report.sinks[0]: expected console, jsonl, tensorboard or "
         "\"package.module:attribute\", got 'consol' - did you mean console?",
         "<command line>: expected KEY=VALUE, such as training.lr=1e-3, got 'nope'",
-        "<command line>: training.clip: expected a number or a schedule [[env_steps, value], ...], "
-        "got the text 'x'",
+        "<command line>: training.clip: expected a number or schedule, got the text 'x'",
         "<command line>: trainin: unknown top-level key - did you mean training?",
     ]
 
@@ -93,12 +91,15 @@ report: {sinks: [consol]}
         ),
         ("training: {lr: [[0, 1], [9, 1], [9, 0]]}", "training.lr[2][0]: env steps must rise: 9"),
         ("training: {lr: [[0, 1, 2]]}", "training.lr[0]: expected a pair [env_steps, value]"),
-        ("training: {lr: [[0, true]]}", "training.lr[0][1]: expected a number, got True"),
-        ("training: {lr: true}", "training.lr: expected a number or a schedule"),
-        ("training: {gamma: .nan}", "training.gamma: expected a number of at least 0"),
+        (
+            "training: {lr: [[0, true]]}",
+            "training.lr[0][1]: expected a number from 0 to 10, got true",
+        ),
+        ("training: {lr: true}", "training.lr: expected a number or schedule"),
+        ("training: {gamma: .nan}", "training.gamma: expected a number from 0 to 1"),
         (
             "training: {gamma: 1.5}",
-            "training.gamma: expected a number of at least 0 and of at most 1",
+            "training.gamma: expected a number from 0 to 1",
         ),
         ("training: 3", "training: expected keys and values, got 3"),
         ("model: [1]", "model: expected keys and values, got [1]"),

@@ -113,7 +113,7 @@ multi_agent: {{policies: [agent_0, agent_1]}}
     [
         ("agent_0: one", "agent_0: onne", "agents.agent_0", "no policy 'onne'"),
         ("lr: 1e-4", "lrr: 1e-4", "policies.two.training.lrr", "did you mean lr?"),
-        ("lr: 1e-4", "lr: fast", "policies.two.training.lr", "expected a number or a sch"),
+        ("lr: 1e-4", "lr: fast", "policies.two.training.lr", "expected a number or sch"),
         ("hidden: [8]", "hiden: [8]", "policies.two.model.hiden", "did you mean hidden?"),
         (
             "lr: 1e-4",

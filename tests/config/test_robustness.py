@@ -1,5 +1,7 @@
 """For any content of a file or a command line the answer is an experiment or a ConfigError."""
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from rlrun.config.layers import apply_overrides
 from rlrun.config.loader import resolve
 from rlrun.config.problems import ConfigError, Origin
+from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import sections
 from rlrun.config.yaml_tree import from_plain, parse_yaml
 
@@ -78,3 +81,31 @@ def test_any_overrides_give_a_tree_and_problems(pairs):
 def test_any_text_gives_a_tree_or_problems(text):
     problems = problems_of(lambda: parse_yaml(text, "f").plain())
     assert all(problem.origin.line for problem in problems)
+
+
+def _numeric_keys():
+    """Algorithm, section and key of everything that takes a number, or items that are numbers."""
+    for algorithm in ALGORITHMS:
+        for section, schema in sections(algorithm_class(algorithm).Training).items():
+            for key, field in schema.model_fields.items():
+                if section not in ("", "env") and re.search("int|float", str(field.annotation)):
+                    yield algorithm, section, key
+
+
+EXTREMES = (0, -1, 1, 10**10, 10**400, 1e308, -1e308, 5e-324, math.inf, -math.inf, math.nan)
+FORMS = (
+    lambda number: number,
+    lambda number: [number],
+    lambda number: [[0, number]],
+    lambda number: {"kind": "polynomial", "start": 0, "end": number, "env_steps": 1},
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from([*_numeric_keys()]), st.sampled_from(EXTREMES), st.sampled_from(FORMS))
+def test_numbers_that_make_no_sense_are_refused_at_their_key(place, number, form):
+    algorithm, section, key = place
+    data = {"algorithm": algorithm, "env": "CartPole-v1", section: {key: form(number)}}
+    problems = problems_of(lambda: resolve(from_plain(data, Origin("f"))))
+    assert all(problem.key.startswith(section) for problem in problems)
+    assert problems or abs(number) <= 1

@@ -38,7 +38,7 @@ def test_nested_sections_and_addresses_mean_the_same(write):
         ("training.lrr: {grid: [1]}", "exp.yaml:6:11: sweep.space.training.lrr: unknown key in"),
         ("training.lrr: {grid: [1]}", "did you mean lr?"),
         ("train.lr: {grid: [1]}", "did you mean"),
-        ("training.gamma: {uniform: [0.9, 1.1]}", "of at most 1, got 1.1"),
+        ("training.gamma: {uniform: [0.9, 1.1]}", "from 0 to 1, got 1.1"),
         ("training.num_epochs: {uniform: [1, 9]}", "randint and quniform draw whole numbers"),
         ("training.num_epochs: {randint: [0, 9]}", "of at least 1, got 0"),
         ("model.activation: {choice: [tanh, rely]}", "did you mean relu?"),
