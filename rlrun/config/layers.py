@@ -128,7 +128,7 @@ def set_value(tree: Node, path: list[str], value: Node) -> Node:
         items[index] = set_value(items[index], rest, value) if rest else merge(items[index], value)
         return Node(items, COMMAND_LINE)
     below = tree.child(head)
-    if rest and below is not None and isinstance(below.value, list):
+    if rest and below is not None and isinstance(below.value, dict | list):
         return Node({**tree.value, head: set_value(below, rest, value)}, tree.origin)
     nested = Node({head: _nested(rest, value)}, tree.origin)
     return merge(tree, nested)

@@ -231,6 +231,10 @@ class TestOverrides:
                 "name=a",
                 "name=b",
                 "callbacks.0.every=7",
+                "model.hidden=[8, 8]",
+                "model.hidden.1=16",
+                "report.sinks=[jsonl, 'fake_algorithm:Callback']",
+                "report.sinks.1.every=5",
                 "stop.env_runners.x=1",
             ],
         )
@@ -243,6 +247,8 @@ class TestOverrides:
         assert experiment.checkpoint.keep is None
         assert experiment.name == "b"
         assert experiment.callbacks[0].kwargs == {"every": 7}
+        assert experiment.model.hidden == (8, 16)
+        assert experiment.report.sinks[1].kwargs == {"every": 5}
 
     def test_text_may_hold_equals_signs(self, write):
         (line,) = errors(write(), ["env=a=b"])
