@@ -22,7 +22,7 @@ from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import (
     Exploration,
     MultiAgentSpec,
@@ -129,7 +129,7 @@ class Evaluator:
 
     def evaluate(self) -> list[EpisodeRecord]:
         """Act for `evaluation.episodes` fresh episodes."""
-        return play_episodes(
+        return run_episodes(
             self.runner(),
             num_episodes=self._settings.episodes,
             seed=self.seed(),

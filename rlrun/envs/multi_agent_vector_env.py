@@ -32,7 +32,7 @@ from rlrun.envs.env import time_limit_of
 from rlrun.envs.errors import EnvError, EnvPhase
 from rlrun.envs.horizon import ALL, Flags, Horizon, time_limit
 from rlrun.envs.multi_agent_env import Dicts, SubEnvs
-from rlrun.envs.played_step import AgentTransition, PlayedStep, Recorder
+from rlrun.envs.recorded_step import AgentTransition, RecordedStep, Recorder
 from rlrun.policies.policy_mapping import (
     AgentMapping,
     EpisodeStart,
@@ -460,18 +460,18 @@ class MultiAgentVectorEnv:
         running: list[tuple[SubEnv, PlannedEpisode | None, float]],
         ended: Ended,
         transitions: list[AgentTransition],
-    ) -> PlayedStep:
+    ) -> RecordedStep:
         """The step as a recorder sees it."""
-        playing: list[int | None] = [None] * len(self.subs)
-        rewards = np.zeros(len(playing))
-        flags = np.zeros((2, len(playing)), np.bool_)
+        numbers: list[int | None] = [None] * len(self.subs)
+        rewards = np.zeros(len(numbers))
+        flags = np.zeros((2, len(numbers)), np.bool_)
         for sub, episode, before in running:
-            playing[sub.index] = None if episode is None else episode.episode_id
+            numbers[sub.index] = None if episode is None else episode.episode_id
             terminated, after = ended.get(sub.index, (False, sub.total))
             rewards[sub.index] = after - before
             if sub.index in ended:
                 flags[0 if terminated else 1, sub.index] = True
-        return PlayedStep(None, None, None, rewards, flags[0], flags[1], playing, transitions)
+        return RecordedStep(None, None, None, rewards, flags[0], flags[1], numbers, transitions)
 
     # -- errors --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.config.problems import InputError
-from rlrun.envs.played_step import AgentTransition, PlayedStep
+from rlrun.envs.recorded_step import AgentTransition, RecordedStep
 
 _DEFAULT_FRAMES_PER_S = 30
 
@@ -25,7 +25,7 @@ class StepLimit:
     def __init__(self, steps: int) -> None:
         self._left = steps
 
-    def __call__(self, step: PlayedStep) -> bool:
+    def __call__(self, step: RecordedStep) -> bool:
         """Count the steps of episodes that belong to the rollout."""
         self._left -= sum(episode is not None for episode in step.episodes)
         return self._left <= 0
@@ -44,7 +44,7 @@ class TransitionRecorder:
     def __init__(self) -> None:
         self._rows: dict[str, _Rows] = {}  # by prefix of their columns
 
-    def __call__(self, step: PlayedStep) -> None:
+    def __call__(self, step: RecordedStep) -> None:
         """Copy the rows of episodes that belong to the rollout."""
         if step.obs is None:
             for transition in step.agents:
@@ -120,7 +120,7 @@ class RenderScreen:
     def __init__(self, envs: Any) -> None:
         self._envs = envs
 
-    def __call__(self, step: PlayedStep) -> None:
+    def __call__(self, step: RecordedStep) -> None:
         """Render."""
         self._envs.render()
 
@@ -138,7 +138,7 @@ class VideoRecorder:
         self._frames: list[np.ndarray] = []
         self._written: list[Path] = []
 
-    def __call__(self, step: PlayedStep) -> None:
+    def __call__(self, step: RecordedStep) -> None:
         """Take a frame; write the video if the episode has ended."""
         episode = step.episodes[0]
         if episode is None:

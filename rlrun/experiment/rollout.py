@@ -21,12 +21,12 @@ from rlrun.checkpoint.checkpoint import (
 )
 from rlrun.checkpoint.checkpoint_folder import best_checkpoint
 from rlrun.config.loader import load_experiment
-from rlrun.envs.played_step import PlayedStep
+from rlrun.envs.recorded_step import RecordedStep
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.run import build_alone
 from rlrun.experiment.run_folder import resolve_run
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.evaluation import run_episodes
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
@@ -123,11 +123,11 @@ def rollout(
         limit = None if steps is None else StepLimit(steps)
         recorders = [each for each in (transitions, videos, screen, limit) if each is not None]
 
-        def together(step: PlayedStep) -> bool:
+        def together(step: RecordedStep) -> bool:
             # The limit comes last: all others receive the step that ends the rollout.
             return any(recorder(step) for recorder in recorders)
 
-        records = play_episodes(
+        records = run_episodes(
             runner,
             num_episodes=algorithm.config.evaluation.episodes,
             seed=algorithm.evaluator.seed(),

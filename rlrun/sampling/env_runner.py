@@ -22,7 +22,7 @@ from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import make_horizon
 from rlrun.envs.multi_agent_env import SubEnvs, make_multi_agent_env
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, raise_time_limits
-from rlrun.envs.played_step import Recorder
+from rlrun.envs.recorded_step import Recorder
 from rlrun.envs.vector_env import make_vector_env
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces

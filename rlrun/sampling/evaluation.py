@@ -6,7 +6,7 @@ which episodes they are.
 
 from __future__ import annotations
 
-from rlrun.envs.played_step import Recorder
+from rlrun.envs.recorded_step import Recorder
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import CountedPlan, EpisodeRecord
@@ -15,7 +15,7 @@ from rlrun.sampling.sampling_loop import SamplingLoop
 _STEPS_KEPT = 64  # vector steps after which what views do not need is dropped
 
 
-def play_episodes(
+def run_episodes(
     runner: EnvRunner,
     *,
     num_episodes: int,

@@ -21,7 +21,7 @@ from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import Horizon
-from rlrun.envs.played_step import PlayedStep, Recorder
+from rlrun.envs.recorded_step import RecordedStep, Recorder
 from rlrun.envs.vector_env import take_envs
 from rlrun.sampling.episodes import LockStepEpisodes, RewardError
 from rlrun.sampling.policy_actor import PolicyActor
@@ -160,12 +160,12 @@ class LockStepEnvs:
         assert self._recorder is not None
         number, asked_for = self.episodes.number, self.episodes.plan.num_episodes
         counted = step.valid if step.valid is not None else np.ones(len(number), np.bool_)
-        playing = [
+        numbers = [
             k if k < asked_for and runs else None
             for k, runs in zip(number.tolist(), counted.tolist(), strict=True)
         ]
         flags = step.terminateds, step.truncateds
-        shown = PlayedStep(before, sent, self._raw, step.rewards, *flags, playing)
+        shown = RecordedStep(before, sent, self._raw, step.rewards, *flags, numbers)
         self.stopped = bool(self._recorder(shown))
 
     def settle(self, actors: Mapping[str, PolicyActor]) -> None:

@@ -15,7 +15,7 @@ from rlrun.envs.env import EnvContext
 from rlrun.envs.errors import EnvError
 from rlrun.envs.vector_env import make_vector_env
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
 from rlrun.sampling.seeding import Role, episode_seed
 
@@ -261,7 +261,7 @@ def test_a_horizon_ends_episodes_and_raises_the_time_limit(soft: bool) -> None:
 def test_evaluation_episodes_depend_on_their_seeds_alone() -> None:
     def records(num_envs: int) -> list[tuple[int, int, float]]:
         runner = EnvRunner(runner_spec(num_envs), role=Role.EVALUATION)
-        played = play_episodes(runner, num_episodes=5, seed=9, explore=True)
+        played = run_episodes(runner, num_episodes=5, seed=9, explore=True)
         runner.stop()
         return [(r.episode_id, r.length, r.episode_return) for r in played]
 

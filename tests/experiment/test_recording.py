@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from rlrun.config.problems import InputError
-from rlrun.envs.played_step import AgentTransition, PlayedStep
+from rlrun.envs.recorded_step import AgentTransition, RecordedStep
 from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.report.sinks import TensorBoardSink
 
 
 def step(t, episodes, nested=False):
     obs = np.array([[t, env_index] for env_index in range(2)], np.float32)
-    return PlayedStep(
+    return RecordedStep(
         obs={"a": obs, "b": (obs, obs + 5)} if nested else obs,
         actions=np.array([t, t + 10]),
         next_obs={"a": obs + 1, "b": (obs, obs)} if nested else obs + 1,
@@ -51,7 +51,7 @@ def test_several_agents_have_columns_of_their_own():
         [transition(1, "a", 0, np.zeros(3)), transition(0, "b", 0, {"x": 1, "y": (2, 3)}, (4, 5))],
         [transition(0, "b", 2, {"x": 6, "y": (7, 8)}, (9, 9)), transition(0, "a", 1, np.ones(3))],
     ):
-        recorder(PlayedStep(None, None, None, episodes=[0, 1], agents=agents, **no_steps))
+        recorder(RecordedStep(None, None, None, episodes=[0, 1], agents=agents, **no_steps))
     columns = recorder.columns()
     assert columns["a/episode"].tolist() == [0, 1]
     assert columns["a/obs"].tolist() == [[1, 1, 1], [0, 0, 0]]

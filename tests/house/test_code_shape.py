@@ -16,7 +16,7 @@ SMALL_FILES = {
     **{f"cli/{name}.py": "one file a command" for name in ("init", "rollout", "sweep")},
     "cli/arguments.py": "shared by the commands, and imported by all of them at the start",
     "connectors/errors.py": "the command line tells the error without importing numpy",
-    "envs/played_step.py": "what recorders are shown, of one agent and of several alike",
+    "envs/recorded_step.py": "what recorders receive, from one agent and from several alike",
     "experiment/report/plots.py": "shared by sweeps and verifications",
     "experiment/report/tables.py": "shared by sweeps and verifications",
     "sampling/evaluation.py": "exactly n episodes with the one loop",

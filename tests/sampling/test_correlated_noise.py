@@ -14,7 +14,7 @@ from rlrun.data import columns as col
 from rlrun.policies.policy import Policy
 from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.seeding import Role, agent_noise, episode_noise, fragment_noise
 
@@ -170,7 +170,7 @@ def test_evaluation_with_exploration_plays_each_episode_with_its_own():
 
     env = EnvSpec(use=f"{__name__}:Walk", kwargs={"length": length})
     runner = make_runner(num_envs=2, role=Role.EVALUATION, env=env)
-    play_episodes(runner, num_episodes=3, seed=5, explore=True, recorder=record)
+    run_episodes(runner, num_episodes=3, seed=5, explore=True, recorder=record)
     for episode in range(3):
         independent = episode_noise(5, episode).standard_normal((length, 2), dtype=np.float32)
         expected = process(independent, np.arange(length) == 0)

@@ -16,7 +16,7 @@ from rlrun.connectors.errors import ConnectorError
 from rlrun.data import columns as col
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.seeding import Role
@@ -236,7 +236,7 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before(several
     played = []
     for seed in (3, 4, 3):
         runner.load({"default_policy": weights}, 1, {"default_policy": state})
-        played.append(play_episodes(runner, num_episodes=4, seed=seed, explore=True))
+        played.append(run_episodes(runner, num_episodes=4, seed=seed, explore=True))
     assert played[0] == played[2] != played[1]
     learned, before = (
         each["observations"]["connectors"]["1"]["stat"]

@@ -15,7 +15,7 @@ from rlrun.config.schema import (
     TrainingConfig,
 )
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
 AGENTS = {"p": "ab", "q": "c"}
@@ -78,7 +78,7 @@ def test_normalisation_by_policy_against_a_slow_transcription(runner, length):
 def test_evaluation_teaches_the_statistics_nothing(runner):
     sampled(runner, range(4), 3)
     before = {name: actor.connectors.get_state() for name, actor in runner.actors.items()}
-    episodes = play_episodes(runner, num_episodes=3, seed=7, explore=True)
+    episodes = run_episodes(runner, num_episodes=3, seed=7, explore=True)
     assert [episode.episode_return for episode in episodes] == [sum(TOTALS.values())] * 3
     for name, actor in runner.actors.items():
         assert actor.connectors.get_state() == before[name]

@@ -14,7 +14,7 @@ from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec
 
 
@@ -57,7 +57,7 @@ def test_environments_that_reset_in_a_step_of_their_own(states):
 def test_evaluation_shows_the_policy_the_same_views(num_envs, truncates):
     """Also past the window that evaluation keeps: the episodes are longer than it."""
     runner = recording_runner(num_envs, states=True, length=300, truncates=truncates)
-    play_episodes(runner, num_episodes=3, seed=4)
+    run_episodes(runner, num_episodes=3, seed=4)
     for (seed, step), row in runner.policy.saw.items():
         assert row["state_in_0"].tolist() == [7, step]
         assert row["prev_rewards"] == step

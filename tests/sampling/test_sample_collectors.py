@@ -23,7 +23,7 @@ from rlrun.config.schema import (
 )
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.evaluation import play_episodes
+from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.simple_list_collector import SimpleListCollector
 
@@ -221,7 +221,7 @@ def test_infos_ids_and_flags_are_seen_a_step_later():
     assert batch["prev_t"].tolist() == [[0, 0], [0, 0], [0, 1], [1, 2], [0, 0], [0, 0]]
     ids = batch["eps_id"]
     assert batch["next_id"].tolist() == [*ids[1:4], 0, ids[5], 0]
-    play_episodes(runner, num_episodes=2, seed=3)
+    run_episodes(runner, num_episodes=2, seed=3)
     for (_, step), seen in runner.policy.saw.items():
         assert seen["prev_infos"] == ({"t": step} if step % 2 else {})
         assert seen["prev_t"].tolist() == [max(step - 2, 0), max(step - 1, 0)]

@@ -1,4 +1,4 @@
-"""PlayedStep: what recorders of evaluation and rollouts are shown."""
+"""RecordedStep: one vector step as recorders of evaluation and rollouts receive it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class AgentTransition:
-    """What one of several agents saw, did and was led to; values are the environment's own."""
+    """One transition of one of several agents, in the environment's own values."""
 
     episode: int
     agent: Any
@@ -23,15 +23,15 @@ class AgentTransition:
     obs: Any
     action: Any
     next_obs: Any
-    """The last one that it saw, if it left without another."""
+    """The last observation again, if the agent left without another one."""
     reward: float
-    """All that it got until then."""
+    """Sum of the rewards since the action."""
     terminated: bool
     truncated: bool
 
 
 @dataclass(frozen=True)
-class PlayedStep:
+class RecordedStep:
     """One vector step, for recorders. Arrays may be overwritten by the next step.
 
     With several agents, observations and actions are in `agents` instead.
@@ -52,5 +52,5 @@ class PlayedStep:
     """Transitions of agents that this step has completed."""
 
 
-Recorder = Callable[[PlayedStep], bool | None]
+Recorder = Callable[[RecordedStep], bool | None]
 """Called after every vector step; True ends the rollout."""
