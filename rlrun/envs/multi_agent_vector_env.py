@@ -230,7 +230,7 @@ class MultiAgentVectorEnv:
         transitions: list[AgentTransition] = []
         steps = self._take_steps(transitions if self._recorder is not None else None)
         if self._recorder is not None:
-            self.stopped = bool(self._recorder(self._played(before, ended, transitions)))
+            self.stopped = bool(self._recorder(self._recorded(before, ended, transitions)))
         return steps
 
     def _take(self, actions: Mapping[str, tuple[Array, Any]]) -> None:
@@ -455,13 +455,13 @@ class MultiAgentVectorEnv:
                 truncated=bool(step.truncateds[i]),
             )
 
-    def _played(
+    def _recorded(
         self,
         running: list[tuple[SubEnv, PlannedEpisode | None, float]],
         ended: Ended,
         transitions: list[AgentTransition],
     ) -> RecordedStep:
-        """The step as a recorder sees it."""
+        """The step as a recorder receives it."""
         numbers: list[int | None] = [None] * len(self.subs)
         rewards = np.zeros(len(numbers))
         flags = np.zeros((2, len(numbers)), np.bool_)
