@@ -8,7 +8,7 @@ an error of Ray's, which means that the actor itself is gone or unreachable, mak
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,11 +134,18 @@ class FaultTolerantActorManager:
 
         Calls that take longer than ``timeout_s`` are dropped: they have no result.
         """
-        refs = {}
-        for actor_id in self.actor_ids if actor_ids is None else sorted(actor_ids):
-            actor = self._actors[actor_id]
-            if actor.healthy or not healthy_only:
-                refs[getattr(actor.handle, method).remote(*args)] = actor_id
+        chosen = self.actor_ids if actor_ids is None else sorted(actor_ids)
+        called = [i for i in chosen if self._actors[i].healthy or not healthy_only]
+        return self.call_each(dict.fromkeys(called, (method, *args)), timeout_s=timeout_s)
+
+    def call_each(
+        self, calls: Mapping[int, tuple[Any, ...]], *, timeout_s: float | None = None
+    ) -> list[CallResult]:
+        """Call ``(method, *args)`` of each actor at once; results as of `foreach_actor`."""
+        refs = {
+            getattr(self._actors[i].handle, method).remote(*args): i
+            for i, (method, *args) in calls.items()
+        }
         if not refs:
             return []
         ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
@@ -210,22 +217,26 @@ class FaultTolerantActorManager:
         """Whether the actor has a restart left."""
         return self._actors[actor_id].restarts < self._max_restarts
 
-    def restart(self, actor_id: int) -> None:
-        """Replace an actor by a new one with the same id; what was in flight is forgotten.
+    def restart(self, *actor_ids: int) -> None:
+        """Replace actors by new ones with the same ids; what was in flight to them is forgotten.
 
         Raises:
-            RuntimeError: it has no restart left.
+            RuntimeError: one has no restart left; none is replaced.
         """
-        actor = self._actors[actor_id]
-        if not self.can_restart(actor_id):
-            raise RuntimeError(f"actor {actor_id} was restarted {actor.restarts} times already")
-        self.set_unhealthy(actor_id)
-        _kill(actor.handle)
+        for actor_id in actor_ids:
+            if not self.can_restart(actor_id):
+                restarts = self._actors[actor_id].restarts
+                raise RuntimeError(f"actor {actor_id} was restarted {restarts} times already")
+        for actor_id in actor_ids:
+            self.set_unhealthy(actor_id)
+            _kill(self._actors[actor_id].handle)
         if self._restart_delay_s > 0:
             time.sleep(self._restart_delay_s)
-        actor.handle = self._factory(actor_id, True)
-        actor.restarts += 1
-        actor.healthy = True
+        for actor_id in actor_ids:
+            actor = self._actors[actor_id]
+            actor.handle = self._factory(actor_id, True)
+            actor.restarts += 1
+            actor.healthy = True
 
     def stop(self) -> None:
         """End all actors."""

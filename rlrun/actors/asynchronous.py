@@ -18,7 +18,7 @@ runner sends the same rows: none is lost, and none is doubled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -206,11 +206,12 @@ class AsynchronousSampler:
                 by_runner.setdefault(result.actor_id, []).append(result)
         for index, of_runner in by_runner.items():
             self._accept(index, sorted(of_runner, key=_fragment))
-        for index in self._remote.replace_hanging():
-            self._ask_again(index)
+        for index in self._remote.late_ones():
+            first = next((asked.request.fragment for asked in self._asked.get(index, ())), -1)
+            self._go_on(index, self._remote.recover_late([index], first))
         self._refill_all()
-        if timeout_s and not self._queue and not results:
-            self._remote.nothing_came(late=self._remote.actors.num_in_flight() > 0)
+        if not (results or self._queue or self._remote.actors.healthy_actor_ids):
+            self._remote.nothing_came()
 
     def _is_expected(self, result: CallResult) -> bool:
         asked = [asked.request.fragment for asked in self._asked.get(result.actor_id, ())]
@@ -221,18 +222,19 @@ class AsynchronousSampler:
         assert self._remote is not None
         for result in results:
             if not result.ok:
-                if self._remote.recover(result, _fragment(result)):
-                    self._ask_again(index)
-                else:
-                    self._asked.pop(index)
+                self._go_on(index, self._remote.recover([result], _fragment(result)))
                 return
             asked = self._asked[index].popleft()
             self._remote.states.reply_came(index, result.value.state, taken=False)
             self._queue.append(_Untaken(index, asked, result.value))
 
-    def _ask_again(self, index: int) -> None:
+    def _go_on(self, index: int, replaced: Sequence[int]) -> None:
         """Send a replaced runner all requests that its predecessor did not answer."""
         assert self._remote is not None
+        if index not in replaced:
+            lost = self._asked.pop(index, ())
+            self._remote.fragments_lost(asked.request.length for asked in lost)
+            return
         of_runner = self._asked.setdefault(index, deque())
         for i, asked in enumerate(of_runner):
             request = self._remote.with_connector_state(asked.request)

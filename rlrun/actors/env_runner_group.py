@@ -117,6 +117,17 @@ class EnvRunnerGroup:
         """Runners replaced since the start."""
         return 0 if self.remote is None else self.remote.actors.num_restarts
 
+    def faults(self) -> dict[str, Any]:
+        """What runners have lost since the start: restarts by cause, and env steps."""
+        states = None if self.remote is None else self.remote.states
+        return {
+            "restarts_by_cause": {
+                cause: 0 if states is None else states.restarts[cause]
+                for cause in ("died", "env_error", "late")
+            },
+            "dropped_env_steps": 0 if states is None else states.dropped_env_steps,
+        }
+
     @property
     def num_in_flight(self) -> int:
         """Requests that have not been answered."""
@@ -151,8 +162,8 @@ class EnvRunnerGroup:
 
         Raises:
             EnvError: an environment failed, and would again.
-            EnvRunnersError: no runner answered in ``sample_timeout_s``, or failures that the
-                fault-tolerance settings do not cover.
+            EnvRunnersError: a runner did not answer in ``sample_timeout_s``, nor did the one that
+                replaced it; or failures that the fault-tolerance settings do not cover.
         """
         if request is None:
             request = lone_request(self.spec.settings, self._next_fragment, self._weights_version)
@@ -163,6 +174,14 @@ class EnvRunnerGroup:
         if lengths is not None:
             request = replace(request, length=lengths[0])
         return [self.local_env_runner.sample_fragment(request, weights)]
+
+    def spread(self, length: int) -> list[int]:
+        """Divide vector steps among the healthy runners; 0 for the others, by runner."""
+        able = self.indices if self.remote is None else self.remote.actors.healthy_actor_ids
+        able = able or self.indices[:1]  # with none left, the next round waits and counts the tries
+        share, rest = divmod(length, len(able))
+        of_runner = {index: share + (i < rest) for i, index in enumerate(able)}
+        return [of_runner.get(index, 0) for index in self.indices]
 
     def foreach_env_runner(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(runner)`` for the local runner if there is one, then all healthy remote ones.
@@ -212,7 +231,7 @@ class EnvRunnerGroup:
 
 
 class _SamplingRound:
-    """One synchronous round; keeps asking until each runner has answered, is late or is lost."""
+    """One synchronous round; keeps asking until each runner has answered or is lost."""
 
     def __init__(
         self,
@@ -224,44 +243,52 @@ class _SamplingRound:
         self._remote, self._request, self._lengths = remote, request, lengths
         self._weights = remote.sendable(weights)
         self._tag = ("sample", request.fragment)
+        self._asked: set[int] = set()
+        self._pending: set[int] = set()
 
     def run(self) -> list[SampleReply]:
         """The replies, ordered by runner index."""
         remote, replies = self._remote, dict[int, SampleReply]()
-        remote.actors.fetch_ready_async_reqs()  # late answers to earlier rounds are dropped
-        if remote.replace_hanging():
-            self._request = remote.with_connector_state(self._request)
-        pending = {index for index in remote.actors.healthy_actor_ids if self._send(index)}
-        deadline = time.monotonic() + remote.timeout_s
-        while pending:
-            left_s = max(0, deadline - time.monotonic())
+        remote.actors.fetch_ready_async_reqs()  # answers to earlier requests are dropped
+        self._ask(remote.actors.healthy_actor_ids)
+        while self._pending:
+            left_s = max(0, self._deadline - time.monotonic())
             results = remote.actors.fetch_ready_async_reqs(tags=[self._tag], timeout_s=left_s)
-            if not results:
-                break
+            failed = [result for result in results if not result.ok]
             for result in results:
-                index = result.actor_id
-                pending.discard(index)
+                self._pending.discard(result.actor_id)
                 if result.ok:
-                    replies[index] = result.value
-                    remote.states.reply_came(index, result.value.state, taken=True)
-                elif remote.recover(result, self._request.fragment):
-                    self._request = remote.with_connector_state(self._request)
-                    if self._send(index):
-                        pending.add(index)
-                    deadline = time.monotonic() + remote.timeout_s
+                    replies[result.actor_id] = result.value
+                    remote.states.reply_came(result.actor_id, result.value.state, taken=True)
+            if failed:
+                self._ask_again(remote.recover(failed, self._request.fragment))
+            elif not results:
+                late, self._pending = sorted(self._pending), set()
+                self._ask_again(remote.recover_late(late, self._request.fragment))
+        remote.fragments_lost(self._length(index) for index in self._asked - replies.keys())
         if not replies:
-            remote.nothing_came(late=bool(pending or remote.actors.num_in_flight()))
-        elif pending:
-            late = f"env runners {sorted(pending)} did not answer within {remote.timeout_s:g} s"
-            _log.warning("%s; their results will be discarded", late)
+            remote.nothing_came()
         return [replies[index] for index in sorted(replies)]
 
+    def _ask(self, indices: Sequence[int]) -> None:
+        sent = {index for index in indices if self._send(index)}
+        self._asked |= sent
+        self._pending |= sent
+        self._deadline = time.monotonic() + self._remote.timeout_s
+
+    def _ask_again(self, indices: Sequence[int]) -> None:
+        self._request = self._remote.with_connector_state(self._request)
+        self._ask(indices)
+
     def _send(self, index: int) -> bool:
-        """Ask a runner for its fragment, unless it is still busy with an earlier one."""
-        request = self._request
-        if self._lengths is not None:
-            request = replace(request, length=self._lengths[index - 1])
+        """Ask a runner for its fragment, if it has one."""
+        request = replace(self._request, length=self._length(index))
+        if not request.length:
+            return False
         return self._remote.send(index, request, self._weights, tag=self._tag, task=None)
+
+    def _length(self, index: int) -> int:
+        return self._request.length if self._lengths is None else self._lengths[index - 1]
 
 
 def synchronous_parallel_sample(

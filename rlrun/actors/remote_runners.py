@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ Task = Callable[[Any, Any, Any], Any]
 RunnerFactory = Callable[..., Any]
 """Makes a runner; called as `EnvRunner` is, in the actor's process."""
 
-_SCHEDULING_TIMEOUT_S = 60.0  # for Ray to find a place for an actor and start its process
+_RESTARTING = -1  # stands for the fragment where an environment fails while it is restored
 _IDLE_S = 1.0  # pause before another try when no runner is left
 _INLINE_BYTES = 64 * 1024  # Ray sends arguments of up to 100 kB within the call
 
@@ -39,10 +40,6 @@ _log = logging.getLogger(__name__)
 
 class EnvRunnersError(RuntimeError):
     """Env runners failed in a way that the fault-tolerance settings do not cover."""
-
-
-class _RunnerDiedError(EnvRunnersError):
-    """The process of a runner ended."""
 
 
 @dataclass
@@ -58,6 +55,12 @@ class RunnerStates:
     consecutive_failures: int = 0
     env_errors: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     """The last error of a runner's environment: fragment, phase and place."""
+    late_with: dict[int, int] = field(default_factory=dict)
+    """The fragment with which a runner was late last."""
+    restarts: Counter[str] = field(default_factory=Counter)
+    """Restarts by cause: its process ``died``, an ``env_error``, it was ``late``."""
+    dropped_env_steps: int = 0
+    """Env steps that were asked of runners that are lost."""
 
     def reply_came(self, index: int, state: dict[str, Any], *, taken: bool) -> None:
         """A runner has answered; ``taken`` if learning has the reply at once."""
@@ -125,9 +128,9 @@ class RemoteRunners:
 
     def wait_until_built(self) -> None:
         """Wait for the runners' constructors; see `EnvRunnerGroup.wait_until_built`."""
-        self._require_scheduled(self.actors.actor_ids)
+        _raise_unless_ok(self._scheduled(self.actors.actor_ids))
         if self._spec.settings.validate_env_runners_after_construction:
-            self._require_answers(self.actors.actor_ids)
+            _raise_unless_ok(self._answers(dict.fromkeys(self.actors.actor_ids, ("ping",))))
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -163,91 +166,141 @@ class RemoteRunners:
 
     # -- failures ------------------------------------------------------------------------------
 
-    def recover(self, result: CallResult, fragment: int) -> bool:
-        """Whether the runner was replaced, and can be asked for the fragment again.
+    def recover(self, failures: Sequence[CallResult], fragment: int) -> list[int]:
+        """Replace the runners whose calls have failed; those that can be asked again.
+
+        Args:
+            failures: of one fragment's requests.
 
         Raises:
             EnvError: the environment failed in the same place before, or restarts are not wanted.
             EnvRunnersError: the runner's process died, and nothing covers that.
         """
-        index, tolerance, states = result.actor_id, self._tolerance, self.states
-        error = result.error
-        assert error is not None
-        states.consecutive_failures += 1
-        limit = tolerance.num_consecutive_env_runner_failures_tolerance
-        if isinstance(error, EnvError):
-            accident = not states.failed_before(index, fragment, error)
+        again, tolerance = [], self._tolerance
+        for result in failures:
+            index, tolerated = result.actor_id, self._is_tolerated(result, fragment)
+            what = "its process died" if result.actor_failed else _last_line(result.error)
+            if tolerated and tolerance.restart_failed_env_runners:
+                if self.actors.can_restart(index):
+                    _log.warning("env runner %d is restarted: %s", index, what)
+                    self.states.restarts["died" if result.actor_failed else "env_error"] += 1
+                    again.append(index)
+                    continue
+            elif tolerated and tolerance.ignore_env_runner_failures:
+                self._leave_out(index, what)
+                continue
+            raise _failure(result) from None
+        self._restart(again)
+        return again
+
+    def _is_tolerated(self, result: CallResult, fragment: int) -> bool:
+        """Count a failure; whether it is an accident, and one of not too many in a row."""
+        self.states.consecutive_failures += 1
+        if isinstance(result.error, EnvError):
+            accident = not self.states.failed_before(result.actor_id, fragment, result.error)
         else:
             accident = result.actor_failed  # anything else is a bug, which would come back
-        tolerated = accident and states.consecutive_failures <= limit
-        what = "its process died" if result.actor_failed else str(error).splitlines()[-1]
-        if tolerance.restart_failed_env_runners and tolerated:
-            if self.actors.can_restart(index):
-                _log.warning("env runner %d is restarted: %s", index, what)
-                self._restart(index)
-                return True
-        elif tolerance.ignore_env_runner_failures and tolerated:
-            _log.warning("env runner %d is lost: %s", index, what)
-            self.actors.set_unhealthy(index)
-            return False
-        if result.actor_failed:
-            raise EnvRunnersError(_death_of(result)) from None
-        raise error from None
+        limit = self._tolerance.num_consecutive_env_runner_failures_tolerance
+        return accident and self.states.consecutive_failures <= limit
 
-    def replace_hanging(self) -> list[int]:
-        """Replace runners that do not seem to come back; indices that can be asked again.
+    def _leave_out(self, index: int, why: str) -> None:
+        self.actors.set_unhealthy(index)
+        left, all_of_them = len(self.actors.healthy_actor_ids), len(self.actors.actor_ids)
+        _log.warning(
+            "env runner %d is lost: %s; %d of %d sample from now on", index, why, left, all_of_them
+        )
 
-        Fetch results before: a finished call that was not fetched looks like a hanging one.
+    def recover_late(self, indices: Sequence[int], fragment: int) -> list[int]:
+        """Replace runners that did not answer in time; those that can be asked again.
+
+        The data of a runner do not depend on how long it takes, so those of its replacement are
+        the same. One that is late with the same fragment again would be so for ever.
+
+        Raises:
+            EnvRunnersError: a runner is late again, or restarts are not wanted.
         """
-        replaced = []
-        patience_s = self.timeout_s + self._tolerance.env_runner_health_probe_timeout_s
-        for index in self.actors.healthy_actor_ids:
-            if self.actors.oldest_call_s(index) > patience_s:
-                _log.warning("env runner %d hangs", index)
-                self.actors.set_unhealthy(index)
-                if self._tolerance.restart_failed_env_runners:
-                    self._restart(index)
-                    replaced.append(index)
-        return replaced
+        states, tolerance = self.states, self._tolerance
+        late = f"no answer within env_runners.sample_timeout_s={self.timeout_s:g}"
+        if not tolerance.restart_failed_env_runners and tolerance.ignore_env_runner_failures:
+            for index in indices:
+                self._leave_out(index, late)
+            return []
+        again = [index for index in indices if states.late_with.get(index) == fragment]
+        if again or not tolerance.restart_failed_env_runners:
+            raise EnvRunnersError(self._silence(again or indices, late))
+        for index in indices:
+            states.late_with[index] = fragment
+            _log.warning("env runner %d is restarted: %s", index, late)
+        states.restarts["late"] += len(indices)
+        self._restart(indices)
+        return list(indices)
 
-    def nothing_came(self, *, late: bool) -> None:
-        """Raise EnvRunnersError if all runners are late, or lost in more tries than tolerated."""
-        if late:
-            pids = {i: self._process_ids.get(i) for i in self.actors.healthy_actor_ids}
-            lines = [
-                f"  env runner {index}: {(pid and last_error_line(pid)) or 'nothing on stderr'}"
-                for index, pid in pids.items()
-            ]
-            raise EnvRunnersError(
-                f"no env runner answered within env_runners.sample_timeout_s={self.timeout_s:g}\n"
-                + "\n".join(lines)
-            )
+    def _silence(self, indices: Sequence[int], late: str) -> str:
+        """What is known of runners that do not answer."""
+        pids = {index: self._process_ids.get(index) for index in indices}
+        said = (
+            f"  env runner {index}: {(pid and last_error_line(pid)) or 'nothing on stderr'}"
+            for index, pid in pids.items()
+        )
+        return "\n".join([late, *said])
+
+    def late_ones(self) -> list[int]:
+        """Runners that have taken longer than the time for all requests that they may have.
+
+        Fetch results before: a finished call that was not fetched looks like a late one.
+        """
+        patience_s = self.timeout_s * self.max_in_flight
+        healthy = self.actors.healthy_actor_ids
+        return [index for index in healthy if self.actors.oldest_call_s(index) > patience_s]
+
+    def fragments_lost(self, lengths: Iterable[int]) -> None:
+        """Count fragments of so many vector steps that were asked of runners now lost."""
+        self.states.dropped_env_steps += sum(lengths) * self._spec.settings.num_envs_per_env_runner
+
+    def nothing_came(self) -> None:
+        """Wait a little, as no runner is left; EnvRunnersError after as many tries as tolerated."""
         self.states.consecutive_failures += 1
         limit = self._tolerance.num_consecutive_env_runner_failures_tolerance
         if self.states.consecutive_failures > limit:
             raise EnvRunnersError(f"no env runner is left, after {limit} tries")
         time.sleep(_IDLE_S)
 
-    def _restart(self, index: int) -> None:
-        """Replace a runner by one with the same index and the state of the last reply.
+    def _restart(self, indices: Sequence[int]) -> None:
+        """Replace runners by ones with the same indices and the states of their last replies.
+
+        A replacement that fails is replaced again, which counts as one more failure.
 
         Raises:
-            EnvError: the environment cannot be built again.
+            EnvError: an environment fails in the same place again.
             EnvRunnersError: no restart is left.
         """
-        while True:
-            if not self.actors.can_restart(index):
-                limit = self._tolerance.max_num_env_runner_restarts
-                raise EnvRunnersError(f"env runner {index} died after {limit} restarts")
-            self.actors.restart(index)
-            try:
-                self._require_scheduled([index])
-                self._require_answers([index])
-                if index in self.states.replied:
-                    self._restore(index)
-            except _RunnerDiedError:
-                continue
-            return
+        left = list(indices)
+        while left:
+            for index in left:
+                if not self.actors.can_restart(index):
+                    limit = self._tolerance.max_num_env_runner_restarts
+                    raise EnvRunnersError(f"env runner {index} died after {limit} restarts")
+            self.actors.restart(*left)
+            failures = self._started_and_restored(left)
+            for result in failures:
+                if not self._is_tolerated(result, _RESTARTING):
+                    raise _failure(result) from None
+                _log.warning(
+                    "env runner %d fails again: %s", result.actor_id, _last_line(result.error)
+                )
+            left = [result.actor_id for result in failures]
+
+    def _started_and_restored(self, indices: list[int]) -> list[CallResult]:
+        """Wait for new runners and restore their states, all at once; those that failed."""
+        failures = self._scheduled(indices)
+        for calls in (
+            dict.fromkeys(indices, ("ping",)),
+            {i: ("set_state", self.states.replied[i]) for i in indices if i in self.states.replied},
+        ):
+            failed = {result.actor_id for result in failures}
+            going_on = {index: call for index, call in calls.items() if index not in failed}
+            failures += [result for result in self._answers(going_on) if not result.ok]
+        return failures
 
     # -- states --------------------------------------------------------------------------------
 
@@ -260,11 +313,9 @@ class RemoteRunners:
         own = {index: states.get(index) for index in self.actors.actor_ids}
         self.states.replied = {index: state for index, state in own.items() if state is not None}
         self.states.taken = dict(self.states.replied)
-        for index in self.actors.healthy_actor_ids:
-            self._restore(index)
-
-    def _restore(self, index: int) -> None:
-        self._require("set_state", self.states.replied.get(index), indices=[index], done="restored")
+        going_on = self.actors.healthy_actor_ids
+        calls = {index: ("set_state", self.states.replied.get(index)) for index in going_on}
+        _raise_unless_ok(self._answers(calls))
 
     def foreach(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(runner)`` of all healthy runners; raises the first exception of a call."""
@@ -282,33 +333,49 @@ class RemoteRunners:
 
     # -- calls that must be answered -----------------------------------------------------------
 
-    def _require_scheduled(self, indices: list[int]) -> None:
-        """Wait until Ray has started the processes; a pending actor is an error, not a hang."""
-        results = self.actors.foreach_actor(
-            "process_id", actor_ids=indices, timeout_s=_SCHEDULING_TIMEOUT_S
-        )
+    def _scheduled(self, indices: list[int]) -> list[CallResult]:
+        """Wait until Ray has started the processes; those that ended at once.
+
+        Raises:
+            EnvRunnersError: Ray found no place for one; a pending actor is an error, not a hang.
+        """
+        timeout_s = self._tolerance.env_runner_start_timeout_s
+        results = self.actors.foreach_actor("process_id", actor_ids=indices, timeout_s=timeout_s)
         if len(results) < len(indices):
-            free = ray.available_resources()  # type: ignore[no-untyped-call]
-            settings = self._spec.settings
-            raise EnvRunnersError(
-                f"{len(indices) - len(results)} of {len(indices)} env runners could not be started "
-                f"within {_SCHEDULING_TIMEOUT_S:.0f} s. Each needs "
-                f"{settings.num_cpus_per_env_runner:g} CPUs and "
-                f"{settings.num_gpus_per_env_runner:g} GPUs; free are {free.get('CPU', 0):g} CPUs "
-                f"and {free.get('GPU', 0):g} GPUs"
-            )
-        _raise_unless_ok(results, indices, "started")
+            raise EnvRunnersError(self._no_place(len(indices) - len(results), len(indices)))
         self._process_ids.update({result.actor_id: result.value for result in results})
+        return [result for result in results if not result.ok]
 
-    def _require_answers(self, indices: list[int]) -> None:
-        self._require("ping", indices=indices, done="built")
-
-    def _require(self, method: str, *arguments: Any, indices: list[int], done: str) -> None:
-        timeout_s = self._tolerance.env_runner_restore_timeout_s
-        results = self.actors.foreach_actor(
-            method, *arguments, actor_ids=indices, timeout_s=timeout_s
+    def _no_place(self, missing: int, number: int) -> str:
+        free = ray.available_resources()  # type: ignore[no-untyped-call]
+        settings = self._spec.settings
+        needs = {
+            "CPU": settings.num_cpus_per_env_runner,
+            "GPU": settings.num_gpus_per_env_runner,
+            **settings.custom_resources_per_env_runner,
+        }
+        return (
+            f"{missing} of {number} env runners could not be started within "
+            f"fault_tolerance.env_runner_start_timeout_s="
+            f"{self._tolerance.env_runner_start_timeout_s:g}. Each needs "
+            + ", ".join(f"{need:g} {name}" for name, need in needs.items() if need)
+            + "; free are "
+            + ", ".join(f"{free.get(name, 0):g} {name}" for name, need in needs.items() if need)
         )
-        _raise_unless_ok(results, indices, done)
+
+    def _answers(self, calls: Mapping[int, tuple[Any, ...]]) -> list[CallResult]:
+        """The results of one call for each runner, ``(method, *arguments)``, made at once.
+
+        Raises:
+            EnvRunnersError: one is missing after ``env_runner_restore_timeout_s``.
+        """
+        timeout_s = self._tolerance.env_runner_restore_timeout_s
+        results = self.actors.call_each(calls, timeout_s=timeout_s)
+        missing = sorted(calls.keys() - {result.actor_id for result in results})
+        if missing:
+            late = f"no answer within fault_tolerance.env_runner_restore_timeout_s={timeout_s:g}"
+            raise EnvRunnersError(self._silence(missing, late))
+        return results
 
 
 class _RunnerHost:
@@ -378,19 +445,20 @@ class _RunnerHost:
         return self._runner
 
 
-def _raise_unless_ok(results: list[CallResult], indices: list[int], done: str) -> None:
+def _raise_unless_ok(results: Iterable[CallResult]) -> None:
     for result in results:
-        if result.error is not None and not result.actor_failed:
-            raise result.error
-        if result.error is not None:
-            raise _RunnerDiedError(_death_of(result)) from None
-    if len(results) < len(indices):
-        missing = sorted(set(indices) - {result.actor_id for result in results})
-        raise EnvRunnersError(f"env runners {missing} could not be {done} in time")
+        if not result.ok:
+            raise _failure(result) from None
 
 
-def _death_of(result: CallResult) -> str:
-    """One line out of Ray's twenty."""
-    text = " ".join(str(result.error).split())
-    cause = text.rpartition("Worker exit detail: ")[2]
-    return f"env runner {result.actor_id} died: {cause}"
+def _failure(result: CallResult) -> BaseException:
+    """What a failed call raises: the runner's own exception, or one line out of Ray's twenty."""
+    assert result.error is not None
+    if not result.actor_failed:
+        return result.error
+    cause = " ".join(str(result.error).split()).rpartition("Worker exit detail: ")[2]
+    return EnvRunnersError(f"env runner {result.actor_id} died: {cause}")
+
+
+def _last_line(error: BaseException | None) -> str:
+    return str(error).splitlines()[-1]

@@ -220,10 +220,20 @@ class Algorithm(ABC, Generic[T_co]):
             return self.train_batch(replies).unwrapped()
 
     def sample_round(self, lengths: Sequence[int]) -> list[SampleReply]:
-        """One fragment from each healthy runner, acted with the present weights."""
-        weights = self.policies.acting_weights
-        replies = self.env_runner_group.sample(self.next_request(), lengths, weights)
+        """One fragment from each runner, acted with the present weights.
+
+        The steps of runners that are lost are sampled by the others, in a round of their own.
+
+        Args:
+            lengths: steps of each sub-environment, by runner.
+        """
+        weights, group = self.policies.acting_weights, self.env_runner_group
+        replies = group.sample(self.next_request(), lengths, weights)
         self.count(replies)
+        delivered = {reply.runner_index for reply in replies}
+        missing = sum(n for i, n in zip(group.indices, lengths, strict=True) if i not in delivered)
+        if missing:
+            replies += self.sample_round(group.spread(missing))
         return replies
 
     def next_request(self, length: int = 0) -> SampleRequest:

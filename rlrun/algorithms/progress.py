@@ -119,6 +119,7 @@ class Progress:
                 "healthy": env_runners.num_healthy,
                 "restarts": env_runners.num_restarts,
                 "in_flight": env_runners.num_in_flight,
+                **env_runners.faults(),
                 **self.env_runners.result(),
                 **self.episodes.agent_returns(policies, agents),
             },

@@ -56,7 +56,7 @@ class EnvRunnersConfig(Section):
     validate_env_runners_after_construction: bool = True
     """Wait until each new env runner has built its environments; raise its error if it fails."""
     sample_timeout_s: Positive = 60.0
-    """Seconds to wait for the env runners in one round of sampling; later batches are dropped."""
+    """Seconds for a fragment, after which an env runner is restarted and asked for it again."""
     rollout_fragment_length: Count | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" divides the train batch exactly."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
@@ -331,6 +331,8 @@ class FaultToleranceConfig(Section):
     """Seconds that an env runner has to answer a health probe."""
     env_runner_restore_timeout_s: Positive = 1800.0
     """Seconds that a restarted env runner has to restore its state."""
+    env_runner_start_timeout_s: Positive = 60.0
+    """Seconds that Ray has to find a place for an env runner and to start its process."""
 
 
 class CheckpointConfig(Section):

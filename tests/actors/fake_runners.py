@@ -84,11 +84,12 @@ class FakeRunner:
 
     def _misbehave(self, request: FakeRequest) -> None:
         what = self.spec.behaviour.get((self.runner_index, request.fragment))
-        if what is None or (what != "always raise" and not self._first_time(request.fragment)):
+        always = what is not None and what.startswith("always")
+        if what is None or not (always or self._first_time(request.fragment)):
             return
         if what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        if what == "sleep":
+        if what in ("sleep", "always sleep"):
             time.sleep(self.spec.behaviour["sleep_s"])
         if what == "bug":
             raise KeyError("a bug of ours")
@@ -100,7 +101,7 @@ class FakeRunner:
                     error, "Fake-v0", "step", runner_index=self.runner_index, env_step=7
                 ) from None
 
-    def _first_time(self, fragment: int) -> bool:
+    def _first_time(self, fragment: int | str) -> bool:
         mark = Path(self.spec.folder) / f"{self.runner_index}-{fragment}"
         if mark.exists():
             return False
@@ -111,6 +112,11 @@ class FakeRunner:
         return {"count": self.count}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        for i, step in enumerate(self.spec.behaviour.get("restore", {}).get(self.runner_index, ())):
+            if self._first_time(f"restore-{i}"):
+                raise EnvError(
+                    "Fake-v0", "step", "flaky", runner_index=self.runner_index, env_step=step
+                )
         self.count = state["count"]
 
     def ping(self) -> int:

@@ -283,10 +283,15 @@ def test_a_runner_of_which_nothing_was_taken_begins_again(make_sampler: Any, ref
     assert reply.state["count"] == 1
 
 
-def test_silence_ends_the_run(make_faulty: Any) -> None:
-    sampler, _ = make_faulty({"takes_s": 1.5}, runners=1, sample_timeout_s=0.2)
-    with pytest.raises(EnvRunnersError, match="no env runner answered"):
+def test_silence_ends_the_run_unless_a_new_runner_answers(make_faulty: Any) -> None:
+    late = {"sample_timeout_s": 0.5, "runners": 1}
+    sampler, group = make_faulty({(1, 0): "sleep", "sleep_s": 60.0}, **late)
+    assert sampler.take().state == {"count": 1}
+    assert group.num_restarts == 1
+    sampler, group = make_faulty({"takes_s": 60.0}, **late)
+    with pytest.raises(EnvRunnersError, match=r"no answer within .*sample_timeout_s=0\.5"):
         sampler.take()
+    assert group.num_restarts == 1
 
 
 @pytest.mark.faults

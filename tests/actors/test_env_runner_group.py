@@ -23,12 +23,16 @@ def make_group(local_ray: None, tmp_path: Path) -> Any:
         behaviour: dict[Any, Any] | None = None,
         number: int = 2,
         sample_timeout_s: float = 20.0,
+        custom_resources_per_env_runner: Any = None,
         **tolerance: Any,
     ) -> EnvRunnerGroup:
         folder = tmp_path / str(len(groups))
         folder.mkdir()
         settings = EnvRunnersConfig(
-            num_env_runners=number, num_cpus_per_env_runner=0.1, sample_timeout_s=sample_timeout_s
+            num_env_runners=number,
+            num_cpus_per_env_runner=0.1,
+            sample_timeout_s=sample_timeout_s,
+            custom_resources_per_env_runner=custom_resources_per_env_runner or {},
         )
         spec = FakeSpec(settings=settings, folder=str(folder), behaviour=behaviour or {})
         groups.append(
@@ -141,23 +145,66 @@ def test_an_error_in_the_constructor_is_raised_at_once_and_as_it_is(make_group: 
     assert caught.value.phase == "constructor"
 
 
-def test_a_late_runner_is_left_out_and_its_result_discarded(make_group: Any) -> None:
-    group = make_group({(1, 0): "sleep", "sleep_s": 3.0}, sample_timeout_s=2.0)
-    first = group.sample(FakeRequest(0))
-    assert [reply.runner_index for reply in first] == [2]
-    assert group.num_in_flight == 1
-    second = group.sample(FakeRequest(1))  # runner 1 is still busy, and gets no second request
-    assert [reply.runner_index for reply in second] == [2]
-    group.foreach_env_runner(lambda runner: runner.ping())  # an actor takes calls in their order
-    third = group.sample(FakeRequest(2))
-    assert [reply.batch[:2] for reply in third] == [(1, 4), (2, 6)]
-    assert group.num_in_flight == 0
+def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
+    make_group: Any,
+) -> None:
+    """All of them at once, too: results do not depend on the clock."""
+    late = {(1, 1): "sleep", (2, 1): "sleep", (2, 2): "sleep", "sleep_s": 60.0}
+    group = make_group(late, sample_timeout_s=1.0)
+    assert rounds(group, 4) == rounds(make_group(), 4)
+    assert (group.num_restarts, group.num_healthy, group.num_in_flight) == (3, 2, 0)
+    assert group.faults() == {
+        "restarts_by_cause": {"died": 0, "env_error": 0, "late": 3},
+        "dropped_env_steps": 0,
+    }
 
 
-def test_no_answer_at_all_ends_the_run(make_group: Any) -> None:
-    group = make_group({(1, 0): "sleep", "sleep_s": 1.0}, number=1, sample_timeout_s=0.2)
-    with pytest.raises(EnvRunnersError, match=r"sample_timeout_s=0\.2"):
+@pytest.mark.parametrize(("restarts", "wanted"), [(1, True), (0, False)])
+def test_a_runner_that_is_late_again_ends_the_run(
+    make_group: Any, restarts: int, wanted: bool
+) -> None:
+    group = make_group(
+        {(1, 0): "always sleep", "sleep_s": 60.0},
+        number=1,
+        sample_timeout_s=0.5,
+        restart_failed_env_runners=wanted,
+    )
+    with pytest.raises(EnvRunnersError, match=r"sample_timeout_s=0\.5"):
         group.sample(FakeRequest(0))
+    assert group.num_restarts == restarts
+
+
+def test_a_late_runner_is_lost_where_failures_are_ignored(make_group: Any) -> None:
+    group = make_group(
+        {(1, 0): "sleep", "sleep_s": 60.0},
+        sample_timeout_s=1.0,
+        restart_failed_env_runners=False,
+        ignore_env_runner_failures=True,
+    )
+    replies = group.sample(FakeRequest(0), [5, 5])
+    assert [reply.runner_index for reply in replies] == [2]
+    assert group.faults()["dropped_env_steps"] == 5
+    assert group.spread(5) == [0, 5]
+
+
+def test_an_environment_that_fails_while_it_is_restored_costs_one_restart_more(
+    make_group: Any,
+) -> None:
+    group = make_group({(1, 1): "raise", "restore": {1: [3, 4]}})
+    assert rounds(group, 3) == rounds(make_group(), 3)
+    assert group.num_restarts == 3
+    group = make_group({(1, 1): "raise", "restore": {1: [3, 3]}})
+    with pytest.raises(EnvError, match="step 3") as caught:
+        rounds(group, 2)
+    assert caught.value.env_step == 3
+
+
+def test_a_runner_that_finds_no_place_is_an_error_with_what_lacks(make_group: Any) -> None:
+    with pytest.raises(
+        EnvRunnersError, match=r"start_timeout_s=0\.5.*0\.1 CPU, 3 torque; free"
+    ) as caught:
+        make_group(env_runner_start_timeout_s=0.5, custom_resources_per_env_runner={"torque": 3})
+    assert "0 torque" in str(caught.value)
 
 
 @pytest.mark.faults

@@ -1,5 +1,8 @@
 """What every algorithm promises, with one agent and with several; a row of `tiny` for each."""
 
+import os
+import signal
+import threading
 from itertools import pairwise
 
 import gymnasium as gym
@@ -67,6 +70,47 @@ def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
     resumed.restore(tmp_path / "checkpoint")
     assert train(resumed, 2) == rows
     assert_equal_weights(straight, resumed)
+
+
+def kill_a_runner(algorithm):
+    """While it samples: the iteration begins a moment before."""
+    *_, victim = algorithm.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
+    threading.Timer(0.01, os.kill, [victim, signal.SIGKILL]).start()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        *((name, "CartPole-v1") for name in ALGORITHMS if name not in ASYNCHRONOUS),
+        *((name, SEVERAL_AGENTS) for name in ("PPO", "DQN, GRU")),
+    ],
+)
+def test_a_killed_runner_changes_no_number(built, name, env):
+    whole, hit = built(name, env, runners=2), built(name, env, runners=2)
+    assert train(whole, 1) == train(hit, 1)
+    kill_a_runner(hit)
+    rows = train(hit, 3)
+    assert rows[-1]["env_runners/restarts_by_cause/died"] == 1
+    for row in rows:
+        row["env_runners/restarts"] = row["env_runners/restarts_by_cause/died"] = 0
+    assert rows == train(whole, 3)
+    assert_equal_weights(whole, hit)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["PPO", "DQN"])
+def test_the_steps_of_a_runner_that_is_lost_are_sampled_by_the_others(built, name):
+    """The batch is what it says, and no step is counted that was not learned from."""
+    ignored = {"restart_failed_env_runners": False, "ignore_env_runner_failures": True}
+    algorithm = built(name, runners=2, fault_tolerance=ignored)
+    algorithm.train()
+    kill_a_runner(algorithm)
+    for iteration in (2, 3, 4):
+        row = algorithm.train()
+        assert row["env_steps"] == iteration * BATCH
+    assert row["env_runners"]["healthy"] == 1
+    assert 0 < row["env_runners"]["dropped_env_steps"] <= BATCH / 2
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -1,8 +1,5 @@
 """Several policies: which learn and how, and how they come and go."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 from tiny import (
@@ -75,20 +72,6 @@ def test_asynchronous_runners_bring_exact_batches_too(several, name):
         row = algorithm.train()
         assert row["env_steps"] == iteration * BATCH
         assert set(row["learners"]) == {"agent_0", "agent_1"}
-
-
-@pytest.mark.faults
-def test_remote_runners_agree_with_each_other_and_after_a_restart(several):
-    first, second = several(runners=2), several(runners=2)
-    rows = train(first, 1)
-    assert rows == train(second, 1)
-    (_, victim) = second.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
-    os.kill(victim, signal.SIGKILL)
-    further = train(second, 2)
-    assert [row["env_runners/restarts"] for row in further] == [1, 1]
-    for row in further:
-        row["env_runners/restarts"] = 0
-    assert train(first, 2) == further
 
 
 def test_code_may_decide_which_policies_learn_and_no_other_changes_a_byte(several):
