@@ -230,6 +230,8 @@ class Algorithm(ABC, Generic[T_co]):
         weights, group = self.policies.acting_weights, self.env_runner_group
         replies = group.sample(self.next_request(), lengths, weights)
         self.count(replies)
+        if len(replies) == len(lengths):
+            return replies
         delivered = {reply.runner_index for reply in replies}
         missing = sum(n for i, n in zip(group.indices, lengths, strict=True) if i not in delivered)
         if missing:
