@@ -197,7 +197,7 @@ class TrainingConfig(Section):
     rmsprop_decay: float = Field(default=0.99, ge=0, lt=1)
     """Decay of RMSProp's mean square of the gradients."""
     rmsprop_epsilon: Epsilon = 0.1
-    """RMSProp's epsilon, added to the root of that mean."""
+    """RMSProp's epsilon, added to that mean under the root."""
 
 
 class LearnersConfig(Section):

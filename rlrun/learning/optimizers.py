@@ -1,9 +1,9 @@
 """Adam and RMSProp on one flat vector, which a step goes over once.
 
-torch's own optimizers do the same arithmetic, but making one imports torch's compiler, which takes
-as long as importing torch: a second of every start. The operation that theirs end in does a step in
-a third of the time that torch's elementary operations take. It is private to torch; a test holds
-its signature, for the versions of torch that rlrun is declared for.
+torch's own optimizers do the same arithmetic for Adam, but making one imports torch's compiler,
+which takes as long as importing torch: a second of every start. The operation that theirs ends in
+does a step in a third of the time that torch's elementary operations take. It is private to torch;
+a test holds its signature, for the versions of torch that rlrun is declared for.
 
     P  parameters
 """
@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-_NO_BIAS_CORRECTION = 1e9  # a step so late that decay ** step is 0: the correction is gone
 
 
 class FlatAdam:
@@ -46,12 +44,31 @@ class FlatAdam:
         self._mean = torch.zeros_like(vector)
         self._square = torch.zeros_like(vector)
 
+    @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move the parameters once."""
         self._num_steps += 1
         self._step.fill_(self._num_steps)
-        state = (self._vector, self._grads, self._mean, self._square, self._step)
-        _fused_step(state, lr=lr, betas=self._betas, eps=self._eps)
+        # Without a gradient (a ReLU that has died) moments decay into denormal numbers, with which
+        # the CPU computes five times slower. Elsewhere numpy relies on them, so just here.
+        flushes = torch.set_flush_denormal(True)
+        torch._fused_adam_(
+            [self._vector],
+            [self._grads],
+            [self._mean],
+            [self._square],
+            [],
+            [self._step],
+            lr=lr,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=0.0,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+        )
+        if flushes:
+            torch.set_flush_denormal(False)
 
     def get_state(self) -> dict[str, Any]:
         """The moments as arrays ``[P]``, and the number of steps."""
@@ -66,15 +83,18 @@ class FlatAdam:
 
 
 class FlatRMSProp:
-    """RMSProp (Tieleman & Hinton 2012, lecture 6.5), for IMPALA as published.
+    """RMSProp (Tieleman & Hinton 2012, lecture 6.5) as TensorFlow has it, and so IMPALA's paper.
 
-    It is Adam without a first moment and without bias correction.
+        s <- decay s + (1 - decay) g^2        x <- x - lr g / sqrt(s + eps)
+
+    The mean square s starts at 1, so that first steps are small. torch's RMSProp starts it at 0 and
+    adds epsilon to the root instead: with IMPALA's epsilon of 0.1 that is another algorithm.
 
     Args:
-        vector: parameters ``[P]``, changed in place by `step`.
-        grads: their gradients ``[P]``, read by `step`.
+        vector: parameters x ``[P]``, changed in place by `step`.
+        grads: their gradients g ``[P]``, read by `step`.
         decay: of the mean square of the gradients.
-        eps: added to its root.
+        eps: added to it under the root.
     """
 
     def __init__(
@@ -82,14 +102,14 @@ class FlatRMSProp:
     ) -> None:
         self._vector, self._grads = vector, grads
         self._decay, self._eps = decay, eps
-        self._step = torch.full((), _NO_BIAS_CORRECTION, device=vector.device)
-        self._gradient = torch.zeros_like(vector)  # where Adam has its first moment
-        self._square = torch.zeros_like(vector)
+        self._square = torch.ones_like(vector)
 
+    @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move the parameters once."""
-        state = (self._vector, self._grads, self._gradient, self._square, self._step)
-        _fused_step(state, lr=lr, betas=(0.0, self._decay), eps=self._eps)
+        grads = self._grads
+        self._square.mul_(self._decay).addcmul_(grads, grads, value=1.0 - self._decay)
+        self._vector.addcdiv_(grads, (self._square + self._eps).sqrt_(), value=-lr)
 
     def get_state(self) -> dict[str, Any]:
         """The mean square of the gradients, an array ``[P]``."""
@@ -98,42 +118,6 @@ class FlatRMSProp:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`."""
         _load(self._square, state["square"])
-
-
-@torch.no_grad()
-def _fused_step(
-    state: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-) -> None:
-    """One step of Adam, in place.
-
-    Args:
-        state: parameters, gradients, first and second moment, each ``[P]``; the step's number.
-    """
-    vector, grads, mean, square, number = state
-    # Without a gradient (a ReLU that has died) moments decay into denormal numbers, with which
-    # the CPU computes five times slower. Elsewhere numpy relies on them, so just here.
-    flushes = torch.set_flush_denormal(True)
-    torch._fused_adam_(
-        [vector],
-        [grads],
-        [mean],
-        [square],
-        [],
-        [number],
-        lr=lr,
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=0.0,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
-    if flushes:
-        torch.set_flush_denormal(False)
 
 
 def _to_numpy(vector: Tensor) -> NDArray[Any]:

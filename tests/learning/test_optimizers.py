@@ -1,4 +1,4 @@
-"""Adam and RMSProp on one vector take the steps of torch's own; a learner takes either."""
+"""Adam's steps are torch's own, RMSProp's those of TensorFlow; a learner takes either."""
 
 import tomllib
 from pathlib import Path
@@ -17,34 +17,40 @@ from rlrun.policies.catalog import build_module
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "torchs", "torchs_settings"),
-    [
-        (FlatAdam, {"eps": 1e-8}, torch.optim.Adam, {"eps": 1e-8}),
-        (FlatAdam, {"eps": 1e-5}, torch.optim.Adam, {"eps": 1e-5}),
-        (FlatRMSProp, {}, torch.optim.RMSprop, {"alpha": 0.99, "eps": 0.1}),
-        (
-            FlatRMSProp,
-            {"decay": 0.9, "eps": 1e-6},
-            torch.optim.RMSprop,
-            {"alpha": 0.9, "eps": 1e-6},
-        ),
-    ],
-)
-def test_it_takes_the_steps_of_torchs_own(kind, settings, torchs, torchs_settings):
+def steps(optimizer, vector, grads):
+    """Fifty steps of gradients of very unlike size: ``(lr, gradients, parameters after it)``."""
+    for step in range(50):
+        grads.copy_(torch.randn(40) * 10 ** (step % 5 - 2))
+        lr = 1e-3 * (1 + step % 3)
+        optimizer.step(lr)
+        yield lr, grads, vector
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-5])
+def test_adam_takes_the_steps_of_torchs_own(eps):
     torch.manual_seed(0)
     vector, grads = torch.randn(40), torch.zeros(40)
     reference = torch.nn.Parameter(vector.clone())
-    ours = kind(vector, grads, **settings)
-    theirs = torchs([reference], lr=1.0, **torchs_settings)
-    for step in range(50):
-        grads.copy_(torch.randn(40) * 10 ** (step % 5 - 2))
-        reference.grad = grads.clone()
-        lr = 1e-3 * (1 + step % 3)
+    theirs = torch.optim.Adam([reference], eps=eps)
+    for lr, seen, moved in steps(FlatAdam(vector, grads, eps=eps), vector, grads):
+        reference.grad = seen.clone()
         theirs.param_groups[0]["lr"] = lr
         theirs.step()
-        ours.step(lr)
-        torch.testing.assert_close(vector, reference.data, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(moved, reference.data, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("decay", "eps"), [(0.99, 0.1), (0.9, 1e-6)])
+def test_rmsprop_takes_the_steps_of_tensorflows(decay, eps):
+    """Against a transcription of the kernel ApplyRMSProp, without momentum."""
+    torch.manual_seed(0)
+    vector, grads = torch.randn(40), torch.zeros(40)
+    parameters, mean_square = vector.double().numpy(), np.ones(40)
+    optimizer = FlatRMSProp(vector, grads, decay=decay, eps=eps)
+    for lr, seen, moved in steps(optimizer, vector, grads):
+        gradient = seen.double().numpy()
+        mean_square += (gradient**2 - mean_square) * (1 - decay)
+        parameters -= lr * gradient / np.sqrt(mean_square + eps)
+        np.testing.assert_allclose(moved.numpy(), parameters, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [FlatAdam, FlatRMSProp])
@@ -110,7 +116,7 @@ def test_a_learner_makes_its_steps_with_what_was_chosen():
     before = made.parameters.vector.clone()
     made.parameters.grads.fill_(2.0)
     made.apply_gradients(0.1)
-    moved = 0.1 * 2.0 / ((0.1 * 2.0**2) ** 0.5 + 0.5)
+    moved = 0.1 * 2.0 / (0.9 + 0.1 * 2.0**2 + 0.5) ** 0.5
     torch.testing.assert_close(made.parameters.vector, before - moved)
 
 
