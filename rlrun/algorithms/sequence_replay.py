@@ -25,6 +25,7 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
 from rlrun.policies.rl_module import RLModule
+from rlrun.replay.replay_buffer import n_step_returns
 
 Array = NDArray[Any]
 
@@ -81,25 +82,24 @@ def load_sequences(
     burnt = np.where(whole | (lengths <= burn_in), 0, burn_in)  # [S]
     unrolled = lengths - burnt + 1
     row_of_start = sequence_offsets(unrolled)[:-1] - burnt
-    taken = np.minimum(n_step, last - steps + 1)
     step = steps - starts[sequence]
     present = (row_of_start[sequence] + step).clip(min=0)
-    returns, single = np.zeros(len(steps)), batch.column(col.REWARDS)
-    for ahead in range(n_step):
-        there = ahead < taken
-        returns[there] += gamma**ahead * single[steps[there] + ahead]
+    successors = np.where(steps == last, -1, steps + 1)
+    returns, discounts, ends = n_step_returns(
+        batch.column(col.REWARDS), successors, steps, n_step, gamma
+    )
     rows: dict[str, Array] = {
         **_seen(batch, module, present, step >= burnt[sequence], int(unrolled.sum())),
         **_burn_in(batch, module, starts, burnt, burn_in),
         col.SEQ_LENS: unrolled,
         col.ACTIONS: batch.column(col.ACTIONS),
-        col.REWARDS: returns.astype(np.float32),
-        col.DISCOUNTS: (gamma**taken).astype(np.float32),
-        col.TERMINATEDS: batch.column(col.TERMINATEDS)[steps + taken - 1],
+        col.REWARDS: returns,
+        col.DISCOUNTS: discounts,
+        col.TERMINATEDS: batch.column(col.TERMINATEDS)[ends],
         col.WEIGHTS: batch.column(col.WEIGHTS),
         LEARNED: whole[sequence] | (step >= burn_in),
         PRESENT: present,
-        FOLLOWING: (row_of_start[sequence] + step + taken).clip(min=0),
+        FOLLOWING: (row_of_start[sequence] + ends - starts[sequence] + 1).clip(min=0),
     }
     return {name: torch.from_numpy(column).to(device) for name, column in rows.items()}
 

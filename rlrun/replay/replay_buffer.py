@@ -231,28 +231,19 @@ class ReplayBuffer(TransitionBuffer):
     def gather(self, ids: Array) -> SampleBatch:
         """The transitions of these numbers, which must be held, with their n-step returns."""
         assert self._observations is not None
-        first = ids % self.capacity
-        columns = self._columns
-        terminateds, truncateds = columns[col.TERMINATEDS], columns[col.TRUNCATEDS]
-        rewards = columns[col.REWARDS]
-        last = first
-        returns = rewards[first].astype(np.float64)
-        discounts = np.full(len(ids), self.gamma)
-        for _ in range(self.n_step - 1):
-            successor = self._successor[last]
-            goes_on = successor != _NONE
-            last = np.where(goes_on, successor % self.capacity, last)
-            returns += np.where(goes_on, discounts * rewards[last], 0.0)
-            discounts = np.where(goes_on, discounts * self.gamma, discounts)
+        first, columns = ids % self.capacity, self._columns
+        returns, discounts, last = n_step_returns(
+            columns[col.REWARDS], self._successor, first, self.n_step, self.gamma
+        )
         return SampleBatch.from_columns(
             {
                 col.OBS: self._observations[self._obs_slot[first]],
                 col.ACTIONS: columns[col.ACTIONS][first],
-                col.REWARDS: returns.astype(np.float32),
+                col.REWARDS: returns,
                 col.NEXT_OBS: self._observations[self._next_obs_slot[last]],
-                col.TERMINATEDS: terminateds[last],
-                col.TRUNCATEDS: truncateds[last],
-                col.DISCOUNTS: discounts.astype(np.float32),
+                col.TERMINATEDS: columns[col.TERMINATEDS][last],
+                col.TRUNCATEDS: columns[col.TRUNCATEDS][last],
+                col.DISCOUNTS: discounts,
                 col.ITEM_IDS: ids,
             }
         )
@@ -336,6 +327,30 @@ class ReplayBuffer(TransitionBuffer):
         shared = self._obs_slot[successors % self.capacity]
         following = self._next_obs_slot[places][followed]
         assert np.array_equal(shared, following), "an observation is kept twice"
+
+
+def n_step_returns(
+    rewards: Array, successors: Array, first: Array, n_step: int, gamma: float
+) -> tuple[Array, Array, Array]:
+    """Rewards summed up over at most ``n_step`` steps that follow one another.
+
+    Args:
+        rewards: ``[N]``.
+        successors: ``[N]``, what follows each step, counted on around the N places; -1 for nothing.
+        first: places ``[n]`` where the sums begin.
+
+    Returns:
+        Sums and discounts of what comes after them, float32 ``[n]``; places of their last steps.
+    """
+    last, returns = first, rewards[first].astype(np.float64)
+    discounts = np.full(len(first), gamma)
+    for _ in range(n_step - 1):
+        successor = successors[last]
+        goes_on = successor != _NONE
+        last = np.where(goes_on, successor % len(rewards), last)
+        returns += np.where(goes_on, discounts * rewards[last], 0.0)
+        discounts = np.where(goes_on, discounts * gamma, discounts)
+    return returns.astype(np.float32), discounts.astype(np.float32), last
 
 
 def agents_of(batch: SampleBatch) -> Array:
