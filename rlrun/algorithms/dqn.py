@@ -286,8 +286,9 @@ class DQN(Algorithm[DQNTraining]):
 
     def exploration(self, policy_id: str) -> Exploration:
         """Epsilon at this point of the run, or each runner's own; constant within a fragment."""
-        settings = self.policies[policy_id].exploration
-        epsilon, exponent = value_at(settings.epsilon, self.env_steps), settings.runner_exponent
+        settings = self.policies.settings[policy_id].exploration
+        epsilon = value_at(settings.epsilon, self.progress.env_steps)
+        exponent = settings.runner_exponent
         runners = self.config.env_runners.num_env_runners
         if exponent is None or runners < 2:
             return {"epsilon": epsilon}

@@ -238,10 +238,10 @@ class Replay(Generic[U]):
         before = progress.counted_steps
         with phase("sample"):
             sampled = algorithm.train_batch(algorithm.sample_round(lengths))
-        steps = progress.counted_steps - before
+        steps = (counted := progress.counted_steps) - before
         batches = dict(policies.train_batches(sampled, progress))
         # Updates learn from buffers, so `policies_to_train` is asked without a batch.
-        learning = [policy_id for policy_id in learned if policies.is_policy_to_train(policy_id)]
+        learning = [*filter(policies.is_policy_to_train, learned)]
         with phase("transfer"):
             self.buffer.add(MultiAgentBatch(batches, steps))
         updated: dict[str, U] = {}
@@ -256,7 +256,7 @@ class Replay(Generic[U]):
                 learned[policy_id].updates.append(statistics)
                 learned[policy_id].num_rows += errors.shape[0]
             for updater in updated.values():
-                updater.end_round(progress.counted_steps)
+                updater.end_round(counted)
         if updated:
             algorithm.sync_weights()
 
@@ -269,7 +269,7 @@ class Replay(Generic[U]):
         is drawn for all policies together.
         """
         rng_of = self._algorithm.learner_rng
-        drawn_for = [policy_id for policy_id in learning if policy_id in self.buffer.buffers]
+        drawn_for = [*filter(self.buffer.buffers.__contains__, learning)]
         if drawn_for and self._in_lockstep:
             drawn_for = [DEFAULT_POLICY_ID]
         for drawn_id in drawn_for:

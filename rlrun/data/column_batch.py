@@ -178,7 +178,7 @@ class ColumnBatch:
     def columns(self, keys: Iterable[str]) -> list[Any]:
         """Several columns, in the order of `keys`."""
         keys = tuple(keys)
-        found = [self._columns.get(key) for key in keys]
+        found = list(map(self._columns.get, keys))
         if (self.reads is None or self.reads.decided) and {*map(type, found)} == {np.ndarray}:
             return found
         return [self.column(key) for key in keys]
@@ -226,6 +226,9 @@ class ColumnBatch:
     @property
     def count(self) -> int:
         """Steps in the batch: sum of seq_lens, else the rows of the first countable column."""
+        return len(self)
+
+    def __len__(self) -> int:
         # Short-lived batches of a few rows are counted often: no call that is not needed.
         columns = self._columns
         if names.SEQ_LENS in columns and (seq_lens := self._seq_lens()) is not None:
@@ -236,9 +239,6 @@ class ColumnBatch:
                     return next((len(leaf) * leaf.shape[1] for leaf in leaves(read(column))), 0)
                 return len(column) if type(column) is np.ndarray else num_rows(column)
         return 0
-
-    def __len__(self) -> int:
-        return self.count
 
     def size_bytes(self) -> int:
         """Bytes of all arrays, a shared storage counted once."""

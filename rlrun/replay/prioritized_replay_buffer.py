@@ -71,7 +71,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self, num_items: int, rng: np.random.Generator, beta: float
     ) -> tuple[Array, NDArray[np.float32]]:
         """Numbers of transitions drawn by priority, and their weights."""
-        self._require_some()
+        self._num_sampled_from()
         places = self._sums.find(rng.random(num_items) * self._sums.root)
         newest = self.num_added - 1
         # (N P_i)^-beta / (N P_min)^-beta: N and the sum cancel out.

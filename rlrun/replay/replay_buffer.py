@@ -53,9 +53,11 @@ class TransitionBuffer:
     def __len__(self) -> int:
         return min(self.num_added, self.capacity)
 
-    def _require_some(self) -> None:
+    def _num_sampled_from(self) -> int:
+        """Transitions held; raises ValueError if there are none."""
         if not self.num_added:
             raise ValueError("an empty replay buffer cannot be sampled; add a batch first")
+        return min(self.num_added, self.capacity)
 
     def _write(self, places: Array, columns: Mapping[str, Array]) -> None:
         """Copy rows ``[n, ...]`` to places ``[n]``; a name's first rows make its column."""
@@ -118,8 +120,8 @@ class ReplayBuffer(TransitionBuffer):
         Raises:
             ValueError: when nothing has been added yet.
         """
-        self._require_some()
-        return self.gather(self._oldest + rng.integers(len(self), size=num_items))
+        size = self._num_sampled_from()
+        return self.gather(self.num_added - size + rng.integers(size, size=num_items))
 
     @property
     def _oldest(self) -> int:

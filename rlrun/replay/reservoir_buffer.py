@@ -47,8 +47,7 @@ class ReservoirBuffer(TransitionBuffer):
         Raises:
             ValueError: when nothing has been added yet.
         """
-        self._require_some()
-        places = rng.integers(len(self), size=num_items)
+        places = rng.integers(self._num_sampled_from(), size=num_items)
         return SampleBatch.from_columns(
             {**self._read(places), col.ITEM_IDS: self._item_ids[places]}
         )

@@ -99,7 +99,7 @@ BUDGETS = {
     "PPO, by vector step": Budget(_on_policy, files=34, calls=23, steps=LENGTH),
     "two agents, by env step": Budget(_two_agents, files=39, calls=11.5, steps=NUM_ENVS * LENGTH),
     "LSTM, by vector step": Budget(_lstm, files=41, calls=53, steps=LENGTH),
-    "DQN, by env step": Budget(_dqn, files=37, calls=75, steps=LENGTH),
+    "DQN, by env step": Budget(_dqn, files=37, calls=71, steps=LENGTH),
 }
 
 
