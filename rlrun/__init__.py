@@ -24,6 +24,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "Connector": "rlrun.connectors.connector",
     "DQN": "rlrun.algorithms.dqn",
     "DQNConfig": "rlrun.algorithms.dqn",
+    "Distribution": "rlrun.policies.distributions",
     "EnvRunner": "rlrun.sampling.env_runner",
     "EnvRunnerGroup": "rlrun.actors.env_runner_group",
     "IMPALA": "rlrun.algorithms.impala",

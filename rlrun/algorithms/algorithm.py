@@ -72,6 +72,8 @@ class Algorithm(ABC, Generic[T_co]):
     that is read only later must be named here."""
     asynchronous: ClassVar[bool] = False
     """Whether a train batch is made of single fragments as they arrive, not of whole rounds."""
+    samples_distribution: ClassVar[bool] = True
+    """Whether actions are sampled from the module's distribution, which `model` may choose."""
     trains_several_policies: ClassVar[bool] = False
     """Whether `training_step` goes through `train_batches`, and so takes `multi_agent`."""
 

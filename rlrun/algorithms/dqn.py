@@ -240,6 +240,7 @@ class DQN(Algorithm[DQNTraining]):
     Config = DQNConfig
     optional_sections = frozenset({"exploration", "replay"})
     trains_several_policies = True
+    samples_distribution = False
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:

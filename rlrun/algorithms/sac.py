@@ -239,6 +239,7 @@ class SAC(Algorithm[SACTraining]):
     Config = SACConfig
     optional_sections = frozenset({"replay"})
     trains_several_policies = True
+    samples_distribution = False
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlrun.config import registry
+from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import ImportPathError, import_object, nearest, suggestion
 from rlrun.config.schema import (
@@ -41,6 +42,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
             message = f"{collector} is for slots that act together, and agents come and go"
             yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
     yield from _check_model(experiment.model)
+    yield from _check_distributions(experiment)
     for name, given in _GIVEN_TO_CONNECTORS.items():
         for i, connector in enumerate(getattr(settings, name)):
             yield from _check_use(("env_runners", name, i), connector, given=given)
@@ -111,6 +113,45 @@ def _check_model(model: ModelConfig) -> Iterator[Finding]:
     if memories and found is not None and _positional_of_model(found) > 1:
         message = f"{model.use} is a whole RLModule, to which no memory is added; leave this out"
         yield Finding(("model", memories[0]), message)
+
+
+def _check_distributions(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Whether the distributions that models choose exist, and suit the algorithm."""
+    for prefix, settings in addressed_settings(experiment):
+        choice = settings.model.distribution
+        if choice is None:
+            continue
+        address = tuple(part for part in prefix.split(".") if part)
+        path = (*address, "model", "distribution")
+        names = tuple(registry.DISTRIBUTIONS)
+        findings = [] if choice in names else list(_check_name(path, choice, names))
+        yield from findings
+        if not findings:
+            kind = import_object(registry.DISTRIBUTIONS.get(choice, choice))
+            yield from _check_distribution(experiment, settings, kind, address)
+
+
+def _check_distribution(
+    experiment: ExperimentConfig, settings: PolicySettings, kind: Any, address: Path
+) -> Iterator[Finding]:
+    path, choice = (*address, "model", "distribution"), settings.model.distribution
+    algorithm = registry.algorithm_class(experiment.algorithm)
+    if not getattr(algorithm, "samples_distribution", True):
+        message = f"{experiment.algorithm} has an action distribution of its own; leave it out"
+        yield Finding(path, message)
+    elif not isinstance(kind, type) or not hasattr(kind, "logp_entropy"):
+        yield Finding(path, f"{choice} is no subclass of rlrun.Distribution")
+    elif not kind.has_logp_gradient:
+        message = (
+            f"log-probabilities of {choice} teach nothing: {experiment.algorithm} cannot learn"
+        )
+        yield Finding(path, message)
+    elif getattr(settings.training, "kl_coeff", None) and not kind.has_kl:
+        message = f"{choice} has no KL divergence; set this to 0"
+        yield Finding((*address, "training", "kl_coeff"), message)
+    elif kind.bounded and not experiment.connectors.normalize_actions:
+        message = f"actions of {choice} are in [-1, 1] and must be stretched; leave this out"
+        yield Finding(("connectors", "normalize_actions"), message)
 
 
 def _positional_of_model(found: Any) -> int:

@@ -51,6 +51,14 @@ COLLECTORS: dict[str, str] = {
 }
 """Sample collectors that come with rlrun, by name."""
 
+DISTRIBUTIONS: dict[str, str] = {
+    "beta": "rlrun.policies.chosen_distributions:Beta",
+    "squashed_gaussian": "rlrun.policies.chosen_distributions:SquashedGaussian",
+    "deterministic": "rlrun.policies.chosen_distributions:Deterministic",
+    "autoregressive": "rlrun.policies.chosen_distributions:Autoregressive",
+}
+"""Action distributions that `model.distribution` knows besides import paths, by name."""
+
 DEFAULT_COLLECTOR = "ColumnarCollector"
 
 SINKS = ("console", "jsonl", "tensorboard")

@@ -139,6 +139,9 @@ class ModelConfig(CodeSection):
     """Convolutions as [channels, kernel, stride]; null takes the Nature CNN for images."""
     conv_head: Count = 512
     """Width of the layer after the convolutions."""
+    distribution: str | None = None
+    """Of actions: "beta", "squashed_gaussian", "deterministic", "autoregressive", or the import
+    path of a `Distribution`; null takes the action space's default."""
     log_std_init: Annotated[float, Field(ge=-20, le=20)] = 0.0
     """Logarithm of the standard deviation of continuous actions at the start."""
     free_log_std: bool = True

@@ -11,17 +11,28 @@ arithmetic. Must not know of networks or losses.
 Every result is float [N], summed over the dimensions of the action, which are independent.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlrun.policies.action_sampling import LOG_STD_BOUNDS, ActionLeaf, action_layout
+from rlrun.policies.action_sampling import (
+    LOG_STD_BOUNDS,
+    SAMPLERS,
+    ActionLeaf,
+    ActionSampler,
+    ProductSampler,
+    action_layout,
+)
+from rlrun.policies.policy import Array
 
 Vjp = tuple[Tensor, Tensor, Callable[[Tensor, float], Tensor]]
 """Log-probabilities [N], entropies [N] and ``(gradient of the former [N], of each entropy) ->
@@ -32,10 +43,39 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Distribution(ABC):
-    """pi(a|s) of one action space, as functions of its inputs [N, P]."""
+    """pi(a|s) of one action space, as functions of its inputs [N, P].
+
+    A subclass that ``model.distribution`` names is made with the action space, and defines `sample`
+    and `mode`; it may be a ``torch.nn.Module`` too, whose parameters are learned with the others.
+    Its constructor raises ValueError for a space that does not fit.
+    """
 
     num_inputs: int
     """P."""
+    num_noise: int
+    """K, the noise numbers that one sampled action takes."""
+    bounded = False
+    """Whether actions are in (-1, 1), which the action connectors stretch to the space's bounds."""
+    has_kl = True
+    """Whether `kl` is defined."""
+    has_logp_gradient = True
+    """Whether log-probabilities depend on the inputs, so that a policy gradient exists."""
+
+    def numpy_sampler(self) -> ActionSampler | None:
+        """What samples in numpy when the policy acts; None samples by `sample` and `mode`."""
+        return None
+
+    def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        """Noise for a fragment, float32 ``[length, slots, K]``; standard normal by default."""
+        return rng.standard_normal((length, slots, self.num_noise), dtype=np.float32)
+
+    def sample(self, inputs: Tensor, noise: Tensor) -> Tensor:
+        """Actions ``[N, ...]`` for inputs ``[N, P]`` and noise ``[N, K]``."""
+        raise TypeError(f"{type(self).__name__} must define sample()")
+
+    def mode(self, inputs: Tensor) -> Tensor:
+        """The most likely actions ``[N, ...]``."""
+        raise TypeError(f"{type(self).__name__} must define mode()")
 
     @abstractmethod
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
@@ -45,9 +85,9 @@ class Distribution(ABC):
     def entropy(self, inputs: Tensor) -> Tensor:
         """Entropy [N] in nats; differential entropy for continuous dimensions."""
 
-    @abstractmethod
     def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
-        """KL(p || q) [N]."""
+        """KL(p || q) [N]; TypeError without `has_kl`."""
+        raise TypeError(f"{type(self).__name__} has no KL divergence")
 
     def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Both at once, sharing what they have in common."""
@@ -66,6 +106,9 @@ class Categorical(Distribution):
 
     def __init__(self, num_categories: int) -> None:
         self.num_inputs = num_categories
+
+    def numpy_sampler(self) -> ActionSampler:
+        return SAMPLERS["categorical"](self.num_inputs)
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
         return _pick(inputs.log_softmax(-1), actions)
@@ -107,6 +150,9 @@ class MultiCategorical(Distribution):
         self._categories = list(categories)
         self._components = [Categorical(n) for n in categories]
 
+    def numpy_sampler(self) -> ActionSampler:
+        return SAMPLERS["multi_categorical"](tuple(self._categories))
+
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
         parts = zip(self._split(inputs), actions.unbind(-1), strict=True)
         return _sum(_pick(x.log_softmax(-1), a) for x, a in parts)
@@ -134,6 +180,9 @@ class Bernoulli(Distribution):
     def __init__(self, num_bits: int) -> None:
         self.num_inputs = num_bits
 
+    def numpy_sampler(self) -> ActionSampler:
+        return SAMPLERS["bernoulli"](self.num_inputs)
+
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
         """Log pi(a|s) [N]: ``a x - softplus(x)`` is log sigmoid(x) or log sigmoid(-x)."""
         return (actions * inputs - functional.softplus(inputs)).sum(-1)
@@ -153,6 +202,9 @@ class DiagGaussian(Distribution):
         self.num_inputs = 2 * num_dimensions
         self._log_norm = 0.5 * num_dimensions * _LOG_2PI
         self._entropy_offset = self._log_norm + 0.5 * num_dimensions
+
+    def numpy_sampler(self) -> ActionSampler:
+        return SAMPLERS["gaussian"](self.num_inputs // 2)
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
         mean, log_std = inputs.chunk(2, -1)
@@ -201,8 +253,11 @@ class Product(Distribution):
     """Dict or Tuple: independent leaves; actions float [N, K], categories as float indices."""
 
     def __init__(self, leaves: tuple[ActionLeaf, ...]) -> None:
-        self.num_inputs = leaves[-1].inputs.stop
+        self._leaves, self.num_inputs = leaves, leaves[-1].inputs.stop
         self._parts = [(leaf, DISTRIBUTIONS[leaf.kind](leaf.size)) for leaf in leaves]
+
+    def numpy_sampler(self) -> ActionSampler:
+        return ProductSampler(self._leaves)
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
         return _sum(

@@ -25,6 +25,9 @@ from rlrun.policies.action_sampling import ActionLayout
 Layout = dict[str, tuple[int, tuple[int, ...]]]
 """Name of a parameter -> (offset into the flat vector, shape)."""
 
+GAUSSIANS = (None, "squashed_gaussian")
+"""Choices of `model.distribution` that give a Box means and log standard deviations."""
+
 POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
 # Uniform weights start as in Mnih et al. (2015): between hidden layers two fifths of the size of
@@ -96,23 +99,28 @@ class Network:
         return layout
 
 
-def actor_critic_network(num_features: int, actions: ActionLayout, model: ModelConfig) -> Network:
+def actor_critic_network(
+    num_features: int, num_inputs: int, num_log_std: int, model: ModelConfig
+) -> Network:
     """Policy and value function: two networks behind an encoder of no layers, or two heads on one.
 
     As many of the hidden layers as are shared belong to the encoder, the others to each branch.
+
+    Args:
+        num_inputs: of the action distribution.
+        num_log_std: how many of them are parameters of their own (`free_log_std`).
     """
     shared = model.hidden if model.share_layers else ()
     encoder = Layers((num_features, *shared), model.activation)
     sizes = (encoder.sizes[-1], *model.hidden[len(shared) :])
-    branches = actor_critic_branches(sizes, actions, model)
-    return Network({"encoder": encoder, **branches}, free_log_std(actions, model))
+    branches = actor_critic_branches(sizes, num_inputs - num_log_std, model)
+    return Network({"encoder": encoder, **branches}, num_log_std)
 
 
 def actor_critic_branches(
-    sizes: tuple[int, ...], actions: ActionLayout, model: ModelConfig
+    sizes: tuple[int, ...], num_outputs: int, model: ModelConfig
 ) -> dict[str, Layers]:
     """The layers behind the encoder; ``sizes`` are widths up to the last hidden layer."""
-    num_outputs = actions.num_inputs - free_log_std(actions, model)
     return {
         "pi": Layers((*sizes, num_outputs), model.activation, POLICY_GAIN),
         "vf": Layers((*sizes, 1), model.activation, VALUE_GAIN),
@@ -121,7 +129,8 @@ def actor_critic_branches(
 
 def free_log_std(actions: ActionLayout, model: ModelConfig) -> int:
     """How many log standard deviations are parameters of their own."""
-    return actions.num_columns if model.free_log_std and actions.kind == "gaussian" else 0
+    gaussian = actions.kind == "gaussian" and model.distribution in GAUSSIANS
+    return actions.num_columns if model.free_log_std and gaussian else 0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,13 @@ from rlrun.policies.action_sampling import (
     action_layout,
     action_sampler,
 )
-from rlrun.policies.layers import Layout, Network, actor_critic_network, factorised_noise
+from rlrun.policies.layers import (
+    Layout,
+    Network,
+    actor_critic_network,
+    factorised_noise,
+    free_log_std,
+)
 from rlrun.policies.policy import Array, Policy
 
 _ZERO = np.zeros((), np.float32)  # a Python number would be made an array in each step
@@ -174,6 +180,7 @@ class MLPPolicy(SamplingPolicy):
         """Whether the default networks would be MLPs, with an activation numpy has."""
         return (
             model.use is None
+            and model.distribution is None
             and not (model.use_lstm or model.use_gru or model.use_attention)
             and model.activation in ACTIVATIONS
             and observation_space.shape is not None
@@ -220,7 +227,9 @@ def actor_network(
 ) -> NumpyMLP:
     """The policy's part of `actor_critic_network`."""
     num_features = gym.spaces.flatdim(observation_space)
-    network = actor_critic_network(num_features, action_layout(action_space), model)
+    actions = action_layout(action_space)
+    num_log_std = free_log_std(actions, model)
+    network = actor_critic_network(num_features, actions.num_inputs, num_log_std, model)
     return NumpyMLP(FlatArrays(network), "encoder", "pi")
 
 

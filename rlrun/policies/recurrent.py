@@ -22,7 +22,7 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import ActionLayout, action_layout
-from rlrun.policies.layers import POLICY_GAIN, VALUE_GAIN, free_log_std
+from rlrun.policies.layers import POLICY_GAIN, VALUE_GAIN
 from rlrun.policies.networks import linear
 from rlrun.policies.rl_module import (
     RLModule,
@@ -71,12 +71,12 @@ class Heads(nn.Module):
     def __init__(self, module: RLModule, width: int) -> None:
         super().__init__()
         action_space, model = module.action_space, module.model
-        actions = action_layout(action_space)
         self.log_std = log_std_parameter(action_space, model)
-        self.pi = linear(width, actions.num_inputs - free_log_std(actions, model), POLICY_GAIN)
+        num_log_std = 0 if self.log_std is None else len(self.log_std)
+        self.pi = linear(width, module.distribution.num_inputs - num_log_std, POLICY_GAIN)
         self.vf = linear(width, 1, VALUE_GAIN)
         if self.log_std is None:
-            set_log_std_bias(self.pi, action_space, model.log_std_init)
+            set_log_std_bias(self.pi, action_space, model)
 
     def dist_inputs(self, features: Tensor) -> Tensor:
         """Features [N, F] -> [N, P]."""

@@ -26,8 +26,15 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import action_layout
-from rlrun.policies.distributions import Distribution, build_distribution
-from rlrun.policies.layers import Layers, actor_critic_branches, actor_critic_network, free_log_std
+from rlrun.policies.chosen_distributions import module_distribution
+from rlrun.policies.distributions import Distribution
+from rlrun.policies.layers import (
+    GAUSSIANS,
+    Layers,
+    actor_critic_branches,
+    actor_critic_network,
+    free_log_std,
+)
 from rlrun.policies.networks import MLP, ConvEncoder, is_image
 
 TensorBatch = Mapping[str, Tensor]
@@ -40,8 +47,8 @@ class RLModule(nn.Module, ABC):
     the `model` section, and the section's further keys as keyword arguments.
 
     Attributes:
-        distribution: log-probabilities, entropies and KL divergences for the action space;
-            ``distribution.num_inputs`` is P.
+        distribution: of actions: what is sampled and what is learned. A constructor may set
+            another one; ``distribution.num_inputs`` is P.
         view_requirements: what the module sees, by name: at first the present observation. A
             constructor adds to it (``self.view_requirements["prev_actions"] = ...``); the views
             then are columns of every batch that the module is given.
@@ -57,7 +64,7 @@ class RLModule(nn.Module, ABC):
         self.observation_space = observation_space
         self.action_space = action_space
         self.model = model
-        self.distribution = build_distribution(action_space)
+        self.distribution = module_distribution(action_space, model.distribution)
         self.view_requirements = {col.OBS: ViewRequirement(space=observation_space)}
 
     def initial_state(self) -> list[Tensor]:
@@ -132,24 +139,26 @@ class ActorCritic(RLModule):
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        actions = action_layout(action_space)
         self.log_std = log_std_parameter(action_space, model)
         self._flatten = flattens(observation_space, model)
+        num_log_std = 0 if self.log_std is None else len(self.log_std)
+        num_inputs = self.distribution.num_inputs
         shared = not self._flatten if model.share_layers is None else model.share_layers
         self.vf_encoder = None
         if self._flatten:
             num_features = gym.spaces.flatdim(observation_space)
-            branches = dict(actor_critic_network(num_features, actions, model).branches)
+            network = actor_critic_network(num_features, num_inputs, num_log_std, model)
+            branches = dict(network.branches)
             self.encoder: Any = MLP(branches.pop("encoder"))
         else:
             self.encoder, width = encoder_of(observation_space, model)
             if not shared:
                 self.vf_encoder, _ = encoder_of(observation_space, model)
-            branches = actor_critic_branches((width,), actions, model)
+            branches = actor_critic_branches((width,), num_inputs - num_log_std, model)
         for name, layers in branches.items():
             self.add_module(name, MLP(layers))
         if self.log_std is None:
-            set_log_std_bias(self.pi.last, action_space, model.log_std_init)
+            set_log_std_bias(self.pi.last, action_space, model)
         self.has_vjp = (
             type(self) is ActorCritic  # a subclass may compute something else
             and self._flatten
@@ -213,13 +222,15 @@ def dist_inputs(log_std: Tensor | None, outputs: Tensor) -> Tensor:
     return torch.cat((outputs, log_std.expand_as(outputs)), dim=-1)
 
 
-def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], log_std_init: float) -> None:
-    """Start log standard deviations that the head computes at ``log_std_init`` too."""
+def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: ModelConfig) -> None:
+    """Start log standard deviations that the head computes at ``model.log_std_init`` too."""
+    if model.distribution not in GAUSSIANS:
+        return
     with torch.no_grad():
         for leaf in action_layout(action_space).leaves:
             if leaf.kind == "gaussian":
                 start = leaf.inputs.start + leaf.num_columns
-                head.bias[start : leaf.inputs.stop] = log_std_init
+                head.bias[start : leaf.inputs.stop] = model.log_std_init
 
 
 def as_features(obs: Tensor, *, flatten: bool) -> Tensor:

@@ -43,7 +43,7 @@ class SACPolicyNetwork(RLModule):
         self.encoder, width = _encoder_before(observation_space, model)
         network = sac_network(width, self.distribution.num_inputs, model)
         self.pi = MLP(network.branches["pi"])
-        set_log_std_bias(self.pi.last, action_space, model.log_std_init)
+        set_log_std_bias(self.pi.last, action_space, model)
         self._flatten = self.encoder is None
         self.has_vjp = self._flatten and self.pi.has_vjp
 

@@ -14,8 +14,9 @@ import torch
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.policies.action_sampling import ActionSampler, SamplingPolicy, action_sampler
+from rlrun.policies.action_sampling import ActionSampler, SamplingPolicy
 from rlrun.policies.catalog import build_module
+from rlrun.policies.chosen_distributions import sampler_of
 from rlrun.policies.flat_parameters import FlatParameters, to_tensor
 from rlrun.policies.layers import Layout
 from rlrun.policies.policy import Array
@@ -31,7 +32,7 @@ class TorchPolicy(SamplingPolicy):
         action_space: of the environment.
         model: the `model` section; builds the module unless one is given.
         module: act with this module, re-homed into one flat vector and moved to ``device``.
-        sampler: turns the module's outputs into actions; by default samples from the action
+        sampler: turns the module's outputs into actions; by default samples from the module's
             distribution.
         with_logp: whether batches get ``action_logp``.
         device: where the forward pass runs.
@@ -48,14 +49,14 @@ class TorchPolicy(SamplingPolicy):
         with_logp: bool = True,
         device: str | torch.device = "cpu",
     ) -> None:
-        if sampler is None:
-            sampler = action_sampler(action_space)
-        super().__init__(observation_space, action_space, sampler, with_logp=with_logp)
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"
         if module is None:
             module = build_module(observation_space, action_space, model)
         self.module = module.to(self.device).eval()
+        if sampler is None:
+            sampler = sampler_of(module.distribution, action_space, self.device)
+        super().__init__(observation_space, action_space, sampler, with_logp=with_logp)
         self.draws_for_fragments = module.noisy
         self._flat = FlatParameters(self.module)
         self.view_requirements = dict(self.module.view_requirements)
