@@ -139,7 +139,7 @@ def _check_distribution(
     if not getattr(algorithm, "samples_distribution", True):
         message = f"{experiment.algorithm} has an action distribution of its own; leave it out"
         yield Finding(path, message)
-    elif not isinstance(kind, type) or not hasattr(kind, "logp_entropy"):
+    elif not hasattr(kind, "has_logp_gradient"):
         yield Finding(path, f"{choice} is no subclass of rlrun.Distribution")
     elif not kind.has_logp_gradient:
         message = (

@@ -17,6 +17,7 @@ networks or losses.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -56,7 +57,8 @@ def module_distribution(space: gym.Space[Any], choice: str | None) -> Distributi
     if not (isinstance(kind, type) and issubclass(kind, Distribution)):
         raise TypeError(f"model.distribution: {choice} is no subclass of rlrun.Distribution")
     try:
-        made: Distribution = kind(space)
+        make: Callable[[gym.Space[Any]], Distribution] = kind
+        made = make(space)
     except ValueError as error:
         problem = Problem(Origin("this environment"), "model.distribution", f"{choice}: {error}")
         raise ConfigError([problem]) from None
@@ -218,7 +220,8 @@ class Beta(Distribution):
         return 1.0 + functional.softplus(inputs)
 
     def _beta(self, inputs: Tensor) -> TorchBeta:
-        return TorchBeta(*self._parameters(inputs).chunk(2, -1), validate_args=False)
+        alpha, beta = self._parameters(inputs).chunk(2, -1)
+        return TorchBeta(alpha, beta, validate_args=False)
 
     @staticmethod
     def _inside(actions: Tensor) -> Tensor:
