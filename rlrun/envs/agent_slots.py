@@ -10,6 +10,7 @@ how actions are chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -125,6 +126,25 @@ class SlotStep:
     steps: Array | None = None
     """Env steps of the episodes, this one included, int ``[k]``; None: the slots' own."""
 
+    def completed(self) -> SlotStep:
+        """The same for the slots that have acted, without observations."""
+        acted, infos = self.acted, self.infos
+        assert acted is not None
+        assert self.slots is not None
+        assert self.steps is not None
+        if infos is not None:
+            infos = {i: infos[k] for i, k in enumerate(np.flatnonzero(acted).tolist())}
+        return SlotStep(
+            self.rewards[acted],
+            self.terminateds[acted],
+            self.truncateds[acted],
+            None,
+            infos,
+            slots=self.slots[acted],
+            observed=None if self.observed is None else self.observed[acted],
+            steps=self.steps[acted],
+        )
+
 
 @dataclass(slots=True)
 class Due:
@@ -136,11 +156,27 @@ class Due:
     """Env steps of the episodes so far, int ``[k]``; of slots that come and go."""
 
 
+_NONE_DUE = Due(np.empty(0, np.int64))
+
+AgentUpdate = tuple[AgentSlot, int, float, int, Any, Any]
+"""An agent, its slot, the rewards since its last action, the env step of the episode, its raw
+observation (None for none) and its info."""
+
+
 class PolicySlots:
     """The slots of one policy, and what the present step brings to them.
 
     Args:
         spaces: of the environment, for agents of this policy.
+
+    Attributes:
+        agents: by slot; None where it is free.
+        due: slots that act next.
+        staying, leaving: what the step brought to agents that go on, and to those that leave.
+        flags: of those that leave, terminated and truncated.
+        joined: agents among those that go on whose first observations these are.
+        plain_actions: whether a batch of actions is an array of one action an agent.
+        wants_infos: whether infos are kept.
     """
 
     def __init__(self, spaces: Spaces) -> None:
@@ -148,24 +184,14 @@ class PolicySlots:
         self.stack = _stacker(spaces[0])
         self.wants_infos = False
         self.agents: list[AgentSlot | None] = []
-        self.due = Due(np.empty(0, np.int64))
-        self._is_bad = bad_value_test(spaces[0])
-        self._plain_actions = isinstance(spaces[1], _PLAIN_SPACES)
-        self._free: list[int] = []
-        self._clear()
-
-    def _clear(self) -> None:
+        self.due = _NONE_DUE
+        self.plain_actions = isinstance(spaces[1], _PLAIN_SPACES)
+        self.staying: list[AgentUpdate] = []
+        self.leaving: list[AgentUpdate] = []
+        self.flags: list[tuple[bool, bool]] = []
         self.joined: list[AgentSlot] = []
-        self.staying: list[AgentSlot] = []
-        self.staying_slots: list[int] = []
-        self.observations: list[Any] = []  # raw, of those that stay
-        self.staying_steps: list[int] = []
-        self.staying_infos: list[Any] = []
-        self.leaving: list[AgentSlot] = []
-        self.last_observations: list[Any] = []
-        self.last_flags: list[tuple[bool, bool]] = []
-        self.last_steps: list[int] = []
-        self.last_infos: list[Any] = []
+        self._is_bad = bad_value_test(spaces[0])
+        self._free: list[int] = []
 
     def take(self, agent: AgentSlot) -> None:
         """Take a free slot for an agent."""
@@ -192,7 +218,7 @@ class PolicySlots:
 
     def each(self, actions: Any, count: int) -> Any:
         """The environment's actions of each agent, from a batch of so many."""
-        if self._plain_actions:
+        if self.plain_actions:
             return actions
         return iterate(batch_space(self.spaces[1], count), actions)
 
@@ -205,6 +231,9 @@ class PolicySlots:
 
     def not_due(self, slots: Any) -> None:
         """These slots, int ``[k]``, have acted or are gone."""
+        if slots is self.due.slots:
+            self.due = _NONE_DUE
+            return
         assert self.due.slots is not None
         keep = ~np.isin(self.due.slots, slots)
         self.due = Due(self.due.slots[keep], self.due.steps[keep])
@@ -215,68 +244,67 @@ class PolicySlots:
         assert agent is not None
         return agent
 
-    def take_step(self) -> tuple[SlotStep, list[AgentSlot]] | None:
-        """What the step has brought, and to which agents; None for nothing.
+    def take_step(self) -> tuple[SlotStep, Sequence[AgentSlot], Sequence[Any]] | None:
+        """The step, its agents and their raw observations; None for nothing.
 
         Raises:
             AgentProblem: an observation or a reward is not what it must be.
         """
-        agents = self.staying + self.leaving
-        if not agents:
+        leaving, num_staying = self.leaving, len(self.staying)
+        updates = self.staying + leaving
+        if not updates:
             return None
-        num_staying, raw, slots = len(self.staying), self.observations, self.staying_slots
-        flags, observed = np.zeros((len(agents), 2), np.bool_), None
-        if self.leaving:
-            flags[num_staying:] = self.last_flags
-            slots = slots + [agent.slot for agent in self.leaving]
-            raw = raw + [last for last in self.last_observations if last is not None]
-            if len(raw) < len(agents):
+        agents, slot_list, credits, step_list, raw, info_list = zip(*updates, strict=True)
+        if not math.isfinite(sum(credits)):
+            self._blame_reward(updates)
+        flags, observed, seen = np.zeros((len(agents), 2), np.bool_), None, raw
+        if leaving:
+            flags[num_staying:] = self.flags
+            if any(observation is None for observation in raw[num_staying:]):
+                updates = self.staying + [last for last in leaving if last[4] is not None]
                 observed = np.ones(len(agents), np.bool_)
-                observed[num_staying:] = [last is not None for last in self.last_observations]
-        rewards = np.array([agent.credit for agent in agents], np.float64)
-        all_slots, steps = np.array(slots), np.array(self.staying_steps + self.last_steps)
-        if not np.isfinite(rewards).all():
-            i = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise AgentProblem(agents[i], f"the reward is {agents[i].credit}", int(steps[i]) - 1)
-        for agent in agents:
-            agent.credit = 0.0
+                observed[num_staying:] = [last[4] is not None for last in leaving]
+                seen = tuple(one[4] for one in updates)
         stacked: Any = []
-        if raw:
+        if seen:
             with suppress(ValueError, TypeError, KeyError):
-                stacked = self.stack(raw)
+                stacked = self.stack(seen)
             if not len(stacked) or self._is_bad(stacked):
-                self._blame(agents, steps)
-        infos = dict(enumerate(self.staying_infos + self.last_infos)) if self.wants_infos else None
-        acted = np.array([agent.taken > 0 for agent in agents]) if self.joined else None
+                self._blame_observation(updates)
+        slots, steps = np.array(slot_list), np.array(step_list)
         step = SlotStep(
-            rewards=rewards,
+            rewards=np.array(credits, np.float64),
             terminateds=flags[:, 0],
             truncateds=flags[:, 1],
             observations=stacked,
-            infos=infos,
-            slots=all_slots,
+            infos=dict(enumerate(info_list)) if self.wants_infos else None,
+            slots=slots,
             num_staying=num_staying,
             observed=observed,
             joined=self.joined,
-            acted=acted,
+            acted=np.array([agent.taken > 0 for agent in agents]) if self.joined else None,
             steps=steps,
         )
-        assert self.due.slots is not None
-        self.due = Due(
-            np.concatenate([self.due.slots, all_slots[:num_staying]]),
-            np.concatenate([self.due.steps, steps[:num_staying]]),
-        )
-        for agent in self.leaving:
+        due = Due(slots[:num_staying], steps[:num_staying])
+        if self.due is not _NONE_DUE:
+            due = Due(*map(np.concatenate, zip(_arrays(self.due), _arrays(due), strict=True)))
+        self.due = due
+        for agent in agents[num_staying:]:
             self.free(agent)
-        self._clear()
-        return step, agents
+        self.staying, self.leaving, self.flags, self.joined = [], [], [], []
+        return step, agents, raw
 
-    def _blame(self, agents: list[AgentSlot], steps: Array) -> None:
+    def _blame_reward(self, updates: Sequence[AgentUpdate]) -> None:
+        """Raise AgentProblem for the first reward that is not finite."""
+        for agent, _, reward, step, *_ in updates:
+            if not math.isfinite(reward):
+                raise AgentProblem(agent, f"the reward is {reward}", step - 1)
+
+    def _blame_observation(self, updates: Sequence[AgentUpdate]) -> None:
         """Raise AgentProblem for the first observation that is not in the space."""
-        seen = self.observations + self.last_observations
-        for agent, observation, step in zip(agents, seen, steps.tolist(), strict=True):
+        for agent, _, _, step, observation, _ in updates:
             problem = observation_problem(self.spaces[0], observation)
-            if observation is not None and problem is not None:
+            if problem is not None:
                 raise AgentProblem(agent, problem, step - 1)
 
 
@@ -288,12 +316,17 @@ class AgentProblem(Exception):  # noqa: N818 - it becomes an EnvError, with its 
         self.agent, self.reason, self.step = agent, reason, step
 
 
-def _stacker(space: gym.Space[Any]) -> Callable[[list[Any]], Any]:
+def _arrays(due: Due) -> tuple[Array, Array]:
+    assert due.slots is not None
+    return due.slots, due.steps
+
+
+def _stacker(space: gym.Space[Any]) -> Callable[[Sequence[Any]], Any]:
     """Puts observations of a space together, batched as gymnasium's vector environments do."""
     if isinstance(space, gym.spaces.Box):
         shape, dtype = space.shape, space.dtype
 
-        def stack(observations: list[Any]) -> Array:
+        def stack(observations: Sequence[Any]) -> Array:
             stacked = np.asarray(observations)
             if stacked.shape[1:] != shape or stacked.dtype.kind == "O":
                 raise ValueError(f"observations have shape {stacked.shape[1:]}, not {shape}")

@@ -72,7 +72,7 @@ class _Copies(MultiAgentEnv):
     """
 
     def __init__(self, make: Callable[[], gym.Env[Any, Any]], num_agents: int) -> None:
-        self.copies = {f"agent_{i}": make() for i in range(num_agents)}
+        self.copies: dict[Agent, Any] = {f"agent_{i}": make() for i in range(num_agents)}
         self.possible_agents = list(self.copies)
         self.observation_spaces = {name: env.observation_space for name, env in self.copies.items()}
         self.action_spaces = {name: env.action_space for name, env in self.copies.items()}
@@ -95,21 +95,15 @@ class _Copies(MultiAgentEnv):
         terminateds: dict[Agent, bool] = {}
         truncateds: dict[Agent, bool] = {}
         for name, action in actions.items():
-            observations[name], reward, terminateds[name], truncateds[name], _ = self.copies[
-                str(name)
-            ].step(action)
+            observations[name], reward, terminated, truncated, _ = self.copies[name].step(action)
             rewards[name] = float(reward)
-            if terminateds[name] or truncateds[name]:
+            terminateds[name], truncateds[name] = terminated, truncated
+            if terminated or truncated:
                 self._playing.discard(name)
         over = not self._playing
         cut = over and not any(terminateds.values())
-        return (
-            observations,
-            rewards,
-            {**terminateds, ALL: over and not cut},
-            {**truncateds, ALL: cut},
-            {},
-        )
+        terminateds[ALL], truncateds[ALL] = over and not cut, cut
+        return observations, rewards, terminateds, truncateds, {}
 
     def render(self) -> Any:
         return next(iter(self.copies.values())).render()

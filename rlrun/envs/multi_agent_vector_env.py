@@ -238,7 +238,8 @@ class MultiAgentVectorEnv:
             slots = self.policies[policy_id]
             slots.not_due(acting)
             agents: list[Any] = slots.agents
-            for slot, action in zip(acting.tolist(), slots.each(batch, len(acting)), strict=True):
+            each = batch if slots.plain_actions else slots.each(batch, len(acting))
+            for slot, action in zip(acting.tolist(), each, strict=True):
                 agent = agents[slot]
                 sub = self.subs[agent.env_index]
                 sub.actions[agent.id] = action
@@ -270,16 +271,15 @@ class MultiAgentVectorEnv:
         """The arrays of all policies to whose agents something happened."""
         steps = {}
         for policy_id, slots in self.policies.items():
-            last = slots.last_observations
             try:
                 taken = slots.take_step()
             except AgentProblem as problem:
                 raise self._fault(problem.agent, problem.reason, problem.step) from None
             if taken is None:
                 continue
-            steps[policy_id], _ = taken
+            steps[policy_id] = taken[0]
             if transitions is not None:
-                transitions += self._completed(*taken, last)
+                transitions += self._completed(*taken)
         return steps
 
     # -- what the dicts say --------------------------------------------------------------------
@@ -331,14 +331,10 @@ class MultiAgentVectorEnv:
                     continue
                 if agent.slot < 0:
                     raise self._fault(agent, _BACK, sub.step - 1)
-                agent.observation = observation
                 slots = self.policies[agent.policy_id]
-                slots.staying.append(agent)
-                slots.staying_slots.append(agent.slot)
-                slots.observations.append(observation)
-                slots.staying_steps.append(sub.step)
-                if slots.wants_infos:
-                    slots.staying_infos.append(dicts[4].get(agent_id, {}))
+                info = dicts[4].get(agent_id, {}) if slots.wants_infos else None
+                slots.staying.append((agent, agent.slot, agent.credit, sub.step, observation, info))
+                agent.observation, agent.credit = observation, 0.0
             if sub.silent > _MOST_SILENT_STEPS:
                 reason = f"no agent has acted for {sub.silent} steps; such an episode must end"
                 raise self._error(sub, "step", reason)
@@ -362,12 +358,8 @@ class MultiAgentVectorEnv:
         agent.observation = observation
         slots.take(agent)
         slots.joined.append(agent)
-        slots.staying.append(agent)
-        slots.staying_slots.append(agent.slot)
-        slots.observations.append(observation)
-        slots.staying_steps.append(sub.step)
-        if slots.wants_infos:
-            slots.staying_infos.append({})  # of a transition, and an agent that joins has none
+        # Infos are of transitions, and an agent that joins has none.
+        slots.staying.append((agent, agent.slot, 0.0, sub.step, observation, {}))
 
     def new_agent(self, sub: SubEnv, agent_id: Any, policy_id: str) -> AgentSlot:
         """Add an agent to the episode; it has no slot yet."""
@@ -404,13 +396,11 @@ class MultiAgentVectorEnv:
                 continue
             own = bool(terminateds.get(agent_id, False)), bool(truncateds.get(agent_id, False))
             slots = self.policies[agent.policy_id]
-            slots.leaving.append(agent)
-            slots.last_observations.append(observations.get(agent_id))
+            seen, info = observations.get(agent_id), infos.get(agent_id, {})
+            slots.leaving.append((agent, agent.slot, agent.credit, sub.step, seen, info))
             # The flags of all hold for agents without flags of their own.
-            slots.last_flags.append(own if any(own) else of_all)
-            slots.last_steps.append(sub.step)
-            if slots.wants_infos:
-                slots.last_infos.append(infos.get(agent_id, {}))
+            slots.flags.append(own if any(own) else of_all)
+            agent.credit = 0.0
         if over:
             ended[sub.index] = of_all[0], sub.total
             self._end(sub)
@@ -434,11 +424,10 @@ class MultiAgentVectorEnv:
     # -- recording -----------------------------------------------------------------------------
 
     def _completed(
-        self, step: SlotStep, agents: list[AgentSlot], last_observations: list[Any]
+        self, step: SlotStep, agents: Sequence[AgentSlot], observations: Sequence[Any]
     ) -> Iterable[AgentTransition]:
         """Transitions that a step has completed."""
-        led_to = [agent.observation for agent in agents[: step.num_staying]] + last_observations
-        for i, (agent, obs) in enumerate(zip(agents, led_to, strict=True)):
+        for i, (agent, obs) in enumerate(zip(agents, observations, strict=True)):
             if agent not in self._open:
                 continue
             episode, t, seen, action = self._open.pop(agent)

@@ -52,7 +52,11 @@ class NumpyQNetwork:
         if self._value is not None:
             value = self._value(features, noisy)
             value = value[:, None] if self._num_atoms > 1 else value
-            outputs = outputs - outputs.mean(axis=1, keepdims=True) + value
+            # Half of what `mean` takes, which is noticed where one row acts.
+            mean = np.add.reduce(outputs, axis=1, keepdims=True) / outputs.dtype.type(
+                outputs.shape[1]
+            )
+            outputs = outputs - mean + value
         if self._num_atoms == 1:
             return outputs
         weights = np.exp(outputs - outputs.max(axis=2, keepdims=True))

@@ -42,7 +42,8 @@ class ActionNoise:
         self._row = 0
         self._episodes: dict[int, np.random.Generator] = {}  # by slot
         self._blocks: Array | None = None  # [S, _BLOCK, K] of the episodes
-        self._position = np.empty(0, np.int64)  # [S] actions that the episodes have had
+        self._position = np.empty(0, np.int64)  # [S] in the blocks, of the next actions
+        self._num_left = _BLOCK  # actions until a block may be used up
         self._first = np.empty(0, np.bool_)  # [S] whether the next action is an episode's first
         self._all = np.empty(0, np.int64)  # [S]
         self._last: Array | None = None  # [S, K] correlated noise of the last action
@@ -73,9 +74,11 @@ class ActionNoise:
         Args:
             taken: actions that it has had already, where a runner is restored.
         """
-        self._episodes[slot], self._position[slot] = rng, taken
+        num_blocks, position = divmod(taken, _BLOCK)
+        self._episodes[slot], self._position[slot] = rng, position
         self._first[slot] = taken == 0
-        for _ in range(-(-taken // _BLOCK)):
+        self._num_left = min(self._num_left, _BLOCK - position)
+        for _ in range(num_blocks + 1):
             self._draw(slot)
 
     def next(self, slots: Array | None = None) -> Array | None:
@@ -85,7 +88,13 @@ class ActionNoise:
             slots: int ``[k]``; None for all slots.
         """
         if self._fragment is None:
-            noise = self._of_episodes(self._all if slots is None else slots)
+            slots = self._all if slots is None else slots
+            positions = self._position[slots]
+            noise = None if self._blocks is None else self._blocks[slots, positions]
+            self._position[slots] = positions + 1
+            self._num_left -= 1
+            if not self._num_left:
+                self._draw_again()
         else:
             if self._rows is None:
                 return None
@@ -97,12 +106,12 @@ class ActionNoise:
             return noise
         return self._correlated(noise, slice(None) if slots is None else slots)
 
-    def _of_episodes(self, slots: Array) -> Array | None:
-        positions = self._position[slots] % _BLOCK
-        for slot in slots[positions == 0].tolist():
+    def _draw_again(self) -> None:
+        """Renew blocks that are used up."""
+        for slot in np.flatnonzero(self._position == _BLOCK).tolist():
             self._draw(slot)
-        self._position[slots] += 1
-        return None if self._blocks is None else self._blocks[slots, positions]
+            self._position[slot] = 0
+        self._num_left = _BLOCK - int(self._position.max())
 
     def _draw(self, slot: int) -> None:
         drawn = self._policy.draw_noise(self._episodes[slot], _BLOCK, 1)

@@ -23,7 +23,9 @@ from rlrun.data.batch_state import columns_from_state, columns_state
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.trajectory_views import TrainingRows, TrajectoryViews, add_views
+from rlrun.envs.agent_slots import SlotStep
 from rlrun.sampling.sample_collector import (
+    NO_EXTRAS,
     FurtherColumns,
     Infos,
     SampleCollector,
@@ -56,6 +58,8 @@ class ColumnarCollector(SampleCollector):
         self._buffer: FragmentBuffer | None = None  # of the running fragment
         self._t = 0  # rows so far; between fragments those that the next one begins with
         self._first = np.zeros(num_slots, np.int64)  # row of the running episode's step 0
+        # Row, slots, episode ids and rows of step 0, where episodes begin or go on.
+        self._begun: list[tuple[int, Array, Array, Any]] = []
         self._newest = 0  # the row from which on all views see nothing but known steps
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
@@ -93,6 +97,7 @@ class ColumnarCollector(SampleCollector):
         self._newest = max(int(self._first.max()), -buffer.num_past)
         self._wanted = None if length is None else length * len(self._slots)
         self._unroll_ids = first_unroll_id + self._slots
+        self._begun = [(self._t, self._slots, self.places[:, 2].copy(), self._first.copy())]
         buffer.obs[self._t] = self.obs
         self._buffer, self.obs = buffer, buffer.obs[self._t]
 
@@ -100,7 +105,8 @@ class ColumnarCollector(SampleCollector):
         self, slots: Array, episode_ids: Array, obs: Array, places: Array | None = None
     ) -> None:
         self.obs[slots] = obs  # within a fragment, a row of its buffer
-        self._first[slots] = self._newest = self._t
+        self._first[slots] = self._newest = t = self._t
+        self._begun.append((t, slots, episode_ids, t))
         self.places[slots, 2] = episode_ids
         if places is not None:
             self.places[slots, :2] = places
@@ -121,21 +127,13 @@ class ColumnarCollector(SampleCollector):
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
         raise NotImplementedError("all slots act together: add_step takes the actions")
 
-    def add_step(  # noqa: PLR0913 - one parameter for each thing a step brings
+    def add_step(
         self,
-        actions: Array | None,
-        extras: Mapping[str, Array],
-        rewards: Array,
-        terminateds: Array,
-        truncateds: Array,
+        step: SlotStep,
         obs: Array,
-        *,
-        slots: Array | None = None,
-        observed: Array | None = None,
         learned_rewards: Array | None = None,
-        valid: Array | None = None,
-        infos: Infos | None = None,
-        steps: Array | None = None,
+        actions: Array | None = None,
+        extras: Mapping[str, Array] = NO_EXTRAS,
     ) -> None:
         buffer, t = self._buffer, self._t
         assert buffer is not None
@@ -148,9 +146,9 @@ class ColumnarCollector(SampleCollector):
         columns[col.ACTIONS][t] = actions
         for name in self._stored:
             columns[name][t] = extras[name]
-        buffer.rewards[t] = rewards
-        buffer.terminateds[t] = terminateds
-        buffer.truncateds[t] = truncateds
+        buffer.rewards[t] = rewards = step.rewards
+        buffer.terminateds[t] = step.terminateds
+        buffer.truncateds[t] = step.truncateds
         buffer.obs[t + 1] = obs
         if learned_rewards is not None:
             rewards = learned_rewards
@@ -159,13 +157,13 @@ class ColumnarCollector(SampleCollector):
         if col.REWARDS in columns:
             columns[col.REWARDS][t] = rewards
         if self._further:
-            self._write_further(buffer, t, rewards, infos)
+            self._write_further(buffer, t, rewards, step.infos)
         self._t = t + 1
         self.obs = buffer.obs[t + 1]
         if not self.whole_episodes:
             self.num_collected += len(self.obs)
-        if valid is not None:
-            self._leave_out(t, np.flatnonzero(~valid))
+        if step.valid is not None:
+            self._leave_out(t, np.flatnonzero(~step.valid))
 
     def _grow(self, buffer: FragmentBuffer) -> None:
         buffer.grow()
@@ -195,8 +193,6 @@ class ColumnarCollector(SampleCollector):
         assert buffer is not None
         buffer.add_finals(t - 1, slots, self.obs[slots])
         self.obs = buffer.obs[t]  # the buffer may have moved
-        for slot in slots.tolist():
-            self._number_rows(buffer, slot)
         if self.whole_episodes:
             self.num_collected += int((t - self._first[slots]).sum())
         self._first[slots] = self._newest = t
@@ -209,12 +205,11 @@ class ColumnarCollector(SampleCollector):
                 self._leave_out(slice(max(int(self._first[slot]), 0), self._t), slot)
         self._first[slots] = self._newest = self._t
 
-    def _number_rows(self, buffer: FragmentBuffer, slot: int) -> None:
-        """Fill in episode id and step for the slot's rows of its running episode."""
-        first, end = int(self._first[slot]), self._t
-        rows = slice(max(first, 0), end)
-        buffer.episode_id[rows, slot] = self.places[slot, 2]
-        buffer.episode_step[rows, slot] = np.arange(rows.start - first, end - first)
+    def _number_rows(self, buffer: FragmentBuffer) -> None:
+        """Fill in episode ids and steps, which are known from where episodes begin."""
+        for row, slots, episode_ids, first in self._begun:
+            buffer.episode_id[row : self._t, slots] = episode_ids
+            buffer.episode_step[row : self._t, slots] = np.arange(row, self._t)[:, None] - first
 
     @property
     def rewards(self) -> Array:
@@ -244,8 +239,7 @@ class ColumnarCollector(SampleCollector):
         """Keep what the next fragment needs of this one, which is returned."""
         buffer, t = self._buffer, self._t
         assert buffer is not None
-        for slot in range(len(self._slots)):
-            self._number_rows(buffer, slot)
+        self._number_rows(buffer)
         kept = self._hold_back(buffer, t)
         if self._lookback:
             stop = buffer.past + t - kept

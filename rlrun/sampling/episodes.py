@@ -244,8 +244,12 @@ class AgentEpisodes(Episodes):
         """File the episode and turn to the next one; see `EpisodePlan`."""
         episode_id = int(self.ids[env_index])
         self.env_steps += length
-        self.agent_steps += sum(agent.taken for agent in agents)
-        self.agents[episode_id] = [agent.id for agent in agents]
+        self.agents[episode_id] = names = []
+        returns = []
+        for agent in agents:
+            self.agent_steps += agent.taken
+            names.append(agent.id)
+            returns.append((str(agent.id), agent.policy_id, agent.total))
         self.records.append(
             EpisodeRecord(
                 episode_id=episode_id,
@@ -253,7 +257,7 @@ class AgentEpisodes(Episodes):
                 seed=self.seeds[env_index],
                 episode_return=episode_return,
                 length=length,
-                agents=tuple((str(a.id), a.policy_id, a.total) for a in agents),
+                agents=tuple(returns),
             )
         )
         number = self.plan.next(int(self.number[env_index]))

@@ -26,9 +26,10 @@ from rlrun.data.batch_state import columns_from_state, columns_state
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.trajectory_views import TrainingRows, TrajectoryViews, add_views
+from rlrun.envs.agent_slots import SlotStep
 from rlrun.sampling.sample_collector import (
+    NO_EXTRAS,
     FurtherColumns,
-    Infos,
     SampleCollector,
     make_batch,
     number_unrolls,
@@ -134,42 +135,33 @@ class LogCollector(SampleCollector):
             self._recent[slots, :-1] = self._recent[slots, 1:]
             self._recent[slots, -1] = rows
 
-    def add_step(  # noqa: PLR0913 - one parameter for each thing a step brings
+    def add_step(
         self,
-        actions: Array | None,
-        extras: Mapping[str, Array],
-        rewards: Array,
-        terminateds: Array,
-        truncateds: Array,
+        step: SlotStep,
         obs: Array,
-        *,
-        slots: Array | None = None,
-        observed: Array | None = None,
         learned_rewards: Array | None = None,
-        valid: Array | None = None,
-        infos: Infos | None = None,
-        steps: Array | None = None,
+        actions: Array | None = None,
+        extras: Mapping[str, Array] = NO_EXTRAS,
     ) -> None:
+        slots, observed, columns = step.slots, step.observed, self.columns
         assert slots is not None
-        assert steps is not None
+        assert step.steps is not None
         if actions is not None:
             self.act(slots, actions, extras)
-        rows = self._open[slots]
-        following = rows.copy()
-        if len(obs):
-            seeing = slots if observed is None else slots[observed]
-            new = self._append(obs, seeing)
-            following[slice(None) if observed is None else observed] = new
-            self._here[seeing] = new
-        columns = self.columns
+        following = rows = self._open[slots]
+        if observed is None:
+            following = self._here[slots] = self._append(obs, slots)
+        elif len(obs):
+            following, seeing = rows.copy(), slots[observed]
+            following[observed] = self._here[seeing] = self._append(obs, seeing)
         columns[_NEXT][rows] = following
-        columns[col.T][rows] = steps - 1
-        columns[col.REWARDS][rows] = rewards if learned_rewards is None else learned_rewards
-        columns[col.TERMINATEDS][rows] = terminateds
-        columns[col.TRUNCATEDS][rows] = truncateds
-        if infos is not None:
+        columns[col.T][rows] = step.steps - 1
+        columns[col.REWARDS][rows] = step.rewards if learned_rewards is None else learned_rewards
+        columns[col.TERMINATEDS][rows] = step.terminateds
+        columns[col.TRUNCATEDS][rows] = step.truncateds
+        if col.INFOS in columns:
             for i, row in enumerate(rows.tolist()):
-                columns[col.INFOS][row] = infos.get(i, {})
+                columns[col.INFOS][row] = (step.infos or {}).get(i, {})
         self._open[slots] = -1
 
     def end_episodes(self, slots: Array) -> None:

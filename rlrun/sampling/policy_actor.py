@@ -22,14 +22,12 @@ from rlrun.envs.vector_env import take_envs
 from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.sample_collector import SampleCollector
+from rlrun.sampling.sample_collector import NO_EXTRAS, SampleCollector
 from rlrun.sampling.seeding import agent_noise
 
 Array = NDArray[Any]
 NoiseKeys = Callable[[int], "np.random.Generator | None"]
 """The generator of an episode's noise, by the episode's number."""
-
-_NO_EXTRAS: dict[str, Array] = {}
 
 
 class PolicyActor:
@@ -74,7 +72,7 @@ class PolicyActor:
         self._filter = None if self.observations.identity else self.observations
         self._learned = None if connectors.rewards.identity else connectors.rewards
         self.converts = not (self._custom is None and self.actions.identity)
-        self._pending: tuple[Any, Mapping[str, Array]] = None, _NO_EXTRAS
+        self._pending: tuple[Any, Mapping[str, Array]] = None, NO_EXTRAS
         self._returns = np.zeros(0)  # [S] discounted rewards so far, for their normalisation
         self._custom_slots = np.zeros(0, np.int64)  # [S] of custom connectors
         self._unanswered: dict[int, Any] = {}  # by slot of custom connectors, actions
@@ -141,68 +139,36 @@ class PolicyActor:
 
     def observe(self, step: SlotStep) -> None:
         """Take in what a step brought: transitions are complete, and the next actions due."""
-        slots, acted = step.slots, step.valid if step.slots is None else step.acted
+        slots = step.slots
         if step.joined:
             self._join(step.joined)
         learned = None
         if self._learned is not None:
-            learned = self._learn_rewards(step, acted)
+            learned = self._learn_rewards(step)
         if self._custom is not None:
             self._advance_custom(step)
         obs = step.observations
         if self._filter is not None and len(obs):
             obs = self._filter(obs, update=self.learns) if self._custom is None else self._see(step)
-        if slots is not None:
-            self._complete(step, obs, learned)
+        if slots is None:
+            self.collector.add_step(step, obs, learned, *self._pending)
             return
-        self.collector.add_step(
-            *self._pending,
-            step.rewards,
-            step.terminateds,
-            step.truncateds,
-            obs,
-            learned_rewards=learned,
-            valid=step.valid,
-            infos=step.infos if self.wants_infos else None,
-        )
-
-    def _complete(self, step: SlotStep, obs: Any, learned: Array | None) -> None:
-        """Transitions of slots that come and go, then those that join and leave."""
-        slots, acted, observed, infos = step.slots, step.acted, step.observed, step.infos
-        assert slots is not None
-        done: Any = slice(None)
-        if acted is None:
-            seen, rows = obs, None
+        if not step.joined:
+            self.collector.add_step(step, obs, learned)
         else:
-            done = np.flatnonzero(acted)
-            sees = np.ones(len(slots), np.bool_) if observed is None else observed
-            rows = acted[sees]
-            seen = obs[rows]
-        if len(slots[done]):
-            if infos is not None and acted is not None:
-                infos = {i: infos[k] for i, k in enumerate(np.flatnonzero(acted).tolist())}
-            assert step.steps is not None
-            self.collector.add_step(
-                None,
-                _NO_EXTRAS,
-                step.rewards[done],
-                step.terminateds[done],
-                step.truncateds[done],
-                seen,
-                slots=slots[done],
-                observed=None if observed is None else observed[done],
-                learned_rewards=None if learned is None else learned[done],
-                infos=infos if self.wants_infos else None,
-                steps=step.steps[done],
-            )
+            self._complete_and_begin(step, obs, learned)
         if step.num_staying < len(slots):
             self.collector.end_episodes(slots[step.num_staying :])
-        if step.joined:
-            assert rows is not None
-            places = np.array([(a.env_index, a.index) for a in step.joined], np.int64)
-            ids = np.array([agent.episode_id for agent in step.joined], np.int64)
-            joined = np.array([agent.slot for agent in step.joined], np.int64)
-            self.collector.begin_episodes(joined, ids, obs[~rows], places)
+
+    def _complete_and_begin(self, step: SlotStep, obs: Any, learned: Array | None) -> None:
+        """Transitions of the agents that have acted; then the others begin."""
+        assert step.acted is not None
+        sees = step.acted if step.observed is None else step.acted[step.observed]
+        if step.acted.any():
+            rewards = None if learned is None else learned[step.acted]
+            self.collector.add_step(step.completed(), obs[sees], rewards)
+        agents = np.array([(a.slot, a.env_index, a.index, a.episode_id) for a in step.joined])
+        self.collector.begin_episodes(agents[:, 0], agents[:, 3], obs[~sees], agents[:, 1:3])
 
     def _join(self, agents: Collection[AgentSlot]) -> None:
         """Slots that these agents have from now on."""
@@ -215,7 +181,7 @@ class PolicyActor:
             rng = agent_noise(agent.episode_seed, agent.index)
             self.noise.begin_episode(agent.slot, rng, agent.taken)
 
-    def _learn_rewards(self, step: SlotStep, acted: Array | None) -> Array:
+    def _learn_rewards(self, step: SlotStep) -> Array:
         """What learning sees of the rewards, ``[k]``."""
         assert self._learned is not None
         slots: Any = slice(None) if step.slots is None else step.slots
@@ -225,7 +191,7 @@ class PolicyActor:
             step.terminateds,
             step.truncateds,
             returns,
-            valid=acted,
+            valid=step.valid if step.slots is None else step.acted,
             update=self.learns,
         )
         self._returns[slots] = returns

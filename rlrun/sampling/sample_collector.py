@@ -20,7 +20,8 @@ A step of the loop:
    and `add_step` completes the transition once the environment answers, perhaps steps later
 3. `end_episodes`, then `begin_episodes`, for slots whose episodes ended and began
 
-    B  slots that act together    k  slots of a call    N  rows of the finished batch
+    B  slots that act together    k  slots of a call    m  of them, those with an observation
+    N  rows of the finished batch
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from rlrun.data import columns as names
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.trajectory_views import TrajectoryViews
+from rlrun.envs.agent_slots import SlotStep
 
 MOST_HELD = 5000  # steps of an unfinished episode, before a warning
 
@@ -43,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 Infos = Mapping[int, Mapping[str, Any]]
 """Info dicts of a step, by position among its slots."""
+
+NO_EXTRAS: Mapping[str, Array] = MappingProxyType({})
 
 FurtherColumns = Callable[[dict[str, Array]], dict[str, Array]]
 """Makes columns ``[N, ...]`` from those that the policy put out."""
@@ -136,36 +141,24 @@ class SampleCollector(ABC):
         """Take down actions, and further columns of the policy, that `add_step` completes."""
 
     @abstractmethod
-    def add_step(  # noqa: PLR0913 - one parameter for each thing a step brings
+    def add_step(
         self,
-        actions: Array | None,
-        extras: Mapping[str, Array],
-        rewards: Array,
-        terminateds: Array,
-        truncateds: Array,
+        step: SlotStep,
         obs: Array,
-        *,
-        slots: Array | None = None,
-        observed: Array | None = None,
         learned_rewards: Array | None = None,
-        valid: Array | None = None,
-        infos: Infos | None = None,
-        steps: Array | None = None,
+        actions: Array | None = None,
+        extras: Mapping[str, Array] = NO_EXTRAS,
     ) -> None:
-        """Complete a transition of each slot.
+        """Complete a transition of each slot of a step.
 
         Args:
+            step: rewards as the environments gave them, and flags. None of its slots joins with it.
+            obs: preprocessed observations that the step led to, final ones included, ``[m, ...]``.
+                May be a buffer. A slot that ends its episode without one was led to its last
+                observation again.
+            learned_rewards: clipped or normalised, float32 ``[k]``; None: the rewards as they are.
             actions, extras: what the policy put out, each ``[k, ...]``, the same names always; None
                 and nothing: what `act` was given.
-            rewards: as the environments gave them, float64 ``[k]``.
-            obs: what the step led to, final observations included, ``[k, ...]``. May be a buffer.
-            slots: int ``[k]``; None: all of them.
-            observed: bool ``[k]``; `obs` has rows for these alone. A slot that ends its episode
-                without one was led to its last observation again. None: all have one.
-            learned_rewards: clipped or normalised, float32 ``[k]``; None: the rewards as they are.
-            valid: bool ``[k]``, False where the step was no transition; None: all were.
-            infos: None: there are none.
-            steps: env steps of the episodes, this one included, int ``[k]``; None: the slot's own.
         """
 
     @abstractmethod

@@ -24,9 +24,10 @@ from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths, sequence_offsets
 from rlrun.data.trajectory_views import TrajectoryViews, View
+from rlrun.envs.agent_slots import SlotStep
 from rlrun.sampling.sample_collector import (
+    NO_EXTRAS,
     FurtherColumns,
-    Infos,
     SampleCollector,
     number_unrolls,
     step_columns,
@@ -181,25 +182,17 @@ class SimpleListCollector(SampleCollector):
         for i, slot in enumerate(slots.tolist()):
             self._running[slot].acted = {name: column[i] for name, column in columns.items()}
 
-    def add_step(  # noqa: PLR0913 - one parameter for each thing a step brings
+    def add_step(
         self,
-        actions: Array | None,
-        extras: Mapping[str, Array],
-        rewards: Array,
-        terminateds: Array,
-        truncateds: Array,
+        step: SlotStep,
         obs: Array,
-        *,
-        slots: Array | None = None,
-        observed: Array | None = None,
         learned_rewards: Array | None = None,
-        valid: Array | None = None,
-        infos: Infos | None = None,
-        steps: Array | None = None,
+        actions: Array | None = None,
+        extras: Mapping[str, Array] = NO_EXTRAS,
     ) -> None:
-        slots = self._all(slots)
+        slots, steps, observed = self._all(step.slots), step.steps, step.observed
         if actions is not None:
-            self._rewards.append(np.array(rewards))
+            self._rewards.append(np.array(step.rewards))
             self._actions.append(np.array(actions))
             self.act(slots, actions, extras)
         running = [self._running[slot] for slot in slots.tolist()]
@@ -207,17 +200,17 @@ class SimpleListCollector(SampleCollector):
             steps = np.array([t.first_step + len(t) + 1 for t in running])
         rows = step_columns(
             self.places[slots],
-            rewards if learned_rewards is None else learned_rewards,
-            np.array(terminateds),
-            np.array(truncateds),
+            step.rewards if learned_rewards is None else learned_rewards,
+            np.array(step.terminateds),
+            np.array(step.truncateds),
             steps - 1,
             self._first_unroll_id + slots,
-            infos,
+            step.infos,
         )
         if names.INFOS not in self._like:  # they are not viewed
             del rows[names.INFOS]
         seen = iter(np.array(obs, self.obs_dtype))
-        counts = np.ones(len(slots), np.bool_) if valid is None else valid
+        counts = np.ones(len(slots), np.bool_) if step.valid is None else step.valid
         for i, trajectory in enumerate(running):
             row = next(seen) if observed is None or observed[i] else trajectory.obs[-1]
             if self.num_slots is not None:

@@ -188,9 +188,9 @@ class Counting(SimpleListCollector):
 
     calls: list[int | str] = []  # noqa: RUF012 - of all instances
 
-    def add_step(self, actions, extras, rewards, *arguments, **further):
-        Counting.calls.append(len(rewards))
-        super().add_step(actions, extras, rewards, *arguments, **further)
+    def add_step(self, step, *arguments, **further):
+        Counting.calls.append(len(step.rewards))
+        super().add_step(step, *arguments, **further)
 
     def build(self, *arguments, **further):
         Counting.calls.append("build")
