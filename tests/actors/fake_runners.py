@@ -11,7 +11,8 @@ from typing import Any
 
 import gymnasium
 
-from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.actors.env_runner_group import EnvRunnerGroup
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
 from rlrun.envs.errors import EnvError
 
 
@@ -149,6 +150,34 @@ def doubled_count(runner: FakeRunner, request: FakeRequest, weights: Any) -> Any
     """A task for the asynchronous sampler that is more than sampling."""
     reply = runner.sample_fragment(request, weights)
     return FakeReply(runner.runner_index, 2 * runner.count, reply.state)
+
+
+def fake_group(
+    behaviour: dict[Any, Any] | None = None,
+    folder: Path | str = "",
+    *,
+    number: int = 2,
+    runner_class: Any = FakeRunner,
+    **settings: Any,
+) -> EnvRunnerGroup:
+    """A group of fake runners.
+
+    Args:
+        number: of remote ones; 0 for a local one.
+        settings: of ``env_runners`` and ``fault_tolerance``.
+    """
+    tolerance = {k: settings.pop(k) for k in FaultToleranceConfig.model_fields if k in settings}
+    env_runners = EnvRunnersConfig(
+        num_env_runners=number,
+        num_cpus_per_env_runner=0.1,
+        **{"sample_timeout_s": 20.0, **settings},
+    )
+    return EnvRunnerGroup(
+        FakeSpec(settings=env_runners, folder=str(folder), behaviour=behaviour or {}),  # type: ignore[arg-type]
+        num_env_runners=number,
+        fault_tolerance=FaultToleranceConfig(**tolerance),
+        runner_class=runner_class,
+    )
 
 
 class FailingCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_runners import FakeRequest, FakeSpec, TimedRunner, doubled_count
+from fake_runners import FakeRequest, TimedRunner, doubled_count, fake_group
 
 from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.actors.remote_runners import EnvRunnersError
 from rlrun.checkpoint.state_codec import decode, encode
-from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
 from rlrun.envs.errors import EnvError
 
 
@@ -31,36 +31,16 @@ class Requests:
         return FakeRequest(self.sent - 1, length=1)
 
 
+timed_group = partial(fake_group, runner_class=TimedRunner)
+
+
 @pytest.fixture(scope="module")
 def groups(local_ray: None) -> Iterator[dict[int, EnvRunnerGroup]]:
     """Two healthy runners, by how many requests each may have in flight."""
-    made = {limit: make_group(limit) for limit in (1, 2)}
+    made = {limit: timed_group(max_requests_in_flight_per_env_runner=limit) for limit in (1, 2)}
     yield made
     for group in made.values():
         group.stop()
-
-
-def make_group(
-    in_flight: int = 1,
-    behaviour: dict[Any, Any] | None = None,
-    folder: Path = Path(),
-    *,
-    runners: int = 2,
-    sample_timeout_s: float = 20.0,
-    tolerance: dict[str, Any] | None = None,
-) -> EnvRunnerGroup:
-    settings = EnvRunnersConfig(
-        num_env_runners=runners,
-        num_cpus_per_env_runner=0.1,
-        sample_timeout_s=sample_timeout_s,
-        max_requests_in_flight_per_env_runner=in_flight,
-    )
-    return EnvRunnerGroup(
-        FakeSpec(settings=settings, folder=str(folder), behaviour=behaviour or {}),  # type: ignore[arg-type]
-        num_env_runners=runners,
-        fault_tolerance=FaultToleranceConfig(**(tolerance or {})),
-        runner_class=TimedRunner,
-    )
 
 
 @pytest.fixture
@@ -86,7 +66,8 @@ def make_faulty(local_ray: None, tmp_path: Path) -> Any:
     made: list[EnvRunnerGroup] = []
 
     def make(behaviour: dict[Any, Any], in_flight: int = 1, **options: Any) -> Any:
-        made.append(make_group(in_flight, behaviour, tmp_path, **options))
+        options["max_requests_in_flight_per_env_runner"] = in_flight
+        made.append(timed_group(behaviour, tmp_path, **options))
         return AsynchronousSampler(made[-1], Requests()), made[-1]
 
     yield make
@@ -189,12 +170,7 @@ def test_a_task_may_be_more_than_sampling(make_sampler: Any) -> None:
 
 
 def test_without_remote_runners_it_samples_here() -> None:
-    group = EnvRunnerGroup(
-        FakeSpec(),  # type: ignore[arg-type]
-        num_env_runners=0,
-        fault_tolerance=FaultToleranceConfig(),
-        runner_class=TimedRunner,
-    )
+    group = timed_group(number=0)
     sampler = AsynchronousSampler(group, Requests())  # type: ignore[arg-type]
     sampler.set_weights(1.0, 1)
     assert sampler.take().weights_version == 1
@@ -284,7 +260,7 @@ def test_a_runner_of_which_nothing_was_taken_begins_again(make_sampler: Any, ref
 
 
 def test_silence_ends_the_run_unless_a_new_runner_answers(make_faulty: Any) -> None:
-    late = {"sample_timeout_s": 0.5, "runners": 1}
+    late = {"sample_timeout_s": 0.5, "number": 1}
     sampler, group = make_faulty({(1, 0): "sleep", "sleep_s": 60.0}, **late)
     assert sampler.take().state == {"count": 1}
     assert group.num_restarts == 1
@@ -306,7 +282,7 @@ def test_an_error_of_the_environment_gets_a_fresh_runner_and_the_same_requests(
 
 @pytest.mark.faults
 def test_an_error_that_comes_back_ends_the_run_as_it_was_raised(make_faulty: Any) -> None:
-    sampler, group = make_faulty({(1, 0): "always raise"}, runners=1)
+    sampler, group = make_faulty({(1, 0): "always raise"}, number=1)
     with pytest.raises(EnvError, match="KeyError"):
         sampler.take()
     assert group.num_restarts == 1
@@ -330,7 +306,7 @@ def test_a_killed_runner_comes_back_with_its_state_and_requests(
 @pytest.mark.faults
 def test_a_lost_runner_is_left_out_if_failures_are_ignored(make_faulty: Any) -> None:
     tolerance = {"restart_failed_env_runners": False, "ignore_env_runner_failures": True}
-    sampler, group = make_faulty({(1, f): "die" for f in range(6)}, tolerance=tolerance)
+    sampler, group = make_faulty({(1, f): "die" for f in range(6)}, **tolerance)
     deadline = time.monotonic() + 60
     while group.num_healthy == 2:  # until Ray tells that the process is gone
         assert time.monotonic() < deadline

@@ -7,42 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runners import FakeRequest, FakeRunner, FakeSpec
+from fake_runners import FakeRequest, fake_group
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.actors.remote_runners import EnvRunnersError
-from rlrun.config.schema import EnvRunnersConfig, FaultToleranceConfig
 from rlrun.envs.errors import EnvError
+
+NO_RESTARTS = {"restart_failed_env_runners": False}
 
 
 @pytest.fixture
 def make_group(local_ray: None, tmp_path: Path) -> Any:
     groups: list[EnvRunnerGroup] = []
 
-    def make(
-        behaviour: dict[Any, Any] | None = None,
-        number: int = 2,
-        sample_timeout_s: float = 20.0,
-        custom_resources_per_env_runner: Any = None,
-        **tolerance: Any,
-    ) -> EnvRunnerGroup:
+    def make(behaviour: dict[Any, Any] | None = None, **settings: Any) -> EnvRunnerGroup:
         folder = tmp_path / str(len(groups))
         folder.mkdir()
-        settings = EnvRunnersConfig(
-            num_env_runners=number,
-            num_cpus_per_env_runner=0.1,
-            sample_timeout_s=sample_timeout_s,
-            custom_resources_per_env_runner=custom_resources_per_env_runner or {},
-        )
-        spec = FakeSpec(settings=settings, folder=str(folder), behaviour=behaviour or {})
-        groups.append(
-            EnvRunnerGroup(
-                spec,  # type: ignore[arg-type]
-                num_env_runners=number,
-                fault_tolerance=FaultToleranceConfig(**tolerance),
-                runner_class=FakeRunner,
-            )
-        )
+        groups.append(fake_group(behaviour, folder, **settings))
         return groups[-1]
 
     yield make
@@ -61,13 +42,7 @@ def rounds(group: EnvRunnerGroup, number: int, weights: Any = None) -> list[Any]
 
 
 def test_a_local_group_never_imports_ray() -> None:
-    spec = FakeSpec()
-    group = EnvRunnerGroup(
-        spec,  # type: ignore[arg-type]
-        num_env_runners=0,
-        fault_tolerance=FaultToleranceConfig(),
-        runner_class=FakeRunner,
-    )
+    group = fake_group(number=0)
     (reply,) = group.sample(FakeRequest(0), [5])  # type: ignore[arg-type]
     assert reply.batch == (0, 5, 5, None, None)
     assert (group.num_healthy, group.num_restarts, group.num_in_flight) == (1, 0, 0)
@@ -127,7 +102,7 @@ def test_an_error_that_comes_back_at_the_same_place_ends_the_run_as_it_was_raise
 
 
 def test_without_restarts_the_first_error_ends_the_run(make_group: Any) -> None:
-    group = make_group({(1, 0): "raise"}, restart_failed_env_runners=False)
+    group = make_group({(1, 0): "raise"}, **NO_RESTARTS)
     with pytest.raises(EnvError, match="runner 1"):
         rounds(group, 1)
 
@@ -227,7 +202,7 @@ def test_a_restarted_runner_gets_the_statistics_that_were_sent_before(make_group
 @pytest.mark.faults
 def test_an_ignored_failure_loses_the_runner_and_nothing_else(make_group: Any) -> None:
     group = make_group(
-        {(1, 1): "die"}, restart_failed_env_runners=False, ignore_env_runner_failures=True
+        {(1, 1): "die"}, **NO_RESTARTS, ignore_env_runner_failures=True
     )
     assert [len(replies) for replies in (group.sample(FakeRequest(f)) for f in range(3))] == [
         2,
@@ -239,7 +214,7 @@ def test_an_ignored_failure_loses_the_runner_and_nothing_else(make_group: Any) -
 
 @pytest.mark.faults
 def test_a_death_that_nothing_covers_ends_the_run(make_group: Any) -> None:
-    group = make_group({(1, 0): "die"}, restart_failed_env_runners=False)
+    group = make_group({(1, 0): "die"}, **NO_RESTARTS)
     with pytest.raises(EnvRunnersError, match="env runner 1 died"):
         group.sample(FakeRequest(0))
     group = make_group({(1, 0): "die"}, max_num_env_runner_restarts=0)
@@ -249,13 +224,12 @@ def test_a_death_that_nothing_covers_ends_the_run(make_group: Any) -> None:
 
 @pytest.mark.faults
 def test_when_all_runners_are_lost_the_run_ends_after_the_tolerated_tries(make_group: Any) -> None:
-    group = make_group(
-        {(1, 0): "die"},
-        number=1,
-        restart_failed_env_runners=False,
-        ignore_env_runner_failures=True,
-        num_consecutive_env_runner_failures_tolerance=3,
-    )
+    ignored = {
+        **NO_RESTARTS,
+        "ignore_env_runner_failures": True,
+        "num_consecutive_env_runner_failures_tolerance": 3,
+    }
+    group = make_group({(1, 0): "die"}, number=1, **ignored)
     assert group.sample(FakeRequest(0)) == []
     assert group.sample(FakeRequest(1)) == []
     with pytest.raises(EnvRunnersError, match="no env runner is left"):

@@ -62,17 +62,6 @@ def test_deltas_of_any_number_of_runners_give_one_filter_over_all_rows(
     assert runners[0].flush_deltas()["count"] == 0
 
 
-def test_a_hand_worked_merge() -> None:
-    stat = RunningStat()
-    stat.update(np.array([1.0, 3.0]))
-    other = RunningStat()
-    other.update(np.array([5.0, 7.0]))
-    stat.merge(other)
-    assert (stat.count, float(stat.mean), float(stat.m2)) == (4, 4.0, 20.0)
-    assert float(stat.variance()) == pytest.approx(20.0 / 3.0)
-    assert (other.count, float(other.mean)) == (2, 6.0)
-
-
 def test_variance_before_there_is_one() -> None:
     stat = RunningStat((2,))
     assert stat.variance().tolist() == [1.0, 1.0]

@@ -1,7 +1,5 @@
 """Preprocessing of every space, and the observation filter on top."""
 
-import subprocess
-import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -147,51 +145,9 @@ def test_filter_on_images_makes_floats() -> None:
     assert connector(batch).dtype == np.float32 == connector.output_space.dtype
 
 
-def test_statistics_travel_from_runners_to_the_centre_and_back() -> None:
-    space = SPACES["box"]
-    make = lambda: pipeline(space, observation_filter="MeanStdFilter")  # noqa: E731
-    central, one, two, alone = make(), make(), make(), make()
-    parts = [batch_of(space, 6, seed)[0] for seed in range(4)]
-    for connector, part in zip((one, two, one, two), parts, strict=True):
-        connector(part)
-        alone(part)
-    central.apply_deltas([one.flush_deltas(), two.flush_deltas()])
-    for runner in (one, two):
-        runner.set_state(central.get_state())
-    probe = parts[0]
-    expected = alone(probe, update=False)
-    for connector in (central, one, two):
-        np.testing.assert_allclose(connector(probe, update=False), expected, rtol=1e-6)
-    np.testing.assert_array_equal(one(probe, update=False), two(probe, update=False))
-    one(probe)
-    assert one.flush_deltas()["count"] == 6
-
-
-def test_an_evaluation_changes_nothing() -> None:
-    connector = pipeline(SPACES["box"], observation_filter="MeanStdFilter")
-    connector(batch_of(SPACES["box"], 6)[0])
-    before = connector.get_state()
-    connector(batch_of(SPACES["box"], 6, seed=9)[0], update=False)
-    after = connector.get_state()
-    for part in ("stat", "deltas"):
-        for key, value in before[part].items():
-            np.testing.assert_array_equal(after[part][key], value)
-
-
 def test_what_cannot_be_done_is_named() -> None:
     with pytest.raises(TypeError, match="Text"):
         pipeline(gym.spaces.Dict(a=gym.spaces.Text(4)))
     for space in (NESTED, IMAGE):
         with pytest.raises(ValueError, match="preprocessor_pref"):
             pipeline(space, preprocessor_pref=None, observation_filter="MeanStdFilter")
-
-
-def test_connectors_import_neither_torch_nor_ray() -> None:
-    code = (
-        "import sys, rlrun.connectors.observations, rlrun.connectors.actions, "
-        "rlrun.connectors.rewards; print(sorted({'torch', 'ray'} & set(sys.modules)))"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.strip() == "[]"

@@ -10,7 +10,6 @@ from rlrun import EnvRunner, RunnerSpec
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
-from rlrun.learning.returns import discounted_returns
 from rlrun.learning.vtrace import VTraceSettings, add_vtrace, vtrace, vtrace_of_rows
 from rlrun.policies.catalog import build_module
 from rlrun.sampling.runner_messages import SampleRequest
@@ -84,22 +83,6 @@ def test_without_clipping_ratios_count_as_they_are(seed):
     got = vtrace(*columns, settings=VTraceSettings(0.9, 1.0, None, None))
     for mine, slow in zip(got, slow_vtrace(columns, 0.9, 1.0, np.inf, np.inf), strict=True):
         np.testing.assert_allclose(mine, slow, rtol=1e-4, atol=1e-4)
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 12))
-def test_on_policy_vs_is_the_n_step_return(seed, steps):
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=(steps + 1, 1))
-    rewards = rng.normal(size=(steps, 1))
-    nothing = np.zeros((steps, 1), dtype=bool)
-    on_policy = np.zeros((steps, 1))
-    columns = (on_policy, rewards, values[:-1], values[1:], nothing, nothing)
-    targets, _ = vtrace(*columns, settings=VTraceSettings(0.9))
-    rewards[-1] += 0.9 * values[-1]  # the n-step return ends with a real V(s_T)
-    flat = (rewards[:, 0], nothing[:, 0], nothing[:, 0], np.array([steps]))
-    returns = discounted_returns(*flat, gamma=0.9)
-    np.testing.assert_allclose(targets[:, 0], returns, rtol=1e-6, atol=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
