@@ -108,7 +108,7 @@ class Algorithm(ABC, Generic[T_co]):
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """What is wrong with a config of this algorithm, as ``(key, message)``."""
         problems = stream_problems if cls.asynchronous else fragment_problems
-        yield from problems(config.training.train_batch_size, config.env_runners)
+        yield from problems(cls.training_in(config).train_batch_size, config.env_runners)
 
     @classmethod
     def training_in(cls, settings: ExperimentConfig | PolicySettings) -> T_co:

@@ -75,7 +75,7 @@ def test_exit_codes(sweep, stand_in, end, statuses, code):
         (["missing.yaml"], "missing.yaml"),
         (["fake.yaml", "sweep.space.training={gains: {grid: [1]}}"], "did you mean gain?"),
         (["fake.yaml", "sweep.metric=evaluation/x"], "evaluation.interval: 10 works"),
-        (["fake.yaml", "env_runners.num_env_runners=4096"], "this machine has"),
+        (["fake.yaml", "env_runners.num_env_runners=4096"], "need 4096 CPUs"),
     ],
 )
 def test_wrong_input_is_exit_2_with_a_message(sweep, refused, words, says):
