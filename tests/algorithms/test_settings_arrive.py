@@ -25,7 +25,7 @@ def learning(built):
     """Builds a tiny experiment with these settings of `training`."""
 
     def build(config, env="CartPole-v1", **training):
-        config = config.environment(env).debugging(seed=3)
+        config = config.environment(env).model(hidden=[8]).debugging(seed=3)
         return built(config.training(train_batch_size=BATCH, gamma=0.7, **training))
 
     return build
