@@ -201,9 +201,7 @@ def test_a_restarted_runner_gets_the_statistics_that_were_sent_before(make_group
 
 @pytest.mark.faults
 def test_an_ignored_failure_loses_the_runner_and_nothing_else(make_group: Any) -> None:
-    group = make_group(
-        {(1, 1): "die"}, **NO_RESTARTS, ignore_env_runner_failures=True
-    )
+    group = make_group({(1, 1): "die"}, **NO_RESTARTS, ignore_env_runner_failures=True)
     assert [len(replies) for replies in (group.sample(FakeRequest(f)) for f in range(3))] == [
         2,
         1,

@@ -13,6 +13,7 @@ from rlrun import (
     SACConfig,
 )
 from rlrun.algorithms import a2c, a3c, appo, dqn, impala, ppo
+from rlrun.config.schedules import value_at
 from rlrun.learning import learner, returns, vtrace
 from rlrun.learning.vtrace import VTraceSettings
 
@@ -129,7 +130,7 @@ def test_learning_rates_follow_their_schedule(learning, monkeypatch, config, env
         algorithm.train()
         steps = [now if within else iteration * BATCH for now, _ in seen]
         assert len(set(steps)) > 1 if within else len(set(steps)) == 1
-        assert [lr for _, lr in seen] == [learner.value_at(schedule, at) for at in steps]
+        assert [lr for _, lr in seen] == [value_at(schedule, at) for at in steps]
 
 
 @pytest.mark.parametrize(
