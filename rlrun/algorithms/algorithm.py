@@ -82,10 +82,8 @@ class Algorithm(ABC, Generic[T_co]):
     ) -> None:
         if isinstance(config, AlgorithmConfig):
             config = config.experiment()
-        if config.seed is None:
-            config = config.model_copy(update={"seed": secrets.randbits(31)})
-        assert config.seed is not None
-        self.config, self.seed = config, config.seed
+        self.seed = secrets.randbits(31) if config.seed is None else config.seed
+        self.config = config = config.model_copy(update={"seed": self.seed})
         self.policies, self.progress = Policies(config), Progress(config)
         self.learners, self.timers = self.policies.learners, self.progress.timers
         self._parts: dict[str, Part] = {}
@@ -263,8 +261,8 @@ class Algorithm(ABC, Generic[T_co]):
             state: from `SampleRequest.get_state`.
             length: steps of each sub-environment.
         """
-        told = state["policies"]
-        policies = None if told is None else {k: v for k, v in self.policies.items() if k in told}
+        then = state["policies"]
+        policies = None if then is None else {k: v for k, v in self.policies.items() if k in then}
         left_out = dict(self.policies.reads.left_out)
         changes = {"length": length, "policies": policies, "leave_out": left_out}
         return SampleRequest(**{**state, **changes})
@@ -275,12 +273,12 @@ class Algorithm(ABC, Generic[T_co]):
 
     def explorations(self) -> dict[str, Exploration]:
         """Exploration settings of all policies that have some, by policy id."""
-        told = {}
+        settings = {}
         for policy_id in self.policies.settings:
             exploration = self.exploration(policy_id)
             if exploration is not None:
-                told[policy_id] = exploration
-        return told
+                settings[policy_id] = exploration
+        return settings
 
     def count(self, replies: Sequence[SampleReply]) -> None:
         """Count what replies say: steps, episodes, timings, statistics of connectors."""

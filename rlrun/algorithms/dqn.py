@@ -17,7 +17,7 @@ without it a resumed run differs from an uninterrupted one: it learns on once it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -319,9 +319,9 @@ class DQNUpdater(Updater):
         epsilon: Schedule,
         burn_in: int,
     ) -> None:
+        super().__init__(TargetNetwork(target, learner))
         self._learner, self._training = learner, training
         self._epsilon, self._burn_in = epsilon, burn_in
-        self.target = TargetNetwork(target, learner)
 
     def coefficients(self, env_steps: int) -> dict[str, float]:
         schedules = {"lr": self._training.lr, "epsilon": self._epsilon}
@@ -355,12 +355,6 @@ class DQNUpdater(Updater):
     def end_round(self, steps: int) -> None:
         """Renew the target network if that is due."""
         self.target.copy_if_due(steps, self._training.target_network_update_freq)
-
-    def get_state(self) -> dict[str, Any]:
-        return self.target.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        self.target.set_state(state)
 
 
 def _has_memory(model: ModelConfig) -> bool:

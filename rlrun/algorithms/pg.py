@@ -49,7 +49,7 @@ def pg_loss(module: RLModule, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str
 
 
 class PG(Algorithm[PGTraining]):
-    """Sample a batch, take one step along the policy gradient, hand on the new weights."""
+    """Sample a batch, take one step along the policy gradient, sync weights."""
 
     Training = PGTraining
     Config = PGConfig

@@ -94,22 +94,21 @@ class Policies(Mapping[str, PolicySettings]):
         self.spaces, self.agents = dict(spaces), list(agents)
         self._make_learner = make_learner
         self.connectors = CentralConnectors(spec, self.settings, self.spaces)
-        for policy_id, settings in self.settings.items():
-            if settings.use is None:
-                self.learners[policy_id] = make_learner(policy_id)
-            else:
-                self.scratch[policy_id] = self._make_scratch(policy_id)
+        for policy_id in self.settings:
+            self._make(policy_id)
+
+    def _make(self, policy_id: str) -> None:
+        """Make a network's learner, or a policy from scratch."""
+        settings = self.settings[policy_id]
+        if settings.use is None:
+            self.learners[policy_id] = self._make_learner(policy_id)
+            return
+        made = import_object(settings.use)(*self.module_spaces(policy_id), dict(settings.kwargs))
+        self.scratch[policy_id] = made
 
     def module_spaces(self, policy_id: str) -> Spaces:
         """Observation and action space of the policy itself, between its connectors."""
         return self.connectors.module_spaces(policy_id)
-
-    def _make_scratch(self, policy_id: str) -> Policy:
-        settings = self.settings[policy_id]
-        assert settings.use is not None  # so it is written from scratch
-        spaces = self.module_spaces(policy_id)
-        policy: Policy = import_object(settings.use)(*spaces, dict(settings.kwargs))
-        return policy
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -256,14 +255,12 @@ class Policies(Mapping[str, PolicySettings]):
         self.settings[policy_id] = replace(self.settings[like], train=train, like=root)
         self.spaces[policy_id] = self.spaces[like]
         self.connectors.add(policy_id, like)
+        self._make(policy_id)
         if like in self.scratch:
-            policy = self._make_scratch(policy_id)
-            policy.set_state(self.scratch[like].get_state())
-            self.scratch[policy_id] = policy
+            self.scratch[policy_id].set_state(self.scratch[like].get_state())
         else:
-            learner = self._make_learner(policy_id)
-            learner.load_named_weights(self.learners[like].named_weights())
-            self.learners[policy_id] = learner
+            weights = self.learners[like].named_weights()
+            self.learners[policy_id].load_named_weights(weights)
 
     def remove(self, policy_id: str) -> None:
         """Drop a policy that was added; ValueError for any other."""

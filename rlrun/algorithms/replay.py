@@ -23,6 +23,7 @@ from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.sequence_replay import sequence_errors
+from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config.batch_arithmetic import short_fragment_lengths
 from rlrun.config.memory_checks import TRANSITION_BYTES, check_fits
 from rlrun.config.policies import PolicySettings, addressed_settings
@@ -77,7 +78,14 @@ _MOST_FRAMES = 8
 
 
 class Updater(ABC):
-    """Updates one policy; owns its target network and the like, but not its learner."""
+    """Updates one policy; owns its target network and the like, but not its learner.
+
+    Args:
+        target: of the network that learns values.
+    """
+
+    def __init__(self, target: TargetNetwork) -> None:
+        self.target = target
 
     @abstractmethod
     def coefficients(self, env_steps: int) -> dict[str, float]:
@@ -103,17 +111,17 @@ class Updater(ABC):
     def end_round(self, steps: int) -> None:  # noqa: B027 - an optional hook
         """Called after the updates of a round of sampling, if there were any."""
 
-    @abstractmethod
     def get_state(self) -> dict[str, Any]:
         """Everything besides the learner's state and weights."""
+        return {"target": self.target.get_state()}
 
-    @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`."""
+        self.target.set_state(state["target"])
 
 
 @dataclass
-class _Debt:
+class _UpdatesDue:
     """Updates that are due for a policy; in lockstep, for all policies together."""
 
     training: ReplayTraining
@@ -193,14 +201,16 @@ class Replay(Generic[U]):
         self._in_lockstep = self._settings.mode == "lockstep"
         self.updaters = ByPolicy(make_updater, algorithm.policies.trained)
         self.buffer = MultiAgentReplayBuffer(make_buffer, mode=self._settings.mode)
-        self._debts = ByPolicy(self._new_debt)
+        self._updates_due = ByPolicy(self._new_due)
         self._rounds = short_fragment_lengths(
             algorithm.training.train_batch_size, algorithm.config.env_runners, round_steps
         )
 
-    def _new_debt(self, policy_id: str) -> _Debt:
+    def _new_due(self, policy_id: str) -> _UpdatesDue:
         algorithm = self._algorithm
-        return _Debt(algorithm.training if self._in_lockstep else algorithm.training_of(policy_id))
+        return _UpdatesDue(
+            algorithm.training if self._in_lockstep else algorithm.training_of(policy_id)
+        )
 
     @property
     def buffers(self) -> Mapping[str, ReplayBuffer]:
@@ -273,12 +283,12 @@ class Replay(Generic[U]):
         if drawn_for and self._in_lockstep:
             drawn_for = [DEFAULT_POLICY_ID]
         for drawn_id in drawn_for:
-            debt = self._debts[drawn_id]
+            updates = self._updates_due[drawn_id]
             rngs: dict[str, np.random.Generator] = {}
-            for _ in range(debt.due(steps)):
+            for _ in range(updates.due(steps)):
                 if not rngs:
                     rngs[drawn_id] = rng_of(drawn_id)
-                size = debt.training.minibatch_size
+                size = updates.training.minibatch_size
                 for policy_id, batch in self._draw(drawn_id, size, rngs[drawn_id], learning):
                     if policy_id not in rngs:
                         rngs[policy_id] = rng_of(policy_id)
@@ -315,27 +325,27 @@ class Replay(Generic[U]):
 
     def forget(self, policy_id: str) -> None:
         """Drop the updater, buffer and due updates of a policy."""
-        for kept in (self.updaters, self.buffer, self._debts):
+        for kept in (self.updaters, self.buffer, self._updates_due):
             kept.forget(policy_id)
 
     def get_state(self) -> dict[str, Any]:
         """Updaters, updates due, and the buffers if the `replay` section asks for that."""
         return {
             "updaters": self.updaters.get_state(),
-            "debts": self._debts.get_state(),
+            "updates_due": self._updates_due.get_state(),
             "buffer": self.buffer.get_state() if self._settings.store_in_checkpoints else None,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`; buffers that it lacks are filled anew."""
         self.updaters.set_state(state["updaters"])
-        self._debts.clear()
-        self._debts.set_state(state["debts"])
+        self._updates_due.clear()
+        self._updates_due.set_state(state["updates_due"])
         if state["buffer"] is not None:
             self.buffer.set_state(state["buffer"])
         else:
-            for debt in self._debts.values():
-                debt.steps = 0
+            for due in self._updates_due.values():
+                due.steps = 0
 
 
 def transition_buffer(settings: ReplayConfig, training: ReplayTraining) -> ReplayBuffer:

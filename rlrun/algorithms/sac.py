@@ -322,9 +322,9 @@ class SACUpdater(Updater):
         training: SACTraining,
         action_space: gym.Space[Any],
     ) -> None:
+        super().__init__(TargetNetwork(target, critic))
         self._learner, self.critic, self._training = learner, critic, training
         self._continuous = isinstance(action_space, gym.spaces.Box)
-        self.target = TargetNetwork(target, critic)
         entropy = training.target_entropy
         if entropy is None:
             entropy = default_target_entropy(action_space)
@@ -371,16 +371,12 @@ class SACUpdater(Updater):
         return {**of_critics, **of_policy, **grad_norms, "alpha": alpha[0]}
 
     def get_state(self) -> dict[str, Any]:
-        """Everything besides the weights of policy and critics."""
-        return {
-            "critic": self.critic.get_state(),
-            "target": self.target.get_state(),
-            "temperature": self.temperature.get_state(),
-        }
+        own = {"critic": self.critic.get_state(), "temperature": self.temperature.get_state()}
+        return {**super().get_state(), **own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
         self.critic.set_state(state["critic"])
-        self.target.set_state(state["target"])
         self.temperature.set_state(state["temperature"])
 
 

@@ -93,7 +93,7 @@ class ReplayBuffer(TransitionBuffer):
             raise ValueError(f"n_step {n_step} must be at least 1")
         self.n_step, self.gamma = n_step, gamma
         self._stored = (*_STORED, *further_columns)
-        self._observations: ObservationStore | None = None
+        self._observations: ObservationStore  # as soon as there are columns
         self._obs_slot = np.full(capacity, _NONE, dtype=np.int64)
         self._next_obs_slot = np.full(capacity, _NONE, dtype=np.int64)
         self._successor = np.full(capacity, _NONE, dtype=np.int64)
@@ -104,7 +104,7 @@ class ReplayBuffer(TransitionBuffer):
     def size_bytes(self) -> int:
         """Bytes of the transitions held."""
         stored = sum(column.nbytes for column in self._read(slice(len(self))).values())
-        return stored + (self._observations.nbytes if self._observations else 0)
+        return stored + (self._observations.nbytes if self._columns else 0)
 
     def add(self, batch: SampleBatch) -> None:
         """Append all rows; the batch itself is not kept."""
@@ -137,7 +137,7 @@ class ReplayBuffer(TransitionBuffer):
         if not count:
             return
         storage, obs_index, next_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
-        if self._observations is None:
+        if not self._columns:
             self._observations = store_for(self.capacity, storage[obs_index], storage[next_index])
         places = (self.num_added + np.arange(count)) % self.capacity
         if self.num_added + count > self.capacity:
@@ -161,13 +161,11 @@ class ReplayBuffer(TransitionBuffer):
 
     def _refer(self, places: Array, obs_slots: Array, next_obs_slots: Array) -> None:
         """Tie transitions to the slots of their observations."""
-        assert self._observations is not None
         self._obs_slot[places], self._next_obs_slot[places] = obs_slots, next_obs_slots
         self._observations.refer(np.concatenate([obs_slots, next_obs_slots]))
 
     def _forget(self, places: Array) -> None:
         """Release the observations of transitions that are about to be overwritten."""
-        assert self._observations is not None
         old = places[self._obs_slot[places] != _NONE]
         slots = np.concatenate([self._obs_slot[old], self._next_obs_slot[old]])
         self._observations.release(slots)
@@ -226,13 +224,11 @@ class ReplayBuffer(TransitionBuffer):
 
     def _observation_after(self, number: int) -> Array:
         """The observation that this transition, which must be held, led to."""
-        assert self._observations is not None
         place = number % self.capacity
         return self._observations[self._next_obs_slot[place : place + 1]][0]
 
     def gather(self, ids: Array) -> SampleBatch:
         """The transitions of these numbers, which must be held, with their n-step returns."""
-        assert self._observations is not None
         first, columns = ids % self.capacity, self._columns
         returns, discounts, last = n_step_returns(
             columns[col.REWARDS], self._successor, first, self.n_step, self.gamma
@@ -269,7 +265,6 @@ class ReplayBuffer(TransitionBuffer):
 
     def _rows(self, ids: Array) -> dict[str, Array]:
         """The transitions of these numbers as they were added."""
-        assert self._observations is not None
         places = ids % self.capacity
         return {
             col.OBS: self._observations[self._obs_slot[places]],
@@ -281,7 +276,7 @@ class ReplayBuffer(TransitionBuffer):
     def get_state(self) -> dict[str, Any]:
         """All transitions, as arrays from the oldest to the newest."""
         state: dict[str, Any] = {"num_added": self.num_added}
-        if self._observations is None:
+        if not self._columns:
             return state
         places = self._places
         slots = np.concatenate([self._obs_slot[places], self._next_obs_slot[places]])
@@ -300,7 +295,6 @@ class ReplayBuffer(TransitionBuffer):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of a buffer of the same capacity."""
         self.num_added = int(state["num_added"])
-        self._observations = None
         self._columns = {}
         self._newest.clear()
         for slots in (self._obs_slot, self._next_obs_slot, self._successor):
@@ -317,7 +311,7 @@ class ReplayBuffer(TransitionBuffer):
 
     def check_valid(self) -> None:
         """Raise AssertionError if the buffer contradicts itself; for tests."""
-        if self._observations is None:
+        if not self._columns:
             return
         ids, places = np.arange(self._oldest, self.num_added), self._places
         referring = np.concatenate([self._obs_slot[places], self._next_obs_slot[places]])
