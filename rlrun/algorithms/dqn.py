@@ -196,8 +196,11 @@ def c51_loss(
         next_outputs = target.forward_train(following)
         choosing = module.forward_train(following) if double_q else next_outputs
         best = choosing[col.ACTION_DIST_INPUTS].argmax(dim=1)
-        probabilities = next_outputs[ATOM_LOGITS][index, best].softmax(-1)
-        discounts = torch.where(rows[col.TERMINATEDS], 0.0, rows[col.DISCOUNTS])
+        logits = next_outputs[ATOM_LOGITS][index, best]
+        # What follows a termination counts nothing, even if its observation is infinite.
+        terminal, discounts = rows[col.TERMINATEDS], rows[col.DISCOUNTS]
+        probabilities = torch.where(terminal[:, None], logits.nan_to_num(), logits).softmax(-1)
+        discounts = torch.where(terminal, 0.0, discounts)
         targets = project_distribution(probabilities, rows[col.REWARDS], discounts, support)
     cross_entropies = -(targets * chosen).sum(-1)
     loss = (rows[col.WEIGHTS] * cross_entropies).mean()

@@ -74,10 +74,11 @@ class Progress:
     def begin_iteration(self) -> None:
         """Count what comes from now on towards the next result."""
         self._env_steps_before, self._trained_before = self.env_steps, self.trained_steps
+        self._counted_before = self.counted_steps
 
     def minimums_met(self) -> bool:
         """Whether this iteration has done as much as the report asks of one."""
-        report, sampled = self._report, self.env_steps - self._env_steps_before
+        report, sampled = self._report, self.counted_steps - self._counted_before
         return (
             self.timers.elapsed() >= (report.min_time_s_per_iteration or 0)
             and sampled >= (report.min_sample_timesteps_per_iteration or 0)

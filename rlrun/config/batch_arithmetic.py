@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from math import gcd
 
 from rlrun.config.schema import EnvRunnersConfig
 
@@ -71,11 +72,10 @@ def fragment_problems(
     if settings.batch_mode == "complete_episodes":
         return
     key = "training.train_batch_size"
+    unit, least = _unit_and_least(settings)
     if length == "auto":
-        unit, arithmetic = envs, f"{envs} environments step together"
-        least = envs * runners
+        arithmetic = f"{envs} environments step together"
     else:
-        unit = least = length * envs * runners
         arithmetic = (
             f"one round of sampling brings rollout_fragment_length {length} x {envs} environments"
             f" x {runners} runner{'s' if runners > 1 else ''} = {unit} env steps"
@@ -83,7 +83,8 @@ def fragment_problems(
     if train_batch_size < least:
         if length == "auto":
             arithmetic = f"{runners} runners x {envs} environments = {least} env steps at least"
-        yield key, f"{train_batch_size} is too small: {arithmetic}; set it to {least} or more"
+        way = _smaller_round(train_batch_size, settings)
+        yield key, f"{train_batch_size} is too small: {arithmetic}; set it to {least} or more{way}"
     elif train_batch_size % unit:
         below = train_batch_size // unit * unit
         yield (
@@ -91,6 +92,27 @@ def fragment_problems(
             f"{train_batch_size} cannot be met exactly: {arithmetic}, and {train_batch_size} / "
             f"{unit} = {train_batch_size / unit:g}; set it to {below} or {below + unit}",
         )
+
+
+def _smaller_round(train_batch_size: int, settings: EnvRunnersConfig) -> str:
+    """A setting of runners that this train batch suits, as the end of a message; or nothing."""
+    envs, runners = settings.num_envs_per_env_runner, max(settings.num_env_runners, 1)
+    ways: list[tuple[str, str | int]] = [("rollout_fragment_length", "auto")]
+    for name, number in (("num_envs_per_env_runner", envs), ("num_env_runners", runners)):
+        ways += [(name, gcd(number, train_batch_size)), (name, 1)]
+    for name, value in ways:
+        unit, least = _unit_and_least(settings.model_copy(update={name: value}))
+        if train_batch_size >= least and not train_batch_size % unit:
+            return f", or env_runners.{name} to {value}"
+    return ""
+
+
+def _unit_and_least(settings: EnvRunnersConfig) -> tuple[int, int]:
+    """Env steps of which a train batch is a multiple, and fewest env steps of a round."""
+    runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    length = settings.rollout_fragment_length
+    whole = envs * runners if length == "auto" else length * envs * runners
+    return (envs if length == "auto" else whole), whole
 
 
 def stream_problems(train_batch_size: int, settings: EnvRunnersConfig) -> Iterator[tuple[str, str]]:

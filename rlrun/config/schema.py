@@ -363,7 +363,7 @@ class ReportConfig(Section):
     min_time_s_per_iteration: NonNegative | None = None
     """Fewest seconds of an iteration; makes its length depend on the machine."""
     min_sample_timesteps_per_iteration: Whole | None = None
-    """Fewest env steps that an iteration collects."""
+    """Fewest steps that an iteration collects, in the unit of `multi_agent.count_steps_by`."""
     min_train_timesteps_per_iteration: Whole | None = None
     """Fewest env steps that an iteration trains on."""
     sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))

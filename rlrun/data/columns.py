@@ -13,9 +13,9 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | eps_id, env_id, agent_index | () int | which episode, sub-environment, agent |
 | unroll_id | () int | which fragment: rows of one trajectory of one `sample()` call |
 | t | () int | step within the episode, from 0 |
-| action_logp, action_prob | () | (log-)probability of the action when it was drawn |
+| action_logp | () | log-probability of the action when it was drawn |
 | action_dist_inputs | (P,) | of the distribution the action was drawn from |
-| vf_preds, values_bootstrapped | () | V(obs); the value that bootstraps a cut trajectory |
+| vf_preds | () | V(obs) |
 | advantages, value_targets | () | computed from rewards and values |
 | prev_actions, prev_rewards | as actions, () | of the step before |
 | discounts | () | factor of the value of new_obs: gamma to the power of the steps taken |
@@ -44,10 +44,8 @@ AGENT_INDEX = "agent_index"
 UNROLL_ID = "unroll_id"
 T = "t"
 ACTION_LOGP = "action_logp"
-ACTION_PROB = "action_prob"
 ACTION_DIST_INPUTS = "action_dist_inputs"
 VF_PREDS = "vf_preds"
-VALUES_BOOTSTRAPPED = "values_bootstrapped"
 ADVANTAGES = "advantages"
 VALUE_TARGETS = "value_targets"
 PREV_ACTIONS = "prev_actions"

@@ -305,8 +305,10 @@ def _cut_into_sequences(
     assert views.max_seq_len is not None
     seq_lens = sequence_lengths(batch, views.max_seq_len)
     starts = sequence_offsets(seq_lens)[:-1]
+    asked_for = {view.name for view in views.views}
     for name in [name for name in batch if name.startswith(names.STATE_OUT_PREFIX)]:
-        del batch[name]
+        if name not in asked_for:
+            del batch[name]
     for view in views.views:
         if view.per_sequence:
             column = history[view.source]

@@ -48,7 +48,9 @@ def gae(
         gamma: discount.
         lambda_: 0 gives one-step advantages, 1 the bootstrapped Monte-Carlo return minus V.
     """
-    deltas = rewards + gamma * next_values * ~terminateds - values
+    # Selected rather than multiplied by 0: a terminal observation may be infinite or NaN.
+    following = np.where(terminateds, np.float32(0.0), next_values)
+    deltas = rewards + gamma * following - values
     decay = (gamma * lambda_) * ~(terminateds | truncateds)
     return backward_sums(deltas, decay)
 

@@ -76,14 +76,15 @@ def vtrace(
     rhos = _clipped(ratios, settings.rho_clip)
     pg_rhos = _clipped(ratios, settings.pg_rho_clip)
     goes_on = ~(terminateds | truncateds)
-    discounts = settings.gamma * ~terminateds
-    deltas = rhos * (rewards + discounts * next_values - values)
-    decay = settings.gamma * settings.lambda_ * goes_on * np.minimum(ratios, 1.0)
+    # Selected rather than multiplied by 0: a terminal observation may be infinite or NaN.
+    next_targets = np.where(terminateds, np.float32(0.0), next_values)
+    gamma = np.float64(settings.gamma)  # sums in double precision
+    deltas = rhos * (rewards + gamma * next_targets - values)
+    decay = gamma * settings.lambda_ * goes_on * np.minimum(ratios, 1.0)
     corrections = backward_sums(deltas, decay)  # vs - V
     # Inside an episode V(s'_t) is V(s_{t+1}); adding what corrects the latter makes it vs_{t+1}.
-    next_targets = np.array(next_values, dtype=np.float32)
     next_targets[:-1] += goes_on[:-1] * corrections[1:]
-    advantages = pg_rhos * (rewards + discounts * next_targets - values)
+    advantages = pg_rhos * (rewards + gamma * next_targets - values)
     return (values + corrections).astype(np.float32), advantages.astype(np.float32)
 
 

@@ -427,8 +427,12 @@ class SamplingPolicy(Policy):
     def set_exploration(self, settings: Mapping[str, float]) -> None:
         self.sampler.set_exploration(settings)
 
-    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+    def fragment_columns(
+        self, columns: Mapping[str, Array], *, explore: bool = True
+    ) -> dict[str, Array]:
         if not self._with_logp:
             return {}
         inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
+        if not explore:  # The most likely action is taken with certainty.
+            return {col.ACTION_LOGP: np.zeros(len(actions), np.float32)}
         return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}

@@ -105,11 +105,14 @@ class Policy:
     def set_exploration(self, settings: Mapping[str, float]) -> None:
         """Take over how far exploring actions deviate from the best ones, by name."""
 
-    def fragment_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+    def fragment_columns(
+        self, columns: Mapping[str, Array], *, explore: bool = True
+    ) -> dict[str, Array]:
         """Columns that follow from a finished fragment's columns, computed once for all its rows.
 
         Args:
             columns: actions and the further outputs of `compute_actions`, each ``[N, ...]``.
+            explore: how the actions were chosen.
         """
         return {}
 

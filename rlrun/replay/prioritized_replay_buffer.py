@@ -48,6 +48,23 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._sums = SegmentTree(self.capacity, np.add, 0.0)
         self._minima = SegmentTree(self.capacity, np.minimum, np.inf)
 
+    def add(self, batch: SampleBatch, priorities: Array | None = None) -> None:
+        """Append all rows; the batch itself is not kept.
+
+        Args:
+            priorities: of the rows, ``[N]``; by default the highest of all updates so far.
+
+        Raises:
+            ValueError: for a priority that is not positive and finite.
+        """
+        first = self.num_added
+        if priorities is None:
+            super().add(batch)
+            return
+        _require_positive(priorities)
+        super().add(batch)
+        self.update_priorities(np.arange(first, self.num_added), priorities)
+
     def _add(self, batch: SampleBatch) -> None:
         ids = self.num_added + np.arange(len(batch))
         super()._add(batch)
@@ -85,8 +102,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             ValueError: for a priority that is not positive and finite.
         """
-        if not (np.isfinite(priorities) & (priorities > 0.0)).all():
-            raise ValueError("priorities must be positive and finite")
+        _require_positive(priorities)
         there = item_ids >= self._oldest
         if not there.any():
             return
@@ -119,6 +135,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         assert (held > 0.0).all(), "a transition without priority"
         assert np.isclose(self._sums.root, held.sum()), "the sum is wrong"
         assert not len(held) or self._minima.root == held.min(), "the minimum is wrong"
+
+
+def _require_positive(priorities: Array) -> None:
+    if not (np.isfinite(priorities) & (priorities > 0.0)).all():
+        raise ValueError("priorities must be positive and finite")
 
 
 class SegmentTree:

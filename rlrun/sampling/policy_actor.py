@@ -10,6 +10,7 @@ collector. Must not know environments: it receives the steps of its slots (`agen
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -330,7 +331,7 @@ class PolicyActor:
         """
         return self.collector.build(
             frozenset() if everything else self.inputs.leave_out,
-            self.policy.fragment_columns,
+            partial(self.policy.fragment_columns, explore=self.explore),
             running,
         )
 

@@ -338,8 +338,10 @@ class SimpleListCollector(SampleCollector):
                     after = [t.row(view, step + 1, like) for t, step in rows]
                     batch[f"{names.NEXT_PREFIX}{view.name}"] = _stacked(after)
         if views.max_seq_len is not None:
+            asked_for = {view.name for view in views.views}
             for name in [name for name in batch if name.startswith(names.STATE_OUT_PREFIX)]:
-                del batch[name]
+                if name not in asked_for:
+                    del batch[name]
             batch[names.SEQ_LENS] = seq_lens
             batch.max_seq_len = views.max_seq_len
 

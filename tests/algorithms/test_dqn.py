@@ -234,6 +234,21 @@ def test_the_c51_loss_is_the_cross_entropy_to_the_projected_target(double_q):
     assert all(p.grad is None for p in target.parameters())
 
 
+@pytest.mark.parametrize("final", [math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [(dqn_loss, {}), (c51_loss, {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0})],
+)
+def test_the_observation_behind_a_termination_does_not_matter(loss, options, final):
+    module, target = make_networks(**options)
+    rows = replay_rows(DISCRETE)
+    expected = loss(module, rows, target=target, double_q=True)[0].item()
+    rows[col.NEXT_OBS] = rows[col.NEXT_OBS].clone()
+    rows[col.NEXT_OBS][rows[col.TERMINATEDS]] = final
+    assert rows[col.TERMINATEDS].any()
+    assert loss(module, rows, target=target, double_q=True)[0].item() == expected
+
+
 @pytest.mark.parametrize("double_q", [True, False])
 @pytest.mark.parametrize(
     ("loss", "options"),

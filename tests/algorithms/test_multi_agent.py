@@ -227,3 +227,12 @@ def test_without_policies_the_message_says_what_to_write():
     config = PPOConfig().environment("MultiAgentCartPole").env_runners(num_env_runners=0)
     with pytest.raises(EnvError, match=r"several agents.*policies: \[shared\]"):
         config.build()
+
+
+def test_the_least_steps_of_an_iteration_are_counted_like_the_batch(several):
+    by_agent = {**EACH, "count_steps_by": "agent_steps"}
+    least = {"min_sample_timesteps_per_iteration": 2 * BATCH}
+    algorithm = several("PPO", multi_agent=by_agent, reporting=least)
+    result = algorithm.train()
+    assert 2 * BATCH <= result["agent_steps"] < 3 * BATCH
+    assert result["env_steps"] < 2 * BATCH

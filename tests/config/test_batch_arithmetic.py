@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.config.batch_arithmetic import short_fragment_lengths
+from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
 from rlrun.config.schema import EnvRunnersConfig
 
 
@@ -33,3 +33,23 @@ def test_short_rounds_add_up_and_none_is_empty(runners, envs, more, least):
 def test_a_given_fragment_length_decides(length, rounds):
     settings = EnvRunnersConfig(num_envs_per_env_runner=4, rollout_fragment_length=length)
     assert len(short_fragment_lengths(64, settings, 4)) == rounds
+
+
+@pytest.mark.parametrize(
+    ("size", "runners", "envs", "length", "ways"),
+    [
+        (6, 2, 4, "auto", "set it to 8 or more, or env_runners.num_envs_per_env_runner to 2"),
+        (7, 2, 4, "auto", "set it to 8 or more, or env_runners.num_envs_per_env_runner to 1"),
+        (3, 4, 2, "auto", "set it to 8 or more"),
+        (32, 2, 4, 10, "set it to 80 or more, or env_runners.rollout_fragment_length to auto"),
+        (6, 3, 4, 1, "set it to 12 or more, or env_runners.num_envs_per_env_runner to 2"),
+        (90, 2, 4, 10, "set it to 80 or 160"),
+    ],
+)
+def test_a_refused_batch_size_names_ways_that_work(size, runners, envs, length, ways):
+    settings = EnvRunnersConfig(
+        num_env_runners=runners, num_envs_per_env_runner=envs, rollout_fragment_length=length
+    )
+    ((key, message),) = fragment_problems(size, settings)
+    assert key == "training.train_batch_size"
+    assert message.endswith(f"; {ways}")

@@ -80,16 +80,17 @@ def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
 )
 def test_only_what_did_not_terminate_bootstraps(terminated, truncated, bootstrap):
     one = np.ones((1, 1))
-    advantage = gae(
-        one,
-        0 * one,
-        10 * one,
-        np.array([[terminated]]),
-        np.array([[truncated]]),
-        gamma=1.0,
-        lambda_=0.95,
-    )
-    assert advantage[0, 0] == 1.0 + bootstrap
+    for final_value in [10.0, np.inf, np.nan] if terminated else [10.0]:
+        advantage = gae(
+            one,
+            0 * one,
+            final_value * one,
+            np.array([[terminated]]),
+            np.array([[truncated]]),
+            gamma=1.0,
+            lambda_=0.95,
+        )
+        assert advantage[0, 0] == 1.0 + bootstrap
 
 
 def test_explained_variance():

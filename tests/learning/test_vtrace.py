@@ -1,5 +1,7 @@
 """V-trace against a transcription of the paper's sums, and the ends of its trajectories."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -102,10 +104,11 @@ def test_a_truncation_bootstraps_and_a_termination_does_not():
     zero, one = np.zeros((1, 1)), np.ones((1, 1))
     yes, no = np.ones((1, 1), bool), np.zeros((1, 1), bool)
     truncated = vtrace(zero, one, zero, 10 * one, no, yes, settings=VTraceSettings(0.5))
-    terminated = vtrace(zero, one, zero, 10 * one, yes, no, settings=VTraceSettings(0.5))
-    both = vtrace(zero, one, zero, 10 * one, yes, yes, settings=VTraceSettings(0.5))
     assert [x.item() for x in truncated] == [6.0, 6.0]
-    assert [x.item() for x in terminated] == [x.item() for x in both] == [1.0, 1.0]
+    for truncateds, value in product((no, yes), (10.0, np.inf, np.nan)):
+        final = value * one
+        ended = vtrace(zero, one, zero, final, yes, truncateds, settings=VTraceSettings(0.5))
+        assert [x.item() for x in ended] == [1.0, 1.0]
 
 
 def test_numbers_without_gradient_from_the_sampling_time_log_probabilities():

@@ -87,6 +87,8 @@ def test_log_probabilities_are_those_of_the_learner() -> None:
         inputs = policy.module.forward_train({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
         logp = policy.module.distribution.logp(inputs, torch.from_numpy(actions))
     np.testing.assert_allclose(columns["action_logp"], logp, rtol=1e-5, atol=1e-5)
+    certain = policy.fragment_columns({**fetches, "actions": actions}, explore=False)
+    assert not certain["action_logp"].any()
 
 
 def test_weights_travel_as_the_learners_vector() -> None:

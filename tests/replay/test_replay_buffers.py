@@ -143,6 +143,18 @@ def test_new_items_get_the_highest_priority_so_far():
     assert held_priorities(buffer) == [0.5] * 14 + [7.0] * 2
 
 
+def test_rows_may_come_with_priorities_more_than_there_are_places_too():
+    buffer, experience = prioritized(alpha=1.0)
+    buffer.add(experience.batch(2), np.array([0.5, 3.0]))
+    assert held_priorities(buffer) == [1.0] * 14 + [0.5, 3.0]
+    buffer.add(experience.batch(20), np.arange(1.0, 21.0))
+    assert held_priorities(buffer) == [float(number) for number in range(5, 21)]
+    with pytest.raises(ValueError, match="positive"):
+        buffer.add(experience.batch(2), np.array([1.0, np.nan]))
+    assert buffer.num_added == 38
+    buffer.check_valid()
+
+
 def test_transitions_that_were_overwritten_meanwhile_are_not_updated():
     buffer, experience = prioritized(alpha=1.0)
     sampled = np.array([0, 1, 9])

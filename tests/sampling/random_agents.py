@@ -98,5 +98,5 @@ class SumPolicy(Policy):
     def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
         return self.compute_actions_from_input_dict({"obs": obs_batch})
 
-    def fragment_columns(self, columns):
+    def fragment_columns(self, columns, *, explore=True):
         return {"derived": 2 * columns["mark"] + columns["actions"]}

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording_policy import RecordingPolicy, check_views, recording_runner
 
-from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
-from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 
 @settings(max_examples=25, deadline=None)
@@ -174,3 +174,19 @@ def test_frames_stacked_by_view_are_the_wrappers_in_a_quarter_of_the_bytes():
         # The steps, those that ended, and three of the fragment before; the rest is indices.
         ends = int(viewed["terminateds"].sum())
         assert frames == 84 * 84 * (2 * (length + 1 + 3) + ends)
+
+
+@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+def test_a_view_of_the_states_after_each_step_reaches_the_batch(collector):
+    settings = EnvRunnersConfig(num_envs_per_env_runner=2, sample_collector=collector)
+    model = ModelConfig(use_lstm=True, lstm_cell_size=3, max_seq_len=1)
+    runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), settings, model=model))
+    after = ViewRequirement(used_for_compute_actions=False)
+    runner.policy.view_requirements["state_out_1"] = after
+    batch = runner.sample_fragment(SampleRequest(0, 40)).batch
+    assert "state_out_0" not in batch
+    goes_on = batch["eps_id"][1:] == batch["eps_id"][:-1]
+    before_next = batch["state_in_1"][1:]
+    np.testing.assert_array_equal(batch["state_out_1"][:-1][goes_on], before_next[goes_on])
+    assert not (~goes_on).all()
+    assert batch["state_out_1"].any()
