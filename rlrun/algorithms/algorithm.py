@@ -11,7 +11,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, cast
+from typing import Any, ClassVar, Generic, Self, cast
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -22,14 +22,18 @@ from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import Evaluator, find_spaces, runner_spec, start_env_runners
 from rlrun.checkpoint.checkpoint import (
+    CheckpointError,
     read_checkpoint,
     restore_checkpoint,
     take_checkpoint,
     write_checkpoint,
 )
+from rlrun.checkpoint.checkpoint_folder import checkpoint_at
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems, stream_problems
 from rlrun.config.builder import AlgorithmConfig
+from rlrun.config.loader import load_experiment
 from rlrun.config.policies import PolicySettings
+from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
@@ -38,6 +42,7 @@ from rlrun.learning.learner_group import build_learner
 from rlrun.policies.catalog import ModuleFactory, build_module, seeded_module
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import RLModule
+from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
 from rlrun.sampling.seeding import learner_rng, policy_key, weights_seed
 
@@ -101,6 +106,34 @@ class Algorithm(ABC, Generic[T_co]):
         self.env_runner_group.wait_until_built()
         self._call_back("on_algorithm_init")
         self.timers.restart()
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: str | Path, overrides: Sequence[str] = (), *, address: str | None = None
+    ) -> Self:
+        """The algorithm as it was when a checkpoint was written; `train` goes on from there.
+
+        Args:
+            path: a checkpoint, or a run folder, of which the best one is taken.
+            overrides: ``KEY=VALUE`` texts laid over the experiment's settings.
+            address: of a Ray cluster to join.
+
+        Raises:
+            CheckpointError: there is none, or one of another class of algorithm.
+            ConfigError: of the settings.
+        """
+        checkpoint = checkpoint_at(Path(path))
+        experiment = load_experiment(checkpoint.path / "config.yaml", overrides)
+        kind = algorithm_class(experiment.algorithm)
+        if not issubclass(kind, cls):
+            raise CheckpointError(f"{path}: a checkpoint of {kind.__name__}, not of {cls.__name__}")
+        algorithm: Self = kind(experiment, address=address)
+        try:
+            restore_checkpoint(algorithm, checkpoint)
+        except BaseException:
+            algorithm.stop()
+            raise
+        return algorithm
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
@@ -344,6 +377,37 @@ class Algorithm(ABC, Generic[T_co]):
         """Call this method of each of the user's callbacks."""
         for callbacks in self._callbacks:
             getattr(callbacks, name)(self, *arguments)
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def acting_policy(
+        self,
+        policy_id: str = DEFAULT_POLICY_ID,
+        *,
+        num_envs: int = 1,
+        explore: bool = False,
+        seed: int = 0,
+    ) -> ActingPolicy:
+        """A policy as it is now, with its connectors, for environments that the caller steps.
+
+        Args:
+            num_envs: environments that it acts in together.
+            explore: sample actions instead of taking the most probable ones.
+            seed: of what exploration draws.
+
+        Raises:
+            KeyError: there is no such policy.
+        """
+        return self.evaluator.acting_policy(policy_id, num_envs, explore=explore, seed=seed)
+
+    def compute_single_action(
+        self, observation: Any, policy_id: str = DEFAULT_POLICY_ID, *, explore: bool = False
+    ) -> Any:
+        """The action for the first observation of an episode; `acting_policy` goes on from there.
+
+        Of a policy without a memory it is the action for every observation.
+        """
+        return self.acting_policy(policy_id, explore=explore).compute_single_action(observation)
 
     # -- policies that come and go -------------------------------------------------------------
 

@@ -20,9 +20,11 @@ from rlrun.config.schema import ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
+from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import run_episodes
+from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import (
     Exploration,
     MultiAgentSpec,
@@ -153,6 +155,24 @@ class Evaluator:
         # Where runners differ, the last one explores least.
         tell_exploration(self._runner.policies, self._explorations(), self._num_env_runners)
         return self._runner
+
+    def acting_policy(
+        self, policy_id: str, num_envs: int, *, explore: bool, seed: int
+    ) -> ActingPolicy:
+        """See `Algorithm.acting_policy`."""
+        policies = self._policies
+        connectors = RunnerConnectors(
+            self._spec,
+            *policies.spaces[policy_id],
+            num_slots=num_envs,
+            key=(Role.EVALUATION, 0),
+            policy=policies[policy_id],
+        )
+        connectors.set_state(policies.connectors.get_state()[policy_id])
+        policy = connectors.policy
+        policy.set_weights(policies.acting_weights[policy_id])
+        tell_exploration({policy_id: policy}, self._explorations(), self._num_env_runners)
+        return ActingPolicy(connectors, self._spec.settings, num_envs, explore=explore, seed=seed)
 
     def _make_runner(self, render_mode: str | None) -> EnvRunner:
         settings, evaluation = self._spec.settings, self._settings

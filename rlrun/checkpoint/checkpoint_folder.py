@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.checkpoint.checkpoint import (
+    MANIFEST,
     Checkpoint,
     CheckpointError,
     CheckpointVersionError,
@@ -24,6 +25,8 @@ from rlrun.checkpoint.checkpoint import (
 from rlrun.checkpoint.files import remove_directory, remove_leftovers, replace_link
 from rlrun.data.results import counts_already, number_at
 
+CHECKPOINTS = "checkpoints"
+"""Name of the folder in a run folder."""
 BEST = "best"
 LATEST = "latest"
 
@@ -128,6 +131,20 @@ def newest_checkpoint(path: Path) -> Checkpoint | None:
     if newest_error is not None:
         raise newest_error
     return None
+
+
+def checkpoint_at(path: Path) -> Checkpoint:
+    """Read the checkpoint at ``path``, or the best one of the run folder at ``path``.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if (path / MANIFEST).is_file():
+        return read_checkpoint(path.parent / path.readlink() if path.is_symlink() else path)
+    checkpoint = best_checkpoint(path / CHECKPOINTS)
+    if checkpoint is None:
+        raise CheckpointError(f"{path}: no checkpoint, nor a run folder with one")
+    return checkpoint
 
 
 def best_checkpoint(path: Path) -> Checkpoint | None:

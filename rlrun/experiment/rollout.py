@@ -15,16 +15,16 @@ from rlrun.algorithms.result import evaluation_result
 from rlrun.checkpoint.checkpoint import (
     MANIFEST,
     Checkpoint,
-    CheckpointError,
-    read_checkpoint,
     restore_checkpoint,
 )
-from rlrun.checkpoint.checkpoint_folder import best_checkpoint
+from rlrun.checkpoint.checkpoint_folder import checkpoint_at
 from rlrun.config.loader import load_experiment
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.recorded_step import RecordedStep
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.run import build_alone
 from rlrun.experiment.run_folder import resolve_run
+from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import run_episodes
 
@@ -150,15 +150,33 @@ def rollout(
         algorithm.stop()
 
 
+def load_policy(
+    run_or_checkpoint: Path | str,
+    policy_id: str = DEFAULT_POLICY_ID,
+    *,
+    num_envs: int = 1,
+    explore: bool = False,
+    seed: int = 0,
+) -> ActingPolicy:
+    """A trained policy, with its connectors, for environments that the caller steps; without Ray.
+
+    Args:
+        run_or_checkpoint: as of `rollout`.
+        policy_id, num_envs, explore, seed: as of `Algorithm.acting_policy`.
+
+    Raises:
+        InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.
+    """
+    algorithm = _restored(find_checkpoint(Path(run_or_checkpoint)), {})
+    try:
+        return algorithm.acting_policy(policy_id, num_envs=num_envs, explore=explore, seed=seed)
+    finally:
+        algorithm.stop()
+
+
 def find_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at ``path``, or the best one of the run at ``path``."""
-    if os.path.isfile(path / MANIFEST):
-        return read_checkpoint(path.parent / path.readlink() if path.is_symlink() else path)
-    run = resolve_run(path)
-    checkpoint = best_checkpoint(run / "checkpoints")
-    if checkpoint is None:
-        raise CheckpointError(f"{run}: the run has no checkpoint yet")
-    return checkpoint
+    return checkpoint_at(path if os.path.isfile(path / MANIFEST) else resolve_run(path))
 
 
 def _restored(checkpoint: Checkpoint, evaluation: Mapping[str, int | None]) -> "Algorithm":

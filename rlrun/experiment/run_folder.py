@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
 from rlrun.checkpoint.checkpoint import MANIFEST
-from rlrun.checkpoint.checkpoint_folder import LATEST
+from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, LATEST
 from rlrun.checkpoint.files import replace_link, replace_text
 from rlrun.config.problems import InputError
 
@@ -66,7 +66,7 @@ class RunFolder:
         self.meta = path / "meta.json"
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.txt"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / CHECKPOINTS
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
         self._lock: IO[str] | None = None

@@ -43,6 +43,7 @@ class RunnerConnectors:
         policy: what one of several policies is made from.
 
     Attributes:
+        env_spaces: observation and action space of one environment.
         observations, actions, rewards: the pipelines.
         custom: tells custom connectors of each step; None without them.
         stateful: False where nothing here has a state or learns: it need not be asked for any.
@@ -62,7 +63,7 @@ class RunnerConnectors:
         policy: PolicySettings | None = None,
     ) -> None:
         self._spec, self._settings = spec, policy
-        self._env_spaces = observation_space, action_space
+        self.env_spaces = observation_space, action_space
         self.rewards = reward_pipeline(spec)
         self.observations: ObservationPipeline | EnvToModule
         self.actions: ActionPipeline | ModuleToEnv
@@ -85,7 +86,7 @@ class RunnerConnectors:
     @property
     def action_space(self) -> gym.Space[Any]:
         """What the policy acts in."""
-        return self._env_spaces[1] if self.custom is None else self.custom.actions.input_space
+        return self.env_spaces[1] if self.custom is None else self.custom.actions.input_space
 
     @cached_property
     def policy(self) -> Policy:
@@ -102,7 +103,7 @@ class RunnerConnectors:
     def _default_actions(self) -> ActionPipeline:
         connectors = self._spec.connectors
         return ActionPipeline(
-            self._env_spaces[1],
+            self.env_spaces[1],
             normalize=connectors.normalize_actions,
             clip=connectors.clip_actions,
         )
@@ -112,7 +113,7 @@ class RunnerConnectors:
         from rlrun.connectors.slot_history import SlotHistory
 
         settings = self._spec.settings
-        env = ConnectedEnv(*self._env_spaces, num_slots)
+        env = ConnectedEnv(*self.env_spaces, num_slots)
         history = SlotHistory(
             num_slots, settings.episode_lookback_horizon, env.single_observation_space
         )
@@ -150,7 +151,7 @@ class RunnerConnectors:
 
     def _keep_policy(self, policy: Policy, connectors: Sequence[NamedConnector]) -> None:
         """The policy that a connector was given must be the one that acts."""
-        if self.action_space != self._env_spaces[1]:
+        if self.action_space != self.env_spaces[1]:
             from rlrun.connectors.errors import ConnectorError
 
             names = ", ".join(named.name for named in connectors)

@@ -2,13 +2,14 @@
 
 import json
 
+import gymnasium
 import numpy as np
 import pytest
 from run_folders import assert_equal_runs, rows
 
 from rlrun.checkpoint.checkpoint import CheckpointError
 from rlrun.data.results import addresses
-from rlrun.experiment.rollout import rollout
+from rlrun.experiment.rollout import load_policy, rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
 
 FILE = """
@@ -65,6 +66,19 @@ def test_a_rollout_gives_the_numbers_that_training_logged(whole):
             name = f"{row['training_iteration']:06d}"
             found = rollout(whole / "whole/checkpoints" / name)
             assert found.statistics == row["evaluation"]
+
+
+def test_a_loaded_policy_plays_what_the_rollout_of_its_run_plays(whole):
+    played = rollout(whole / "whole", episodes=3).episodes
+    policy, env = load_policy(whole / "whole"), gymnasium.make("CartPole-v1")
+    for episode in played:
+        policy.reset()
+        observation, length, over = env.reset(seed=episode.seed)[0], 0, False
+        while not over:
+            action = policy.compute_single_action(observation)
+            observation, _, terminated, truncated, _ = env.step(action)
+            length, over = length + 1, terminated or truncated
+        assert length == episode.length
 
 
 def test_equal_seeds_give_equal_rollouts(whole):

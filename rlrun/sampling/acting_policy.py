@@ -1,0 +1,129 @@
+"""ActingPolicy: a trained policy for environments that its user steps.
+
+Owns what a policy needs besides its weights in order to act: connectors, recurrent states and
+views of the steps before, by the same `PolicyActor` that env runners use. Must not know where the
+weights are from.
+
+    B  environments that are acted in together
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
+
+from rlrun.config.schema import EnvRunnersConfig
+from rlrun.envs.agent_slots import Due, SlotStep
+from rlrun.sampling.policy_actor import PolicyActor
+from rlrun.sampling.runner_connectors import RunnerConnectors
+from rlrun.sampling.runner_messages import make_collector
+
+_STEPS_KEPT = 64  # after which the steps that no view looks at are dropped
+
+
+class ActingPolicy:
+    """Chooses actions from raw observations, as evaluation does; learns nothing.
+
+    Args:
+        connectors: between the environments and the policy, made for B slots.
+        settings: of the env runners.
+        explore: sample actions instead of taking the most probable ones.
+        seed: of what exploration draws.
+
+    Attributes:
+        num_envs: B.
+        observation_space, action_space: of one environment.
+    """
+
+    def __init__(
+        self,
+        connectors: RunnerConnectors,
+        settings: EnvRunnersConfig,
+        num_envs: int,
+        *,
+        explore: bool,
+        seed: int,
+    ) -> None:
+        self.num_envs = num_envs
+        self.observation_space, self.action_space = connectors.env_spaces
+        plain = {"sample_collector": None, "batch_mode": "truncate_episodes"}
+        output = connectors.observations.output_space
+        self._actor = PolicyActor(
+            connectors,
+            lambda: make_collector(settings.model_copy(update=plain), output, num_envs),
+            num_slots=num_envs,
+            explore=explore,
+            learns=False,
+        )
+        self._rng = np.random.default_rng(seed)
+        self._actor.begin_fragment(frozenset(), None, 0)
+        if explore:
+            self._actor.begin_exploring(self._rng, _STEPS_KEPT)
+        self._all = np.arange(num_envs)
+        self._next_id = num_envs
+        self._steps = 0
+        self._begins = np.ones(num_envs, np.bool_)  # [B] the next observation is an episode's first
+
+    def reset(self, env_index: int | None = None) -> None:
+        """The next observation begins an episode, in one environment or in all."""
+        self._begins[slice(None) if env_index is None else env_index] = True
+
+    def compute_single_action(self, observation: Any, reward: float = 0.0) -> Any:
+        """The action for the observation of a single environment.
+
+        Args:
+            observation: as the environment returns it: the first of an episode after `reset`, else
+                the one that the action before has led to.
+            reward: of the action before.
+
+        Raises:
+            ValueError: the policy acts in several environments.
+        """
+        if self.num_envs != 1:
+            raise ValueError(f"the policy acts in {self.num_envs} environments: compute_actions()")
+        space = self.observation_space
+        empty: Any = create_empty_array(space, 1)
+        batch = concatenate(space, [observation], empty)
+        actions = self.compute_actions(batch, np.array([reward]))
+        return next(iter(iterate(batch_space(self.action_space, 1), actions)))
+
+    def compute_actions(self, observations: Any, rewards: Any = None) -> Any:
+        """The actions for the observations of all environments.
+
+        Args:
+            observations: batched as gymnasium's vector environments do, ``[B, ...]``.
+            rewards: of the actions before, ``[B]``; None: 0.
+
+        Returns:
+            The environments' actions, batched.
+        """
+        actor, begins = self._actor, self._begins
+        rewards = np.zeros(self.num_envs) if rewards is None else np.asarray(rewards, np.float64)
+        if self._steps:
+            step = SlotStep(
+                rewards=rewards,
+                terminateds=begins,
+                truncateds=np.zeros(self.num_envs, np.bool_),
+                observations=observations,
+            )
+            actor.observe(step)
+        if begins.any():
+            self._begin(np.flatnonzero(begins), observations)
+        if self._steps and self._steps % _STEPS_KEPT == 0:
+            actor.discard()
+            actor.begin_fragment(frozenset(), None, 0)
+        self._steps += 1
+        actions = actor.act(Due())
+        return actor.to_env(actions)
+
+    def _begin(self, slots: NDArray[np.int64], observations: Any) -> None:
+        from rlrun.envs.vector_env import take_envs
+
+        ids = self._next_id + np.arange(len(slots))
+        self._next_id += len(slots)
+        self._actor.begin_episodes(slots, ids, take_envs(observations, slots), update=False)
+        self._actor.begin_noise(slots, ids)
+        self._begins = np.zeros(self.num_envs, np.bool_)

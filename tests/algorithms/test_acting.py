@@ -1,0 +1,115 @@
+"""Policies that act for environments of the caller's: as in evaluation, from a checkpoint too."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tiny import ALGORITHMS, FILTERED, LSTM, SEVERAL_AGENTS, assert_equal_weights, train
+
+from rlrun import Algorithm, PPOConfig
+from rlrun.algorithms.ppo import PPO
+from rlrun.algorithms.sac import SAC
+from rlrun.checkpoint.checkpoint import CheckpointError
+
+CASES = [(name, "Pendulum-v1" if name == "SAC" else "CartPole-v1") for name in ALGORITHMS]
+EPISODES = {"evaluation": {"episodes": 3}, **FILTERED}
+
+
+def returns_by_hand(policy, env_name, seeds):
+    """Of an episode for each seed, in one environment."""
+    env, returns = gym.make(env_name), []
+    for seed in seeds:
+        policy.reset()
+        observation, reward, total, over = env.reset(seed=seed)[0], 0.0, 0.0, False
+        while not over:
+            action = policy.compute_single_action(observation, reward)
+            assert env.action_space.contains(action)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return returns
+
+
+@pytest.mark.parametrize(("name", "env"), CASES)
+def test_it_plays_what_evaluation_plays(built, tmp_path, name, env):
+    """With filters, memories and views; and so does the policy of a checkpoint."""
+    algorithm = built(name, env, **EPISODES)
+    train(algorithm, 2)
+    episodes = algorithm.evaluator.evaluate()
+    expected = [episode.episode_return for episode in episodes]
+    seeds = [episode.seed for episode in episodes]
+    assert returns_by_hand(algorithm.acting_policy(), env, seeds) == pytest.approx(expected)
+    algorithm.save(tmp_path / "checkpoint")
+    restored = Algorithm.from_checkpoint(tmp_path / "checkpoint")
+    assert returns_by_hand(restored.acting_policy(), env, seeds) == pytest.approx(expected)
+    assert type(restored) is type(algorithm)
+    assert train(restored, 1) == train(algorithm, 1)
+    assert_equal_weights(restored, algorithm)
+    restored.stop()
+
+
+def test_several_environments_are_acted_in_as_if_each_were_alone(built):
+    algorithm = built("PPO, LSTM", **FILTERED)
+    train(algorithm, 2)
+    together, seeds = algorithm.acting_policy(num_envs=2), [3, 4]
+    envs = SyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.DISABLED
+    )
+    alone = [algorithm.acting_policy() for _ in seeds]
+    observations, rewards = envs.reset(seed=seeds)[0], np.zeros(2)
+    ends = 0
+    for _ in range(150):
+        actions = together.compute_actions(observations, rewards)
+        for i, policy in enumerate(alone):
+            assert policy.compute_single_action(observations[i], rewards[i]) == actions[i]
+        observations, rewards, terminateds, truncateds, _ = envs.step(actions)
+        over = terminateds | truncateds
+        for i in np.flatnonzero(over).tolist():
+            ends += 1
+            together.reset(i)
+            alone[i].reset()
+        if over.any():
+            observations, _ = envs.reset(seed=[ends, ends + 1], options={"reset_mask": over})
+    assert ends > 4
+    with pytest.raises(ValueError, match=r"acts in 2 environments: compute_actions\(\)"):
+        together.compute_single_action(observations[0])
+
+
+def test_exploring_draws_from_the_seed_and_leaves_training_alone(built):
+    algorithm, other = built("PPO", "Pendulum-v1"), built("PPO", "Pendulum-v1")
+    observations = np.zeros((4, 3), np.float32)
+
+    def actions(**options):
+        policy = algorithm.acting_policy(num_envs=4, **options)
+        return np.stack([policy.compute_actions(observations) for _ in range(100)])
+
+    np.testing.assert_array_equal(actions(explore=True, seed=3), actions(explore=True, seed=3))
+    assert (actions(explore=True, seed=3) != actions(explore=True, seed=4)).mean() > 0.8
+    assert len(np.unique(actions(explore=True))) > 200  # the others are clipped
+    assert len(np.unique(actions())) == 1
+    assert algorithm.compute_single_action(observations[0]) == actions()[0, 0]
+    assert train(algorithm, 2) == train(other, 2)
+
+
+def test_one_policy_of_several(built):
+    algorithm = built("PPO", SEVERAL_AGENTS, model={"hidden": [8], **LSTM})
+    train(algorithm, 1)
+    observation = np.array([0.3, -1.0, 0.1, 0.5], np.float32)
+    chosen = {name: algorithm.acting_policy(name) for name in ("agent_0", "agent_1")}
+    actions = {
+        name: [policy.compute_single_action(observation * k) for k in range(-9, 9)]
+        for name, policy in chosen.items()
+    }
+    assert actions["agent_0"] != actions["agent_1"]
+    with pytest.raises(KeyError, match="agent_2"):
+        algorithm.acting_policy("agent_2")
+
+
+def test_what_is_no_checkpoint_of_it_is_refused(tmp_path):
+    algorithm = PPOConfig().environment("CartPole-v1").build()
+    algorithm.save(tmp_path / "checkpoint")
+    algorithm.stop()
+    with pytest.raises(CheckpointError, match="a checkpoint of PPO, not of SAC"):
+        SAC.from_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match="no checkpoint, nor a run folder with one"):
+        PPO.from_checkpoint(tmp_path)
