@@ -93,7 +93,7 @@ class Algorithm(ABC, Generic[T_co]):
         self.learners, self.timers = self.policies.learners, self.progress.timers
         self._parts: dict[str, Part] = {}
         self._callbacks = make_callbacks(config.callbacks)
-        batch_size = config.training.train_batch_size
+        batch_size = self.training.train_batch_size
         self._fragment_lengths = fragment_lengths(batch_size, config.env_runners)
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
         settings = self.policies.settings

@@ -150,7 +150,6 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
     Raises:
         CheckpointWriteError: the disk refuses, or the state cannot be stored.
-
     """
     try:
         replace_directory(directory, _serialise(checkpoint))
@@ -186,7 +185,6 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged, foreign or of another version.
-
     """
     manifest = read_manifest(directory)
     contents = {name: _read_verified(directory, name, manifest) for name in _FILES}

@@ -117,7 +117,6 @@ def newest_checkpoint(path: Path) -> Checkpoint | None:
 
     Raises:
         CheckpointError: all are damaged, or the newest is of another format version.
-
     """
     newest_error: CheckpointError | None = None
     for iteration in reversed(iterations_in(path)):

@@ -13,5 +13,6 @@ def init(
     from rlrun.config.loader import load
     from rlrun.config.reference import starter
 
-    load(None, algorithm=algorithm, env=env)  # Raises for a wrong name, with the nearest one.
+    # Raises for a wrong name, with the nearest one.
+    load(None, [f"algorithm={algorithm}", f"env={env}"])
     typer.echo(starter(algorithm, env), nl=False)

@@ -11,31 +11,22 @@ from pydantic import BaseModel
 
 from rlrun.config.problems import Origin, Path
 from rlrun.config.schedules import Decay
-from rlrun.config.schema import ExperimentConfig, ModelConfig, UseSpec
+from rlrun.config.schema import ExperimentConfig
+from rlrun.config.section import CodeSection
 from rlrun.config.yaml_tree import FLOAT
 
 
 def to_plain(value: Any) -> Any:
     """A config object, or a value inside one, as in a file."""
-    if isinstance(value, UseSpec | Decay):
+    if isinstance(value, CodeSection | Decay):
         return to_plain(value.to_plain())
     if isinstance(value, BaseModel):
-        fields = {name: getattr(value, name) for name in type(value).model_fields}
-        if isinstance(value, ModelConfig):
-            fields = _model_fields(fields)
-        return {name: to_plain(item) for name, item in fields.items()}
+        return {name: to_plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
     return value
-
-
-def _model_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    kwargs = fields.pop("kwargs")
-    if kwargs.keys() & {*fields, "kwargs"}:
-        return {**fields, "kwargs": kwargs}
-    return {**fields, **kwargs}
 
 
 def dump_yaml(experiment: ExperimentConfig) -> str:

@@ -18,7 +18,7 @@ from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, O
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
 from rlrun.config.validate import salvage, validate
-from rlrun.config.yaml_tree import Node, from_plain
+from rlrun.config.yaml_tree import Node
 
 
 @dataclass(frozen=True)
@@ -42,31 +42,25 @@ class Loaded:
 
 
 def load_experiment(
-    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), **top_level: object
+    path: str | os.PathLike[str] | None, overrides: Sequence[str] = ()
 ) -> ExperimentConfig:
     """The experiment of a YAML file, checked as ``rlrun check`` does it.
 
     Args:
-        path: the file; None where `top_level` names algorithm and env.
+        path: the file; None where the overrides name algorithm and env.
         overrides: ``"training.lr=1e-3"``: values in YAML, laid over the file in their order.
-        top_level: values such as ``seed=3``, laid over everything else; None changes nothing.
 
     Raises:
         ConfigError: with all problems, one line each.
-
     """
-    return load(path, overrides, **top_level).experiment
+    return load(path, overrides).experiment
 
 
-def load(
-    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), **top_level: object
-) -> Loaded:
+def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = ()) -> Loaded:
     """Like `load_experiment`, with the origins of the values and the warnings."""
     file = None if path is None else FilePath(path)
     tree = layers.read_file(file) if file is not None else Node({}, COMMAND_LINE)
     tree, problems = layers.apply_overrides(tree, overrides)
-    given = {key: value for key, value in top_level.items() if value is not None}
-    tree = layers.merge(tree, from_plain(given, COMMAND_LINE)) if given else tree
     tree = _named(layers.without_dropped_stops(tree), file)
     return resolve(tree, problems)
 

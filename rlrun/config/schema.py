@@ -127,8 +127,6 @@ class ModelConfig(CodeSection):
 
     use: str | None = None
     """Import path of an `RLModule` subclass; null takes the default actor-critic network."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the class named by `use`; in a file they are written beside it."""
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers; [] is a linear network."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = "tanh"
@@ -258,8 +256,6 @@ class PolicyConfig(CodeSection):
 
     use: str | None = None
     """Import path of a `Policy` written from scratch; null is a network as in `model`."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the class named by `use`, its `config`; in a file they are written beside it."""
     model: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the section `model` for this policy."""
     training: dict[str, Any] = Field(default_factory=dict)

@@ -1,12 +1,11 @@
 """What all sections of an experiment file have in common.
 
 Owns: `Section`, the base of every section, the kinds of numbers, and the ways to name code
-(`UseSpec`, and `CodeSection` for sections with further keys). Must not know: any section
+(`CodeSection`, and `UseSpec`, which has no other keys). Must not know: any section
 (schema.py), nor numbers that change during a run (schedules.py).
 """
 
 import types
-from collections.abc import Collection
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -81,10 +80,10 @@ Real = Annotated[float, Field(ge=-MOST, le=MOST)]
 """A number of either sign."""
 
 
-class UseSpec(Section):
-    """A class or function and its arguments: ``name``, or ``{use: name, key: value, ...}``."""
+class CodeSection(Section):
+    """A section that may name code; keys that are not its own are then arguments of that code."""
 
-    use: str
+    use: str | None = None
     """A registered name, or an import path "package.module:attribute"."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments; in a file they stand beside `use`."""
@@ -94,40 +93,31 @@ class UseSpec(Section):
     def _gather_kwargs(cls, data: Any) -> Any:
         if isinstance(data, str):
             return {"use": data}
-        return _gathered(data, known=("use",))
+        if not isinstance(data, dict) or not isinstance(data.get("kwargs", {}), dict):
+            return data
+        fields = cls.model_fields
+        if data.get("use") is None and not fields["use"].is_required():
+            return data
+        own = {key: value for key, value in data.items() if key in fields}
+        extra = {key: value for key, value in data.items() if key not in fields}
+        return {**own, "kwargs": {**data.get("kwargs", {}), **extra}}
 
     def to_plain(self) -> Any:
         """The shortest form that a file may hold for this object."""
+        fields = type(self).model_fields
+        own = {name: getattr(self, name) for name in fields if name != "kwargs"}
         if not self.kwargs:
-            return self.use
-        if self.kwargs.keys() & {"use", "kwargs"}:
-            return {"use": self.use, "kwargs": self.kwargs}
-        return {"use": self.use, **self.kwargs}
+            return self.use if own.keys() == {"use"} else own
+        if self.use is None or self.kwargs.keys() & fields.keys():
+            return {**own, "kwargs": self.kwargs}
+        return {**own, **self.kwargs}
 
 
-class CodeSection(Section):
-    """A section that may name the user's code; keys that are no fields are that code's arguments.
+class UseSpec(CodeSection):
+    """A class or function and its arguments: ``name``, or ``{use: name, key: value, ...}``."""
 
-    Subclasses have the fields `use`, an import path or None, and `kwargs`.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_kwargs(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            return {"use": data}
-        if not isinstance(data, dict) or data.get("use") is None:
-            return data
-        return _gathered(data, known=cls.model_fields.keys() - {"kwargs"})
-
-
-def _gathered(data: Any, known: Collection[str]) -> Any:
-    """Move the keys of a ``{use: ..., key: value}`` mapping that are not `known` into `kwargs`."""
-    if not isinstance(data, dict) or not isinstance(data.get("kwargs", {}), dict):
-        return data
-    own = {key: value for key, value in data.items() if key in known}
-    extra = {key: value for key, value in data.items() if key not in known and key != "kwargs"}
-    return {**own, "kwargs": {**data.get("kwargs", {}), **extra}}
+    use: str
+    """A registered name, or an import path "package.module:attribute"."""
 
 
 UseSpecs = Annotated[tuple[UseSpec, ...], BeforeValidator(_as_one_of_many)]

@@ -82,7 +82,6 @@ def run_experiment(
     Raises:
         ConfigError: the experiment is wrong. RunFolderError: the folder cannot be used.
         EnvError: the environment failed. Checkpoints written before any error stay valid.
-
     """
     experiment, loaded = loaded_experiment(experiment, overrides)
     unfinished = _unfinished_run(experiment, run_dir) if resume else None
@@ -111,7 +110,6 @@ def resume_experiment(
 
     Raises:
         RunFolderError, CheckpointError, ConfigError: it cannot be resumed; the folder is unchanged.
-
     """
     folder = RunFolder.open(Path(run))
     with closing(folder), RunLog(folder.log, print_error) as run_log:

@@ -6,10 +6,10 @@ from rlrun.config.loader import load, load_experiment
 from rlrun.config.problems import ConfigError
 
 
-def errors(file, overrides=(), **top):
+def errors(file, overrides=()):
     """The error lines of a file with these overrides; at least one."""
     with pytest.raises(ConfigError) as caught:
-        load_experiment(file, overrides, **top)
+        load_experiment(file, overrides)
     return caught.value.render().splitlines()
 
 

@@ -281,21 +281,15 @@ class TestOverrides:
 
 
 def test_without_a_file(write):
-    experiment = load_experiment(
-        None, ["training.num_epochs=2"], algorithm="fake_algorithm:Fake", env="CartPole-v1", seed=3
-    )
+    words = ["algorithm=fake_algorithm:Fake", "env=CartPole-v1", "training.num_epochs=2", "seed=3"]
+    experiment = load_experiment(None, words)
     assert (experiment.seed, experiment.training.num_epochs) == (3, 2)
     assert experiment.name == "fake_cartpole-v1"
     known = ", ".join(ALGORITHMS)
-    assert errors(None, algorithm="PP", env="CartPole-v1")[0].startswith(
+    assert errors(None, ["algorithm=PP", "env=CartPole-v1"])[0].startswith(
         f"<command line>: algorithm: there is no algorithm 'PP', there is {known} - "
         "did you mean PPO?"
     )
-
-
-def test_options_win_over_overrides_and_file(write):
-    assert load_experiment(write("seed: 1"), ["seed=2"], seed=3).seed == 3
-    assert load_experiment(write("seed: 1"), ["seed=2"], seed=None).seed == 2
 
 
 def test_an_experiment_is_frozen(write):

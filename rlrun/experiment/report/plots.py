@@ -35,7 +35,6 @@ def save_panels(
 
     Returns:
         Whether a picture was written: False without matplotlib or without items.
-
     """
     if not items or not is_installed("matplotlib"):
         return False

@@ -116,7 +116,6 @@ def experiments_of(
 
     Raises:
         ConfigError: every problem of every point, at the place of the sweep's space.
-
     """
     builder = PointBuilder(dump_yaml(experiment), "sweep.yaml")
     origin = find(origins, ("sweep", "space")).origin if origins else Origin("sweep")

@@ -70,7 +70,6 @@ def run_sweep(
     Raises:
         ConfigError: the sweep or one of its points is wrong. ResourceError: a trial needs more
         than there is. RunFolderError: the folder cannot be used. Nothing has been started then.
-
     """
     experiment, loaded = loaded_experiment(experiment, overrides)
     experiment = with_seed(experiment)
@@ -89,7 +88,6 @@ def resume_sweep(
 
     Raises:
         RunFolderError, ConfigError, ResourceError: it cannot be resumed; the folder is unchanged.
-
     """
     folder = SweepFolder.open(Path(sweep))
     with closing(folder), RunLog(folder.log, print_error) as run_log:

@@ -66,7 +66,6 @@ def read_cases(path: Path) -> tuple[dict[Kind, str], dict[str, str], tuple[Case,
 
     Raises:
         ConfigError: it is not valid YAML, or has a key twice. ValidationError: a case is malformed.
-
     """
     table = parse_yaml(path.read_text(encoding="utf-8"), path.name).plain()
     cases = [{"name": name, **case} for name, case in table["cases"].items()]

@@ -113,7 +113,6 @@ def publish(verification: Verification, path: Path) -> Verification:
     Returns:
         The verification, with recorded results for cases without runs. On the page they also
         stand for failed runs, which must not be hidden from the user.
-
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     record = path.with_suffix(".json")

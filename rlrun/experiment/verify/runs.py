@@ -90,7 +90,6 @@ def plan_runs(cases: Sequence[Case], seeds: Sequence[int], results: Path) -> lis
     Raises:
         ConfigError: all problems of the cases' files, for instance a missing extra.
         InputError: the folder has runs with different settings.
-
     """
     runs: list[SeedRun] = []
     problems: list[Problem] = []

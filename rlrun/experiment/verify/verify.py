@@ -179,7 +179,6 @@ def verify(
     Raises:
         InputError: no such case, or ``results`` holds runs with other settings.
         ConfigError: a case cannot run here, for instance because an extra is missing.
-
     """
     chosen = choose_cases(names, cases)
     runs = plan_runs(chosen, seeds, Path(results))
@@ -203,7 +202,6 @@ def choose_cases(names: Sequence[str], cases: Sequence[Case] = CASES) -> list[Ca
 
     Raises:
         InputError: names are unknown; the message has the nearest ones.
-
     """
     known = {case.name: case for case in cases}
     unknown = [name for name in names if name not in known]
@@ -312,7 +310,6 @@ def bootstrap_interval(
         confidence: probability with which the interval contains the true number.
         resamples: number of sets of runs to draw, each as large as the original.
         seed: of the draws; equal scores give equal intervals.
-
     """
     random = np.random.default_rng(seed)
     drawn = []
