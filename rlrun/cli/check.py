@@ -1,6 +1,7 @@
 """``rlrun check``: validate experiment files and show the resolved settings."""
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from rlrun.cli import errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rlrun.config.loader import Loaded
     from rlrun.config.problems import Problem
     from rlrun.config.schema import ExperimentConfig
 
@@ -44,13 +46,14 @@ def check(
     failed = errors.FINISHED
     for file in files:
         path = os.path.join(file, "config.yaml") if os.path.isdir(file) else file
+        loaded: Loaded | None = None
         try:
             loaded = load(path, overrides)
             experiment = loaded.experiment
             # User callbacks are left out: they may begin to report when an algorithm is built.
             build_alone(experiment.model_copy(update={"callbacks": ()})).stop()
         except ConfigError as error:
-            problems += error.problems
+            problems += [_placed(problem, loaded, path) for problem in error.problems]
             continue
         except Exception as error:  # of the environment's or the networks' code
             error.add_note(f"{file}: failed: {type(error).__name__}")
@@ -65,6 +68,16 @@ def check(
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     raise typer.Exit(failed)
+
+
+def _placed(problem: "Problem", loaded: "Loaded | None", path: str) -> "Problem":
+    """A problem that was found by building, at the place of its key in the file."""
+    from rlrun.config.problems import DEFAULT, Origin
+
+    if loaded is None:
+        return problem
+    written = loaded.origin(tuple(problem.key.split(".")))
+    return replace(problem, origin=Origin(path) if written == DEFAULT else written)
 
 
 def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":

@@ -108,6 +108,7 @@ def test_what_the_environment_contradicts_is_found(rlrun, words, says):
     Path("a.yaml").write_text(GOOD)
     code, _, err = rlrun("check", "a.yaml", *words)
     assert code == 2
+    assert err.startswith("<command line>: ")
     assert says in err
 
 
