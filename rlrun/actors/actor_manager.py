@@ -21,7 +21,7 @@ ActorFactory = Callable[[int, bool], Any]
 
 @dataclass(frozen=True)
 class CallResult:
-    """What one call came to.
+    """The outcome of one call.
 
     Attributes:
         error: the exception of the called code as it was raised there, or Ray's.

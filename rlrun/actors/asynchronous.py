@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # they import Ray, which runners in this process do without
 
 @dataclass(frozen=True)
 class _Asked:
-    """What it takes to ask a runner for a fragment, the first time and again."""
+    """A request as it was sent to a runner, and may be sent again."""
 
     request: SampleRequest
     weights: Any

@@ -193,7 +193,7 @@ class EnvRunnerGroup:
         return local if self.remote is None else local + self.remote.foreach(function)
 
     def get_states(self) -> dict[int, dict[str, Any] | None]:
-        """Where each runner stood after the last of its replies that was taken, by runner index.
+        """The state of each runner after the last of its replies that was taken, by runner index.
 
         None for a runner of which no reply has been taken: it begins again.
         """

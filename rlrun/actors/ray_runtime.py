@@ -32,7 +32,7 @@ class ResourceError(InputError):
 
 @dataclass(frozen=True)
 class Resources:
-    """What is needed, or what there is: CPUs, GPUs and Ray's custom resources by name."""
+    """Needed or available resources: CPUs, GPUs and Ray's custom ones by name."""
 
     cpus: float = 0.0
     gpus: float = 0.0
@@ -200,14 +200,14 @@ _RAY_VARIABLES = {
 
 
 def _worker_variables() -> dict[str, str]:
-    """What a runner's process finds in its environment."""
+    """Environment variables of runners' processes."""
     paths = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **_WORKER_VARIABLES}
 
 
 @contextmanager
 def environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have ``variables`` in the environment, which the processes started meanwhile keep."""
+    """Set environment variables within; processes started there keep them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

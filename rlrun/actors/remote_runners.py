@@ -44,7 +44,7 @@ class EnvRunnersError(RuntimeError):
 
 @dataclass
 class RunnerStates:
-    """Where each remote runner stands, and which failures there were; by runner index."""
+    """The states and failures of remote runners, by runner index."""
 
     replied: dict[int, dict[str, Any]] = field(default_factory=dict)
     """State after the last reply: a replaced runner goes on from there."""
@@ -86,7 +86,7 @@ class RemoteRunners:
         arguments: ``(index, recreated) -> keyword arguments`` of `make_runner` beside the spec.
 
     Attributes:
-        states: where each runner stands.
+        states: of each runner.
         actors: the runners' actors.
     """
 
@@ -167,7 +167,7 @@ class RemoteRunners:
     # -- failures ------------------------------------------------------------------------------
 
     def recover(self, failures: Sequence[CallResult], fragment: int) -> list[int]:
-        """Replace the runners whose calls have failed; those that can be asked again.
+        """Replace the runners whose calls have failed; returns those that can be asked again.
 
         Args:
             failures: of one fragment's requests.
@@ -194,7 +194,7 @@ class RemoteRunners:
         return again
 
     def _is_tolerated(self, result: CallResult, fragment: int) -> bool:
-        """Count a failure; whether it is an accident, and one of not too many in a row."""
+        """Count a failure; returns whether it may not come back, and few were in a row."""
         self.states.consecutive_failures += 1
         if isinstance(result.error, EnvError):
             accident = not self.states.failed_before(result.actor_id, fragment, result.error)
@@ -211,10 +211,10 @@ class RemoteRunners:
         )
 
     def recover_late(self, indices: Sequence[int], fragment: int) -> list[int]:
-        """Replace runners that did not answer in time; those that can be asked again.
+        """Replace runners that did not answer in time; returns those that can be asked again.
 
-        The data of a runner do not depend on how long it takes, so those of its replacement are
-        the same. One that is late with the same fragment again would be so for ever.
+        A fragment does not depend on how long it takes, so the replacement samples the same one. A
+        runner that is late with the same fragment again would be late forever.
 
         Raises:
             EnvRunnersError: a runner is late again, or restarts are not wanted.
@@ -236,7 +236,7 @@ class RemoteRunners:
         return list(indices)
 
     def _silence(self, indices: Sequence[int], late: str) -> str:
-        """What is known of runners that do not answer."""
+        """The last lines on stderr of runners that do not answer, as text."""
         pids = {index: self._process_ids.get(index) for index in indices}
         said = (
             f"  env runner {index}: {(pid and last_error_line(pid)) or 'nothing on stderr'}"
@@ -291,7 +291,7 @@ class RemoteRunners:
             left = [result.actor_id for result in failures]
 
     def _started_and_restored(self, indices: list[int]) -> list[CallResult]:
-        """Wait for new runners and restore their states, all at once; those that failed."""
+        """Wait for new runners and restore their states, all at once; returns the failures."""
         failures = self._scheduled(indices)
         for calls in (
             dict.fromkeys(indices, ("ping",)),
