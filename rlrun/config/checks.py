@@ -165,7 +165,7 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding(("multi_agent", "policies"), message)
         return
     if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
-        message = f"{experiment.algorithm} learns one policy; PPO, for one, learns several"
+        message = f"{experiment.algorithm} learns one policy; PPO, for example, learns several"
         yield Finding(("multi_agent",), message)
     if experiment.env_runners.gym_env_vectorize_mode not in ("auto", "sync"):
         message = (

@@ -307,12 +307,10 @@ class Events(Callback):
         self._processes: dict[int, Any] = {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial has a process."""
+        """The trial has a process: it starts, or continues from a checkpoint."""
         self._note(trial, "running", None)
 
-    def on_trial_restore(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial continues from its own checkpoint, or from another's with changed settings."""
-        self._note(trial, "running", None)
+    on_trial_restore = on_trial_start
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
