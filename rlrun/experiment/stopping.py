@@ -10,7 +10,6 @@ the state is half old and half new, and keeping a copy of the last whole state w
 iteration. A second signal ends it at once, and the last checkpoint stands.
 """
 
-import difflib
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from types import FrameType
 from typing import Any, Self
 
 from rlrun.config.problems import InputError
+from rlrun.config.registry import suggestion
 from rlrun.data.results import addresses, counts_already, lookup, number_at
 
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
@@ -98,9 +98,9 @@ class StopCriteria:
 def _suggest(address: str, result: Mapping[str, Any]) -> str:
     known = list(addresses(result))
     last_part = address.rpartition("/")[2]
-    same_last_part = [name for name in known if name.rpartition("/")[2] == last_part]
-    near = same_last_part or difflib.get_close_matches(address, known, n=1, cutoff=0.5)
-    return "no such result key" + (f" - did you mean {near[0]}?" if near else "")
+    near = next((name for name in known if name.rpartition("/")[2] == last_part), None)
+    hint = suggestion(address, known) if near is None else f" - did you mean {near}?"
+    return f"no such result key{hint}"
 
 
 def number(value: float) -> str:
