@@ -160,7 +160,7 @@ class _Learned:
 
 
 def _least_bytes(spaces: Spaces) -> int:
-    """Bytes of a transition; where observations may be stacks, those of one frame."""
+    """Bytes of a transition; where observations may be stacks, with one frame of each."""
     num_bytes = TRANSITION_BYTES
     for space in spaces:
         shape, itemsize = space.shape or (), np.dtype(space.dtype or np.int8).itemsize

@@ -77,7 +77,7 @@ def _without_int_beside_float(args: tuple[Any, ...]) -> list[Any]:
 
 
 def describe_bounds(metadata: list[Any]) -> str:
-    """`` from 0 to 1`` or `` above 0``; without bounds that only keep out what nobody means."""
+    """`` from 0 to 1`` or `` above 0``; without bounds beyond `MOST`."""
     bounds = {
         name: limit
         for item in metadata

@@ -22,7 +22,7 @@ _WEIGHT_BYTES = 16  # the weight, its gradient and Adam's two moments in single 
 
 
 def check_memory(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Sizes that take more than this machine's memory, whatever the environment."""
+    """Sizes that take more than this machine's memory in every environment."""
     for prefix, settings in addressed_settings(experiment):
         num_atoms = getattr(settings.training, "num_atoms", 1)
         for key, num_weights in _least_weights(settings.model, num_atoms):

@@ -46,7 +46,7 @@ def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, Policy
     """Policy id -> settings; ``only`` is the id of the one policy if none are named."""
     multi_agent = experiment.multi_agent
     if not multi_agent.policies:
-        return {only: _common(experiment)}
+        return {only: settings_of(PolicyConfig(), experiment, train=True)}
     chosen = multi_agent.policies_to_train
     named = None if isinstance(chosen, str) else chosen  # code is asked about each train batch
     return {
@@ -72,17 +72,13 @@ def settings_of(
     )
 
 
-def _common(experiment: ExperimentConfig) -> PolicySettings:
-    return PolicySettings(experiment.model, experiment.training, experiment.exploration)
-
-
 def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, PolicySettings]]:
     """All different settings of networks, each with the prefix of the addresses of its keys.
 
     First the experiment's, with ""; then the settings of policies that override some of them, with
     ``multi_agent.policies.<id>.``, except wrong ones, which are reported elsewhere.
     """
-    yield "", _common(experiment)
+    yield "", settings_of(PolicyConfig(), experiment, train=True)
     for policy_id, policy in experiment.multi_agent.policies.items():
         if policy.use is None and (policy.model or policy.training or policy.exploration):
             with contextlib.suppress(ValidationError):

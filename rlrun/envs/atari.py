@@ -1,7 +1,7 @@
 """The deepmind preprocessing of Atari games (Mnih et al. 2015), of which gymnasium has two thirds.
 
 Owns the two wrappers that gymnasium lacks, and the order of all of them. Reward clipping is a
-connector, so that the reported returns are those of the game.
+connector, so that the reported returns are the game's own.
 
     no-ops at reset (up to 30), every 4th frame as the maximum of two, 84 x 84 grey    gymnasium
     a lost life ends an episode for the learner, in training only                      EpisodicLife

@@ -178,8 +178,8 @@ class PooledVectorEnv:
         if self._has_bad_values(observations):
             self._check_rows(observations)
         truncateds = truncateds | (infos["elapsed_step"] >= self._make.limit)
-        told = {name: values for name, values in infos.items() if name not in _BOOKKEEPING}
-        infos_by_env = PoolInfos(told, self.num_envs) if told else None
+        kept = {name: values for name, values in infos.items() if name not in _BOOKKEEPING}
+        infos_by_env = PoolInfos(kept, self.num_envs) if kept else None
         return observations, rewards.astype(np.float64), terminateds, truncateds, infos_by_env
 
     def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:

@@ -8,8 +8,8 @@ asynchronous vectorisation. The mode is read from ``metadata["autoreset_mode"]``
                is taken out of ``infos["final_obs"]``, the reset one kept for `reset_envs`
     NEXT_STEP  the step after the end is the reset and no transition. Where the class is known to
                honour ``reset_mask`` (gymnasium's Sync and Async) sub-environments are reset by it,
-               with a seed for each episode; elsewhere (CartPole's own resets all sub-environments
-               whatever the mask says) `valid` marks the rows that are no transitions.
+               with a seed for each episode; elsewhere (CartPole's own ignores the mask and resets
+               all sub-environments) `valid` marks the rows that are no transitions.
 """
 
 from __future__ import annotations

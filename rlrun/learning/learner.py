@@ -185,7 +185,7 @@ class Learner:
     ) -> dict[str, Tensor]:
         """One gradient step on one minibatch.
 
-        Only the gradients of this learner's module are computed, not those of other networks in the
+        Only the gradients of this learner's module are computed, and none of other networks in the
         loss, such as the critics in a policy's.
 
         Args:

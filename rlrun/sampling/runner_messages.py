@@ -132,9 +132,9 @@ def tell_exploration(
     policies: Mapping[str, Policy], exploration: Mapping[str, Exploration], runner_index: int
 ) -> None:
     """Tell a runner's policies what is meant for them; 0, the local one, counts as the first."""
-    for policy_id, told in exploration.items():
+    for policy_id, settings in exploration.items():
         if policy_id in policies:
-            runners = told if isinstance(told, tuple) else (told,)
+            runners = settings if isinstance(settings, tuple) else (settings,)
             own = runners[min(max(runner_index, 1), len(runners)) - 1]
             policies[policy_id].set_exploration(own)
 
