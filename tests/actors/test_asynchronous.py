@@ -143,7 +143,7 @@ def test_new_weights_reach_requests_that_are_sent_later(make_sampler: Any) -> No
     assert (replies[-1].weights, replies[-1].weights_version) == (20.0, 2)
 
 
-def test_without_refill_only_who_is_asked_goes_on_and_with_fresh_weights(
+def test_without_refill_a_runner_goes_on_only_when_asked_and_with_fresh_weights(
     make_sampler: Any,
 ) -> None:
     sampler, group, _ = make_sampler(refill=False)

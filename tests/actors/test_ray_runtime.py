@@ -26,7 +26,7 @@ def test_what_fits_passes() -> None:
     preflight(settings(num_env_runners=8, num_cpus_per_env_runner=0.25), Resources(cpus=2))
 
 
-def test_what_does_not_fit_is_told_with_both_numbers_and_a_setting_that_does() -> None:
+def test_what_does_not_fit_is_refused_with_both_numbers_and_a_setting_that_fits() -> None:
     with pytest.raises(ResourceError) as caught:
         preflight(
             settings(

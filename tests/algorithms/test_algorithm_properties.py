@@ -164,7 +164,7 @@ def test_complete_episodes_are_restored_to_the_bit_too(built, name):
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_weights_that_are_set_are_those_that_act(built, name):
+def test_weights_that_are_set_act(built, name):
     """Also where evaluation and the runners have acted with others of the same version."""
     algorithm, other = built(name), built(name, seed=6)
     algorithm.train()

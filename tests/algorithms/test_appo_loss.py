@@ -53,7 +53,7 @@ def test_the_loss_row_by_row(case):
     assert all(not value.requires_grad for value in statistics.values())
 
 
-def test_the_gradient_is_that_of_finite_differences(case):
+def test_the_gradient_agrees_with_finite_differences(case):
     module, rows = case
     check_gradients(module, lambda: appo_loss(module, rows, **ARGUMENTS)[0])
 

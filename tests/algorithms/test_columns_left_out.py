@@ -146,7 +146,7 @@ def test_as_long_as_nothing_was_learned_everything_is_sent(build):
     assert not PUT_OUT & sent(algorithm)
 
 
-def test_fragments_from_before_the_decision_join_those_from_after_it(build):
+def test_fragments_from_before_and_after_the_decision_join(build):
     algorithm = build()
     early = algorithm.sample_round([16])
     algorithm.train()

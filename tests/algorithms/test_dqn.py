@@ -254,7 +254,7 @@ def test_the_observation_behind_a_termination_does_not_matter(loss, options, fin
     ("loss", "options"),
     [(dqn_loss, {}), (c51_loss, {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0})],
 )
-def test_the_gradient_is_that_of_finite_differences(loss, options, double_q, float64):
+def test_the_gradient_agrees_with_finite_differences(loss, options, double_q, float64):
     """Of the loss as a whole: its targets do not move with the network."""
     module, target = map(float64, make_networks(**options))
     rows = float64(replay_rows(DISCRETE))

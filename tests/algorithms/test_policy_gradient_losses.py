@@ -62,7 +62,7 @@ def test_the_loss_is_the_papers(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_gradient_is_that_of_finite_differences(name, float64):
+def test_the_gradient_agrees_with_finite_differences(name, float64):
     loss, arguments = LOSSES[name]
     module, rows = float64(actor_critic(DISCRETE)), float64(make_rows())
     check_gradients(module, lambda: loss(module, rows, **arguments)[0])

@@ -73,7 +73,7 @@ def test_the_loss_is_the_papers(name, kl_coeff):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_the_gradient_is_that_of_finite_differences(name, float64):
+def test_the_gradient_agrees_with_finite_differences(name, float64):
     module = actor_critic(SPACES[name])
     rows = float64(on_policy_rows(module, SPACES[name], n=5))
     arguments = {**ARGUMENTS, "kl_coeff": 0.3}

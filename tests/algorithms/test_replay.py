@@ -108,7 +108,7 @@ def test_a_target_network_drops_nothing_out():
     assert torch.equal(first, second)
 
 
-def test_entropy_is_in_units_of_the_squashed_action_whatever_the_bounds(built):
+def test_entropy_is_in_units_of_the_squashed_action_for_any_bounds(built):
     """Stretching the bounds of actions changes nothing in what is learned."""
     settings = {
         "train_batch_size": 60,

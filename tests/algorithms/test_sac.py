@@ -111,7 +111,7 @@ def test_the_critics_learn_the_soft_bellman_target(space):
 
 
 @pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
-def test_the_critics_gradient_is_that_of_finite_differences(space, float64):
+def test_the_critics_gradient_agrees_with_finite_differences(space, float64):
     """Of the loss as a whole: what it is drawn to does not move with the critics."""
     policy, critics, target = map(float64, make_networks(space))
     arguments = {"policy": policy, "target": target, "alpha": ALPHA.double()}
@@ -333,7 +333,7 @@ def test_what_cannot_be_squashed_is_refused(built):
 
 
 @pytest.mark.parametrize("observations", [OBS_SPACE, gym.spaces.Box(0, 255, (36, 36, 1), np.uint8)])
-def test_whichever_policy_acts_tells_how_much_of_its_noise_lasts(observations):
+def test_every_acting_policy_has_its_noise_correlation(observations):
     policies = [build_sac_policy(observations, BOX, MODEL, rho) for rho in (0.0, 0.7)]
     assert [policy.noise_correlation for policy in policies] == [0.0, 0.7]
 

@@ -91,7 +91,7 @@ def test_unrolled_from_its_stored_state_a_sequence_has_the_values_it_was_acted_w
 
 
 @pytest.mark.parametrize("value_rescaling", [False, True])
-def test_the_loss_is_that_of_each_step_unrolled_by_hand(algorithm, value_rescaling):
+def test_the_loss_equals_each_step_unrolled_by_hand(algorithm, value_rescaling):
     module = algorithm.learner.module
     target = algorithm.build_module()
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_no_gradient_flows_through_burn_in(algorithm):
     assert (gradient(through) - found).abs().max() > 1e-4
 
 
-def test_the_gradient_is_that_of_finite_differences(algorithm, monkeypatch, float64):
+def test_the_gradient_agrees_with_finite_differences(algorithm, monkeypatch, float64):
     """Without burn-in, through which no gradient flows, though it moves the loss."""
     module, target = (float64(algorithm.build_module()) for _ in range(2))
     with torch.no_grad():

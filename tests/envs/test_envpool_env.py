@@ -104,7 +104,7 @@ def transitions(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("limit", [15, 500])
-def test_transitions_are_those_of_a_bare_pool_without_its_reset_steps(limit: int) -> None:
+def test_transitions_equal_a_bare_pool_without_its_reset_steps(limit: int) -> None:
     found = transitions(make(kwargs={"max_episode_steps": limit}), 200)
     assert found == by_hand(200, limit)
     ends = [(row[2], row[3]) for env_index in found for row in env_index]
@@ -192,7 +192,7 @@ def fragments(runner: EnvRunner, lengths: list[int]) -> tuple[list[Any], dict[in
     return finished, by_episode
 
 
-def test_a_runners_episodes_are_those_of_a_bare_pool_that_is_given_its_actions() -> None:
+def test_a_runners_episodes_equal_a_bare_pool_given_its_actions() -> None:
     runner = EnvRunner(runner_spec(kwargs={"max_episode_steps": 20}))
     seeds = [episode_seed(runner.spec.seed, Role.TRAIN, 0, i, 0) for i in range(NUM_ENVS)]
     finished, by_episode = fragments(runner, [37, 50, 13])

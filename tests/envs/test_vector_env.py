@@ -373,7 +373,7 @@ def test_an_id_without_vector_entry_point_says_so() -> None:
     assert caught.value.phase == "constructor"
 
 
-def test_sub_environments_are_told_their_place() -> None:
+def test_sub_environments_know_their_place() -> None:
     spec = EnvSpec(use="counting_envs:told_its_place", size=4)
     context = EnvContext(spec.kwargs, worker_index=2, num_workers=5)
     env: Any = make_vector_env(spec, 2, EnvRunnersConfig(), context)

@@ -51,7 +51,7 @@ def test_python_runs(tmp_path, monkeypatch):
         execute(snippet, {}, "README.md")
 
 
-def test_reached_numbers_are_those_of_the_results_page():
+def test_reached_numbers_equal_the_results_page():
     rows = re.findall(r"^\| [a-z0-9]+-[a-z-]+ \|.*$", README, re.MULTILINE)
     assert rows
     assert not [row for row in rows if row not in page("results.md").splitlines()]

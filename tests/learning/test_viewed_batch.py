@@ -92,7 +92,7 @@ def loaded(runner, batch):
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=3),
     chunk=st.sampled_from([1, 7, 4096]),
 )
-def test_outputs_are_those_of_acting_and_of_the_step_after(model, lengths, chunk):
+def test_outputs_equal_acting_and_the_step_after(model, lengths, chunk):
     runner, batch = sampled(model, lengths)
     learner, rows = loaded(runner, batch)
     with torch.no_grad():

@@ -79,7 +79,7 @@ def sample_actions(space: gym.Space, inputs: Tensor) -> Tensor:
 
 
 @each_space
-def test_logp_and_entropy_are_those_of_torch(space: gym.Space) -> None:
+def test_logp_and_entropy_agree_with_torch(space: gym.Space) -> None:
     distribution, inputs = build_distribution(space), sample_inputs(space)
     actions = sample_actions(space, inputs)
     logp, entropy = distribution.logp(inputs, actions), distribution.entropy(inputs)
@@ -92,7 +92,7 @@ def test_logp_and_entropy_are_those_of_torch(space: gym.Space) -> None:
 
 
 @each_space
-def test_kl_is_that_of_torch_and_zero_to_itself(space: gym.Space) -> None:
+def test_kl_agrees_with_torch_and_is_zero_to_itself(space: gym.Space) -> None:
     distribution = build_distribution(space)
     p, q = sample_inputs(space, 1), sample_inputs(space, 2)
     pairs = zip(references(space, p), references(space, q), strict=True)
@@ -103,7 +103,7 @@ def test_kl_is_that_of_torch_and_zero_to_itself(space: gym.Space) -> None:
 
 
 @each_space
-def test_gradients_are_those_of_finite_differences(space: gym.Space) -> None:
+def test_gradients_agree_with_finite_differences(space: gym.Space) -> None:
     distribution = build_distribution(space)
     inputs, other = sample_inputs(space, 3).requires_grad_(), sample_inputs(space, 4)
     actions = sample_actions(space, other)
@@ -242,7 +242,7 @@ def slow_squashed_logp(mean: list[float], log_std: list[float], noise: list[floa
     return total
 
 
-def test_the_squashed_log_probability_is_that_of_the_squashed_density() -> None:
+def test_the_squashed_log_probability_is_of_the_squashed_density() -> None:
     rng = np.random.default_rng(1)
     inputs = torch.tensor(rng.normal(size=(40, 6)), dtype=torch.float64)
     inputs[0, 3:] = torch.tensor([3.0, -25.0, 0.0])  # beyond the bounds on either side
@@ -286,7 +286,7 @@ def test_it_is_finite_with_its_gradient_where_tanh_is_flat(u: float) -> None:
     assert inputs.grad[0, 0].item() == pytest.approx(2 * math.copysign(1, u), rel=1e-5)
 
 
-def test_squashed_gradients_are_those_of_finite_differences() -> None:
+def test_squashed_gradients_agree_with_finite_differences() -> None:
     rng = np.random.default_rng(2)
     inputs = torch.tensor(rng.normal(size=(5, 4)), dtype=torch.float64, requires_grad=True)
     noise = torch.tensor(rng.normal(size=(5, 2)), dtype=torch.float64)

@@ -78,7 +78,7 @@ def test_actions_follow_from_the_noise_alone(actions: str) -> None:
     assert isinstance(first, np.ndarray)
 
 
-def test_log_probabilities_are_those_of_the_learner() -> None:
+def test_log_probabilities_agree_with_the_learner() -> None:
     space, obs = ACTION_SPACES["dict"], observations(20)
     policy = TorchPolicy(VECTOR, space, ModelConfig())
     actions, _, fetches = policy.compute_actions(obs)

@@ -191,7 +191,7 @@ def test_mlp_against_sequential(activation: str, function: Any) -> None:
     assert (mlp.output_size, encoder.output_size) == (2, 5)
 
 
-def test_a_kernel_larger_than_the_image_is_told_with_its_numbers() -> None:
+def test_a_kernel_larger_than_the_image_is_refused_with_its_numbers() -> None:
     with pytest.raises(ValueError, match=r"layer 1 has a 8x8 kernel, but only 4x4 pixels"):
         ConvEncoder((20, 20, 3), [[8, 8, 4], [8, 8, 4]], 16)
     with pytest.raises(ValueError, match="3-D observations"):
@@ -275,7 +275,7 @@ def small(width: int = 4) -> RLModule:
     return build(VECTOR, gym.spaces.Discrete(2), hidden=(width,))
 
 
-def test_several_modules_are_a_mapping_and_its_parameters_are_those_of_all() -> None:
+def test_several_modules_are_a_mapping_with_the_parameters_of_all() -> None:
     first, second = small(), small(8)
     both = MultiAgentRLModule({"a.b": first, "c": second})
     assert dict(both) == {"a.b": first, "c": second}

@@ -34,7 +34,7 @@ def test_exactly_n_episodes_that_do_not_depend_on_the_sub_environments(num_episo
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def test_playing_again_plays_the_same_and_another_seed_plays_others():
+def test_a_seed_gives_the_same_episodes_again_and_another_seed_others():
     runner = make_runner(3)
     first, again = (run_episodes(runner, num_episodes=6, seed=1) for _ in range(2))
     assert first == again
@@ -60,7 +60,7 @@ def test_steps_that_environments_spend_on_their_own_reset_do_not_count():
         assert (record.episode_return - steps) % 10 == 0
 
 
-def test_the_recorder_sees_every_step_of_every_episode_and_may_end_the_play():
+def test_the_recorder_sees_every_step_of_every_episode_and_may_stop():
     steps = []
 
     def record(step):

@@ -20,7 +20,7 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(("length", "num_envs"), [(1, 1), (3, 2), (4, 1), (5, 3), (16, 2)])
-def test_trajectories_are_those_written_by_hand(table, length, num_envs):
+def test_trajectories_equal_the_ones_written_by_hand(table, length, num_envs):
     policies, agents = TABLES[table]
     runner = make("scripted_agents:Scripted", policies, agents, num_envs=num_envs)
     replies = [sample(runner, k, length) for k in range(-(-4 * LENGTH // length))]
@@ -157,7 +157,7 @@ def test_recurrent_states_belong_to_agents():
             last[key] = int(batch["actions"][row]), float(batch["rewards"][row])
 
 
-def test_evaluation_plays_exactly_n_episodes_whatever_the_sub_environments():
+def test_evaluation_plays_exactly_n_episodes_with_any_number_of_sub_environments():
     results = []
     for num_envs in (1, 3):
         runner = cartpole({"p": MLP}, num_envs=num_envs)

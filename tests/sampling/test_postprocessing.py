@@ -147,7 +147,7 @@ TIMES = {agent: {row[3]: row[2] for row in rows} for agent, rows in EXPECTED.ite
 @pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
 @pytest.mark.parametrize("agents", [{"*": "p"}, {"[ab]": "p", "c": "q"}])
 @pytest.mark.parametrize(("mode", "length"), [("truncate_episodes", 7), ("complete_episodes", 5)])
-def test_others_are_those_of_the_same_episode(collector, agents, mode, length):
+def test_other_agents_are_from_the_same_episode(collector, agents, mode, length):
     policies = dict.fromkeys(set(agents.values()), WITH_OTHERS)
     more = {"num_envs": 2, "batch_mode": mode, "sample_collector": collector}
     runner = make("scripted_agents:Scripted", policies, agents, **more)
