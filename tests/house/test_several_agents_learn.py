@@ -43,9 +43,9 @@ def test_self_play_leaves_five_copies(tmp_path):
 
 
 @pytest.mark.parametrize(("use_lstm", "least", "most"), [(True, 80, 100), (False, -10, 20)])
-def test_two_agents_each_with_a_memory(use_lstm, least: float, most: float):
+def test_two_agents_each_with_a_memory(built, use_lstm, least, most):
     """Without one, an agent gets 0 on average; 100 is perfect."""
-    algorithm = (
+    algorithm = built(
         PPOConfig()
         .environment("test_several_agents_learn:TwoRepeatAfterMe")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=16)
@@ -54,19 +54,17 @@ def test_two_agents_each_with_a_memory(use_lstm, least: float, most: float):
         .training(train_batch_size=2048, lr=2e-3, gamma=0.5, lambda_=0.9)
         .training(num_epochs=6, minibatch_size=256)
         .debugging(seed=1)
-        .build()
     )
     for _ in range(10):
         result = algorithm.train()
-    algorithm.stop()
     for reached in result["env_runners"]["policy_return_mean"].values():
         assert least <= reached <= most
 
 
 @pytest.mark.parametrize("mode", ["independent", "lockstep"])
-def test_two_agents_replay(mode):
+def test_two_agents_replay(built, mode):
     """A random policy holds the pole for about twenty steps."""
-    algorithm = (
+    algorithm = built(
         DQNConfig()
         .environment("rlrun.envs.multi_agent_examples:MultiAgentCartPole")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
@@ -77,9 +75,7 @@ def test_two_agents_replay(mode):
         .exploration(epsilon=[[0, 1.0], [10_000, 0.02]])
         .replay(mode=mode)
         .debugging(seed=2)
-        .build()
     )
     for _ in range(8):
         result = algorithm.train()
-    algorithm.stop()
     assert min(result["env_runners"]["policy_return_mean"].values()) >= 80

@@ -1,6 +1,5 @@
 """Starting is cheap, and every public name of the package can be imported."""
 
-import resource
 import subprocess
 import sys
 
@@ -23,7 +22,7 @@ def _python(code, *options):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["rollout", "--help"]])
-def test_help_is_fast_and_imports_nothing_heavy(arguments):
+def test_help_imports_little_and_nothing_heavy(arguments):
     code = f"""
 import sys
 from rlrun.cli.main import main
@@ -32,18 +31,17 @@ try:
     main()
 except SystemExit as exit:
     assert not exit.code, exit.code
-print("LOADED", *{{name.split(".")[0] for name in sys.modules}})
+print("LOADED", *sys.modules)
 """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = _python(code, "-W", "error")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.rsplit("LOADED", 1)[1].split())
+    modules = done.stdout.rsplit("LOADED", 1)[1].split()
+    loaded = {name.partition(".")[0] for name in modules}
     assert not loaded & HEAVY
+    assert len(modules) < 350
     if arguments == ["--help"]:  # of a command, typer itself imports pydantic
         assert not loaded & {"pydantic", "yaml"}
-        # Processor time, since the machine may be busy with something else.
-        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+        assert len(modules) < 200
 
 
 def test_importing_rlrun_imports_nothing_heavy():

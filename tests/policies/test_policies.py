@@ -150,13 +150,6 @@ def test_raw_nested_observations_reach_the_module() -> None:
     np.testing.assert_array_equal(actions, obs["x"][:, :3].argmax(-1))
 
 
-def test_images_through_the_cnn() -> None:
-    space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
-    policy = TorchPolicy(space, ACTION_SPACES["discrete"], ModelConfig(conv_head=8))
-    images = np.random.default_rng(0).integers(0, 256, (4, 40, 40, 3), dtype=np.uint8)
-    assert policy.compute_actions(images)[0].shape == (4,)
-
-
 def test_inputs_handed_out_are_not_overwritten_by_the_next_call() -> None:
     policy = MLPPolicy(VECTOR, ACTION_SPACES["discrete"], ModelConfig())
     policy.set_weights(np.ones(policy.num_parameters, np.float32))
