@@ -30,7 +30,6 @@ SUCCESSORS: dict[str, str] = {
     "num_consecutive_worker_failures_tolerance": (
         "fault_tolerance.num_consecutive_env_runner_failures_tolerance"
     ),
-    "worker_health_probe_timeout_s": "fault_tolerance.env_runner_health_probe_timeout_s",
     "worker_restore_timeout_s": "fault_tolerance.env_runner_restore_timeout_s",
     "fcnet_hiddens": "model.hidden",
     "fcnet_activation": "model.activation",
@@ -62,7 +61,13 @@ SUCCESSORS: dict[str, str] = {
 }
 """Retired name -> the address that takes the same value."""
 
+_NO_PROBES = (
+    "an env runner that has not answered after env_runners.sample_timeout_s is replaced; "
+    "leave the key out"
+)
 RULES: dict[str, str] = {
+    "env_runner_health_probe_timeout_s": _NO_PROBES,
+    "worker_health_probe_timeout_s": _NO_PROBES,
     "enable_connectors": "connectors are always in use; leave the key out",
     "framework": "rlrun trains with PyTorch only; leave the key out",
     "enable_tf1_exec_eagerly": "rlrun trains with PyTorch only; leave the key out",

@@ -326,8 +326,6 @@ class FaultToleranceConfig(Section):
     """Rebuild an environment that raised and drop its episode, instead of losing the env runner."""
     num_consecutive_env_runner_failures_tolerance: Whole = 100
     """Failures in a row, with nothing sampled between, after which the run ends."""
-    env_runner_health_probe_timeout_s: Positive = 30.0
-    """Seconds that an env runner has to answer a health probe."""
     env_runner_restore_timeout_s: Positive = 1800.0
     """Seconds that a restarted env runner has to restore its state."""
     env_runner_start_timeout_s: Positive = 60.0

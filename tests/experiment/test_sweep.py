@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from run_folders import assert_equal_runs, meta, rows, timeless
 
+from rlrun.actors.ray_runtime import ResourceError
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.data.results import lookup
@@ -43,6 +44,14 @@ def counting_sweep(counting):
         return sweep(counting.parent, f"{text}sweep: {section}")
 
     return run
+
+
+def test_a_trial_that_the_running_ray_cannot_hold_leaves_no_folder(tmp_path):
+    grid = "{env_runners.num_env_runners: {grid: [512]}}"
+    sized = PPO.replace("train_batch_size: 64", "train_batch_size: 2048")
+    with pytest.raises(ResourceError, match="need 512 CPUs, the running Ray has"):
+        sweep(tmp_path, f"{sized}sweep: {{space: {grid}}}")
+    assert not (tmp_path / "sweep").exists()
 
 
 def trial_rows(outcome):

@@ -139,8 +139,10 @@ class _Plan:
         self.num_points = len(self.points) or sweep.trials or 1
         self.scheduler = make_scheduler(experiment)
         self.experiments = experiments_of(experiment, self.points, origins) or [experiment]
-        if address is None and not is_running():
-            check_fits(self.experiments, local_capacity(local_resources()))
+        if address is None:
+            local = not is_running()
+            there = local_capacity(local_resources()) if local else _capacity("the running Ray")
+            check_fits(self.experiments, there)
 
     def new_table(self, folder: SweepFolder) -> TrialTable:
         """The trials of all points; Optuna adds its points later."""
@@ -150,6 +152,11 @@ class _Plan:
             table.add(number, settings, self.seeds)
         table.save()
         return table
+
+
+def _capacity(where: str) -> Capacity:
+    """What the Ray that this process is connected to has."""
+    return Capacity(cluster_resources(), tuple(node_resources()), where)
 
 
 class _Sweep:
@@ -239,13 +246,10 @@ class _Sweep:
     def _start_ray(self, stack: ExitStack) -> None:
         if not is_running():
             stack.callback(stop_ray)
-        started_here = self.address is None and not is_running()
-        # Checked for one trial at a time below: all together may need more, and take turns.
+        # Checked for one trial at a time: all together may need more, and take turns.
         start_ray(EnvRunnersConfig(), self.address)
-        if not started_here:
-            where = f"the cluster at {self.address}" if self.address else "the running Ray"
-            capacity = Capacity(cluster_resources(), tuple(node_resources()), where)
-            check_fits(self.plan.experiments, capacity)
+        if self.address:
+            check_fits(self.plan.experiments, _capacity(f"the cluster at {self.address}"))
 
     def _identify(self, trial: Trial) -> dict[str, Any]:
         creator = registry.ENVS.get(self.experiment.env.use)
