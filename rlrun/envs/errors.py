@@ -10,7 +10,7 @@ from typing import Literal
 
 from rlrun.config.problems import user_traceback
 
-EnvPhase = Literal["constructor", "reset", "step", "observation"]
+EnvPhase = Literal["constructor", "reset", "step", "observation", "action"]
 
 
 class EnvError(Exception):

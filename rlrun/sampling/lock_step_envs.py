@@ -133,7 +133,7 @@ class LockStepEnvs:
         try:
             self._raw, rewards, terminateds, truncateds, self._infos = envs.step(sent)
         except EnvError as error:
-            raise self._placed(error, self._t) from None
+            raise self._placed(_blamed(error, sent), self._t) from None
         valid, infos = envs.valid, self._infos
         if not self._collects:
             self.episodes.add_row(rewards, valid)
@@ -375,3 +375,13 @@ def _copied(observations: Any) -> Any:
     if isinstance(observations, tuple):
         return tuple(_copied(part) for part in observations)
     return np.array(observations)
+
+
+def _blamed(error: EnvError, actions: Any) -> EnvError:
+    """The error, or one of the policy's, if the environment was given an action with NaN in it."""
+    if not isinstance(actions, np.ndarray) or np.isfinite(actions[error.env_index]).all():
+        return error
+    action = actions[error.env_index].tolist()
+    return EnvError(
+        error.env_id, "action", f"the policy's action is {action}", env_index=error.env_index
+    )

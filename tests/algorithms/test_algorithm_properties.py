@@ -26,6 +26,7 @@ from rlrun.algorithms.policies import DivergedError
 from rlrun.algorithms.ppo import ppo_loss
 from rlrun.checkpoint.checkpoint import CheckpointWriteError
 from rlrun.data import columns as col
+from rlrun.envs.errors import EnvError
 from rlrun.learning.returns import add_advantages
 
 # Which fragment comes first depends on the machine, if there are runners to wait for.
@@ -70,6 +71,15 @@ def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
     resumed.restore(tmp_path / "checkpoint")
     assert train(resumed, 2) == rows
     assert_equal_weights(straight, resumed)
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, LSTM", "SAC"])
+def test_an_action_that_is_not_finite_is_the_policys_fault(built, name):
+    algorithm = built(name, "Pendulum-v1")
+    weights = algorithm.get_weights()
+    algorithm.set_weights({key: np.full_like(value, np.nan) for key, value in weights.items()})
+    with pytest.raises(EnvError, match=r"the policy's action is \[nan\]\naction failed: .*step 0"):
+        algorithm.train()
 
 
 def kill_a_runner(algorithm):
