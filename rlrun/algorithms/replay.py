@@ -38,6 +38,7 @@ from rlrun.config.schema import (
 from rlrun.config.section import Positive
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
+from rlrun.learning.learner import reduced
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -372,12 +373,11 @@ def to_device(batch: SampleBatch, device: torch.device) -> dict[str, Tensor]:
 def averages(
     updates: Sequence[Mapping[str, Tensor]], names: Sequence[str]
 ) -> dict[str, float | None]:
-    """Means of these statistics over the updates of an iteration, in one transfer; None if none."""
+    """These statistics over the updates of an iteration; None if there were none."""
     if not updates:
         return dict.fromkeys(names)
     table = torch.stack([update[name] for update in updates for name in names])
-    means = table.view(len(updates), len(names)).mean(0)
-    return dict(zip(names, means.tolist(), strict=True))
+    return dict(reduced(names, table.view(len(updates), len(names))))
 
 
 def replay_problems(

@@ -188,7 +188,8 @@ class AlgorithmConfig:
                 retired.SUCCESSORS.get(name, f"model.{name}").removeprefix("model."): item
                 for name, item in value.items()
             }
-            self.model(**translated)
+            own = translated.pop("custom_model_config", None)
+            self.model(**translated, **({} if own is None else own))
 
     def experiment(self) -> ExperimentConfig:
         """The checked, frozen experiment. Raises ConfigError with all its problems."""

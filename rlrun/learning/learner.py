@@ -10,7 +10,7 @@ gradient norm, and the weights leave as one buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ class Learner:
             stop_early: called with a minibatch's statistics before its step; True ends the update.
 
         Returns:
-            Statistics, averaged over the minibatches that were used.
+            Statistics over the minibatches that were used, as `reduced` makes them.
         """
         if gradient is None or self._compile:
             gradient = self._gradient_of(loss)
@@ -119,9 +119,8 @@ class Learner:
         num_updates = len(gathered)
         if not num_updates:
             return {"num_updates": 0.0}
-        means = torch.stack([x for row in gathered for x in row]).view(num_updates, -1).mean(0)
-        result = dict(zip(names, means.tolist(), strict=True))
-        return {**result, "num_updates": float(num_updates)}
+        table = torch.stack([x for row in gathered for x in row]).view(num_updates, -1)
+        return {**reduced(names, table), "num_updates": float(num_updates)}
 
     def accumulate(
         self,
@@ -142,7 +141,8 @@ class Learner:
             loss: a mean over its rows, called as in `update`.
 
         Returns:
-            Statistics, scalars on the device, averaged over rows; ``grad_norm`` is of the step.
+            Statistics, scalars on the device, averaged over rows, or the extremes of ``min_*`` and
+            ``max_*``; ``grad_norm`` is of the step.
         """
         means = self.compute_gradients(microbatches, num_rows, loss, loss_arguments)
         means["grad_norm"] = self.apply_gradients(lr)
@@ -165,7 +165,11 @@ class Learner:
             total, statistics = function(self.module, rows, **loss_arguments)
             (total * share).backward()
             for name, value in statistics.items():
-                means[name] = value * share + means.get(name, 0.0)
+                if name.startswith(("min_", "max_")):
+                    pick = torch.fmin if name.startswith("min_") else torch.fmax
+                    means[name] = pick(value, means.get(name, value))
+                else:
+                    means[name] = value * share + means.get(name, 0.0)
         return means if group is None else group.all_reduce(self.parameters.grads, means)
 
     def apply_gradients(self, lr: float) -> Tensor:
@@ -282,6 +286,25 @@ def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam
             vector, grads, decay=training.rmsprop_decay, eps=training.rmsprop_epsilon
         )
     return FlatAdam(vector, grads, eps=training.adam_epsilon)
+
+
+def reduced(names: Sequence[str], table: Tensor) -> dict[str, float]:
+    """One number for each statistic: the least of ``min_*``, the greatest of ``max_*``, else the
+    mean. NaN counts only where there is nothing else.
+
+    Args:
+        table: a row for each update, a column for each name.
+    """
+    table = table.cpu()  # in one transfer
+    means = table.mean(0)
+    if means.isnan().any():
+        means = table.nanmean(0)
+    result = dict(zip(names, means.tolist(), strict=True))
+    for i, name in enumerate(names):
+        if name.startswith(("min_", "max_")):
+            pick = np.fmin if name.startswith("min_") else np.fmax
+            result[name] = float(pick.reduce(table[:, i].numpy()))
+    return result
 
 
 def resolve_device(name: str) -> torch.device:

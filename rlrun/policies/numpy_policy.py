@@ -202,9 +202,10 @@ class MLPPolicy(SamplingPolicy):
         obs_batch: Array,
         state_batches: Sequence[Array] | None = None,
         *,
-        explore: bool = True,
+        explore: bool | None = True,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
+        explore = self.explores if explore is None else explore
         inputs = self.network(obs_batch, explore)
         if not explore:
             return self.sampler.mode(inputs), [], {col.ACTION_DIST_INPUTS: inputs}

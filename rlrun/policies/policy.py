@@ -33,6 +33,8 @@ class Policy:
             any time: a runner looks at it when a fragment begins.
         unread_views: views that the policy does not read when it acts, though it could; they are
             not gathered for it.
+        explores: whether actions are sampled where a caller leaves it to the policy; an env runner
+            sets it to `env_runners.explore`.
         draws_for_fragments: whether `begin_fragment` does something.
         noise_correlation: how much of a step's noise lasts into the next, in [0, 1): what
             `draw_noise` returns must be standard normal then, and the policy is given the
@@ -41,6 +43,7 @@ class Policy:
 
     view_requirements: dict[str, ViewRequirement]
     unread_views: frozenset[str] = frozenset()
+    explores = True
     draws_for_fragments = False
     noise_correlation = 0.0
 
@@ -60,7 +63,7 @@ class Policy:
         obs_batch: Array,
         state_batches: Sequence[Array] | None = None,
         *,
-        explore: bool = True,
+        explore: bool | None = True,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Choose one action per row.
@@ -68,7 +71,7 @@ class Policy:
         Args:
             obs_batch: preprocessed observations, ``[B, ...]``.
             state_batches: recurrent states, each ``[B, ...]``; empty for feed-forward policies.
-            explore: sample (True) or take the most likely action (False).
+            explore: sample (True) or take the most likely action (False); None is `explores`.
             noise: ``[B, K]``, one row of what `draw_noise` returned, or of the process that
                 `noise_correlation` makes of it; None draws fresh numbers.
 
@@ -81,7 +84,7 @@ class Policy:
         self,
         input_dict: Mapping[str, Array],
         *,
-        explore: bool = True,
+        explore: bool | None = True,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Choose one action per row, from all views that the policy acts on.

@@ -82,7 +82,7 @@ class TorchPolicy(SamplingPolicy):
         obs_batch: Array,
         state_batches: Sequence[Array] | None = None,
         *,
-        explore: bool = True,
+        explore: bool | None = True,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Actions for B observations; see `Policy.compute_actions`.
@@ -97,10 +97,11 @@ class TorchPolicy(SamplingPolicy):
         self,
         input_dict: Mapping[str, Array],
         *,
-        explore: bool = True,
+        explore: bool | None = True,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Actions from all views of the module; see `Policy.compute_actions_from_input_dict`."""
+        explore = self.explores if explore is None else explore
         with torch.inference_mode():
             batch = {name: self._to_tensors(view) for name, view in input_dict.items()}
             forward = self.module.forward_exploration if explore else self.module.forward_inference

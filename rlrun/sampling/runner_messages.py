@@ -158,14 +158,15 @@ def acting_policy(
     Args:
         settings: of one of several policies; None: of the only one.
     """
+    spaces = observation_space, action_space
     if settings is None:
-        return spec.policy_factory(observation_space, action_space, spec.model)
-    if settings.use is None:
-        return spec.policy_factory(observation_space, action_space, settings.model)
-    made: Policy = import_object(settings.use)(
-        observation_space, action_space, dict(settings.kwargs)
-    )
-    return made
+        policy = spec.policy_factory(*spaces, spec.model)
+    elif settings.use is None:
+        policy = spec.policy_factory(*spaces, settings.model)
+    else:
+        policy = import_object(settings.use)(*spaces, dict(settings.kwargs))
+    policy.explores = spec.settings.explore
+    return policy
 
 
 def reward_pipeline(spec: RunnerSpec) -> RewardPipeline:

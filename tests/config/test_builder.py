@@ -162,6 +162,14 @@ def test_plain_dict_with_rllib_keys_equals_the_builder():
     assert FakeConfig(config={"env": "CartPole-v1"}).experiment().env.use == "CartPole-v1"
 
 
+def test_the_custom_model_config_holds_the_models_arguments():
+    flat = {"custom_model": "nets:Wide", "custom_model_config": {"width": 3}, "max_seq_len": 5}
+    built = FakeConfig().model(use="nets:Wide", width=3, max_seq_len=5)
+    assert FakeConfig({"model": flat}).to_dict() == built.to_dict()
+    with pytest.raises(ConfigError, match=r"model.width: unknown key"):
+        FakeConfig({"model": {"custom_model_config": {"width": 3}}})
+
+
 def test_unknown_flat_keys_are_all_named():
     with pytest.raises(ConfigError) as caught:
         FakeConfig({"use_gae": True, "sead": 1})

@@ -152,3 +152,25 @@ def test_a_gpu_that_is_not_there_is_named():
             TrainingConfig(),
             LearnersConfig(device="cuda"),
         )
+
+
+def test_statistics_are_reduced_by_their_names_and_nan_is_left_out():
+    """Over four minibatches of one row, and over four microbatches of one step."""
+    nan, learner = float("nan"), make_learner()
+    rows = learner.load(make_batch(4), (col.ACTIONS,))
+
+    def loss(module, rows):
+        x = rows[col.ACTIONS].float().mean()
+        total = module.compute_values(rows).square().mean()
+        by_name = {"x": x, "min_x": x, "max_x": x, "some": torch.where(x > 1, x, nan)}
+        return total, {**by_name, "min_some": by_name["some"], "none": x * nan, "max_none": x * nan}
+
+    minibatches = rows.minibatches(1, 1, np.random.default_rng(0))
+    found = learner.update(minibatches, loss, {}, lr=1e-3)
+    assert {name: found[name] for name in ("x", "min_x", "max_x", "some", "min_some")} == {
+        **{"x": 1.5, "min_x": 0.0, "max_x": 3.0},
+        **{"some": 2.5, "min_some": 2.0},
+    }
+    assert np.isnan([found["none"], found["max_none"]]).all()
+    found = learner.accumulate(rows.microbatches(1), 4, loss, {}, lr=1e-3)
+    assert [found[name].item() for name in ("x", "min_x", "max_x")] == [1.5, 0.0, 3.0]

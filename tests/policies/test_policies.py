@@ -74,6 +74,8 @@ def test_actions_follow_from_the_noise_alone(actions: str) -> None:
     greedy, states, fetches = policy.compute_actions(obs, explore=False)
     np.testing.assert_array_equal(greedy, policy.sampler.mode(fetches["action_dist_inputs"]))
     assert states == []
+    policy.explores = False
+    np.testing.assert_array_equal(policy.compute_actions(obs, explore=None)[0], greedy)
     assert len(policy.compute_actions(obs)[0]) == len(obs)
     assert isinstance(first, np.ndarray)
 

@@ -269,3 +269,15 @@ def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):
         recorded = runner.sample_fragment(SampleRequest(fragment, 10)).state["episodes"]["actions"]
         sizes.append(None if recorded[0] is None else len(recorded[0]))
     assert sizes == [10, 20, None, None]
+
+
+@pytest.mark.parametrize("model", [{}, {"use_lstm": True}])
+def test_without_exploration_actions_are_certain(model):
+    settings = EnvRunnersConfig(num_envs_per_env_runner=2, explore=False)
+    spec = RunnerSpec(EnvSpec(use="CartPole-v1"), settings, model=ModelConfig(**model))
+    runner = EnvRunner(spec)
+    batch = runner.sample_fragment(SampleRequest(0, 20)).batch
+    assert not batch[col.ACTION_LOGP].any()
+    best = batch[col.ACTION_DIST_INPUTS].argmax(axis=1)
+    np.testing.assert_array_equal(batch[col.ACTIONS], best)
+    assert runner.policy.explores is False
