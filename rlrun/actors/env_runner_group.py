@@ -173,7 +173,7 @@ class EnvRunnerGroup:
             return _SamplingRound(self.remote, request, lengths, weights).run()
         if lengths is not None:
             request = replace(request, length=lengths[0])
-        return [self.local_env_runner.sample_fragment(request, weights)]
+        return [self.local_env_runner.sample_fragment(request, weights, with_state=False)]
 
     def spread(self, length: int) -> list[int]:
         """Divide vector steps among the healthy runners; 0 for the others, by runner."""

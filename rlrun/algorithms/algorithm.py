@@ -318,7 +318,7 @@ class Algorithm(ABC, Generic[T_co]):
         for reply in replies:
             self.progress.count(reply)
             self.policies.reads.watch(reply.batches.policy_batches)
-            for episode in reply.episodes:
+            for episode in reply.episodes if self._callbacks else ():
                 self._call_back("on_episode_end", episode)
         if self.policies.connectors.merges:
             self.policies.connectors.apply_deltas([reply.connector_deltas for reply in replies])

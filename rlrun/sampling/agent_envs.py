@@ -112,7 +112,7 @@ class AgentEnvs:
         self._recorded: list[list[RecordedEpisode]] = [[] for _ in range(episodes.num_envs)]
         self._goes_on = [False] * episodes.num_envs
         self.env = make(self)
-        self.started = False
+        self.started = self.unsettled = False
         self._env_id, self._runner_index = env_id, runner_index
         self._whole_episodes, self._count_agent_steps = whole_episodes, count_agent_steps
         self._only: list[int] | None = None  # sub-environments that the next step is made in
@@ -182,12 +182,20 @@ class AgentEnvs:
         self._goes_on[env_index] = False
         self.episodes.given_up(env_index)
 
-    def _note(self, sub: SubEnv) -> None:
-        """Keep what is known of the running episode."""
-        recorded = self._recorded[sub.index][-1]
-        recorded.steps = sub.step
-        recorded.known = [] if sub.start is None else list(sub.start.policies)
-        recorded.policies = [agent.policy_id for agent in sub.agents.values()]
+    def _note(self, sub: SubEnv) -> list[RecordedEpisode]:
+        """What is known of the episodes since the reset, the running one last.
+
+        Without actions once they are too many to repeat.
+        """
+        recorded = self._recorded[sub.index]
+        running = recorded[-1]
+        running.steps = sub.step
+        running.known = [] if sub.start is None else list(sub.start.policies)
+        running.policies = [agent.policy_id for agent in sub.agents.values()]
+        if sum(episode.steps for episode in recorded) > LONGEST_RESTORED:
+            for episode in recorded:
+                episode.actions = {}
+        return recorded
 
     # -- steps and fragments -------------------------------------------------------------------
 
@@ -201,11 +209,6 @@ class AgentEnvs:
         """Whether the recorder has ended the rollout."""
         return self.env.stopped
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether `settle` has something to do after this step."""
-        return bool(self.env.failed)
-
     def start(self, actors: Mapping[str, PolicyActor], *, update: bool = True) -> None:
         """Begin first episodes, unless episodes run."""
         if not self.started:
@@ -214,7 +217,9 @@ class AgentEnvs:
 
     def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
         """Step the sub-environments."""
-        return self.env.step(actions, self._only)
+        steps = self.env.step(actions, self._only)
+        self.unsettled = bool(self.env.failed)
+        return steps
 
     def settle(self, actors: Mapping[str, PolicyActor]) -> None:
         """Give up the episodes of environments that raised, and begin others."""
@@ -282,6 +287,8 @@ class AgentEnvs:
             taken = actor.newly_taken()
             if taken is not None:
                 self._record(*taken)
+        for sub in self.env.subs:
+            self._note(sub)
 
     def _record(self, places: Array, steps: Array, actions: Array) -> None:
         order = np.lexsort(places.T)  # stable: each agent's stay in their order
@@ -331,12 +338,7 @@ class AgentEnvs:
         return state
 
     def _env_state(self, sub: SubEnv) -> dict[str, Any]:
-        """A sub-environment's; without actions once they are too many to repeat."""
-        self._note(sub)
-        recorded = self._recorded[sub.index]
-        if sum(episode.steps for episode in recorded) > LONGEST_RESTORED:
-            for episode in recorded:
-                episode.actions = {}
+        recorded = self._note(sub)
         agents = list(sub.agents.values())
         return {
             "step": sub.step,

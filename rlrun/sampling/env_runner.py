@@ -65,6 +65,7 @@ class EnvRunner:
     Attributes:
         envs: the environments.
         actors: what acts for the agents of each policy, by id.
+        policies: all policies, by id; an environment with one agent has the `default_policy`.
         postprocess: what is done to trajectories before they are sent.
 
     Raises:
@@ -96,6 +97,7 @@ class EnvRunner:
         self.envs: Any = self._make_envs()
         self._settings: dict[str, PolicySettings | None] = {}
         self.actors: dict[str, PolicyActor] = {}
+        self.policies: dict[str, Policy] = {}
         plan = EndlessPlan(spec.seed, role, runner_index)
         self._slot_envs = self.slot_envs(plan)
         self._loop = SamplingLoop(self._slot_envs, self.actors)
@@ -206,7 +208,8 @@ class EnvRunner:
         for policy_id in self.actors.keys() - policies.keys():
             del self.actors[policy_id]
         self._settings = dict(policies)
-        self.postprocess.policies = self.policies
+        self.policies = {policy_id: actor.policy for policy_id, actor in self.actors.items()}
+        self.postprocess.set_policies(self.policies)
         if isinstance(self._slot_envs, AgentEnvs):
             self._slot_envs.begin_again(given_up, self.actors)
 
@@ -271,11 +274,6 @@ class EnvRunner:
         """The policy of an environment with one agent."""
         return self.actors[DEFAULT_POLICY_ID].policy
 
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """All policies, by id; an environment with one agent has the `default_policy`."""
-        return {policy_id: actor.policy for policy_id, actor in self.actors.items()}
-
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Set the weights of some policies, by id, of any version.
 
@@ -317,11 +315,14 @@ class EnvRunner:
         request = lone_request(self.spec.settings, self._next_fragment, self.weights_version)
         return self.sample_fragment(request).batch
 
-    def sample_fragment(self, request: SampleRequest, weights: Any = None) -> SampleReply:
+    def sample_fragment(
+        self, request: SampleRequest, weights: Any = None, *, with_state: bool = True
+    ) -> SampleReply:
         """Collect exactly ``request.length * B`` env steps.
 
         Args:
             weights: the policies' weights, taken over if their version is new.
+            with_state: whether the reply holds this runner's state.
         """
         started, loop, envs = perf_counter(), self._loop, self._slot_envs
         if request.policies is not None:
@@ -348,7 +349,7 @@ class EnvRunner:
                 for policy_id, actor in self.actors.items()
                 if actor.connectors.stateful
             },
-            state=self.get_state(),
+            state=self.get_state() if with_state else {},
             timings_s=timings,
             longest_running_episode=envs.longest_episode,
             faulty_episodes=envs.episodes.num_failed,
@@ -376,7 +377,7 @@ class EnvRunner:
         batches: dict[str, SampleBatch] = {}
         for policy_id, actor in self.actors.items():
             batch = actor.build(running, everything=not plain)
-            if len(batch) or self.spec.multi_agent is None:
+            if self.spec.multi_agent is None or len(batch):
                 batches[policy_id] = batch
         if not plain:
             name = envs.agent_name if isinstance(envs, AgentEnvs) else only_agent

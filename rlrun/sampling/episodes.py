@@ -305,7 +305,13 @@ class LockStepEpisodes(Episodes):
         self.length += counted
 
     def end(
-        self, envs: Iterable[int], t: int, rewards: Array, lost_lives: Sequence[Any] | None
+        self,
+        envs: Iterable[int],
+        t: int,
+        rewards: Array,
+        lost_lives: Sequence[Any] | None = None,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """File episodes whose last row is ``t - 1``, and turn to the next ones.
 
@@ -313,6 +319,7 @@ class LockStepEpisodes(Episodes):
             rewards: raw rewards of the fragment, ``[t, B]``.
             lost_lives: ``[B]``, true where a life was lost, not the game: learning sees an end,
                 metrics do not.
+            goes_on: the next ones begin without a reset, at a soft horizon.
 
         Raises:
             RewardError: one of the rewards is not finite.
@@ -320,29 +327,25 @@ class LockStepEpisodes(Episodes):
         plan = self.plan
         for i in envs:
             self._count(i, t, rewards)
-            if lost_lives is None or not lost_lives[i]:
-                self._file(i)
-            self.turn_to(i, plan.next(int(self.number[i])))
-            self.length[i] = self.since_reset[i] = 0
-            self._start[i] = self._reset_row[i] = t
-            self._actions[i] = []
-
-    def go_on(self, envs: Iterable[int], t: int, rewards: Array) -> None:
-        """File episodes at a soft horizon: the next ones go on where they ended."""
-        for i in envs:
-            self._count(i, t, rewards)
-            self._file(i)
-            self.turn_to(i, self.plan.next(int(self.number[i])), goes_on=True)
+            number = int(self.number[i])
+            if goes_on or lost_lives is None or not lost_lives[i]:
+                self._file(i, number)
+            self.turn_to(i, plan.next(number), goes_on=goes_on)
             self.length[i], self._start[i] = 0, t
+            if not goes_on:
+                self._begin_actions(i, t)
 
     def drop(self, envs: Iterable[int], t: int = 0) -> None:
         """Give up running episodes without a record; others begin at row t."""
         for i in envs:
             self.turn_to(i, self.plan.instead(i, int(self.number[i])))
-            self.length[i] = self.since_reset[i] = self.total_length[i] = 0
-            self.total_return[i] = 0.0
-            self._start[i] = self._reset_row[i] = t
-            self._actions[i] = []
+            self.length[i], self._start[i] = 0, t
+            self.total_length[i], self.total_return[i] = 0, 0.0
+            self._begin_actions(i, t)
+
+    def _begin_actions(self, i: int, t: int) -> None:
+        """Keep the actions of a sub-environment from its reset at row t on."""
+        self.since_reset[i], self._reset_row[i], self._actions[i] = 0, t, []
 
     def end_fragment(self, t: int, rewards: Array, actions: Array) -> None:
         """Close a fragment of t rows: running episodes go on in the next one.
@@ -370,8 +373,8 @@ class LockStepEpisodes(Episodes):
         self.total_return[i] += total
         self.total_length[i] += t - start
 
-    def _file(self, i: int) -> None:
-        if self.number[i] < self.plan.num_episodes:
+    def _file(self, i: int, number: int) -> None:
+        if number < self.plan.num_episodes:
             record = EpisodeRecord(
                 episode_id=int(self.ids[i]),
                 env_index=i,

@@ -68,6 +68,8 @@ class LockStepEnvs:
         nothing = np.zeros(0)
         self._step = SlotStep(nothing, nothing, nothing, None)
         self._steps = {DEFAULT_POLICY_ID: self._step}
+        self._done = np.zeros(0, np.bool_)  # [B] whose episodes ended in the last step
+        self._ended = np.zeros(0, np.int64)  # those sub-environments
         self._infos: EnvInfos | None = None
         self._t = 0
         self._raw: Any = None  # what the last step or reset returned
@@ -142,12 +144,13 @@ class LockStepEnvs:
         if self.horizon is not None:
             steps = self.episodes.steps(self._t)
             terminateds, truncateds = self.horizon.flags(steps, terminateds, truncateds, valid)
-        done = terminateds | truncateds
+        self._done = done = terminateds | truncateds
+        (self._ended,) = done.nonzero()
         step.observations, step.rewards, step.valid = self._raw, rewards, valid
         step.terminateds, step.truncateds = terminateds, truncateds
         step.infos = None if infos is None else infos.by_env
         self.unsettled = (
-            bool(done.any())
+            len(self._ended) > 0
             or valid is not None
             or len(envs.failed_envs) > 0
             or (self.horizon is not None and bool(self.horizon.passed.any()))
@@ -170,7 +173,7 @@ class LockStepEnvs:
 
     def settle(self, actors: Mapping[str, PolicyActor]) -> None:
         """End episodes that are over after the last step, and begin the next ones."""
-        actor, envs, step = actors[DEFAULT_POLICY_ID], self.envs, self._step
+        actor, envs = actors[DEFAULT_POLICY_ID], self.envs
         if envs.valid is not None:  # steps that environments spent on their own reset
             resetting = np.flatnonzero(~envs.valid)
             self.episodes.start_at(resetting, self._t)
@@ -178,43 +181,37 @@ class LockStepEnvs:
         if envs.failed_envs:
             failed = np.zeros(len(self._all), np.bool_)
             failed[list(envs.failed_envs)] = True
-            self._drop(actor, np.flatnonzero(failed))
-            self.episodes.num_failed += int(failed.sum())
-            self._reset(actor, failed)
-        done = step.terminateds | step.truncateds
-        if done.any():
-            self._end(actor, done)
+            slots = np.flatnonzero(failed)
+            self._drop(actor, slots)
+            self.episodes.num_failed += len(slots)
+            self._reset(actor, slots, failed)
+        if len(self._ended):
+            self._end(actor, self._ended)
+            self._reset(actor, self._ended, self._done)
         if self.horizon is not None and self.horizon.passed.any():
             slots = np.flatnonzero(self.horizon.passed)
-            actor.collector.end_episodes(slots)
-            try:
-                self.episodes.go_on(slots.tolist(), self._t, actor.collector.rewards)
-            except RewardError as error:
-                raise self._reward_error(error) from None
+            self._end(actor, slots, goes_on=True)
             actor.go_on_here(slots, self.episodes.ids[slots])
 
-    def _end(self, actor: PolicyActor, done: Array) -> None:
-        slots = np.flatnonzero(done)
+    def _end(self, actor: PolicyActor, slots: Array, *, goes_on: bool = False) -> None:
         actor.collector.end_episodes(slots)
         lost_lives = None if self._infos is None else self._infos.get("episode_continues")
         rewards = actor.collector.rewards if self._collects else _NO_REWARDS
         try:
-            self.episodes.end(slots.tolist(), self._t, rewards, lost_lives)
+            self.episodes.end(slots.tolist(), self._t, rewards, lost_lives, goes_on=goes_on)
         except RewardError as error:
             raise self._reward_error(error) from None
-        self._reset(actor, done)
 
     def _drop(self, actor: PolicyActor, slots: Array) -> None:
         actor.drop(slots)
         self.episodes.drop(slots.tolist(), self._t)
 
-    def _reset(self, actor: PolicyActor, mask: Array) -> None:
-        """Reset the sub-environments of ``mask``: the policy sees their first observations next."""
+    def _reset(self, actor: PolicyActor, slots: Array, mask: Array) -> None:
+        """Reset these sub-environments, those of ``mask``; the policy sees what they begin with."""
         try:
             raw = self.envs.reset_envs(mask, self.episodes.seeds)
         except EnvError as error:
             raise self._placed(error, self._t - 1) from None
-        slots = np.flatnonzero(mask)
         if raw is None:  # the observations come with the environment's next step
             actor.begin_noise(slots, self.episodes.number[slots])
             return

@@ -173,10 +173,9 @@ class PolicyActor:
 
     def _join(self, agents: Collection[AgentSlot]) -> None:
         """Slots that these agents have from now on."""
-        most = max(agent.slot for agent in agents)
-        if most >= len(self._returns):
-            self._resize(max(most + 1, 2 * len(self._returns)))
         for agent in agents:
+            if agent.slot >= len(self._returns):
+                self._resize(max(agent.slot + 1, 2 * len(self._returns)))
             self._returns[agent.slot] = 0.0
             self._custom_slots[agent.slot] = agent.env_index * self._num_agents + agent.position
             rng = agent_noise(agent.episode_seed, agent.index)

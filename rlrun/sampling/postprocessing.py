@@ -53,20 +53,21 @@ class Postprocessing:
         worker: the env runner, an argument of callbacks; None in a dummy pass.
 
     Attributes:
-        policies: by id; they may change between calls.
+        policies: by id.
+        does_nothing: whether neither a policy nor a callback wants to see the trajectories.
     """
 
     def __init__(
         self, policies: Mapping[str, Policy], callbacks: Sequence[Any], worker: Any = None
     ) -> None:
-        self.policies, self._callbacks, self._worker = policies, callbacks, worker
+        self._callbacks, self._worker = callbacks, worker
+        self.set_policies(policies)
 
-    @property
-    def does_nothing(self) -> bool:
-        """Whether neither a policy nor a callback wants to see the trajectories."""
-        none = Policy.postprocess_trajectory
-        own = any(type(each).postprocess_trajectory is not none for each in self.policies.values())
-        return not own and not self._callbacks
+    def set_policies(self, policies: Mapping[str, Policy]) -> None:
+        """From now on, trajectories are of these policies."""
+        self.policies, none = policies, Policy.postprocess_trajectory
+        own = any(type(each).postprocess_trajectory is not none for each in policies.values())
+        self.does_nothing = not own and not self._callbacks
 
     def __call__(
         self, batches: Mapping[str, SampleBatch], agent_name: AgentName = only_agent

@@ -74,7 +74,9 @@ class FakeRunner:
         if spec.behaviour.get("constructor") == runner_index:
             raise EnvError("Fake-v0", "constructor", "ValueError: no", runner_index=runner_index)
 
-    def sample_fragment(self, request: FakeRequest, weights: Any = None) -> FakeReply:
+    def sample_fragment(
+        self, request: FakeRequest, weights: Any = None, *, with_state: bool = True
+    ) -> FakeReply:
         if request.connector_state is not None:
             self.connector_state = request.connector_state
         self.count += request.length
@@ -130,7 +132,9 @@ class FakeRunner:
 class TimedRunner(FakeRunner):
     """Takes ``behaviour["takes_s"]`` for each fragment, and says when that was."""
 
-    def sample_fragment(self, request: FakeRequest, weights: Any = None) -> Any:
+    def sample_fragment(
+        self, request: FakeRequest, weights: Any = None, *, with_state: bool = True
+    ) -> Any:
         started = time.time()
         self.count += 1
         self._misbehave(request)
