@@ -102,6 +102,14 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
     if settings.soft_horizon and settings.horizon is None:
         message = "there is no horizon; set env_runners.horizon, or leave this out"
         yield Finding(("env_runners", "soft_horizon"), message)
+    mode = settings.gym_env_vectorize_mode
+    restarts = experiment.fault_tolerance.restart_failed_sub_environments
+    if restarts and mode in ("vector_entry_point", "envpool"):
+        message = (
+            f"with env_runners.gym_env_vectorize_mode: {mode} sub-environments are one object, of "
+            'which none can be rebuilt alone; leave this out, or take the mode "sync" or "async"'
+        )
+        yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     for path, is_on, connector, pipeline in (
         (
             ("env_runners", "observation_filter"),

@@ -13,6 +13,19 @@ from rlrun.config.problems import user_traceback
 EnvPhase = Literal["constructor", "reset", "step", "observation", "action"]
 
 
+class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its place
+    """An environment in another process raised, or the process ended."""
+
+    def __init__(self, reason: str, user_traceback: str = "") -> None:
+        super().__init__(reason, user_traceback)
+        self.reason, self.user_traceback = reason, user_traceback
+
+    @classmethod
+    def from_exception(cls, error: BaseException) -> EnvFailure:
+        """What the environment raised, as text, with only the user's own frames."""
+        return cls(f"{type(error).__name__}: {error}", user_traceback(error))
+
+
 class EnvError(Exception):
     """A user's environment raised, or broke its own contract.
 
@@ -60,11 +73,12 @@ class EnvError(Exception):
         env_step: int = -1,
     ) -> EnvError:
         """Wrap what the environment raised, keeping only the user's own frames."""
+        failure = error if isinstance(error, EnvFailure) else EnvFailure.from_exception(error)
         return cls(
             env_id,
             phase,
-            f"{type(error).__name__}: {error}",
-            user_traceback=user_traceback(error),
+            failure.reason,
+            user_traceback=failure.user_traceback,
             runner_index=runner_index,
             env_index=env_index,
             env_step=env_step,

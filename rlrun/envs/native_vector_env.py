@@ -1,7 +1,7 @@
 """Gymnasium's vector environments of all autoreset modes as an `EpisodeVectorEnv`.
 
-Owns the three autoreset modes of gymnasium 1.x, which no other file knows of, and the processes of
-asynchronous vectorisation. The mode is read from ``metadata["autoreset_mode"]``, never assumed:
+Owns the three autoreset modes of gymnasium 1.x, which no other file knows of. The mode is read from
+``metadata["autoreset_mode"]``, never assumed:
 
     DISABLED   the caller resets sub-environments by ``reset_mask``: exactly our interface
     SAME_STEP  the observation at the end of an episode is already the next one's; the true last one
@@ -15,16 +15,13 @@ asynchronous vectorisation. The mode is read from ``metadata["autoreset_mode"]``
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
-from multiprocessing.connection import wait
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from rlrun.envs.env import EnvContext
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     from rlrun.config.schema import EnvSpec
 
 _WHOLE_VECTOR = -1  # the sub-environment of an error that no sub-environment can be blamed for
-_LOST_PROCESS = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
 def from_entry_point(
@@ -96,34 +92,6 @@ def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> Nat
             "assume the wrong mode are wrong at every episode end"
         ) from None
     return NativeVectorEnv(env, env_id, mode, runner_index=runner_index)
-
-
-def make_async(
-    make_sub_env: Callable[[int], gymnasium.Env[Any, Any]],
-    num_envs: int,
-    env_id: str,
-    *,
-    runner_index: int = 0,
-) -> NativeVectorEnv:
-    """One process for each sub-environment; its errors arrive with the user's traceback."""
-
-    def reporting(env_index: int) -> gymnasium.Env[Any, Any]:
-        return _ReportingEnv(make_sub_env(env_index), env_id, runner_index, env_index)
-
-    try:
-        env = _ProcessVectorEnv(
-            [partial(reporting, env_index) for env_index in range(num_envs)],
-            copy=False,
-            autoreset_mode=AutoresetMode.DISABLED,
-        )
-    except _LOST_PROCESS:
-        raise EnvError(
-            env_id,
-            "constructor",
-            "the process of a sub-environment ended while it was being made",
-            runner_index=runner_index,
-        ) from None
-    return NativeVectorEnv(env, env_id, AutoresetMode.DISABLED, runner_index=runner_index)
 
 
 class NativeVectorEnv:
@@ -282,70 +250,7 @@ class NativeVectorEnv:
             "env_index": _WHOLE_VECTOR,
             "env_step": step,
         }
-        if isinstance(error, _LOST_PROCESS) and isinstance(self.env, AsyncVectorEnv):
-            # Its pipe breaks a moment before the process has ended and has an exit code.
-            wait([process.sentinel for process in self.env.processes], timeout=1.0)
-            codes = [process.exitcode for process in self.env.processes]
-            reason = (
-                f"the process of a sub-environment ended; exit codes by sub-environment: {codes}"
-            )
-            return EnvError(self._env_id, phase, reason, **where)
         return EnvError.from_exception(error, self._env_id, phase, **where)
-
-
-class _ReportingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """In an environment's process: turns an exception into an `EnvError`, whose text crosses the
-    border.
-    """
-
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], env_id: str, runner_index: int, env_index: int
-    ) -> None:
-        super().__init__(env)
-        self._place: dict[str, Any] = {"runner_index": runner_index, "env_index": env_index}
-        self._env_id = env_id
-        self._episode_step = 0
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        try:
-            self._episode_step = 0
-            return self.env.reset(seed=seed, options=options)
-        except Exception as error:
-            raise EnvError.from_exception(error, self._env_id, "reset", **self._place) from None
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        try:
-            result = self.env.step(action)
-        except Exception as error:
-            raise EnvError.from_exception(
-                error, self._env_id, "step", env_step=self._episode_step, **self._place
-            ) from None
-        self._episode_step += 1
-        return result
-
-
-class _ProcessVectorEnv(AsyncVectorEnv):
-    """gymnasium's, raising an environment's exception as it is, without printing it on the way."""
-
-    _broken = False
-
-    def _raise_if_errors(self, successes: Any) -> None:
-        if not all(successes):
-            self._broken = True
-            raise self.error_queue.get()[2]
-
-    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close; an environment that died, or broke off a step, cannot be asked to: all are ended
-        then.
-        """
-        # A call that was sent and never answered shows a death before the process has a code.
-        waiting = self._state is not AsyncState.DEFAULT
-        alive = not self._broken and all(process.is_alive() for process in self.processes)
-        if waiting or not alive:
-            self._broken, self._state = True, AsyncState.DEFAULT
-        super().close_extras(timeout=timeout, terminate=terminate or self._broken)
 
 
 def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:

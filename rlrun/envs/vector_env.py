@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -29,6 +30,7 @@ from rlrun.envs.env import (
     observation_problem,
     time_limit_of,
 )
+from rlrun.envs.env_process import ProcessEnv, ProxyMaker
 from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
@@ -67,8 +69,8 @@ def make_vector_env(
         context: the constructors' `EnvContext`, but for the index of the sub-environment.
         training: False in evaluation and rollout, see `EnvContext`.
         render_mode: passed to each sub-environment.
-        restart_failed: build a sub-environment's environment again when it raises, instead of
-            raising; done by the serial vectorisation alone.
+        restart_failed: build a sub-environment's environment again when it raises or its process
+            ends, instead of raising; not possible in environments that are vectors themselves.
 
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.
@@ -99,16 +101,23 @@ def make_vector_env(
 
     first = make_limited(0)
     if not isinstance(first, gymnasium.Env):
+        if restart_failed:
+            reason = "its sub-environments cannot be built again one by one; set "
+            reason += "fault_tolerance.restart_failed_sub_environments to false"
+            raise EnvError(spec.use, "constructor", reason, runner_index=runner)
         return native.adapt(first, spec.use, num_envs, runner_index=runner)
     check = not settings.disable_env_checking
     if check:
         check_env(first, spec.use, runner_index=runner)
+    arguments: dict[str, Any] = {"runner_index": runner, "check": check}
     if mode == "async":
         first.close()
-        return native.make_async(make_limited, num_envs, spec.use, runner_index=runner)
+        maker = ProxyMaker(ProcessEnv, make_limited, spec.use, runner)
+        arguments["rebuild"] = maker if restart_failed else None
+        return ParallelVectorEnv(maker.all(num_envs), spec.use, **arguments)
     envs = [first, *(make_limited(env_index) for env_index in range(1, num_envs))]
-    rebuild = make_limited if restart_failed else None
-    return SerialVectorEnv(envs, spec.use, runner_index=runner, check=check, rebuild=rebuild)
+    arguments["rebuild"] = make_limited if restart_failed else None
+    return SerialVectorEnv(envs, spec.use, **arguments)
 
 
 def _from_envpool(
@@ -163,7 +172,7 @@ class SerialVectorEnv:
 
     def __init__(
         self,
-        envs: Sequence[gymnasium.Env[Any, Any]],
+        envs: Sequence[Any],
         env_id: str,
         *,
         runner_index: int = 0,
@@ -263,6 +272,8 @@ class SerialVectorEnv:
     def _build_again(self, env_index: int, error: Exception) -> None:
         assert self._rebuild is not None
         _log.warning("%s is built again in sub-env %d: %r", self._env_id, env_index, error)
+        with suppress(Exception):
+            self.envs[env_index].close()
         self.envs[env_index] = self._rebuild(env_index)
         self._step_functions[env_index] = self.envs[env_index].step
 
@@ -407,6 +418,24 @@ class SerialVectorEnv:
             env_index=env_index,
             env_step=episode_step if phase == "step" else -1,
         )
+
+
+class ParallelVectorEnv(SerialVectorEnv):
+    """Sub-environments that are elsewhere, and so step at the same time.
+
+    Args:
+        envs: proxies of the sub-environments.
+    """
+
+    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+        for env_index in np.flatnonzero(mask).tolist():
+            self.envs[env_index].begin("reset", int(seeds[env_index]))
+        return super().reset_envs(mask, seeds)
+
+    def step(self, actions: Batched) -> StepResult:
+        for env, action in zip(self.envs, self._split(actions), strict=True):
+            env.begin("step", action)
+        return super().step(actions)
 
 
 def _elapsed_steps(env: gymnasium.Env[Any, Any]) -> int | None:

@@ -44,6 +44,7 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("model: {use_lstm: true, use_gru: true}", "3:25: model.use_gru: there can be only one memory behind the encoder; set use_lstm to false"),
         ("model: {use_gru: true, share_layers: false}", "3:24: model.share_layers: policy and value function share their encoder"),
         (f"model: {{use: '{MODULE}', use_lstm: true}}", f"3:54: model.use_lstm: {MODULE} is a whole RLModule, to which no memory is added; leave this out"),
+        ("fault_tolerance: {restart_failed_sub_environments: true}\nenv_runners: {gym_env_vectorize_mode: vector_entry_point}", "3:19: fault_tolerance.restart_failed_sub_environments: with env_runners.gym_env_vectorize_mode: vector_entry_point sub-environments are one object"),
         ("env_runners: {soft_horizon: true}", "3:15: env_runners.soft_horizon: there is no horizon; set env_runners.horizon"),
         ("env_runners: {observation_filter: MeanStdFilter, add_default_connectors_to_env_to_module_pipeline: false}", "3:15: env_runners.observation_filter: the filter is a default connector, and these are switched off; env_runners.add_default_connectors_to_env_to_module_pipeline: true"),
         ("connectors: {clip_actions: true}\nenv_runners: {add_default_connectors_to_module_to_env_pipeline: false}", "3:14: connectors.clip_actions: clipping is a default connector, and these are switched off; env_runners.add_default_connectors_to_module_to_env_pipeline: true"),

@@ -1,0 +1,240 @@
+"""Environments in processes of their own, which step at the same time.
+
+Owns the two ends of the connection: `EnvHost`, which has the environment, and `EnvProxy`, which
+looks like the environment to a vector environment. Other kinds of hosts are subclasses of the
+proxy. Must not know what the environments are, with one agent or with several.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from gymnasium.vector.utils import CloudpickleWrapper
+
+from rlrun.data.global_generators import seed_generators
+from rlrun.envs.errors import EnvError, EnvFailure
+
+_DESCRIPTION = (
+    "observation_space",
+    "action_space",
+    "observation_spaces",
+    "action_spaces",
+    "possible_agents",
+    "metadata",
+)
+_END_S = 2.0  # for an environment to close itself
+
+
+class EnvHost:
+    """Has one environment, and does with it what its proxy asks for.
+
+    Global generators are seeded with each episode, so that an episode is a function of its seed
+    and its actions even where the environment draws from them.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._env: Any = None
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the environment.
+
+        Raises:
+            EnvError: from the constructor.
+            EnvFailure: whatever else the environment raised, as text.
+        """
+        try:
+            if method == "build":
+                self._env = self._make()
+                return {
+                    name: dict(value) if isinstance(value, Mapping) else value
+                    for name in _DESCRIPTION
+                    if (value := getattr(self._env, name, None)) is not None
+                }
+            if method == "reset":
+                (seed,) = arguments
+                seed_generators(seed)
+                return self._env.reset(seed=seed)
+            if method == "apply":
+                return arguments[0](self._env)
+            return getattr(self._env, method)(*arguments)
+        except EnvError:
+            raise
+        except Exception as error:
+            raise EnvFailure.from_exception(error) from None
+
+
+class EnvProxy(ABC):
+    """An environment that is elsewhere.
+
+    `step` and `reset` wait for the answer to a call that was begun, if there is one.
+
+    Attributes:
+        under_way: whether a call was begun whose answer was not waited for.
+    """
+
+    under_way = False
+
+    def begin(self, method: str, *arguments: Any) -> None:
+        """Call a method, and go on; `finish` returns what it returned."""
+        self.under_way = True
+        self._send(method, arguments)
+
+    def finish(self) -> Any:
+        """Wait for the call that was begun.
+
+        Raises:
+            EnvError: from the constructor.
+            EnvFailure: the environment raised, or its process ended.
+        """
+        self.under_way = False
+        return self._receive()
+
+    def wait_until_built(self) -> None:
+        """Wait for the constructor; spaces and what else describes it are attributes then."""
+        vars(self).update(self.finish())
+
+    def step(self, action: Any) -> Any:
+        """See gymnasium, or `MultiAgentEnv`."""
+        if not self.under_way:
+            self.begin("step", action)
+        return self.finish()
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        """See gymnasium, or `MultiAgentEnv`."""
+        if not self.under_way:
+            self.begin("reset", seed)
+        return self.finish()
+
+    def render(self) -> Any:
+        """The environment's frame."""
+        return self.apply(_render)
+
+    def apply(self, function: Callable[[Any], Any]) -> Any:
+        """``function(env)``, where the environment is; both ways are pickled."""
+        self.begin("apply", function)
+        return self.finish()
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """False: states of environments are not fetched, their actions are replayed."""
+        return False
+
+    @staticmethod
+    @abstractmethod
+    def wait(proxies: Sequence[Any], timeout_s: float | None) -> list[bool]:
+        """Which calls are answered, after waiting for a first one if none is."""
+
+    @abstractmethod
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> None: ...
+
+    @abstractmethod
+    def _receive(self) -> Any: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the environment and end its process."""
+
+
+def _render(env: Any) -> Any:
+    return env.render()
+
+
+@dataclass(frozen=True)
+class ProxyMaker:
+    """Makes the sub-environments of a runner elsewhere; called, it makes one of them again.
+
+    Attributes:
+        kind: of proxy.
+        make: makes a sub-environment, in its own process.
+    """
+
+    kind: Callable[[Callable[[], Any]], EnvProxy]
+    make: Callable[[int], Any]
+    env_id: str
+    runner_index: int
+
+    def __call__(self, env_index: int) -> EnvProxy:
+        return self._built(env_index, self.kind(partial(self.make, env_index)))
+
+    def all(self, num_envs: int) -> list[EnvProxy]:
+        """All sub-environments, which build themselves at the same time."""
+        proxies = [self.kind(partial(self.make, env_index)) for env_index in range(num_envs)]
+        return [self._built(env_index, proxy) for env_index, proxy in enumerate(proxies)]
+
+    def _built(self, env_index: int, proxy: EnvProxy) -> EnvProxy:
+        try:
+            proxy.wait_until_built()
+        except EnvFailure as error:
+            place = {"runner_index": self.runner_index, "env_index": env_index}
+            raise EnvError.from_exception(error, self.env_id, "constructor", **place) from None
+        return proxy
+
+
+class ProcessEnv(EnvProxy):
+    """An environment in a sub-process of this process."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._connection, other_end = multiprocessing.Pipe()
+        self._process = multiprocessing.Process(
+            target=_serve, args=(other_end, self._connection, CloudpickleWrapper(make)), daemon=True
+        )
+        self._process.start()
+        other_end.close()
+        self.begin("build")
+
+    @staticmethod
+    def wait(proxies: Sequence[Any], timeout_s: float | None) -> list[bool]:
+        ready = wait([proxy._connection for proxy in proxies], timeout_s)
+        return [proxy._connection in ready for proxy in proxies]
+
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+        with suppress(OSError):  # that the process has ended is found when its answer is read
+            self._connection.send((method, arguments))
+
+    def _receive(self) -> Any:
+        try:
+            error, value = self._connection.recv()
+        except (EOFError, OSError):
+            # A pipe breaks a moment before the process has ended and has an exit code.
+            self._process.join(timeout=1.0)
+            reason = f"the environment's process ended, with exit code {self._process.exitcode}"
+            raise EnvFailure(reason) from None
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        if not self.under_way:
+            self._send("close", ())
+            self._connection.poll(_END_S)
+        self._connection.close()
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(connection: Connection, other_end: Connection, make: Callable[[], Any]) -> None:
+    """Answer calls until the other process closes the connection, or ends."""
+    other_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its processes itself
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    host = EnvHost(make)
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except (EOFError, OSError):
+            return
+        answer: tuple[Exception | None, Any]
+        try:
+            answer = None, host.call(method, *arguments)
+        except (EnvError, EnvFailure) as error:
+            answer = error, None
+        with suppress(BrokenPipeError):
+            connection.send(answer)
