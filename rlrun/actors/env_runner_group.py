@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlrun.config.schema import FaultToleranceConfig
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
+from rlrun.data.seeding import Role
 from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest, lone_request
-from rlrun.sampling.seeding import Role
 
 if TYPE_CHECKING:
     import gymnasium as gym

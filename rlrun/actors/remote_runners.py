@@ -20,8 +20,8 @@ import ray
 
 from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
 from rlrun.actors.ray_runtime import last_error_line
-from rlrun.config import registry
 from rlrun.config.schema import FaultToleranceConfig
+from rlrun.data.seeding import generators_seed, seed_generators
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest
 
@@ -110,12 +110,10 @@ class RemoteRunners:
             resources={k: float(v) for k, v in settings.custom_resources_per_env_runner.items()},
             max_restarts=0,  # restarts are ours: they restore a state
         )(_RunnerHost)
-        creator = registry.ENVS.get(spec.env.use)
-        creators = {} if creator is None else {spec.env.use: creator}
 
         def make_actor(index: int, recreated: bool) -> Any:
             host = host_class.remote()
-            host.build.remote(make_runner, spec, arguments(index, recreated), creators)
+            host.build.remote(make_runner, spec, arguments(index, recreated))
             return host
 
         self.actors = FaultTolerantActorManager(
@@ -387,6 +385,7 @@ class _RunnerHost:
 
     def __init__(self) -> None:
         self._make: Callable[[], Any]
+        self._place: tuple[int, int, int]  # seed, role and index of the runner
         self._runner: Any = None
         self._failure: Exception | None = None
 
@@ -399,15 +398,11 @@ class _RunnerHost:
         make_runner: RunnerFactory,
         spec: RunnerSpec,
         arguments: Mapping[str, Any],
-        env_creators: Mapping[str, Callable[..., Any]],
     ) -> None:
-        """Build the runner; an exception of its constructor is raised by the first call to it.
-
-        Args:
-            env_creators: environments registered by name in the driver, to be known here too.
-        """
-        registry.ENVS.update(env_creators)
+        """Build the runner; an exception of its constructor is raised by the first call to it."""
         self._make = partial(make_runner, spec, **arguments)
+        self._place = spec.seed, arguments["role"], arguments["runner_index"]
+        seed_generators(generators_seed(*self._place))
         try:
             self._runner = self._make()
         except Exception as error:
@@ -419,6 +414,7 @@ class _RunnerHost:
 
     def sample_fragment(self, request: SampleRequest, weights: Any) -> SampleReply:
         """See `EnvRunner.sample_fragment`."""
+        seed_generators(generators_seed(*self._place, request.fragment))
         reply: SampleReply = self._built().sample_fragment(request, weights)
         return reply
 
@@ -431,7 +427,9 @@ class _RunnerHost:
             self._built().set_state(state)
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(runner, *arguments)``."""
+        """``function(runner, *arguments)``; a request is the first of the arguments, if any."""
+        if arguments:
+            seed_generators(generators_seed(*self._place, arguments[0].fragment))
         return function(self._built(), *arguments)
 
     def stop(self) -> None:

@@ -37,6 +37,14 @@ from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
+from rlrun.data.seeding import (
+    Role,
+    generators_seed,
+    learner_rng,
+    policy_key,
+    seeded_generators,
+    weights_seed,
+)
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import build_learner
 from rlrun.policies.catalog import ModuleFactory, build_module, seeded_module
@@ -44,7 +52,6 @@ from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import RLModule
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
-from rlrun.sampling.seeding import learner_rng, policy_key, weights_seed
 
 T_co = TypeVar("T_co", bound=TrainingConfig, covariant=True, default=TrainingConfig)
 P = TypeVar("P", bound=Part)
@@ -93,6 +100,11 @@ class Algorithm(ABC, Generic[T_co]):
         self.learners, self.timers = self.policies.learners, self.progress.timers
         self._parts: dict[str, Part] = {}
         self._callbacks = make_callbacks(config.callbacks)
+        with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)):
+            self._build(config, address)
+        self.timers.restart()
+
+    def _build(self, config: ExperimentConfig, address: str | None) -> None:
         batch_size = self.training.train_batch_size
         self._fragment_lengths = fragment_lengths(batch_size, config.env_runners)
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
@@ -105,7 +117,6 @@ class Algorithm(ABC, Generic[T_co]):
         self.policies.acting_weights = self.policies.present_weights()
         self.env_runner_group.wait_until_built()
         self._call_back("on_algorithm_init")
-        self.timers.restart()
 
     @classmethod
     def from_checkpoint(
@@ -209,6 +220,11 @@ class Algorithm(ABC, Generic[T_co]):
         Raises:
             DivergedError: a loss, a gradient or a weight is NaN or infinite.
         """
+        seed = generators_seed(self.seed, Role.TRAIN, 0, self.progress.iteration)
+        with seeded_generators(seed):
+            return self._train()
+
+    def _train(self) -> Result:
         progress, policies = self.progress, self.policies
         progress.begin_iteration()
         while True:

@@ -18,6 +18,7 @@ from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
+from rlrun.data.seeding import Role, evaluation_seed
 from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.acting_policy import ActingPolicy
@@ -32,7 +33,6 @@ from rlrun.sampling.runner_messages import (
     RunnerSpec,
     tell_exploration,
 )
-from rlrun.sampling.seeding import Role, evaluation_seed
 
 
 def runner_spec(

@@ -132,6 +132,19 @@ def import_path_of(found: Any) -> str | None:
         return None
 
 
+def env_name(creator: Callable[..., Any]) -> str:
+    """The name of a class or function that makes an environment; without an import path, it is
+    registered.
+    """
+    path = import_path_of(creator)
+    if path is not None:
+        return path
+    known = next((name for name, other in ENVS.items() if other is creator), None)
+    name = known or f"{getattr(creator, '__name__', type(creator).__name__)} {len(ENVS) + 1}"
+    ENVS[name] = creator
+    return name
+
+
 def algorithm_class(name: str) -> Any:
     """The algorithm class of a registered name or an import path.
 

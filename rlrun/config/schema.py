@@ -102,7 +102,7 @@ class EnvRunnersConfig(Section):
     compress_observations: bool = False
     """Compress observations on their way to the learner: less traffic, more computation."""
     disable_env_checking: bool = False
-    """Skip the check of one reset and step of the environment before training starts."""
+    """Skip the check of one reset and step of the environment, of all agents, at the start."""
 
 
 class ConnectorsConfig(Section):

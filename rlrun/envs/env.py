@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rlrun.data.seeding import drawn_from
 from rlrun.envs.errors import EnvError, EnvPhase
 
 if TYPE_CHECKING:
@@ -221,17 +222,22 @@ def time_limit_of(env: gymnasium.Env[Any, Any]) -> Any:
     return None
 
 
-def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> None:
+def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> bool:
     """Reset and step ``env`` once; what it returns must be what it promised.
+
+    Returns:
+        Whether it drew from a global generator.
 
     Raises:
         EnvError: naming the environment, what it was doing and what is wrong.
     """
+    before = drawn_from()
     try:
         _check_env(env, env_id)
     except EnvError as error:
         error.runner_index = runner_index
         raise
+    return drawn_from() != before
 
 
 def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from rlrun.data.global_generators import seed_generators
+from rlrun.data.seeding import seed_generators
 from rlrun.envs.errors import EnvError, EnvFailure
 
 _DESCRIPTION = (
@@ -36,8 +36,7 @@ _END_S = 2.0  # for an environment to close itself
 class EnvHost:
     """Has one environment, and does with it what its proxy asks for.
 
-    Global generators are seeded with each episode, so that an episode is a function of its seed
-    and its actions even where the environment draws from them.
+    Global generators are seeded with each episode.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from rlrun.config.schema import EnvSpec
+from rlrun.data.seeding import drawn_from
 from rlrun.envs import pettingzoo_envs
-from rlrun.envs.env import EnvContext, call_creator, find_creator
-from rlrun.envs.errors import EnvError
+from rlrun.envs.env import EnvContext, call_creator, find_creator, observation_problem
+from rlrun.envs.errors import EnvError, EnvPhase
 from rlrun.envs.horizon import ALL
 
 Agent = Hashable
@@ -174,6 +176,74 @@ def _missing(env: Any) -> str | None:
         if lacking:
             return f"{name} has no space for agent {lacking[0]!r}"
     return None if env.possible_agents else f"possible_agents of {kind} is empty"
+
+
+def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bool:
+    """Reset and step ``env`` once; what it returns must be what it promised.
+
+    Returns:
+        Whether it drew from a global generator.
+
+    Raises:
+        EnvError: naming the environment, what it was doing and what is wrong.
+    """
+
+    def answered(phase: EnvPhase, call: Callable[[], Any], length: int) -> Any:
+        place: dict[str, Any] = {
+            "runner_index": runner_index,
+            "env_step": -1 if phase == "reset" else 0,
+        }
+        try:
+            answer = call()
+        except Exception as error:
+            raise EnvError.from_exception(error, env_id, phase, **place) from None
+        problem = _answer_problem(env, answer, length)
+        if problem is not None:
+            raise EnvError(env_id, phase, f"{phase}() {problem}", **place)
+        return answer
+
+    before = drawn_from()
+    observations = answered("reset", lambda: env.reset(seed=0), 2)[0]
+    actions = {}
+    for agent in observations:
+        env.action_spaces[agent].seed(0)
+        actions[agent] = env.action_spaces[agent].sample()
+    answered("step", lambda: env.step(actions), 5)
+    return drawn_from() != before
+
+
+def _answer_problem(env: Any, answer: Any, length: int) -> str | None:
+    """What is wrong with the return value of `reset` (2 dicts) or `step` (5), if anything."""
+    names = ["observations", "rewards", "terminateds", "truncateds", "infos"]
+    if length == 2:
+        del names[1:4]
+    if not (isinstance(answer, tuple | list) and len(answer) == length):
+        return f"must return {length} dicts by agent: {', '.join(names)}"
+    for name, part in zip(names, answer, strict=True):
+        if not isinstance(part, Mapping):
+            return f"must return dicts by agent, its {name} are of type {type(part).__name__}"
+        known = (
+            (*env.possible_agents, ALL, "__common__") if name != names[0] else env.possible_agents
+        )
+        strange = [agent for agent in part if agent not in known]
+        if strange:
+            return f"has {name} of {strange[0]!r}, who is none of possible_agents"
+    for agent, observation in answer[0].items():
+        problem = observation_problem(env.observation_spaces[agent], observation)
+        if problem is not None:
+            return f"gave agent {agent!r} something wrong: {problem}"
+    return None if length == 2 else _reward_problem(answer[1])
+
+
+def _reward_problem(rewards: Mapping[Agent, Any]) -> str | None:
+    for agent, reward in rewards.items():
+        try:
+            finite = bool(np.isfinite(float(reward)))
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
+            return f"rewarded agent {agent!r} with {reward!r}, which is no finite number"
+    return None
 
 
 class SubEnvs:

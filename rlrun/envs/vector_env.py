@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from rlrun.data.seeding import OwnGenerators
 from rlrun.envs import native_vector_env as native
 from rlrun.envs.env import (
     EnvContext,
@@ -107,16 +108,21 @@ def make_vector_env(
             raise EnvError(spec.use, "constructor", reason, runner_index=runner)
         return native.adapt(first, spec.use, num_envs, runner_index=runner)
     check = not settings.disable_env_checking
-    if check:
-        check_env(first, spec.use, runner_index=runner)
+    draws_globally = check and check_env(first, spec.use, runner_index=runner)
     arguments: dict[str, Any] = {"runner_index": runner, "check": check}
+
+    def make_again(env_index: int) -> Any:
+        env = make_limited(env_index)
+        return OwnGenerators(env) if draws_globally else env
+
     if mode == "async":
         first.close()
-        maker = ProxyMaker(ProcessEnv, make_limited, spec.use, runner)
+        maker = ProxyMaker(ProcessEnv, make_again, spec.use, runner)
         arguments["rebuild"] = maker if restart_failed else None
         return ParallelVectorEnv(maker.all(num_envs), spec.use, **arguments)
-    envs = [first, *(make_limited(env_index) for env_index in range(1, num_envs))]
-    arguments["rebuild"] = make_limited if restart_failed else None
+    envs = [OwnGenerators(first) if draws_globally else first]
+    envs += [make_again(env_index) for env_index in range(1, num_envs)]
+    arguments["rebuild"] = make_again if restart_failed else None
     return SerialVectorEnv(envs, spec.use, **arguments)
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlrun.config.schema import LearnersConfig, TrainingConfig
+from rlrun.data.seeding import seed_generators
 from rlrun.learning.learner import Gradient, Learner, Loss
 from rlrun.learning.loaded_batch import Minibatches, Rows
 from rlrun.learning.process_group import ProcessGroup, host_store, join_store
@@ -91,6 +92,7 @@ class LearnerGroup(Learner):
 
         settings = {"lr": lr, "gradient": gradient, "stop_early": stop_early}
         shipped = ray.put(minibatches.to(torch.device("cpu")))
+        self._call("seed", _drawn_seed())
         statistics, weights = self._call("update", shipped, loss, dict(loss_arguments), settings)
         self.parameters.load(weights)
         return dict(statistics)
@@ -106,6 +108,7 @@ class LearnerGroup(Learner):
     ) -> dict[str, Tensor]:
         """See `Learner.accumulate`; each learner takes its part of every microbatch."""
         shipped = [{name: column.cpu() for name, column in rows.items()} for rows in microbatches]
+        self._call("seed", _drawn_seed())
         means, weights = self._call("accumulate", shipped, num_rows, loss, dict(loss_arguments), lr)
         self.parameters.load(weights)
         return {name: value.to(self.device) for name, value in means.items()}
@@ -200,6 +203,10 @@ class LearnerHost:
         group = ProcessGroup(self._rank, self._num_learners, store, backend)
         self._learner = Learner(module, training, own, group=group)
 
+    def seed(self, seed: int) -> None:
+        """Seed this process's global generators, other than those of other learners."""
+        seed_generators((seed + self._rank) % 2**32)
+
     def update(
         self,
         minibatches: Minibatches,
@@ -240,6 +247,11 @@ class LearnerHost:
 
     def _weights(self) -> NDArray[np.float32] | None:
         return self._learner.get_weights() if self._rank == 0 else None
+
+
+def _drawn_seed() -> int:
+    """A seed for learners' processes, drawn from this process's generator, which is seeded."""
+    return int(torch.randint(2**32, ()))
 
 
 def _failure(result: CallResult) -> BaseException:

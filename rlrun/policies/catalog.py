@@ -67,11 +67,12 @@ def seeded_module(
     seed: int,
 ) -> RLModule:
     """A module whose initial weights follow from the seed alone."""
-    torch.manual_seed(seed)
     # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return factory(observation_space, action_space, model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return factory(observation_space, action_space, model)
     finally:
         torch.set_num_threads(num_threads)

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.data.seeding import mapping_rng
 from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, PolicySlots, SlotStep
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import MappingError, Spaces
 from rlrun.sampling.episodes import LONGEST_RESTORED, AgentEpisodes
 from rlrun.sampling.policy_actor import PolicyActor
-from rlrun.sampling.seeding import mapping_rng
 
 Array = NDArray[Any]
 Observations = dict[tuple[int, int], Any]

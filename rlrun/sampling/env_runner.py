@@ -16,11 +16,19 @@ from typing import Any
 
 from rlrun.config.policies import PolicySettings
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
+from rlrun.data.seeding import (
+    OwnGenerators,
+    Role,
+    fragment_noise,
+    generators_seed,
+    policy_key,
+    seeded_generators,
+)
 from rlrun.envs.env import EnvContext
 from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import make_horizon
-from rlrun.envs.multi_agent_env import SubEnvs, make_multi_agent_env
+from rlrun.envs.multi_agent_env import SubEnvs, check_multi_agent_env, make_multi_agent_env
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, raise_time_limits
 from rlrun.envs.recorded_step import Recorder
 from rlrun.envs.vector_env import make_vector_env
@@ -42,7 +50,6 @@ from rlrun.sampling.runner_messages import (
     tell_exploration,
 )
 from rlrun.sampling.sampling_loop import SamplingLoop
-from rlrun.sampling.seeding import Role, fragment_noise, policy_key
 
 
 class EnvRunner:
@@ -93,6 +100,7 @@ class EnvRunner:
             training=role is Role.TRAIN,
         )
         self._render_mode = render_mode
+        self._draws_globally = False  # whether environments with several agents do
         self._mapping = AgentMapping(spec.multi_agent.agents if spec.multi_agent else None)
         self.envs: Any = self._make_envs()
         self._settings: dict[str, PolicySettings | None] = {}
@@ -113,7 +121,7 @@ class EnvRunner:
 
     def _make_envs(self) -> EpisodeVectorEnv | SubEnvs:
         if self.spec.multi_agent is not None:
-            return SubEnvs([self._make_multi_agent_env(index) for index in range(self.num_envs)])
+            return self._make_multi_agent_envs()
         return make_vector_env(
             self.spec.env,
             self.num_envs,
@@ -124,11 +132,21 @@ class EnvRunner:
             restart_failed=self.spec.restart_failed_sub_environments,
         )
 
+    def _make_multi_agent_envs(self) -> SubEnvs:
+        first = self._make_multi_agent_env(0)
+        if not self.spec.settings.disable_env_checking:
+            self._draws_globally = check_multi_agent_env(
+                first, self.spec.env.use, runner_index=self.runner_index
+            )
+        if self._draws_globally:
+            first = OwnGenerators(first)
+        return SubEnvs([first, *map(self._make_multi_agent_env, range(1, self.num_envs))])
+
     def _make_multi_agent_env(self, env_index: int) -> Any:
         place = self._context.for_sub_env(env_index)
         env = make_multi_agent_env(self.spec.env, place, self._render_mode)
         raise_time_limits(env, self.spec.settings)
-        return env
+        return OwnGenerators(env) if self._draws_globally else env
 
     def slot_envs(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
@@ -313,7 +331,9 @@ class EnvRunner:
             A MultiAgentBatch, or a SampleBatch where the default policy is the only one.
         """
         request = lone_request(self.spec.settings, self._next_fragment, self.weights_version)
-        return self.sample_fragment(request).batch
+        place = self.spec.seed, self.role, self.runner_index, request.fragment
+        with seeded_generators(generators_seed(*place)):
+            return self.sample_fragment(request).batch
 
     def sample_fragment(
         self, request: SampleRequest, weights: Any = None, *, with_state: bool = True

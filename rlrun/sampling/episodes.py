@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.data.seeding import Role, episode_noise, episode_seed, mapping_rng
 from rlrun.envs.agent_slots import AgentSlot, PlannedEpisode
 from rlrun.envs.errors import EnvError
-from rlrun.sampling.seeding import Role, episode_noise, episode_seed, mapping_rng
 
 Array = NDArray[Any]
 

@@ -6,6 +6,7 @@ which episodes they are.
 
 from __future__ import annotations
 
+from rlrun.data.seeding import Role, generators_seed, seeded_generators
 from rlrun.envs.recorded_step import Recorder
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.env_runner import EnvRunner
@@ -28,6 +29,13 @@ def run_episodes(
     Returns:
         The finished episodes, in their order; all N unless the recorder ended the rollout.
     """
+    with seeded_generators(generators_seed(seed, Role.EVALUATION, 0)):
+        return _run_episodes(runner, num_episodes, seed, explore, recorder)
+
+
+def _run_episodes(
+    runner: EnvRunner, num_episodes: int, seed: int, explore: bool, recorder: Recorder | None
+) -> list[EpisodeRecord]:
     plan = CountedPlan(num_episodes, seed, runner.num_envs, runner.spec.env.use)
     keys = plan.noise if runner.spec.multi_agent is None else None
     actors = {

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.seeding import agent_noise
 from rlrun.envs.agent_slots import AgentSlot, Due, SlotStep
 from rlrun.envs.vector_env import take_envs
 from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.sample_collector import NO_EXTRAS, SampleCollector
-from rlrun.sampling.seeding import agent_noise
 
 Array = NDArray[Any]
 NoiseKeys = Callable[[int], "np.random.Generator | None"]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
+from rlrun.data.seeding import Role, connector_seed
 from rlrun.sampling.runner_messages import RunnerSpec, acting_policy, reward_pipeline
-from rlrun.sampling.seeding import Role, connector_seed
 
 if TYPE_CHECKING:
     from rlrun.config.policies import PolicySettings

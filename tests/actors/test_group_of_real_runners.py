@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import ray
 
+from rlrun import register_env
 from rlrun.actors.env_runner_group import EnvRunnerGroup, synchronous_parallel_sample
 from rlrun.config import registry
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
@@ -54,6 +59,58 @@ def test_remote_runners_sample_what_local_ones_do_without_torch(local_ray: None)
         assert group.foreach_env_runner(has_torch) == [False, False]
     finally:
         group.stop()
+
+
+class Draws(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole, rewarded with what global generators draw, but not in the first step."""
+
+    _steps = 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        drawn = random.random() + np.random.rand() if self._steps > 1 else 0.0
+        observation, _, *rest = self.env.step(action)
+        return observation, drawn, *rest
+
+
+def test_global_generators_of_remote_runners_are_seeded_also_in_one_that_replaces_another(
+    local_ray: None,
+) -> None:
+    spec = spec_of(EnvSpec(use=f"{__name__}:drawing"))
+    rewards = []
+    for kills in (False, False, True):
+        group = group_of(spec, 2)
+        sampled = []
+        for fragment in range(3):
+            if kills and fragment == 2:
+                os.kill(group.foreach_env_runner(lambda _: os.getpid())[1], signal.SIGKILL)
+            sampled += [reply.batch["rewards"] for reply in group.sample()]
+        rewards.append(np.concatenate(sampled))
+        group.stop()
+    assert len(set(rewards[0])) > 20
+    np.testing.assert_array_equal(rewards[0], rewards[1])
+    np.testing.assert_array_equal(rewards[0], rewards[2])
+
+
+def drawing(**kwargs: Any) -> Any:
+    return Draws(gymnasium.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize("how", ["by name", "as it is", "in the spec"])
+def test_a_runner_as_an_actor_has_the_environments_of_this_process(
+    how: str, local_ray: None
+) -> None:
+    def make(config: Any) -> Any:
+        return gymnasium.make("CartPole-v1", **config)
+
+    env: Any = {"by name": "made-here", "as it is": make, "in the spec": EnvSpec(use="made-here")}
+    register_env("made-here", make)
+    try:
+        actor = EnvRunner.as_remote(num_cpus=0.1).remote(RunnerSpec(env[how]))
+        assert len(ray.get(actor.sample.remote())) == 200
+        ray.kill(actor)
+    finally:
+        del registry.ENVS["made-here"]
 
 
 def test_code_of_the_user_reaches_the_actors(local_ray: None) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
+from rlrun.data.seeding import Role, episode_seed
 from rlrun.envs.env import EnvContext
 from rlrun.envs.errors import EnvError
 from rlrun.envs.vector_env import make_vector_env
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
-from rlrun.sampling.seeding import Role, episode_seed
 
 envpool = pytest.importorskip("envpool", reason="the extra envpool is not installed")
 

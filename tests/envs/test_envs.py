@@ -11,15 +11,17 @@ from counting_envs import Counter, LeavesItsSpace, NestedCounter, NoTuple
 from gymnasium import spaces
 
 from rlrun.config import registry
-from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.config.policies import PolicySettings
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.envs.atari import EpisodicLife, FireReset
 from rlrun.envs.env import EnvContext, check_env, make_env, observation_problem
 from rlrun.envs.errors import EnvError
+from rlrun.envs.multi_agent_env import MultiAgentEnv, check_multi_agent_env
 from rlrun.envs.vector_env import make_vector_env
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
 
 def test_an_id_a_class_and_a_registered_name_build_the_same_environment() -> None:
@@ -91,8 +93,55 @@ def test_the_check_says_what_is_wrong(env: Any, phase: str, message: str) -> Non
     assert caught.value.runner_index == 2
 
 
+class Agents(MultiAgentEnv):
+    """Two agents; what `reset` or `step` returns is replaced by ``answer``."""
+
+    possible_agents = ("a", "b")
+    observation_spaces = dict.fromkeys(possible_agents, spaces.Discrete(3))
+    action_spaces = dict.fromkeys(possible_agents, spaces.Discrete(2))
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = answers
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self._answers.get("reset", ({"a": 0}, {}))
+
+    def step(self, actions: Any) -> Any:
+        assert actions.keys() == {"a"}, "an action of an agent without an observation"
+        return self._answers.get("step", ({"b": 2}, {"a": 1.0}, {"__all__": False}, {}, {}))
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"reset": {"a": 0}}, r"reset\(\) must return 2 dicts by agent"),
+        ({"reset": ({"z": 0}, {})}, "observations of 'z', who is none of possible_agents"),
+        ({"reset": ({"a": 3}, {})}, "agent 'a' something wrong: observation 3 is not in Discrete"),
+        ({"reset": ({"b": 0}, {})}, "an action of an agent without an observation"),
+        ({"step": ({}, {})}, r"step\(\) must return 5 dicts by agent"),
+        ({"step": ({}, 1.0, {}, {}, {})}, "its rewards are of type float"),
+        ({"step": ({}, {"a": np.nan}, {}, {}, {})}, "rewarded agent 'a' with nan"),
+    ],
+)
+def test_the_check_of_several_agents_says_what_is_wrong(answers: Any, message: str) -> None:
+    with pytest.raises(EnvError, match=message) as caught:
+        check_multi_agent_env(Agents(**answers), "Mine-v0", runner_index=2)
+    assert caught.value.phase == next(iter(answers)) or "an action" in message
+    assert caught.value.runner_index == 2
+
+
+def test_an_env_of_several_agents_is_checked_when_it_is_built() -> None:
+    """Unless that is switched off; then its first step shows it."""
+    env = EnvSpec(use=f"{__name__}:Agents", step=({}, {"a": np.nan}, {}, {}, {}))
+    multi_agent = MultiAgentSpec({"p": PolicySettings(ModelConfig(), TrainingConfig())})
+    with pytest.raises(EnvError, match="rewarded agent 'a' with nan"):
+        EnvRunner(RunnerSpec(env, multi_agent=multi_agent))
+    EnvRunner(RunnerSpec(env, EnvRunnersConfig(disable_env_checking=True), multi_agent=multi_agent))
+
+
 def test_a_sound_env_passes_the_check() -> None:
     check_env(NestedCounter(), "Nested")
+    check_multi_agent_env(Agents(), "Agents")
     check_env(gymnasium.make("Pendulum-v1"), "Pendulum-v1")
 
 

@@ -19,7 +19,6 @@ SMALL_FILES = {
     "envs/recorded_step.py": "what recorders receive, from one agent and from several alike",
     "experiment/report/plots.py": "shared by sweeps and verifications",
     "experiment/report/tables.py": "shared by sweeps and verifications",
-    "sampling/evaluation.py": "exactly n episodes with the one loop",
 }
 MAX_FUNCTION_LINES = 60
 

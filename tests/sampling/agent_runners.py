@@ -25,6 +25,8 @@ EXAMPLES = "rlrun.envs.multi_agent_examples"
 
 def make(env, policies, agents=None, *, num_envs=1, by_agent=False, spec=None, index=0, **settings):
     env = EnvSpec.model_validate(env)
+    # The scripted one insists on certain actions.
+    settings.setdefault("disable_env_checking", env.use.startswith("scripted_agents:"))
     runner = RunnerSpec(
         env,
         settings=EnvRunnersConfig(num_envs_per_env_runner=num_envs, **settings),

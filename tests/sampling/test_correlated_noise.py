@@ -11,12 +11,12 @@ from counting_envs import AutonomousCounters
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
+from rlrun.data.seeding import Role, agent_noise, episode_noise, fragment_noise
 from rlrun.policies.policy import Policy
 from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
-from rlrun.sampling.seeding import Role, agent_noise, episode_noise, fragment_noise
 
 RHO = 0.9
 SEED = 7

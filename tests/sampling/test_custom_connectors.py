@@ -14,12 +14,12 @@ from scripted_agents import EXPECTED
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
 from rlrun.connectors.errors import ConnectorError
 from rlrun.data import columns as col
+from rlrun.data.seeding import Role
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
-from rlrun.sampling.seeding import Role
 
 COUNTING = "counting_envs:CountingEnv"
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.seeding import Role
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
-from rlrun.sampling.seeding import Role
 
 
 @settings(max_examples=40, deadline=None)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.data.seeding import Role
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec
-from rlrun.sampling.seeding import Role
 
 
 def make_runner(num_envs, env="CartPole-v1"):

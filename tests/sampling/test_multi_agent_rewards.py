@@ -30,7 +30,7 @@ def runner():
     }
     spec = RunnerSpec(
         EnvSpec(use="scripted_agents:Scripted"),
-        settings=EnvRunnersConfig(num_envs_per_env_runner=1),
+        settings=EnvRunnersConfig(disable_env_checking=True),
         connectors=ConnectorsConfig(normalize_rewards=True),
         multi_agent=MultiAgentSpec(policies, {"[ab]": "p", "*": "q"}),
     )

@@ -80,7 +80,7 @@ def runner_with(
             EnvSpec(use=use, kwargs=kw.pop("env", {})),
             EnvRunnersConfig(num_envs_per_env_runner=num_envs, sample_collector=collector, **kw),
             connectors=ConnectorsConfig(clip_rewards=2.0),
-            restart_failed_sub_environments=True,
+            restart_failed_sub_environments=not use.endswith(":autonomous"),
             policy_factory=policy,
         )
     )
