@@ -25,7 +25,7 @@ from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleReques
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlrun.actors.remote_runners import RemoteRunners
+    from rlrun.actors.remote_runners import RemoteRunners, Task
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +170,9 @@ class EnvRunnerGroup:
         self._next_fragment = request.fragment + 1
         self._weights_version = request.weights_version
         if self.remote is not None:
-            return _SamplingRound(self.remote, request, lengths, weights).run()
+            by_runner = None if lengths is None else dict(zip(self.indices, lengths, strict=True))
+            replies: list[SampleReply] = Round(self.remote, request, weights, by_runner).replies()
+            return replies
         if lengths is not None:
             request = replace(request, length=lengths[0])
         return [self.local_env_runner.sample_fragment(request, weights, with_state=False)]
@@ -230,27 +232,34 @@ class EnvRunnerGroup:
             self.remote.stop()
 
 
-class _SamplingRound:
-    """One synchronous round; keeps asking until each runner has answered or is lost."""
+class Round:
+    """A request to each remote runner, sent at once; repeated until it has answered or is lost.
+
+    Args:
+        lengths: steps of each sub-environment, by runner; None takes the request's for all.
+        tasks: what runners do with the request, others than these get none; None samples fragments.
+    """
 
     def __init__(
         self,
         remote: RemoteRunners,
         request: SampleRequest,
-        lengths: Sequence[int] | None,
         weights: Any,
+        lengths: Mapping[int, int] | None = None,
+        tasks: Mapping[int, Task] | None = None,
     ) -> None:
-        self._remote, self._request, self._lengths = remote, request, lengths
+        self._remote, self._request = remote, request
+        self._lengths, self._tasks = lengths, tasks
         self._weights = remote.sendable(weights)
-        self._tag = ("sample", request.fragment)
+        self._tag = ("round", request.fragment)
         self._asked: set[int] = set()
         self._pending: set[int] = set()
-
-    def run(self) -> list[SampleReply]:
-        """The replies, ordered by runner index."""
-        remote, replies = self._remote, dict[int, SampleReply]()
         remote.actors.fetch_ready_async_reqs()  # answers to earlier requests are dropped
-        self._ask(remote.actors.healthy_actor_ids)
+        self._ask(remote.actors.healthy_actor_ids if tasks is None else list(tasks))
+
+    def replies(self) -> list[Any]:
+        """Wait for the replies, ordered by runner index."""
+        remote, replies = self._remote, dict[int, Any]()
         while self._pending:
             left_s = max(0, self._deadline - time.monotonic())
             results = remote.actors.fetch_ready_async_reqs(tags=[self._tag], timeout_s=left_s)
@@ -283,12 +292,13 @@ class _SamplingRound:
     def _send(self, index: int) -> bool:
         """Ask a runner for its fragment, if it has one."""
         request = replace(self._request, length=self._length(index))
-        if not request.length:
+        task = None if self._tasks is None else self._tasks[index]
+        if task is None and not request.length:
             return False
-        return self._remote.send(index, request, self._weights, tag=self._tag, task=None)
+        return self._remote.send(index, request, self._weights, tag=self._tag, task=task)
 
     def _length(self, index: int) -> int:
-        return self._request.length if self._lengths is None else self._lengths[index - 1]
+        return self._request.length if self._lengths is None else self._lengths[index]
 
 
 def synchronous_parallel_sample(

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,13 +49,14 @@ def preflight(
     available: Resources,
     where: str = "this machine",
     learners: LearnersConfig | None = None,
+    evaluation: EnvRunnersConfig | None = None,
 ) -> None:
     """Compare what remote runners and learners need with what is ``available``.
 
     The driver, which waits for them, takes nothing.
 
     Args:
-        learners: need their resources besides; None needs none.
+        learners, evaluation: need their resources besides; None needs none.
 
     Raises:
         ResourceError: with both numbers and a setting that fits, for each resource that lacks.
@@ -75,6 +76,10 @@ def preflight(
             number * settings.num_cpus_per_env_runner, number * settings.num_gpus_per_env_runner
         )
         problems += _shortages("learner", learners, available, taken, where)
+    if evaluation is not None and not problems:
+        processes = [("env_runner", settings), ("learner", learners)]
+        taken = Resources(_sum_of(processes, "cpus"), _sum_of(processes, "gpus"))
+        problems += _shortages("env_runner", evaluation, available, taken, where, "evaluation.")
     if problems:
         raise ResourceError("\n".join(problems))
 
@@ -85,11 +90,13 @@ def _shortages(
     available: Resources,
     taken: Resources,
     where: str,
+    section: str = "",
 ) -> Iterator[str]:
     """The CPUs and GPUs that processes of one kind need and do not find beside ``taken`` ones.
 
     Args:
         process: what one is called in the settings: "env_runner" or "learner".
+        section: where their settings are, ``evaluation.`` for those that evaluate.
     """
     number: int = getattr(settings, f"num_{process}s")
     for kind in ("CPUs", "GPUs"):
@@ -97,20 +104,34 @@ def _shortages(
         there, used = getattr(available, kind.lower()), getattr(taken, kind.lower())
         if number * each <= there - used:
             continue
-        beside = f", of which the env runners take {used:g}" if used else ""
+        others = "the other processes" if section else "the env runners"
+        beside = f", of which {others} take {used:g}" if used else ""
         free = max(there - used, 0.0)
-        choices = [f"{process}s.num_{process}s={math.floor(free / each)}"]
+        choices = [f"{section or f'{process}s.'}num_{process}s={math.floor(free / each)}"]
         smaller = math.floor(free / number * 100) / 100
         if smaller > 0 or kind == "GPUs":  # without a GPU they compute on CPUs
-            choices.append(f"{process}s.num_{kind.lower()}_per_{process}={smaller:g}")
+            choices.append(f"{section}{process}s.num_{kind.lower()}_per_{process}={smaller:g}")
+        named = f"{section.replace('.', ' ')}{process.replace('_', ' ')}s"
         yield (
-            f"{number} {process.replace('_', ' ')}s with {each:g} {kind} each need "
+            f"{number} {named} with {each:g} {kind} each need "
             f"{number * each:g} {kind}, {where} has {there:g}{beside}: set " + " or ".join(choices)
         )
 
 
+def _sum_of(processes: Iterable[tuple[str, Any]], kind: str) -> float:
+    """What processes take of ``cpus`` or ``gpus``, by what one is called in their settings."""
+    return sum(
+        getattr(settings, f"num_{name}s") * getattr(settings, f"num_{kind}_per_{name}")
+        for name, settings in processes
+        if settings is not None
+    )
+
+
 def start_ray(
-    settings: EnvRunnersConfig, address: str | None = None, learners: LearnersConfig | None = None
+    settings: EnvRunnersConfig,
+    address: str | None = None,
+    learners: LearnersConfig | None = None,
+    evaluation: EnvRunnersConfig | None = None,
 ) -> None:
     """Start a local Ray, or connect to the cluster at ``address``, for runners and learners.
 
@@ -123,12 +144,12 @@ def start_ray(
         ResourceError: the resources do not suffice; for a local Ray before it starts.
     """
     if address is None and not is_running():
-        preflight(settings, local_resources(), learners=learners)
+        preflight(settings, local_resources(), learners=learners, evaluation=evaluation)
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # notices about itself, on the terminal
     if ray.is_initialized():
-        preflight(settings, cluster_resources(), "the running Ray", learners)
+        preflight(settings, cluster_resources(), "the running Ray", learners, evaluation)
     elif address is None:
         _start_local()
     else:
@@ -139,7 +160,8 @@ def start_ray(
             logging_level=logging.ERROR,
         )
         try:
-            preflight(settings, cluster_resources(), f"the cluster at {address}", learners)
+            where = f"the cluster at {address}"
+            preflight(settings, cluster_resources(), where, learners, evaluation)
         except ResourceError:
             ray.shutdown()
             raise

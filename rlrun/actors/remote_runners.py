@@ -46,9 +46,9 @@ class EnvRunnersError(RuntimeError):
 class RunnerStates:
     """The states and failures of remote runners, by runner index."""
 
-    replied: dict[int, dict[str, Any]] = field(default_factory=dict)
+    replied: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     """State after the last reply: a replaced runner goes on from there."""
-    taken: dict[int, dict[str, Any]] = field(default_factory=dict)
+    taken: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     """State after the last reply that learning has taken: a resumed run goes on from there."""
     connector_state: dict[str, Any] | None = None
     """Merged connector statistics that were sent last."""
@@ -62,7 +62,7 @@ class RunnerStates:
     dropped_env_steps: int = 0
     """Env steps that were asked of runners that are lost."""
 
-    def reply_came(self, index: int, state: dict[str, Any], *, taken: bool) -> None:
+    def reply_came(self, index: int, state: dict[str, Any] | None, *, taken: bool) -> None:
         """A runner has answered; ``taken`` if learning has the reply at once."""
         self.replied[index] = state
         if taken:
@@ -293,7 +293,11 @@ class RemoteRunners:
         failures = self._scheduled(indices)
         for calls in (
             dict.fromkeys(indices, ("ping",)),
-            {i: ("set_state", self.states.replied[i]) for i in indices if i in self.states.replied},
+            {
+                index: ("set_state", state)
+                for index in indices
+                if (state := self.states.replied.get(index)) is not None
+            },
         ):
             failed = {result.actor_id for result in failures}
             going_on = {index: call for index, call in calls.items() if index not in failed}

@@ -17,10 +17,11 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from rlrun.algorithms.callbacks import make_callbacks
+from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.policies import Part, Policies
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
-from rlrun.algorithms.runners import Evaluator, find_spaces, runner_spec, start_env_runners
+from rlrun.algorithms.runners import find_spaces, runner_spec, start_env_runners
 from rlrun.checkpoint.checkpoint import (
     CheckpointError,
     read_checkpoint,
@@ -116,6 +117,7 @@ class Algorithm(ABC, Generic[T_co]):
         self.setup()
         self.policies.acting_weights = self.policies.present_weights()
         self.env_runner_group.wait_until_built()
+        self.evaluator.wait_until_built()
         self._call_back("on_algorithm_init")
 
     @classmethod
@@ -227,6 +229,10 @@ class Algorithm(ABC, Generic[T_co]):
     def _train(self) -> Result:
         progress, policies = self.progress, self.policies
         progress.begin_iteration()
+        interval = self.config.evaluation.interval
+        due = interval is not None and (progress.iteration + 1) % interval == 0
+        if due and self.config.evaluation.parallel_to_training:
+            self.evaluator.begin()
         while True:
             learners = policies.learner_results(self.training_step())
             policies.require_finite(learners, progress.iteration + 1)
@@ -234,7 +240,10 @@ class Algorithm(ABC, Generic[T_co]):
                 break
         progress.iteration += 1
         policies.leave_out_unread(learners, self.columns_read)
-        evaluation = self._evaluate_if_due()
+        evaluation = evaluation_result(None, [*policies], policies.agents)
+        if due:
+            with self.timers.phase("evaluate"):
+                evaluation = self.evaluate()
         result = progress.end_iteration(
             env_runners=self.env_runner_group,
             policies=[*policies],
@@ -374,15 +383,8 @@ class Algorithm(ABC, Generic[T_co]):
         with self.timers.phase("sync"):
             self.policies.sync()
 
-    def _evaluate_if_due(self) -> Result:
-        interval = self.config.evaluation.interval
-        if interval is None or self.progress.iteration % interval:
-            return evaluation_result(None, [*self.policies], self.policies.agents)
-        with self.timers.phase("evaluate"):
-            return self.evaluate()
-
     def evaluate(self) -> Result:
-        """Evaluate in `evaluation.episodes` episodes; changes nothing that training depends on."""
+        """Evaluate as `evaluation` says; changes nothing that training depends on."""
         self._call_back("on_evaluate_start")
         episodes = self.evaluator.evaluate()
         result = evaluation_result(episodes, [*self.policies], self.policies.agents)
@@ -472,7 +474,6 @@ class Algorithm(ABC, Generic[T_co]):
         """Go on where `get_state` was called; the weights have come already."""
         self.progress.set_state(state["progress"])
         self.policies.set_state(state["policies"])
-        self.evaluator.forget_weights()
         self.env_runner_group.set_states(
             {int(index): runner for index, runner in state["env_runners"].items()}
         )

@@ -83,11 +83,17 @@ def _placed(problem: "Problem", loaded: "Loaded | None", path: str) -> "Problem"
 def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
     """CPUs, GPUs and devices that the experiment needs and this machine does not have."""
     from rlrun.actors.ray_runtime import ResourceError, local_resources, preflight
+    from rlrun.config.policies import evaluation_runners
     from rlrun.config.problems import ConfigError, Origin, Problem
     from rlrun.learning.learner import resolve_device
 
     try:
-        preflight(experiment.env_runners, local_resources(), learners=experiment.learners)
+        preflight(
+            experiment.env_runners,
+            local_resources(),
+            learners=experiment.learners,
+            evaluation=evaluation_runners(experiment),
+        )
     except ResourceError as error:
         yield from (Problem(Origin(""), "", line) for line in str(error).splitlines())
     try:

@@ -13,6 +13,7 @@ from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import ALGORITHMS, algorithm_class, no_such, suggestion
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
+    EnvRunnersConfig,
     ExperimentConfig,
     ExplorationConfig,
     MultiAgentConfig,
@@ -51,6 +52,7 @@ _COMMON_TO_POLICIES = ("train_batch_size",)
 def check_experiment(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that contradicts something else, but for result keys and the sweep."""
     yield from _check_env_runners(experiment)
+    yield from _check_evaluation(experiment)
     yield from _check_model(experiment)
     yield from _check_multi_agent(experiment)
     yield from _check_algorithm(experiment)
@@ -127,6 +129,43 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         if is_on and not getattr(settings, pipeline):
             message = f"{connector} is a default connector, and these are switched off"
             yield Finding(path, f"{message}; env_runners.{pipeline}: true switches them on")
+
+
+_NOT_IN_EVALUATION = {
+    "num_env_runners": "set evaluation.num_env_runners instead",
+    "num_envs_per_env_runner": "set evaluation.num_envs instead",
+    "explore": "set evaluation.explore instead",
+    **dict.fromkeys(
+        (
+            "env_runner_cls",
+            "env_to_module_connector",
+            "module_to_env_connector",
+            "add_default_connectors_to_env_to_module_pipeline",
+            "add_default_connectors_to_module_to_env_pipeline",
+            "preprocessor_pref",
+            "observation_filter",
+        ),
+        "policies act as they were trained: it is the same in evaluation; leave it out",
+    ),
+}
+"""Settings of `env_runners` that `evaluation.env_runners` cannot have, and why."""
+
+
+def _check_evaluation(experiment: ExperimentConfig) -> Iterator[Finding]:
+    evaluation, path = experiment.evaluation, ("evaluation", "env_runners")
+    if evaluation.parallel_to_training and not evaluation.num_env_runners:
+        message = "the training process cannot do both; set evaluation.num_env_runners to 1 or more"
+        yield Finding(("evaluation", "parallel_to_training"), message)
+    for name in evaluation.env_runners:
+        if name in _NOT_IN_EVALUATION:
+            yield Finding((*path, name), _NOT_IN_EVALUATION[name])
+    if evaluation.env_runners.get("gym_env_vectorize_mode") == "vector_entry_point":
+        message = "the environment's own vectorisation cannot seed single episodes; leave it out"
+        yield Finding((*path, "gym_env_vectorize_mode"), message)
+    fields = {name: getattr(experiment.env_runners, name) for name in EnvRunnersConfig.model_fields}
+    merged = {**fields, **evaluation.env_runners}
+    for finding in validated(EnvRunnersConfig, merged, ("env_runners",), None)[1]:
+        yield Finding(("evaluation", *finding.path), finding.message)
 
 
 def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlrun.config import registry
 from rlrun.config.code_checks import check_arguments, find_callable
+from rlrun.config.policies import evaluation_env
 from rlrun.config.problems import Finding
 from rlrun.config.registry import ImportPathError, install_hint, nearest, suggestion
 from rlrun.config.schema import EnvSpec, ExperimentConfig
@@ -49,9 +50,27 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
     else:
         yield from check_envpool(env)
+    yield from _check_evaluation_env(experiment)
     if env.use.startswith("pettingzoo/") and not several:
         message = f"{env.use} has several agents: name their policies, as in {{policies: [shared]}}"
         yield Finding(("multi_agent",), message)
+
+
+def _check_evaluation_env(experiment: ExperimentConfig) -> Iterator[Finding]:
+    evaluation = experiment.evaluation
+    use = evaluation.env.get("use", "")
+    if not isinstance(use, str):
+        message = f"expected the name of an environment, got {use!r}"
+        yield Finding(("evaluation", "env", "use"), message)
+    elif evaluation.env:
+        common = experiment.env_runners.gym_env_vectorize_mode
+        mode = evaluation.env_runners.get("gym_env_vectorize_mode", common)
+        env = evaluation_env(experiment)
+        several = bool(experiment.multi_agent.policies)
+        problems = check_envpool(env) if mode == "envpool" else check_env(env, several=several)
+        for finding in problems:
+            path = tuple(part for part in finding.path if part != "kwargs")
+            yield Finding(("evaluation", *path), finding.message)
 
 
 def check_env(env: EnvSpec, *, several: bool = False) -> Iterator[Finding]:

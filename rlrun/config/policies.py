@@ -1,10 +1,12 @@
-"""The settings of each policy of an experiment: its own ones laid over the common ones.
+"""The settings of each policy, and of evaluation: their own ones laid over the common ones.
 
 Owns: how sections `model`, `training`, `exploration` and `multi_agent` give the settings of a
-policy. Must not know: environments, nor the policies of agents.
+policy, and `env`, `env_runners` and `evaluation` those of evaluation. Must not know: environments,
+nor the policies of agents.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,6 +14,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from rlrun.config.schema import (
+    EnvRunnersConfig,
+    EnvSpec,
     ExperimentConfig,
     ExplorationConfig,
     ModelConfig,
@@ -21,6 +25,8 @@ from rlrun.config.schema import (
 )
 
 S = TypeVar("S", bound=Section)
+
+_PATIENCE_S = 1e6  # how long an evaluation may take, unless its settings say otherwise
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,33 @@ class PolicySettings:
     """The policy that it was copied from, if it was added during the run."""
     spaces_of: str | None = None
     """Agent whose spaces it has, where that does not follow from `multi_agent.agents`."""
+
+
+def evaluation_env(experiment: ExperimentConfig) -> EnvSpec:
+    """The environment of evaluation; another one has arguments of its own alone."""
+    own = dict(experiment.evaluation.env)
+    use = own.pop("use", experiment.env.use)
+    common = experiment.env.kwargs if use == experiment.env.use else {}
+    return EnvSpec(use=use, kwargs={**common, **own})
+
+
+def evaluation_runners(experiment: ExperimentConfig) -> EnvRunnersConfig:
+    """The settings of env runners that evaluate, in Ray actors or in this process."""
+    evaluation, common = experiment.evaluation, experiment.env_runners
+    num_envs, runners = evaluation.num_envs, max(evaluation.num_env_runners, 1)
+    if evaluation.env_steps is None:
+        num_envs = min(num_envs, math.ceil(evaluation.episodes / runners))
+    mode = common.gym_env_vectorize_mode
+    changes = {
+        "num_env_runners": evaluation.num_env_runners,
+        "num_envs_per_env_runner": num_envs,
+        # An environment's own vectorisation cannot seed single episodes.
+        "gym_env_vectorize_mode": "auto" if mode == "vector_entry_point" else mode,
+        "sample_timeout_s": _PATIENCE_S,
+        "create_env_on_local_worker": False,
+    }
+    fields = {name: getattr(common, name) for name in EnvRunnersConfig.model_fields}
+    return EnvRunnersConfig.model_validate({**fields, **changes, **evaluation.env_runners})
 
 
 def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, PolicySettings]:

@@ -303,12 +303,22 @@ class EvaluationConfig(Section):
     """Iterations between evaluations; null never evaluates."""
     episodes: Count = 10
     """Episodes of one evaluation, each from its own reset."""
+    env_steps: Count | None = None
+    """Take instead as many episodes, in their order, as it needs for so many env steps."""
     num_envs: Count = 8
     """Sub-environments that are stepped together; at most the number of episodes."""
     explore: bool = False
     """Sample actions from the policy's distribution; false takes the most probable."""
     seed: Seed | None = None
     """Seed of the episodes; null derives it from the experiment's."""
+    num_env_runners: Whole = 0
+    """Ray actors that evaluate; 0 evaluates in the training process. The episodes are the same."""
+    parallel_to_training: bool = False
+    """Let these actors evaluate the weights with which an iteration begins, while it goes on."""
+    env: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment that differ in evaluation; `use` names another environment."""
+    env_runners: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `env_runners` that differ in evaluation; `sample_timeout_s` is 1e6 by default."""
 
 
 class FaultToleranceConfig(Section):

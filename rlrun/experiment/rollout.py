@@ -129,7 +129,7 @@ def rollout(
 
         records = run_episodes(
             runner,
-            num_episodes=algorithm.config.evaluation.episodes,
+            range(algorithm.config.evaluation.episodes),
             seed=algorithm.evaluator.seed(),
             explore=explore,
             recorder=together if recorders else None,

@@ -199,6 +199,9 @@ def build_alone(experiment: ExperimentConfig) -> "Algorithm":
     changes = {
         "env_runners": experiment.env_runners.model_copy(update=one_env),
         "learners": experiment.learners.model_copy(update=on_cpu),
+        "evaluation": experiment.evaluation.model_copy(
+            update={"num_env_runners": 0, "parallel_to_training": False}
+        ),
     }
     alone = experiment.model_copy(update=changes)
     algorithm: Algorithm = algorithm_class(experiment.algorithm)(alone)

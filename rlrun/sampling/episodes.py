@@ -107,22 +107,30 @@ class EndlessPlan(Plan):
 
 
 class CountedPlan(Plan):
-    """Episodes 0..N-1, each with a seed of its own; episode k runs in sub-environment k mod B.
+    """Each of these episodes once, with a seed of its own; the k-th in sub-environment k mod B.
 
-    So short episodes cannot push long ones out of the mean, and neither B nor earlier episodes
-    change what an episode is.
+    So short episodes cannot push long ones out of the mean, and neither B nor other episodes change
+    what an episode is.
     """
 
-    def __init__(self, num_episodes: int, seed: int, num_envs: int, env_id: str) -> None:
-        self.num_episodes: float = num_episodes
+    def __init__(self, numbers: Sequence[int], seed: int, num_envs: int, env_id: str) -> None:
+        self.num_episodes: float = max(numbers, default=-1) + 1
+        self._numbers = numbers
+        self._positions = {number: k for k, number in enumerate(numbers)}
         self._seed, self._num_envs = seed, num_envs
         self._env_id, self._failures = env_id, 0
 
+    def _at(self, position: int) -> int:
+        """The number at a position; behind the last one, one that is not asked for."""
+        behind = position - len(self._numbers)
+        return self._numbers[position] if behind < 0 else int(self.num_episodes) + behind
+
     def first(self, env_index: int) -> int:
-        return env_index
+        return self._at(env_index)
 
     def next(self, number: int) -> int:
-        return number + self._num_envs
+        behind = len(self._numbers) + number - int(self.num_episodes)
+        return self._at(self._positions.get(number, behind) + self._num_envs)
 
     def instead(self, env_index: int, number: int) -> int:
         self._failures += 1

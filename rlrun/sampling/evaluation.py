@@ -1,4 +1,4 @@
-"""Exactly N episodes, for evaluation and rollouts, with one agent or several.
+"""Exactly the episodes that are asked for, for evaluation and rollouts, with one agent or several.
 
 Connectors are frozen and nothing is collected, so that training is not changed. `CountedPlan` says
 which episodes they are.
@@ -6,37 +6,82 @@ which episodes they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from rlrun.data.seeding import Role, generators_seed, seeded_generators
 from rlrun.envs.recorded_step import Recorder
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import CountedPlan, EpisodeRecord
+from rlrun.sampling.runner_messages import SampleRequest, tell_exploration
 from rlrun.sampling.sampling_loop import SamplingLoop
 
 _STEPS_KEPT = 64  # vector steps after which what views do not need is dropped
 
 
+@dataclass(frozen=True)
+class EvaluationReply:
+    """Episodes that a runner has finished."""
+
+    episodes: list[EpisodeRecord]
+    state: None = None
+    """A runner that replaces another has nothing to take over: evaluations begin afresh."""
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """Episodes for a runner, here or in an actor; called with a request and weights."""
+
+    numbers: Sequence[int]
+    seed: int
+    explore: bool
+    explores_as: int
+    """Index of the training runner whose exploration settings hold."""
+
+    def __call__(self, runner: EnvRunner, request: SampleRequest, weights: Any) -> EvaluationReply:
+        load_policies(runner, request, weights, self.explores_as)
+        records = run_episodes(runner, self.numbers, seed=self.seed, explore=self.explore)
+        return EvaluationReply(records)
+
+
+def load_policies(
+    runner: EnvRunner, request: SampleRequest, weights: Any, explores_as: int
+) -> None:
+    """Let a runner act with the policies of a request, whatever it acted with before."""
+    if request.policies is not None:
+        runner.set_policies(request.policies)
+    runner.weights_version = -1  # those of another run may have the same number
+    runner.load(weights, request.weights_version, request.connector_state)
+    tell_exploration(runner.policies, request.exploration, explores_as)
+
+
 def run_episodes(
     runner: EnvRunner,
+    numbers: Sequence[int],
     *,
-    num_episodes: int,
     seed: int,
     explore: bool = False,
     recorder: Recorder | None = None,
 ) -> list[EpisodeRecord]:
-    """Run episodes 0..N-1 of ``seed`` with the runner's present weights.
+    """Run these episodes of ``seed``, numbered from 0, with the runner's present weights.
 
     Returns:
-        The finished episodes, in their order; all N unless the recorder ended the rollout.
+        The finished episodes, in their order; all of them unless the recorder ended the rollout.
     """
+    plan = CountedPlan(numbers, seed, runner.num_envs, runner.spec.env.use)
     with seeded_generators(generators_seed(seed, Role.EVALUATION, 0)):
-        return _run_episodes(runner, num_episodes, seed, explore, recorder)
+        return _run(runner, plan, len(numbers), explore, recorder)
 
 
-def _run_episodes(
-    runner: EnvRunner, num_episodes: int, seed: int, explore: bool, recorder: Recorder | None
+def _run(
+    runner: EnvRunner,
+    plan: CountedPlan,
+    num_episodes: int,
+    explore: bool,
+    recorder: Recorder | None,
 ) -> list[EpisodeRecord]:
-    plan = CountedPlan(num_episodes, seed, runner.num_envs, runner.spec.env.use)
     keys = plan.noise if runner.spec.multi_agent is None else None
     actors = {
         policy_id: runner.make_actor(

@@ -251,7 +251,7 @@ def test_a_horizon_ends_episodes_and_raises_the_time_limit(soft: bool) -> None:
 def test_evaluation_episodes_depend_on_their_seeds_alone() -> None:
     def records(num_envs: int) -> list[tuple[int, int, float]]:
         runner = EnvRunner(runner_spec(num_envs), role=Role.EVALUATION)
-        played = run_episodes(runner, num_episodes=5, seed=9, explore=True)
+        played = run_episodes(runner, range(5), seed=9, explore=True)
         runner.stop()
         return [(r.episode_id, r.length, r.episode_return) for r in played]
 

@@ -170,7 +170,7 @@ def test_evaluation_with_exploration_plays_each_episode_with_its_own():
 
     env = EnvSpec(use=f"{__name__}:Walk", kwargs={"length": length})
     runner = make_runner(num_envs=2, role=Role.EVALUATION, env=env)
-    run_episodes(runner, num_episodes=3, seed=5, explore=True, recorder=record)
+    run_episodes(runner, range(3), seed=5, explore=True, recorder=record)
     for episode in range(3):
         independent = episode_noise(5, episode).standard_normal((length, 2), dtype=np.float32)
         expected = process(independent, np.arange(length) == 0)

@@ -236,7 +236,7 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before(several
     played = []
     for seed in (3, 4, 3):
         runner.load({"default_policy": weights}, 1, {"default_policy": state})
-        played.append(run_episodes(runner, num_episodes=4, seed=seed, explore=True))
+        played.append(run_episodes(runner, range(4), seed=seed, explore=True))
     assert played[0] == played[2] != played[1]
     learned, before = (
         each["observations"]["connectors"]["1"]["stat"]

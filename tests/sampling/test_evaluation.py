@@ -25,7 +25,7 @@ def make_runner(num_envs, env="CartPole-v1"):
 @pytest.mark.parametrize("num_episodes", [1, 5, 12])
 def test_exactly_n_episodes_that_do_not_depend_on_the_sub_environments(num_episodes, explore):
     played = [
-        run_episodes(make_runner(num_envs), num_episodes=num_episodes, seed=3, explore=explore)
+        run_episodes(make_runner(num_envs), range(num_episodes), seed=3, explore=explore)
         for num_envs in (1, 4, 7)
     ]
     for records in played:
@@ -36,15 +36,15 @@ def test_exactly_n_episodes_that_do_not_depend_on_the_sub_environments(num_episo
 
 def test_a_seed_gives_the_same_episodes_again_and_another_seed_others():
     runner = make_runner(3)
-    first, again = (run_episodes(runner, num_episodes=6, seed=1) for _ in range(2))
+    first, again = (run_episodes(runner, range(6), seed=1) for _ in range(2))
     assert first == again
-    other = run_episodes(runner, num_episodes=6, seed=2)
+    other = run_episodes(runner, range(6), seed=2)
     assert [r.seed for r in other] != [r.seed for r in first]
 
 
 def test_short_episodes_are_not_preferred():
     runner = make_runner(4)
-    records = run_episodes(runner, num_episodes=10, seed=0, explore=True)
+    records = run_episodes(runner, range(10), seed=0, explore=True)
     assert [record.env_index for record in records] == [k % 4 for k in range(10)]
 
 
@@ -52,7 +52,7 @@ def test_steps_that_environments_spend_on_their_own_reset_do_not_count():
     spec = RunnerSpec(
         EnvSpec(use="counting_envs:PaysAtReset"), EnvRunnersConfig(num_envs_per_env_runner=2)
     )
-    records = run_episodes(EnvRunner(spec, role=Role.EVALUATION), num_episodes=9, seed=3)
+    records = run_episodes(EnvRunner(spec, role=Role.EVALUATION), range(9), seed=3)
     assert {record.length for record in records} == {2, 3, 4}
     for record in records:  # a reward is the number of the step, and 10 for each unit of the action
         steps = record.length * (record.length + 1) / 2
@@ -66,11 +66,11 @@ def test_the_recorder_sees_every_step_of_every_episode_and_may_stop():
     def record(step):
         steps.append((list(step.episodes), step.rewards.copy()))
 
-    records = run_episodes(make_runner(2), num_episodes=3, seed=0, recorder=record)
+    records = run_episodes(make_runner(2), range(3), seed=0, recorder=record)
     returns = dict.fromkeys(range(3), 0.0)
     for episodes, rewards in steps:
         for env_index, k in enumerate(episodes):
             if k is not None:
                 returns[k] += rewards[env_index]
     assert returns == {record.episode_id: record.episode_return for record in records}
-    assert run_episodes(make_runner(2), num_episodes=3, seed=0, recorder=lambda step: True) == []
+    assert run_episodes(make_runner(2), range(3), seed=0, recorder=lambda step: True) == []

@@ -85,7 +85,7 @@ def test_a_time_limit_below_the_horizon_is_raised_to_it(soft):
 
 def test_evaluation_ends_at_the_horizon_too():
     runner = limited(env={"length": 99}, horizon=7)
-    episodes = run_episodes(runner, num_episodes=3, seed=1)
+    episodes = run_episodes(runner, range(3), seed=1)
     assert [episode.length for episode in episodes] == [7, 7, 7]
 
 
@@ -215,7 +215,7 @@ def test_an_episode_that_is_too_long_to_be_replayed_starts_afresh(monkeypatch, c
 @pytest.mark.parametrize("soft", [False, True])
 def test_evaluation_of_several_agents_ends_at_the_horizon(soft):
     runner = scripted(2, horizon=4, soft_horizon=soft)
-    episodes = run_episodes(runner, num_episodes=3, seed=1)
+    episodes = run_episodes(runner, range(3), seed=1)
     assert [episode.length for episode in episodes] == [4, 4, 4]
     assert {episode.episode_return for episode in episodes} == {5.0 + 61.0 + 1.0}
 

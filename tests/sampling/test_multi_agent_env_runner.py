@@ -165,7 +165,7 @@ def test_evaluation_plays_exactly_n_episodes_with_any_number_of_sub_environments
         size = runner.actors["p"].policy.num_parameters
         runner.set_weights({"p": rng.normal(0, 0.3, size).astype(np.float32)})
         for explore in (False, True):
-            episodes = run_episodes(runner, num_episodes=5, seed=3, explore=explore)
+            episodes = run_episodes(runner, range(5), seed=3, explore=explore)
             results.append([(e.seed, e.length, e.agents) for e in episodes])
     assert results[0] == results[2]
     assert results[1] == results[3] != results[0]
@@ -185,7 +185,7 @@ def test_recorders_see_each_agents_transitions(num_envs):
             )
 
     runner = make("scripted_agents:Scripted", {"p": ECHO}, num_envs=num_envs)
-    run_episodes(runner, num_episodes=3, seed=1, recorder=record)
+    run_episodes(runner, range(3), seed=1, recorder=record)
     for episode in range(3):
         for agent, expected in EXPECTED.items():
             begins = [0] + [row[3] + 1 for row in expected[:-1]] if agent != "c" else [3, 4, 5]

@@ -78,7 +78,7 @@ def test_normalisation_by_policy_against_a_slow_transcription(runner, length):
 def test_evaluation_teaches_the_statistics_nothing(runner):
     sampled(runner, range(4), 3)
     before = {name: actor.connectors.get_state() for name, actor in runner.actors.items()}
-    episodes = run_episodes(runner, num_episodes=3, seed=7, explore=True)
+    episodes = run_episodes(runner, range(3), seed=7, explore=True)
     assert [episode.episode_return for episode in episodes] == [sum(TOTALS.values())] * 3
     for name, actor in runner.actors.items():
         assert actor.connectors.get_state() == before[name]

@@ -57,7 +57,7 @@ def test_environments_that_reset_in_a_step_of_their_own(states):
 def test_evaluation_shows_the_policy_the_same_views(num_envs, truncates):
     """Also past the window that evaluation keeps: the episodes are longer than it."""
     runner = recording_runner(num_envs, states=True, length=300, truncates=truncates)
-    run_episodes(runner, num_episodes=3, seed=4)
+    run_episodes(runner, range(3), seed=4)
     for (seed, step), row in runner.policy.saw.items():
         assert row["state_in_0"].tolist() == [7, step]
         assert row["prev_rewards"] == step

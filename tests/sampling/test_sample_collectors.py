@@ -221,7 +221,7 @@ def test_infos_ids_and_flags_are_seen_a_step_later():
     assert batch["prev_t"].tolist() == [[0, 0], [0, 0], [0, 1], [1, 2], [0, 0], [0, 0]]
     ids = batch["eps_id"]
     assert batch["next_id"].tolist() == [*ids[1:4], 0, ids[5], 0]
-    run_episodes(runner, num_episodes=2, seed=3)
+    run_episodes(runner, range(2), seed=3)
     for (_, step), seen in runner.policy.saw.items():
         assert seen["prev_infos"] == ({"t": step} if step % 2 else {})
         assert seen["prev_t"].tolist() == [max(step - 2, 0), max(step - 1, 0)]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlrun.actors.ray_runtime import ResourceError, Resources, preflight
+from rlrun.config.policies import evaluation_runners
 from rlrun.config.schema import ExperimentConfig
 
 Bundle = dict[str, float]
@@ -20,14 +21,16 @@ def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
     """Ray resources of the trial's process, of each env runner, and of each learner."""
     settings, learners = experiment.env_runners, experiment.learners
     own = {"CPU": not settings.num_env_runners, "GPU": learners.device.startswith("cuda")}
-    runner = {
-        "CPU": settings.num_cpus_per_env_runner,
-        "GPU": settings.num_gpus_per_env_runner,
-        **settings.custom_resources_per_env_runner,
-    }
     learner = {"CPU": learners.num_cpus_per_learner, "GPU": learners.num_gpus_per_learner}
     all_processes: list[Mapping[str, float]] = [own]
-    all_processes += [runner] * settings.num_env_runners + [learner] * learners.num_learners
+    for runners in (settings, evaluation_runners(experiment)):
+        runner = {
+            "CPU": runners.num_cpus_per_env_runner,
+            "GPU": runners.num_gpus_per_env_runner,
+            **runners.custom_resources_per_env_runner,
+        }
+        all_processes += [runner] * runners.num_env_runners
+    all_processes += [learner] * learners.num_learners
     bundles = [
         {name: float(amount) for name, amount in process.items() if amount}
         for process in all_processes
@@ -55,7 +58,14 @@ def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> N
     problems: dict[str, None] = {}
     for experiment in experiments:
         try:
-            preflight(experiment.env_runners, capacity.total, capacity.where, experiment.learners)
+            evaluation = evaluation_runners(experiment)
+            preflight(
+                experiment.env_runners,
+                capacity.total,
+                capacity.where,
+                experiment.learners,
+                evaluation,
+            )
         except ResourceError as error:
             problems[f"a trial: {error}"] = None
             continue

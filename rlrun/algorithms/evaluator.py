@@ -1,0 +1,177 @@
+"""Evaluator: episodes with the policies as they are, in this process or in env runners of its own.
+
+Owns which episodes an evaluation has, and how they are shared out; each is a function of its seed,
+so that neither the number of runners nor their failures change a result. Nothing that training
+depends on is changed by an evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from rlrun.actors.env_runner_group import EnvRunnerGroup, Round
+from rlrun.algorithms.policies import Policies
+from rlrun.config.policies import evaluation_env, evaluation_runners
+from rlrun.config.schema import ExperimentConfig
+from rlrun.data.seeding import Role, evaluation_seed
+from rlrun.sampling.acting_policy import ActingPolicy
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.episodes import EpisodeRecord
+from rlrun.sampling.evaluation import EvaluationTask, load_policies
+from rlrun.sampling.runner_connectors import RunnerConnectors
+from rlrun.sampling.runner_messages import (
+    Exploration,
+    RunnerSpec,
+    SampleRequest,
+    tell_exploration,
+)
+
+
+class Evaluator:
+    """See the module.
+
+    Args:
+        spec: what the training runners are built from.
+        explorations: present exploration settings of each policy in env runners.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        spec: RunnerSpec,
+        policies: Policies,
+        explorations: Callable[[], Mapping[str, Exploration]],
+    ) -> None:
+        self._settings = config.evaluation
+        self._spec = replace(spec, env=evaluation_env(config), settings=evaluation_runners(config))
+        # Where training runners differ, the last one explores least.
+        self._explores_as = config.env_runners.num_env_runners
+        self._policies, self._explorations = policies, explorations
+        self._runner: EnvRunner | None = None
+        self._group: EnvRunnerGroup | None = None
+        self._begun: Round | None = None
+        self._num_requests = 0
+        if config.evaluation.num_env_runners:
+            self._group = EnvRunnerGroup(
+                self._spec,
+                num_env_runners=config.evaluation.num_env_runners,
+                fault_tolerance=config.fault_tolerance,
+                role=Role.EVALUATION,
+                wait=False,
+            )
+
+    @property
+    def group(self) -> EnvRunnerGroup | None:
+        """The env runners that evaluate, if they are Ray actors."""
+        return self._group
+
+    def wait_until_built(self) -> None:
+        """See `EnvRunnerGroup.wait_until_built`."""
+        if self._group is not None:
+            self._group.wait_until_built()
+
+    def begin(self) -> None:
+        """Let actors begin with the present weights; `evaluate` returns what comes of it."""
+        self._begun = self._round(range(self._at_once))
+
+    def evaluate(self) -> list[EpisodeRecord]:
+        """As many finished episodes as `evaluation` asks for, in their order."""
+        found: list[EpisodeRecord] = []
+        limit = self._settings.env_steps
+        while True:
+            found += self._run(range(len(found), len(found) + self._at_once))
+            if limit is None:
+                return found
+            lengths = accumulate(episode.length for episode in found)
+            enough = next((k for k, steps in enumerate(lengths, 1) if steps >= limit), None)
+            if enough is not None:
+                return found[:enough]
+
+    @property
+    def _at_once(self) -> int:
+        """Episodes that are asked for together: all, or one of each sub-environment."""
+        if self._settings.env_steps is None:
+            return self._settings.episodes
+        return self._spec.settings.num_envs_per_env_runner * max(self._settings.num_env_runners, 1)
+
+    def _run(self, numbers: Sequence[int]) -> list[EpisodeRecord]:
+        if self._group is None:
+            return self._task(numbers)(self._local(), *self._request()).episodes
+        found: dict[int, EpisodeRecord] = {}
+        while missing := [number for number in numbers if number not in found]:
+            begun, self._begun = self._begun or self._round(missing), None
+            for reply in begun.replies():
+                found |= {episode.episode_id: episode for episode in reply.episodes}
+        return [found[number] for number in numbers]
+
+    def _round(self, numbers: Sequence[int]) -> Round:
+        assert self._group is not None
+        assert self._group.remote is not None
+        healthy = self._group.remote.actors.healthy_actor_ids
+        tasks = {
+            index: self._task(numbers[i :: len(healthy)])
+            for i, index in enumerate(healthy)
+            if i < len(numbers)
+        }
+        return Round(self._group.remote, *self._request(), tasks=tasks)
+
+    def _task(self, numbers: Sequence[int]) -> EvaluationTask:
+        return EvaluationTask(numbers, self.seed(), self._settings.explore, self._explores_as)
+
+    def _request(self) -> tuple[SampleRequest, Any]:
+        policies = self._policies
+        self._num_requests += 1
+        request = SampleRequest(
+            fragment=self._num_requests,
+            length=0,
+            weights_version=policies.weights_version,
+            connector_state=policies.connectors.get_state(),
+            exploration=self._explorations(),
+            policies=dict(policies) if policies.several else None,
+        )
+        return request, policies.acting_weights
+
+    def seed(self) -> int:
+        """The seed of evaluation episodes: the experiment's own, or one derived from its seed."""
+        seed = self._settings.seed
+        return evaluation_seed(self._spec.seed) if seed is None else seed
+
+    def runner(self, render_mode: str | None = None) -> EnvRunner:
+        """A runner in this process, with present policies, weights, statistics and exploration."""
+        runner = self._local(render_mode)
+        load_policies(runner, *self._request(), self._explores_as)
+        return runner
+
+    def acting_policy(
+        self, policy_id: str, num_envs: int, *, explore: bool, seed: int
+    ) -> ActingPolicy:
+        """See `Algorithm.acting_policy`."""
+        policies = self._policies
+        connectors = RunnerConnectors(
+            self._spec,
+            *policies.spaces[policy_id],
+            num_slots=num_envs,
+            key=(Role.EVALUATION, 0),
+            policy=policies[policy_id],
+        )
+        connectors.set_state(policies.connectors.get_state()[policy_id])
+        policy = connectors.policy
+        policy.set_weights(policies.acting_weights[policy_id])
+        tell_exploration({policy_id: policy}, self._explorations(), self._explores_as)
+        return ActingPolicy(connectors, self._spec.settings, num_envs, explore=explore, seed=seed)
+
+    def _local(self, render_mode: str | None = None) -> EnvRunner:
+        if self._runner is None or render_mode is not None:
+            self._runner = EnvRunner(self._spec, role=Role.EVALUATION, render_mode=render_mode)
+        return self._runner
+
+    def stop(self) -> None:
+        """Close the environments, and end the actors."""
+        if self._runner is not None:
+            self._runner.stop()
+            self._runner = None
+        if self._group is not None:
+            self._group.stop()

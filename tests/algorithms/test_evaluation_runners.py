@@ -1,0 +1,139 @@
+"""Evaluation: in runners of its own, in parallel, with settings of its own; the same episodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import gymnasium
+import pytest
+
+from rlrun import PPOConfig
+
+FAST = {"num_cpus_per_env_runner": 0.1}
+
+
+def config(**evaluation: Any) -> Any:
+    made = PPOConfig().environment("CartPole-v1").debugging(seed=3)
+    made = made.training(train_batch_size=128, minibatch_size=64, num_epochs=2).model(hidden=[8])
+    settings = {"interval": 1, "episodes": 7, "num_envs": 2, **evaluation}
+    if settings.get("num_env_runners"):
+        settings["env_runners"] = {**FAST, **settings.get("env_runners", {})}
+    return made.evaluation(**settings)
+
+
+def several(made: Any) -> Any:
+    return made.environment("MultiAgentCartPole").multi_agent(policies=["p"])
+
+
+def numbers(made: Any, iterations: int = 2, kills: bool = False) -> list[Any]:
+    algorithm = made.build()
+    try:
+        found = []
+        for _ in range(iterations):
+            if kills:
+                pids = algorithm.evaluator.group.foreach_env_runner(lambda _: os.getpid())
+                os.kill(pids[-1], signal.SIGKILL)
+            row = algorithm.train()
+            found.append((row["episode_return_mean"], row["evaluation"]))
+        return found
+    finally:
+        algorithm.stop()
+
+
+@pytest.mark.parametrize("more", [{}, {"explore": True}, {"env_steps": 200}])
+@pytest.mark.parametrize("agents", [lambda made: made, several])
+def test_runners_of_its_own_evaluate_the_same_episodes(
+    local_ray: None, agents: Any, more: dict[str, Any]
+) -> None:
+    here = numbers(agents(config(**more)))
+    assert numbers(agents(config(num_env_runners=2, **more))) == here
+
+
+def test_a_killed_evaluation_runner_comes_back_and_its_episodes_are_the_same(
+    local_ray: None,
+) -> None:
+    assert numbers(config(num_env_runners=2), kills=True) == numbers(config())
+
+
+def test_episodes_of_a_lost_evaluation_runner_are_run_by_the_others(local_ray: None) -> None:
+    ignoring = config(num_env_runners=2).fault_tolerance(
+        restart_failed_env_runners=False, ignore_env_runner_failures=True
+    )
+    algorithm, alone = ignoring.build(), config().build()
+    os.kill(algorithm.evaluator.group.foreach_env_runner(lambda _: os.getpid())[0], signal.SIGKILL)
+    assert algorithm.evaluate() == alone.evaluate()
+    algorithm.stop()
+
+
+def test_in_parallel_the_weights_are_evaluated_with_which_the_iteration_began(
+    local_ray: None,
+) -> None:
+    straight, parallel = config().build(), config(num_env_runners=1, parallel_to_training=True)
+    expected = [straight.evaluate(), straight.train()["evaluation"], straight.train()["evaluation"]]
+    found = [evaluation for _, evaluation in numbers(parallel, 3)]
+    assert found == expected
+
+
+def test_a_resumed_run_evaluates_the_same_in_runners_of_its_own(
+    local_ray: None, tmp_path: Any
+) -> None:
+    first, resumed = (config(num_env_runners=2).build() for _ in range(2))
+    resumed.train()  # other weights of the same version
+    first.train()
+    first.train()
+    first.save(tmp_path / "saved")
+    resumed.restore(tmp_path / "saved")
+    assert resumed.train()["evaluation"] == first.train()["evaluation"]
+    first.stop()
+    resumed.stop()
+
+
+def test_env_steps_take_the_fewest_first_episodes_that_suffice() -> None:
+    by_episodes = config(episodes=30).build().evaluator.evaluate()
+    found = config(env_steps=150, num_envs=5).build().evaluator.evaluate()
+    assert [episode.seed for episode in found] == [e.seed for e in by_episodes[: len(found)]]
+    lengths = [episode.length for episode in found]
+    assert sum(lengths[:-1]) < 150 <= sum(lengths)
+
+
+class Long(gymnasium.Env[Any, Any]):
+    """Lasts ``length`` steps."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length: int = 5, reward: float = 1.0) -> None:
+        self._length, self._reward = length, reward
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._left = self._length
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self._left -= 1
+        return 0, self._reward, self._left == 0, False, {}
+
+
+class Other(Long):
+    """Another environment."""
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, (4, 8.0)),
+        ({"env": {"length": 9}}, (9, 18.0)),
+        ({"env": {"use": f"{__name__}:Other"}}, (5, 5.0)),
+        ({"env_runners": {"horizon": 3}}, (3, 6.0)),
+    ],
+)
+def test_evaluation_has_an_environment_and_runner_settings_of_its_own(
+    own: dict[str, Any], expected: tuple[int, float]
+) -> None:
+    made = config(**own).environment(f"{__name__}:Long", length=4, reward=2.0)
+    row = made.build().train()
+    evaluation = row["evaluation"]
+    assert (evaluation["episode_len_mean"], evaluation["episode_return_mean"]) == expected
+    assert row["episode_len_mean"] == 4
