@@ -23,6 +23,7 @@ class FakeSpec:
     folder: str = ""
     """Where marks of what happened already are kept, so that it happens once."""
     behaviour: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
 
 
 @dataclass(frozen=True)
