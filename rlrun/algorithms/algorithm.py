@@ -96,7 +96,8 @@ class Algorithm(ABC, Generic[T_co]):
         if isinstance(config, AlgorithmConfig):
             config = config.experiment()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
-        self.config = config = config.model_copy(update={"seed": self.seed})
+        self.config: ExperimentConfig = config.model_copy(update={"seed": self.seed})
+        config = self.config
         self.policies, self.progress = Policies(config), Progress(config)
         self.learners, self.timers = self.policies.learners, self.progress.timers
         self._parts: dict[str, Part] = {}
