@@ -158,10 +158,12 @@ class MLP(nn.Module):
         """
         assert self._in_place is not None
         activate, derive = self._in_place
-        kept = [x]
-        layers = [(layer.weight, layer.bias) for layer in self._linear_layers()]
+        kept, layers = [x], list[tuple[Tensor, Tensor]]()
         with torch.no_grad():
-            for i, (weight, bias) in enumerate(layers):
+            for i, layer in enumerate(self._modules.values()):
+                parameters: dict[str, Tensor] = layer._parameters  # type: ignore[union-attr,assignment]
+                weight, bias = parameters["weight"], parameters["bias"]
+                layers.append((weight, bias))
                 x = torch.addmm(bias, x, weight.t())
                 if i < self._num_activated:
                     x = activate(x)
