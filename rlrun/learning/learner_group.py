@@ -119,17 +119,17 @@ class LearnerGroup(Learner):
 
     def get_state(self) -> dict[str, Any]:
         """The optimizer's state, which is the same in all learners."""
-        state: dict[str, Any] = self._call("get_state", ranks=[0])
+        state: dict[str, Any] = self._call("call", "get_state", ranks=[0])
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore all learners from a state of `get_state`."""
-        self._call("set_state", dict(state))
+        self._call("call", "set_state", dict(state))
 
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take over weights by name; raises ValueError if they belong to another model."""
         super().load_named_weights(weights)
-        self._call("set_weights", self.get_weights())
+        self._call("call", "load_named_weights", dict(weights))
 
     def stop(self) -> None:
         """End the learners' processes."""
@@ -233,17 +233,9 @@ class LearnerHost:
         means = self._learner.accumulate(moved, num_rows, loss, loss_arguments, lr=lr)
         return {name: value.cpu() for name, value in means.items()}, self._weights()
 
-    def get_state(self) -> dict[str, Any]:
-        """See `Learner.get_state`."""
-        return self._learner.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """See `Learner.set_state`."""
-        self._learner.set_state(state)
-
-    def set_weights(self, weights: NDArray[np.float32]) -> None:
-        """Take over a flat vector ``[P]``."""
-        self._learner.parameters.load(weights)
+    def call(self, method: str, *arguments: Any) -> Any:
+        """The result of a method of `Learner`."""
+        return getattr(self._learner, method)(*arguments)
 
     def _weights(self) -> NDArray[np.float32] | None:
         return self._learner.get_weights() if self._rank == 0 else None
