@@ -48,7 +48,8 @@ from rlrun.data.seeding import (
 )
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import build_learner
-from rlrun.policies.catalog import ModuleFactory, build_module, seeded_module
+from rlrun.policies.catalog import build_module, seeded_module
+from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import RLModule
 from rlrun.sampling.acting_policy import ActingPolicy

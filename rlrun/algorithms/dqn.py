@@ -46,8 +46,8 @@ from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
-from rlrun.policies.catalog import ModuleFactory
 from rlrun.policies.layers import QOptions
+from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
 from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.rl_module import RLModule
@@ -347,8 +347,7 @@ class DQNUpdater(Updater):
             return learner.step(rows, sequence_loss, arguments, lr=lr)
         if training.noisy:
             for network in (learner.module, target):
-                if isinstance(network, QNetwork):
-                    network.draw_noise(rng)
+                network.draw_noise(rng)
         rows = to_device(batch, learner.device)
         if training.num_atoms > 1:
             return learner.step(rows, c51_loss, arguments, lr=lr)

@@ -37,8 +37,10 @@ from rlrun.config.schema import (
 )
 from rlrun.config.section import Positive
 from rlrun.data import columns as col
+from rlrun.data.column_data import map_leaves
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import reduced
+from rlrun.policies.flat_parameters import to_tensors
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -361,13 +363,14 @@ def transition_buffer(settings: ReplayConfig, training: ReplayTraining) -> Repla
 def to_device(batch: SampleBatch, device: torch.device) -> dict[str, Tensor]:
     """The columns that losses read, as tensors ``[M, ...]``; weights are 1 if there are none."""
     columns = batch.columns(COLUMNS)
-    rows = dict(zip(COLUMNS, map(torch.from_numpy, columns), strict=True))
+    move = torch.from_numpy if columns[0].dtype.names is None else to_tensors
+    rows = dict(zip(COLUMNS, map(move, columns), strict=True))
     weights = batch.get(col.WEIGHTS)
     size = len(columns[0])
     rows[col.WEIGHTS] = torch.ones(size) if weights is None else torch.from_numpy(weights)
     if device.type == "cpu":
         return rows
-    return {name: column.to(device, non_blocking=True) for name, column in rows.items()}
+    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), rows)
 
 
 def averages(

@@ -41,11 +41,12 @@ from rlrun.config.schedules import LearningRate, Schedule, value_at
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
+from rlrun.data.nested import ACTION_MASK, has_action_mask
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.optimizers import FlatAdam
-from rlrun.policies.catalog import ModuleFactory
 from rlrun.policies.distributions import squashed_sample, squashed_sample_vjp
+from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
@@ -326,6 +327,7 @@ class SACUpdater(Updater):
         self._learner, self.critic, self._training = learner, critic, training
         self._continuous = isinstance(action_space, gym.spaces.Box)
         entropy = training.target_entropy
+        self._masked = entropy is None and has_action_mask(learner.module.observation_space)
         if entropy is None:
             entropy = default_target_entropy(action_space)
         self.temperature = Temperature(training.initial_alpha, entropy, learner.device)
@@ -362,6 +364,8 @@ class SACUpdater(Updater):
             lr=value_at(training.lr, env_steps),
             gradient=policy_gradient if critics.has_vjp and policy.has_vjp else None,
         )
+        if self._masked:
+            self.temperature.target_entropy = masked_target_entropy(rows[col.OBS])
         self.temperature.step(of_policy["entropy"], self._lr_of(training.alpha_lr, env_steps))
         self.target.follow(training.tau)
         grad_norms = {
@@ -391,7 +395,7 @@ class Temperature:
     """
 
     def __init__(self, initial: float, target_entropy: float, device: torch.device) -> None:
-        self.target_entropy = target_entropy
+        self.target_entropy: float | Tensor = target_entropy
         self._log_alpha = torch.tensor([initial], device=device).log()
         self._gradient = torch.zeros_like(self._log_alpha)
         self._optimizer = FlatAdam(self._log_alpha, self._gradient)
@@ -415,6 +419,12 @@ class Temperature:
         self._log_alpha.copy_(torch.from_numpy(np.array(state["log_alpha"], dtype=np.float32)))
         self._optimizer.set_state(state["optimizer"])
         self.alpha = self._log_alpha.exp()
+
+
+def masked_target_entropy(observations: Any) -> Tensor:
+    """The mean of 0.98 log n, with the n actions that each observation's mask allows; a scalar."""
+    allowed = (observations[ACTION_MASK] != 0).sum(-1).clamp(min=1)
+    return 0.98 * allowed.to(torch.float32).log().mean()
 
 
 def default_target_entropy(action_space: gym.Space[Any]) -> float:

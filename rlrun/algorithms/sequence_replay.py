@@ -22,8 +22,10 @@ from torch.nn import functional
 
 from rlrun.algorithms.targets import bellman_targets, values_of_best
 from rlrun.data import columns as col
+from rlrun.data.column_data import map_leaves, num_rows, pick
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
+from rlrun.policies.flat_parameters import to_tensors
 from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import n_step_returns
 
@@ -101,7 +103,7 @@ def load_sequences(
         PRESENT: present,
         FOLLOWING: (row_of_start[sequence] + ends - starts[sequence] + 1).clip(min=0),
     }
-    return {name: torch.from_numpy(column).to(device) for name, column in rows.items()}
+    return map_leaves(lambda leaf: leaf.to(device), {k: to_tensors(v) for k, v in rows.items()})
 
 
 def _seen(
@@ -147,8 +149,8 @@ def warmed_up(module: RLModule, rows: dict[str, Tensor]) -> dict[str, Tensor]:
     }
     stored = {name: rows[name] for name in rows if name.startswith(col.STATE_IN_PREFIX)}
     states = {name: state[warmed] for name, state in stored.items()}
-    for step in range(len(views[col.OBS])):
-        seen = {name: column[step] for name, column in views.items()}
+    for step in range(num_rows(views[col.OBS])):
+        seen = {name: pick(column, step) for name, column in views.items()}
         outputs = module.forward_inference({**seen, **states})
         states = {
             name: outputs[name.replace(col.STATE_IN_PREFIX, col.STATE_OUT_PREFIX)]

@@ -12,6 +12,7 @@ exact) and integers up to 2**53. Everything else is an object with a single ``$`
 tag            value                       stands for
 =============  ==========================  ===========================================
 ``$array``     name in the array file      numpy array, dtype and shape kept
+``$rows``      [shape, [[field, array]]]   structured array, as nested observations are
 ``$scalar``    [dtype, bytes as hex]       numpy scalar; little-endian
 ``$int``       decimal text                integer above 2**53, rounded by other JSON readers
 ``$float``     "nan", "inf", "-inf"        float without a JSON literal
@@ -97,6 +98,11 @@ def _encode_mapping(
 
 
 def _encode_array(value: np.ndarray, address: str, arrays: dict[str, np.ndarray]) -> Any:
+    if value.dtype.names is not None:
+        fields = [
+            [name, _encode(value[name], f"{address}/{name}", arrays)] for name in value.dtype.names
+        ]
+        return {"$rows": [list(value.shape), fields]}
     if value.dtype.kind not in _ARRAY_KINDS or value.dtype.itemsize > _LONGEST_FLOAT_BYTES:
         raise StateError(
             f"the state at {address or '/'!r} is an array of {value.dtype}; "
@@ -123,6 +129,8 @@ def _decode_tagged(tag: str, value: Any, arrays: Mapping[str, np.ndarray]) -> An
     match tag:
         case "$array":
             decoded: Any = arrays[value]
+        case "$rows":
+            decoded = _decode_rows(value, arrays)
         case "$scalar":
             decoded = _decode_scalar(value)
         case "$int":
@@ -138,6 +146,16 @@ def _decode_tagged(tag: str, value: Any, arrays: Mapping[str, np.ndarray]) -> An
         case _:
             raise ValueError(f"unknown tag {tag!r}")
     return decoded
+
+
+def _decode_rows(value: Any, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    shape, encoded = value
+    fields = {name: decode(field, arrays) for name, field in encoded}
+    forms = [(name, field.dtype, field.shape[len(shape) :]) for name, field in fields.items()]
+    rows = np.zeros(shape, np.dtype(forms, align=True))
+    for name, field in fields.items():
+        rows[name] = field
+    return rows
 
 
 def _decode_scalar(value: Any) -> np.generic:

@@ -31,6 +31,7 @@ ENVS: dict[str, Callable[..., Any]] = {}
 """Name -> callable that makes the environment; filled by `rlrun.register_env`."""
 
 SHIPPED_ENVS: dict[str, str] = {
+    "PlayCards": "rlrun.envs.examples:PlayCards",
     "RepeatAfterMe": "rlrun.envs.examples:RepeatAfterMe",
     "StatelessCartPole": "rlrun.envs.examples:StatelessCartPole",
     "StretchedPendulum": "rlrun.envs.examples:StretchedPendulum",

@@ -25,6 +25,7 @@ from rlrun.config.registry import import_object
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.errors import ConnectorError
 from rlrun.connectors.slot_history import SlotHistory, leaves
+from rlrun.data.nested import as_rows, row_form
 
 if TYPE_CHECKING:
     from rlrun.config.schema import UseSpec
@@ -187,11 +188,9 @@ class EnvToModule(Connector):
             self._spaces.append(space)
         self._default = None if make_default is None else make_default(space)
         self.output_space = space if self._default is None else self._default.output_space
-        if self.output_space.shape is None:
-            raise ConnectorError(
-                f"observations reach the policy as {self.output_space}, but it takes one array a "
-                "row; env_runners.add_default_connectors_to_env_to_module_pipeline: true makes one"
-            )
+        self._nested = self._default is None and self.output_space.shape is None
+        if self._nested:
+            row_form(self.output_space)
         self._states = _ConnectorStates(connectors, has_slots=env.num_envs > 0)
 
     def __call__(
@@ -211,7 +210,7 @@ class EnvToModule(Connector):
             observations = named.run(observations, self._history, space)
         if self._default is not None:
             observations = self._default(observations, update=update)
-        return observations
+        return as_rows(self.output_space, observations) if self._nested else observations
 
     def preprocess(self, observations: Any) -> Array:
         """The bytes of raw observations, uint8 [n, bytes]: a function of them alone."""

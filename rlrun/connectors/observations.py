@@ -1,16 +1,18 @@
 """Observations on their way from the environments to the policy.
 
-Owns preprocessing (any supported space to one array per row) and the observation filter. Must not
-know of environments, networks or torch. n rows; a batch of observations is what gymnasium's vector
-environments return: an array [n, ...], or a dict or tuple of those for nested spaces.
+Owns preprocessing and the observation filter. Must not know of environments, networks or torch.
+n rows; a batch of observations is what gymnasium's vector environments return: an array [n, ...],
+or a dict or tuple of those for nested spaces, which become one structured array (`data.nested`).
 
 | observation space           | becomes                                                       |
 |-----------------------------|---------------------------------------------------------------|
-| Box                         | float32 of its shape; uint8 images [H, W, C] stay uint8       |
+| Box                         | float32 of its shape; uint8 images [H, W, C], [H, W] stay so  |
 | Discrete(n)                 | one-hot float32 [n]                                           |
 | MultiDiscrete(nvec)         | the one-hots of its components, float32 [sum(nvec)]           |
 | MultiBinary                 | float32, flat                                                 |
 | Dict (sorted keys), Tuple   | the leaves, flat, side by side, float32 [D]                   |
+| Dict, Tuple with images     | the same structure, each leaf as it is                        |
+| Dict with ``action_mask``   | the mask as it is, and what becomes of the rest: see `nested` |
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +25,17 @@ from numpy.typing import NDArray
 
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.filters import MeanStdFilter
+from rlrun.data.nested import (
+    ACTION_MASK,
+    OBSERVATION,
+    as_rows,
+    has_action_mask,
+    no_rows,
+    row_form,
+    space_without_mask,
+    without_mask,
+)
+from rlrun.policies.layers import has_image, is_image
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
@@ -53,22 +66,40 @@ class ObservationPipeline(Connector):
     def __init__(self, space: gym.Space[Any], settings: "EnvRunnersConfig") -> None:
         self._filter: MeanStdFilter | None = None
         self._preprocessor: Preprocessor | None = None
+        self._structure: gym.Space[Any] | None = None
+        self._masked = has_action_mask(space)
+        self._splits = self._masked and settings.preprocessor_pref is not None
         filtered = settings.observation_filter == "MeanStdFilter"
+        seen = space_without_mask(space)
         if settings.preprocessor_pref is not None:
-            preprocessor = Preprocessor(space, keep_images=not filtered)
+            preprocessor = Preprocessor(seen, keep_images=not filtered)
             self._preprocessor = None if preprocessor.identity else preprocessor
-            space = preprocessor.output_space
+            seen = preprocessor.output_space
+            if self._masked:
+                mask = space[ACTION_MASK]  # type: ignore[index]
+                space = gym.spaces.Dict({ACTION_MASK: mask, OBSERVATION: seen})
+            else:
+                space = seen
         self.output_space = space
+        if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+            self._structure = space
+            row_form(space)
         normalized = None if self._preprocessor is None else self._preprocessor.continuous
         if filtered and (normalized is None or normalized.any()):
-            if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f":
+            if not isinstance(seen, gym.spaces.Box) or seen.dtype.kind != "f":
                 raise ValueError(
                     "env_runners.observation_filter: MeanStdFilter needs observations of floats in "
-                    f"a Box, not {space}; let env_runners.preprocessor_pref flatten them"
+                    f"a Box, not {seen}; let env_runners.preprocessor_pref flatten them, which "
+                    "leaves alone what holds images"
                 )
-            self._filter = MeanStdFilter(space.shape, normalized=normalized, clip=CLIP)
-            self.output_space = _filtered_space(space, normalized)
-        self.identity = self._filter is None and self._preprocessor is None
+            self._filter = MeanStdFilter(seen.shape, normalized=normalized, clip=CLIP)
+            seen = _filtered_space(seen, normalized)
+            self.output_space = (
+                gym.spaces.Dict({**space.spaces, OBSERVATION: seen})
+                if isinstance(space, gym.spaces.Dict)
+                else seen
+            )
+        self.identity = not (self._filter or self._preprocessor or self._structure)
 
     def __call__(self, observations: Any, *, update: bool = True) -> Any:
         """One batch of raw observations -> one row of ``output_space`` each.
@@ -81,7 +112,10 @@ class ObservationPipeline(Connector):
         """
         observations = self.preprocess(observations)
         if self._filter is not None:
-            observations = self._filter(observations, update=update)
+            if self._masked:
+                observations[OBSERVATION] = self._filter(observations[OBSERVATION], update=update)
+            else:
+                observations = self._filter(observations, update=update)
         return observations
 
     def first(self, observations: Any, slots: Array, *, update: bool = True) -> Any:
@@ -90,7 +124,14 @@ class ObservationPipeline(Connector):
 
     def preprocess(self, observations: Any) -> Any:
         """The same without the filter: a function of the observations alone."""
-        return observations if self._preprocessor is None else self._preprocessor(observations)
+        preprocess, structure = self._preprocessor, self._structure
+        if structure is None:
+            return observations if preprocess is None else preprocess(observations)
+        if self._splits:
+            seen = without_mask(observations)
+            seen = seen if preprocess is None else preprocess(seen)
+            observations = {ACTION_MASK: observations[ACTION_MASK], OBSERVATION: seen}
+        return as_rows(structure, observations)
 
     def get_state(self) -> State:
         """The filter's statistics; empty without a filter."""
@@ -116,7 +157,8 @@ class Preprocessor:
 
     Args:
         space: of one raw observation.
-        keep_images: leave uint8 Boxes with three dimensions as they are; the networks scale them.
+        keep_images: leave uint8 images as they are; the networks scale them. Nested spaces that
+            hold images always stay as they are, for networks that join their parts.
 
     Attributes:
         output_space: of one row of the result.
@@ -127,11 +169,16 @@ class Preprocessor:
     def __init__(self, space: gym.Space[Any], *, keep_images: bool = True) -> None:
         self.identity = False
         self._leaves: tuple[_Leaf, ...] = ()
+        self.output_space: gym.Space[Any] = space
         if isinstance(space, gym.spaces.Box):
-            is_image = space.dtype == np.uint8 and len(space.shape) == 3
-            self.identity = space.dtype == np.float32 or (keep_images and is_image)
-            self.output_space = space if self.identity else _as_float32(space)
+            pixels = space.dtype == np.uint8 and (len(space.shape) == 3 or is_image(space))
+            self.identity = space.dtype == np.float32 or (keep_images and pixels)
+            if not self.identity:
+                self.output_space = _as_float32(space)
             self.continuous = np.ones(space.shape, np.bool_)
+            return
+        if has_image(space):
+            self.identity = True
             return
         self._leaves = tuple(_leaves(space, (), 0))
         low = np.concatenate([leaf.low for leaf in self._leaves])
@@ -147,7 +194,7 @@ class Preprocessor:
             return np.asarray(observations, dtype=self.output_space.dtype)
         batches = [_at(observations, leaf.path) for leaf in self._leaves]
         n = len(batches[0])
-        result = np.zeros((n, *self.output_space.shape), np.float32)
+        result = np.zeros((n, *self.continuous.shape), np.float32)
         for leaf, batch in zip(self._leaves, batches, strict=True):
             columns = batch.reshape(n, leaf.categories or leaf.width)
             if leaf.categories:
@@ -191,10 +238,7 @@ def _leaves(space: gym.Space[Any], path: Path, start: int) -> Iterator[_Leaf]:
     elif isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
         yield _number_leaf(path, start, space)
     else:
-        raise TypeError(
-            f"cannot preprocess observations of a {type(space).__name__} space; supported are Box, "
-            "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
-        )
+        raise no_rows(space)
 
 
 def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) -> _Leaf:

@@ -34,6 +34,7 @@ from rlrun.data.column_data import (
     size_bytes,
 )
 from rlrun.data.column_reads import ColumnReads
+from rlrun.data.nested import nest
 
 
 class ColumnBatch:
@@ -288,7 +289,7 @@ class ColumnBatch:
             return tensor(index if is_tensor(index) else index.astype(np.int64, copy=False))
 
         def column_tensors(column: Any) -> Any:
-            return map_leaves(tensor, column)
+            return map_leaves(tensor, nest(column))
 
         return self._like(convert_columns(self._columns, column_tensors, index_tensor))
 

@@ -51,7 +51,8 @@ class SharedColumn:
     def rows(self) -> Any:
         """The rows [N, ...], read-only: a write would not reach the storage, nor other columns."""
         if self._rows is None:
-            rows = self.storage[self.index]
+            storage, index = self.storage, self.index
+            rows = pick(storage, index) if isinstance(storage, dict | tuple) else storage[index]
             if isinstance(rows, np.ndarray):
                 rows.flags.writeable = False
             self._rows = rows

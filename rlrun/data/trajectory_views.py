@@ -21,6 +21,7 @@ import numpy as np
 
 from rlrun.data import columns as names
 from rlrun.data.column_data import Array
+from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths, sequence_offsets
 from rlrun.data.view_requirement import ViewRequirement
@@ -140,11 +141,10 @@ def source_rows(
     if source.startswith(names.STATE_OUT_PREFIX):
         state = states[int(source.removeprefix(names.STATE_OUT_PREFIX))]
         return np.repeat(state[None], num_rows, axis=0)
-    from gymnasium.spaces import Box
-
-    if isinstance(space, Box):
-        return np.zeros((num_rows, *space.shape), space.dtype)
-    return np.zeros(num_rows, np.float32)
+    if space is None:
+        return np.zeros(num_rows, np.float32)
+    shape, dtype = row_form(space)
+    return np.zeros((num_rows, *shape), dtype)
 
 
 def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array]) -> View:

@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rlrun.data.nested import ACTION_MASK
 from rlrun.data.seeding import drawn_from
 from rlrun.envs.errors import EnvError, EnvPhase
 
@@ -248,13 +249,24 @@ def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> None:
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvError(env_id, "reset", "reset() must return (observation, info)")
     check_observation(env.observation_space, result[0], env_id, step=-1)
-    env.action_space.seed(0)
-    action = env.action_space.sample()
+    action = random_action(env.action_space, result[0], seed=0)
     result = _guarded(env_id, "step", lambda: env.step(action))
     problem = _step_problem(result)
     if problem is not None:
         raise EnvError(env_id, "step", problem, env_step=0)
     check_observation(env.observation_space, result[0], env_id, step=0)
+
+
+def random_action(space: spaces.Space[Any], observation: Any, *, seed: int) -> Any:
+    """An action of the space, one that the observation's action mask allows if it has one."""
+    space.seed(seed)
+    if isinstance(observation, Mapping) and ACTION_MASK in observation:
+        mask = np.asarray(observation[ACTION_MASK]).astype(np.int8)
+        if isinstance(space, spaces.Discrete) and mask.shape == (space.n,):
+            return space.sample(mask)
+        if isinstance(space, spaces.MultiDiscrete) and mask.shape == (space.nvec.sum(),):
+            return space.sample(tuple(np.split(mask, np.cumsum(space.nvec.ravel())[:-1])))
+    return space.sample()
 
 
 def _step_problem(result: Any) -> str | None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from rlrun.config.problems import user_traceback
 
+NO_ALLOWED_ACTION = "the action mask allows no action"
 EnvPhase = Literal["constructor", "reset", "step", "observation", "action"]
 
 

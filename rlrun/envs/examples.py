@@ -96,3 +96,50 @@ class RepeatAfterMe(gym.Env[np.int64, np.int64]):
         assert isinstance(space, gym.spaces.Discrete)
         self._shown.append(int(self.np_random.integers(space.n)))
         return np.int64(self._shown[-1])
+
+
+class PlayCards(gym.Env[Any, np.int64]):
+    """Plays each card of a hand once; the sooner a card is played, the more its value counts.
+
+    The observation shows the cards still there and, as its ``action_mask``, which they are; playing
+    one that is gone raises. A card's reward is its value, uniform in [0, 1], times the part of the
+    hand that was there; the best play is by value.
+
+    Args:
+        num_cards: in a hand, and so steps of an episode.
+    """
+
+    def __init__(self, num_cards: int = 6) -> None:
+        self.observation_space = gym.spaces.Dict(
+            action_mask=gym.spaces.MultiBinary(num_cards),
+            observation=gym.spaces.Box(0.0, 1.0, (num_cards,), np.float32),
+        )
+        self.action_space = gym.spaces.Discrete(num_cards)
+        self._cards = np.zeros(num_cards, np.float32)
+        self._there = np.zeros(num_cards, np.int8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Deal a hand."""
+        super().reset(seed=seed)
+        self._cards = self.np_random.random(len(self._cards), np.float32)
+        self._there = np.ones_like(self._there)
+        return self._show(), {}
+
+    def step(
+        self, action: np.int64
+    ) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
+        """Play a card.
+
+        Raises:
+            ValueError: the card is gone.
+        """
+        if not self._there[action]:
+            raise ValueError(f"card {action} is gone")
+        reward = float(self._cards[action] * self._there.mean())
+        self._there[action] = 0
+        return self._show(), reward, not self._there.any(), False, {}
+
+    def _show(self) -> dict[str, NDArray[Any]]:
+        return {"action_mask": self._there.copy(), "observation": self._cards * self._there}

@@ -274,7 +274,7 @@ class MultiAgentVectorEnv:
             try:
                 taken = slots.take_step()
             except AgentProblem as problem:
-                raise self._fault(problem.agent, problem.reason, problem.step) from None
+                raise self.fault(problem.agent, problem.reason, problem.step) from None
             if taken is None:
                 continue
             steps[policy_id] = taken[0]
@@ -305,7 +305,7 @@ class MultiAgentVectorEnv:
                     agent.total += reward
                     sub.total += reward
                 elif reward:
-                    raise self._fault(agent, f"it is rewarded with {reward} after it has left")
+                    raise self.fault(agent, f"it is rewarded with {reward} after it has left")
 
     def _tell(self, came: list[tuple[SubEnv, Dicts]]) -> Ended:
         """File observations and ends; returns the episodes that ended."""
@@ -330,7 +330,7 @@ class MultiAgentVectorEnv:
                     self._join(sub, agent_id, observation)
                     continue
                 if agent.slot < 0:
-                    raise self._fault(agent, _BACK, sub.step - 1)
+                    raise self.fault(agent, _BACK, sub.step - 1)
                 slots = self.policies[agent.policy_id]
                 info = dicts[4].get(agent_id, {}) if slots.wants_infos else None
                 slots.staying.append((agent, agent.slot, agent.credit, sub.step, observation, info))
@@ -390,7 +390,7 @@ class MultiAgentVectorEnv:
         for agent_id, agent in sub.agents.items():
             if agent.slot < 0:
                 if agent_id in observations:
-                    raise self._fault(agent, _BACK, sub.step - 1)
+                    raise self.fault(agent, _BACK, sub.step - 1)
                 continue
             if not (over or passed or agent_id in named):
                 continue
@@ -464,7 +464,8 @@ class MultiAgentVectorEnv:
 
     # -- errors --------------------------------------------------------------------------------
 
-    def _fault(self, agent: AgentSlot, reason: str, step: int | None = None) -> EnvError:
+    def fault(self, agent: AgentSlot, reason: str, step: int | None = None) -> EnvError:
+        """The error to raise for what the environment gave an agent."""
         reason = f"agent {agent.id!r} of policy {agent.policy_id!r}: {reason}"
         return self._error(self.subs[agent.env_index], "observation", reason, step)
 

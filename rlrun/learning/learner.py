@@ -21,6 +21,7 @@ from torch import Tensor
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
+from rlrun.data.column_data import num_rows as count_rows
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows
 from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
@@ -161,7 +162,7 @@ class Learner:
         self.parameters.zero_grad()
         for whole in microbatches:
             rows, weight = (whole, 1.0) if group is None else group.part_of(whole)
-            share = weight * len(whole[col.OBS]) / num_rows
+            share = weight * count_rows(whole[col.OBS]) / num_rows
             total, statistics = function(self.module, rows, **loss_arguments)
             (total * share).backward()
             for name, value in statistics.items():

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import map_leaves, pick
+from rlrun.data.nested import nest
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.policies.rl_module import RLModule
 
@@ -30,7 +32,8 @@ class LoadedBatch:
     """Columns of a train batch on the learner's device.
 
     Observations stay where the runner put them: one storage ``[M, ...]`` with the rows of every
-    step and every final observation once, and two index vectors ``[N]`` into it.
+    step and every final observation once, and two index vectors ``[N]`` into it. Nested ones are a
+    dict or tuple of such storages.
 
     Attributes:
         prepare: applied to each whole minibatch before learners take their parts of it, such as
@@ -43,7 +46,7 @@ class LoadedBatch:
         storage, obs_index, next_obs_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
         self._device = device
         self.size = len(obs_index)
-        self.storage = self._move(storage)
+        self.storage, self._num_stored = self._move(storage), len(storage)
         self.obs_index = self._move(obs_index)
         self.next_obs_index = self._move(next_obs_index)
         self.columns: Rows = {name: self._move(batch.column(name)) for name in names}
@@ -60,7 +63,10 @@ class LoadedBatch:
             Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
             of what the step led to.
         """
-        chunks = [module.forward_train({col.OBS: chunk}) for chunk in self.storage.split(max_rows)]
+        chunks = []
+        for a in range(0, self._num_stored, max_rows):
+            obs = _rows_of(self.storage, slice(a, a + max_rows))
+            chunks.append(module.forward_train({col.OBS: obs}))
         inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
         values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
         return inputs[self.obs_index], values[self.obs_index], values[self.next_obs_index]
@@ -76,9 +82,10 @@ class LoadedBatch:
             # Small columns are shuffled once an epoch; observations, which may be large, are not.
             shuffled = [column[permutation].split(size) for column in self.columns.values()]
             index = self.obs_index[permutation].split(size)
+            storage, flat = self.storage, isinstance(self.storage, Tensor)
             for rows, *parts in zip(index, *shuffled, strict=True):
                 minibatch = dict(zip(self.columns, parts, strict=True))
-                minibatch[col.OBS] = self.storage[rows]
+                minibatch[col.OBS] = storage[rows] if flat else pick(storage, rows)
                 yield minibatch
 
     def microbatches(self, size: int | None) -> Iterator[Rows]:
@@ -86,7 +93,7 @@ class LoadedBatch:
         for begin in range(0, self.size, size or self.size):
             rows = slice(begin, begin + (size or self.size))
             microbatch = {name: column[rows] for name, column in self.columns.items()}
-            microbatch[col.OBS] = self.storage[self.obs_index[rows]]
+            microbatch[col.OBS] = _rows_of(self.storage, self.obs_index[rows])
             yield microbatch
 
     def to(self, device: torch.device) -> Self:
@@ -98,7 +105,10 @@ class LoadedBatch:
         moved._device = device
         return moved
 
-    def _move(self, array: NDArray[Any]) -> Tensor:
+    def _move(self, array: NDArray[Any]) -> Any:
+        """The array as a tensor on the device; a nest of tensors if its rows are nested."""
+        if array.dtype.names is not None:
+            return map_leaves(self._move, nest(array))
         # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.
         if not array.flags.writeable:
             array = array.copy()
@@ -123,6 +133,11 @@ class Minibatches:
     def to(self, device: torch.device) -> Minibatches:
         """The same minibatches on another device."""
         return replace(self, batch=self.batch.to(device))
+
+
+def _rows_of(storage: Any, rows: slice | Tensor) -> Any:
+    """These rows of a storage that may be nested."""
+    return storage[rows] if isinstance(storage, Tensor) else pick(storage, rows)
 
 
 def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:

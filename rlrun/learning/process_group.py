@@ -17,6 +17,8 @@ from torch import Tensor, distributed
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import num_rows as count_rows
+from rlrun.data.column_data import pick
 from rlrun.learning.loaded_batch import Rows
 
 TIMEOUT = timedelta(minutes=10)  # for a learner to arrive where the others wait for it
@@ -62,20 +64,20 @@ def part_of_rank(rows: Rows, rank: int, world_size: int) -> tuple[Rows, float]:
     learners each takes everything, with a weight of 1 / ``world_size``: the sum is the same.
     """
     lengths = rows.get(col.SEQ_LENS)
-    num_rows = len(rows[col.OBS])
+    num_rows = count_rows(rows[col.OBS])
     if (num_rows if lengths is None else len(lengths)) < world_size:
         return rows, 1.0 / world_size
     mine = slice(rank, None, world_size)
     if lengths is None:
-        part = {name: column[mine] for name, column in rows.items()}
+        part = {name: pick(column, mine) for name, column in rows.items()}
     else:
         owners = torch.arange(len(lengths), device=lengths.device) % world_size
         steps = (owners == rank).repeat_interleave(lengths)
         part = {
-            name: column[mine] if _has_a_row_for_each_sequence(name) else column[steps]
+            name: pick(column, mine if _has_a_row_for_each_sequence(name) else steps)
             for name, column in rows.items()
         }
-    return part, len(part[col.OBS]) / num_rows
+    return part, count_rows(part[col.OBS]) / num_rows
 
 
 def host_store(host: str, world_size: int) -> TCPStore:

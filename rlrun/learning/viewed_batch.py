@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import pick
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths
 from rlrun.learning.loaded_batch import LoadedBatch, Rows
@@ -76,10 +77,11 @@ class ViewedBatch(LoadedBatch):
             sequences: which the rows are.
             extra: steps that each of them has more than in the batch.
         """
-        seen = {
-            name: storage[positions if index is None else index[positions]]
-            for name, (storage, index) in self._inputs.items()
-        }
+        seen = {}
+        for name, (storage, index) in self._inputs.items():
+            there = positions if index is None else index[positions]
+            flat = isinstance(storage, Tensor)
+            seen[name] = storage[there] if flat else pick(storage, there)
         return {**columns, **seen, **self._states_of(sequences, extra)}
 
     def outputs(self, module: RLModule, max_rows: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,6 +36,9 @@ _LOG_2PI = float(np.log(2.0 * np.pi))
 LOG_STD_BOUNDS = (-20.0, 2.0)
 """Of a squashed normal distribution; beyond them a standard deviation says nothing any more."""
 
+FORBIDDEN = np.float32(-1e9)
+"""Input of an action that a mask forbids: its probability is 0, and its logarithm is finite."""
+
 Kind = Literal["categorical", "multi_categorical", "bernoulli", "gaussian"]
 
 
@@ -214,13 +217,16 @@ class EpsilonGreedySampler(ActionSampler):
     """Discrete(n): the action with the highest input, or with probability epsilon any.
 
     The inputs are action values. Two noise numbers: the first decides whether to explore, the
-    second which of all n actions is taken then.
+    second which of all n actions, or of those that a mask allows, is taken then.
+
+    Args:
+        masked: inputs may be `FORBIDDEN`.
     """
 
     num_noise, width, dtype, shape = 2, 1, np.int64, ()
 
-    def __init__(self, num_actions: int) -> None:
-        self.num_inputs = num_actions
+    def __init__(self, num_actions: int, *, masked: bool = False) -> None:
+        self.num_inputs, self._masked = num_actions, masked
         self.epsilon = 0.0
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
@@ -233,17 +239,22 @@ class EpsilonGreedySampler(ActionSampler):
         best, explores = self.mode(inputs), noise[:, 0] < self.epsilon
         if not explores.any():
             return best
+        allowed = inputs > FORBIDDEN if self._masked else None
+        count = self.num_inputs if allowed is None else allowed.sum(axis=1)
         # A float32 below 1 times n may round to n itself.
-        anything = np.minimum(noise[:, 1] * self.num_inputs, self.num_inputs - 1).astype(np.int64)
+        anything = np.minimum(noise[:, 1] * count, count - 1).astype(np.int64)
+        if allowed is not None:  # so far the number of the action among those allowed
+            anything = (allowed.cumsum(axis=1) > anything[:, None]).argmax(axis=1)
         return np.where(explores, anything, best)
 
     def mode(self, inputs: Array) -> Array:
         return inputs.argmax(axis=-1)
 
     def log_prob(self, inputs: Array, actions: Array) -> Array:
+        count = (inputs > FORBIDDEN).sum(axis=1) if self._masked else self.num_inputs
         greedy = (1.0 - self.epsilon) * (actions == self.mode(inputs))
         with np.errstate(divide="ignore"):
-            return np.log(greedy + self.epsilon / self.num_inputs).astype(np.float32)
+            return np.log(greedy + self.epsilon / count).astype(np.float32)
 
 
 class MultiCategoricalSampler(ActionSampler):

@@ -3,7 +3,6 @@
 Owns which module a section describes. Must not know of algorithms.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +12,7 @@ from torch import nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.attention import AttentionActorCritic
+from rlrun.policies.masked_module import ModuleFactory, with_action_mask
 from rlrun.policies.policy import state_views
 from rlrun.policies.recurrent import RecurrentActorCritic
 from rlrun.policies.rl_module import ActorCritic, RLModule
@@ -23,9 +23,6 @@ MEMORIES: dict[str, type[RLModule]] = {
     "use_attention": AttentionActorCritic,
 }
 """Settings of the `model` section that give the networks a memory, and the module that has it."""
-
-ModuleFactory = Callable[[gym.Space[Any], gym.Space[Any], ModelConfig], RLModule]
-"""Makes a module for an observation space, an action space and the `model` section."""
 
 
 def build_module(
@@ -73,6 +70,6 @@ def seeded_module(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return factory(observation_space, action_space, model)
+            return with_action_mask(factory, observation_space, action_space, model)
     finally:
         torch.set_num_threads(num_threads)

@@ -8,11 +8,14 @@ modules compute or how they are optimised.
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlrun.data.column_data import map_leaves
+from rlrun.data.nested import nest
 from rlrun.policies.layers import Layout
 
 
@@ -134,6 +137,11 @@ def to_tensor(array: np.ndarray) -> Tensor:
     Arrays out of Ray's object store are read-only, about which torch would warn each time.
     """
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def to_tensors(rows: np.ndarray) -> Any:
+    """Rows as a CPU tensor, or as a nest of tensors if they are nested."""
+    return map_leaves(lambda leaf: to_tensor(np.ascontiguousarray(leaf)), nest(rows))
 
 
 def _float_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

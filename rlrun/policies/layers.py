@@ -14,8 +14,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
@@ -189,6 +190,32 @@ def sac_network(num_features: int, num_outputs: int, model: ModelConfig) -> Netw
     """SAC's policy."""
     sizes = (num_features, *model.hidden, num_outputs)
     return Network({"pi": Layers(sizes, model.activation, POLICY_GAIN)})
+
+
+IMAGE_MIN_PIXELS = 5
+
+
+def is_image(box: gym.spaces.Box) -> bool:
+    """Whether observations are encoded by convolutions unless told otherwise.
+
+    Three dimensions are height, width and channels, in either layout; two are an image without
+    channels if they hold bytes.
+    """
+    sides = box.shape
+    if len(sides) == 3:  # the smaller outer dimension is taken for the channels
+        sides = sides[1:] if sides[0] < sides[2] else sides[:2]
+    elif len(sides) != 2 or box.dtype != np.uint8:
+        return False
+    return min(sides) >= IMAGE_MIN_PIXELS
+
+
+def has_image(space: gym.Space[Any]) -> bool:
+    """Whether a Dict or Tuple space holds an image."""
+    if isinstance(space, gym.spaces.Dict):
+        return any(has_image(part) for part in space.spaces.values())
+    if isinstance(space, gym.spaces.Tuple):
+        return any(has_image(part) for part in space.spaces)
+    return isinstance(space, gym.spaces.Box) and is_image(space)
 
 
 def factorised_noise(

@@ -288,12 +288,6 @@ NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 # For smaller pictures, such as the 10x10 ones of MinAtar.
 SMALL_CONV = ((16, 3, 1), (32, 3, 1))
 NATURE_MIN_PIXELS = 36
-SMALL_MIN_PIXELS = 5
-
-
-def is_image(shape: Sequence[int]) -> bool:
-    """Whether observations of this shape are encoded by convolutions by default."""
-    return len(shape) == 3 and min(image_size(shape)[1:]) >= SMALL_MIN_PIXELS
 
 
 def channels_first(shape: Sequence[int]) -> bool:
@@ -305,18 +299,11 @@ def channels_first(shape: Sequence[int]) -> bool:
     return shape[0] < shape[2]
 
 
-def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Channels, height and width of an image in either layout."""
-    if channels_first(shape):
-        return shape[0], shape[1], shape[2]
-    return shape[2], shape[0], shape[1]
-
-
 class ConvEncoder(nn.Module):
     """Convolutions and one linear layer, all followed by ReLU: images to [N, output_size].
 
     Args:
-        shape: of one image, channels first or last.
+        shape: of one image, channels first or last, or [height, width] without channels.
         conv: (channels, kernel, stride) of each layer. None: ``NATURE_CONV``, or ``SMALL_CONV``
             for small images.
         output_size: width of the linear layer.
@@ -334,13 +321,14 @@ class ConvEncoder(nn.Module):
         init: str = "orthogonal",
     ) -> None:
         super().__init__()
-        if len(shape) != 3:
-            raise _conv_error(f"convolutions need 3-D observations, not {tuple(shape)}")
-        channels, height, width = image_size(shape)
+        if len(shape) not in (2, 3):
+            raise _conv_error(f"convolutions need 2-D or 3-D observations, not {tuple(shape)}")
+        self._shape = shape = (*shape, 1) if len(shape) == 2 else tuple(shape)
+        self._channels_first = channels_first(shape)
+        channels, height, width = shape if self._channels_first else (shape[2], *shape[:2])
         if conv is None:
             conv = NATURE_CONV if min(height, width) >= NATURE_MIN_PIXELS else SMALL_CONV
         self.output_size = output_size
-        self._channels_first = channels_first(shape)
         gain = HIDDEN_GAINS[init]
         self.conv = nn.ModuleList()
         for i, (num_filters, kernel, stride) in enumerate(conv):
@@ -361,6 +349,7 @@ class ConvEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Float images [N, ...] -> [N, output_size]."""
+        x = x.reshape(-1, *self._shape)
         if not self._channels_first:
             x = x.permute(0, 3, 1, 2)
         for layer in self.conv:

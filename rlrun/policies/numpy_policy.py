@@ -19,6 +19,8 @@ import numpy as np
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.nested import nest, space_without_mask, without_mask
+from rlrun.policies.action_mask import action_mask_of
 from rlrun.policies.action_sampling import (
     ActionSampler,
     SamplingPolicy,
@@ -148,7 +150,7 @@ class MLPPolicy(SamplingPolicy):
     """Acts with layers in numpy, by default with the policy layers of `ActorCritic`.
 
     Args:
-        observation_space: of the preprocessed observations, flat.
+        observation_space: of the preprocessed observations, flat but for an action mask.
         action_space: of the environment.
         model: the `model` section.
         network: puts distribution inputs or action values out.
@@ -171,6 +173,7 @@ class MLPPolicy(SamplingPolicy):
         super().__init__(observation_space, action_space, sampler, with_logp=with_logp)
         if network is None:
             network = actor_network(observation_space, action_space, model)
+        self._mask = action_mask_of(observation_space, action_space)
         self.network = network
         self._weights = network.parameters.vector
         self.draws_for_fragments = network.parameters.network.noisy
@@ -178,13 +181,14 @@ class MLPPolicy(SamplingPolicy):
     @staticmethod
     def supports(observation_space: gym.Space[Any], model: ModelConfig) -> bool:
         """Whether the default networks would be MLPs, with an activation numpy has."""
+        seen = space_without_mask(observation_space)
         return (
             model.use is None
             and model.distribution is None
             and not (model.use_lstm or model.use_gru or model.use_attention)
             and model.activation in ACTIVATIONS
-            and observation_space.shape is not None
-            and len(observation_space.shape) == 1
+            and seen.shape is not None
+            and len(seen.shape) == 1
         )
 
     @property
@@ -206,7 +210,11 @@ class MLPPolicy(SamplingPolicy):
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         explore = self.explores if explore is None else explore
-        inputs = self.network(obs_batch, explore)
+        if self._mask is None:
+            inputs = self.network(obs_batch, explore)
+        else:
+            seen = without_mask(nest(obs_batch))
+            inputs = self._mask.apply(self.network(seen, explore), obs_batch)
         if not explore:
             return self.sampler.mode(inputs), [], {col.ACTION_DIST_INPUTS: inputs}
         if noise is None:
@@ -227,7 +235,7 @@ def actor_network(
     observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
 ) -> NumpyMLP:
     """The policy's part of `actor_critic_network`."""
-    num_features = gym.spaces.flatdim(observation_space)
+    num_features = gym.spaces.flatdim(space_without_mask(observation_space))
     actions = action_layout(action_space)
     num_log_std = free_log_std(actions, model)
     network = actor_critic_network(num_features, actions.num_inputs, num_log_std, model)

@@ -8,6 +8,7 @@ without exploration, and in evaluations, policies act with their means. Must not
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ import numpy as np
 
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import ModelConfig
+from rlrun.data.nested import has_action_mask, space_without_mask
 from rlrun.policies.action_sampling import EpsilonGreedySampler
 from rlrun.policies.layers import Network, QOptions, q_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
@@ -79,13 +81,15 @@ def build_q_policy(
         message = f"action values need a Discrete action space, this environment has {action_space}"
         raise ConfigError([Problem(Origin("this environment"), "env", message)])
     spaces, num_actions = (observation_space, action_space), int(action_space.n)
-    sampler = EpsilonGreedySampler(num_actions)
+    sampler = EpsilonGreedySampler(num_actions, masked=has_action_mask(observation_space))
     if MLPPolicy.supports(observation_space, model):
-        layers = q_network(gym.spaces.flatdim(observation_space), num_actions, model, options)
+        num_features = gym.spaces.flatdim(space_without_mask(observation_space))
+        layers = q_network(num_features, num_actions, model, options)
         network = NumpyQNetwork(layers, num_actions, options)
         return MLPPolicy(*spaces, model, network=network, sampler=sampler)
+    from rlrun.policies.masked_module import with_action_mask
     from rlrun.policies.q_network import build_q_network
     from rlrun.policies.torch_policy import TorchPolicy
 
-    module = build_q_network(*spaces, model, options=options)
+    module = with_action_mask(partial(build_q_network, options=options), *spaces, model)
     return TorchPolicy(*spaces, model, module=module, sampler=sampler)

@@ -5,7 +5,8 @@ networks; `catalog` makes a module of a `model` section. Must not know of Ray, e
 losses.
 
     N  rows of a batch                      P  inputs of the action distribution
-    obs [N, ...] preprocessed observations: float32, or uint8 for images
+    obs [N, ...] preprocessed observations: float32, or uint8 for images; a dict or tuple of such
+                 tensors where the observation space is a Dict or Tuple
 
 The rows a module receives and returns are dicts of tensors named as batch columns are.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -24,6 +26,8 @@ from torch import Tensor, nn
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.column_data import leaves as nested_leaves
+from rlrun.data.column_data import map_leaves
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.chosen_distributions import module_distribution
@@ -34,8 +38,10 @@ from rlrun.policies.layers import (
     actor_critic_branches,
     actor_critic_network,
     free_log_std,
+    has_image,
+    is_image,
 )
-from rlrun.policies.networks import MLP, ConvEncoder, is_image
+from rlrun.policies.networks import MLP, ConvEncoder
 
 TensorBatch = Mapping[str, Tensor]
 
@@ -119,7 +125,7 @@ class RLModule(nn.Module, ABC):
 
 
 class ActorCritic(RLModule):
-    """The default networks: MLPs for flat observations, convolutions for images.
+    """The default networks: MLPs for flat observations, convolutions for images, both for nests.
 
     Policy and value function are separate networks, or heads on one encoder
     (``model.share_layers``; by default for images and for an encoder of the user's own).
@@ -233,8 +239,10 @@ def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: Model
                 head.bias[start : leaf.inputs.stop] = model.log_std_init
 
 
-def as_features(obs: Tensor, *, flatten: bool) -> Tensor:
-    """Observations [N, ...] as an encoder takes them: float32, images in [0, 1]."""
+def as_features(obs: Any, *, flatten: bool) -> Any:
+    """Observations [N, ...] as an encoder takes them: float32, images in [0, 1]; nests of these."""
+    if not isinstance(obs, Tensor):
+        return map_leaves(partial(as_features, flatten=False), obs)
     if obs.dtype != torch.float32:
         scale = 1.0 / 255.0 if obs.dtype == torch.uint8 else 1.0
         obs = obs.to(torch.float32) * scale
@@ -245,7 +253,9 @@ def flattens(space: gym.Space[Any], model: ModelConfig) -> bool:
     """Whether observations are flat input of an MLP, not of convolutions or a user's encoder."""
     if _own_encoder(model) is not None:
         return False
-    return model.conv is None and not is_image(box_of(space).shape)
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return False
+    return model.conv is None and not is_image(box_of(space))
 
 
 def encoder_of(
@@ -255,8 +265,8 @@ def encoder_of(
 ) -> tuple[Any, int]:
     """An encoder as the `model` section describes it, and the number of its features.
 
-    Convolutions for images, hidden layers for flat observations, or the torch module that
-    ``model.use`` names.
+    Convolutions for images, hidden layers for flat observations, both for nested ones, or the
+    torch module that ``model.use`` names.
 
     Raises:
         TypeError: when the user's encoder has no integer ``output_size``.
@@ -265,6 +275,8 @@ def encoder_of(
     encoder: nn.Module
     if own is not None:
         encoder = own(space, **model.kwargs)
+    elif isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        encoder = JoinedEncoder(space, model, init)
     elif flattens(space, model):
         sizes = (gym.spaces.flatdim(box_of(space)), *model.hidden)
         encoder = MLP(Layers(sizes, model.activation, init=init))
@@ -290,11 +302,77 @@ def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
     """The space; raises ValueError if the default networks cannot take its observations."""
     if not isinstance(space, gym.spaces.Box):
         raise ValueError(
-            f"the default networks need observations in a Box, not in a {type(space).__name__}:"
-            " let env_runners.preprocessor_pref flatten them (deepmind), or name a module that "
-            "takes them with model.use"
+            "the default networks need observations in a Box, or a Dict or Tuple, not in a "
+            f"{type(space).__name__}: let env_runners.preprocessor_pref flatten them (deepmind), "
+            "or name a module that takes them with model.use"
         )
     return space
+
+
+class JoinedEncoder(nn.Module):
+    """Nested observations: convolutions for each image, hidden layers for all else, side by side.
+
+    What is no image is flattened, Discrete and MultiDiscrete one-hot.
+
+    Args:
+        space: a Dict or Tuple.
+        init: see `encoder_of`.
+    """
+
+    def __init__(
+        self, space: gym.Space[Any], model: ModelConfig, init: Literal["orthogonal", "uniform"]
+    ) -> None:
+        super().__init__()
+        self._spaces = list(leaf_spaces(space))
+        self.images = nn.ModuleList()
+        self._width = 0
+        for part in self._spaces:
+            if isinstance(part, gym.spaces.Box) and is_image(part):
+                self.images.append(ConvEncoder(part.shape, model.conv, model.conv_head, init))
+            else:
+                self._width += gym.spaces.flatdim(part)
+        self.output_size = len(self.images) * model.conv_head
+        self.rest = None
+        if self._width:
+            layers = Layers((self._width, *model.hidden), model.activation, init=init)
+            self.rest = MLP(layers)
+            self.output_size += self.rest.output_size
+
+    def forward(self, obs: Any) -> Tensor:
+        """Float observations, a nest of [N, ...] -> [N, output_size]."""
+        features, flat = [], []
+        images = iter(self.images)
+        for space, leaf in zip(self._spaces, nested_leaves(obs), strict=True):
+            if has_image(space):
+                features.append(next(images)(leaf))
+            else:
+                flat.append(_flat(space, leaf))
+        if self.rest is not None:
+            features.append(self.rest(torch.cat(flat, dim=1)))
+        return torch.cat(features, dim=1)
+
+
+def leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """The leaves of a space, in the order of its observations' leaves."""
+    if isinstance(space, gym.spaces.Dict):
+        for part in space.spaces.values():
+            yield from leaf_spaces(part)
+    elif isinstance(space, gym.spaces.Tuple):
+        for part in space.spaces:
+            yield from leaf_spaces(part)
+    else:
+        yield space
+
+
+def _flat(space: gym.Space[Any], leaf: Tensor) -> Tensor:
+    """Observations of a leaf [N, ...] as features [N, F]."""
+    if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        return leaf.flatten(1)
+    counts, first = np.ravel(getattr(space, "nvec", getattr(space, "n", 0))), np.ravel(space.start)
+    columns = leaf.reshape(len(leaf), -1).long() - torch.from_numpy(first).to(leaf.device)
+    parts = zip(columns.split(1, dim=1), counts.tolist(), strict=True)
+    hot = [column == torch.arange(n, device=leaf.device) for column, n in parts]
+    return torch.cat(hot, dim=1).to(torch.float32)
 
 
 class MultiAgentRLModule(nn.Module, Mapping[str, RLModule]):

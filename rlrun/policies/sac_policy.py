@@ -11,6 +11,7 @@ import gymnasium as gym
 
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import ModelConfig
+from rlrun.data.nested import space_without_mask
 from rlrun.policies.action_sampling import (
     ActionSampler,
     SquashedGaussianSampler,
@@ -62,11 +63,13 @@ def _policy(
     # Without log-probabilities: when rows are replayed, the policy is another.
     spaces = observation_space, action_space
     if MLPPolicy.supports(observation_space, model):
-        layers = sac_network(gym.spaces.flatdim(observation_space), sampler.num_inputs, model)
+        num_features = gym.spaces.flatdim(space_without_mask(observation_space))
+        layers = sac_network(num_features, sampler.num_inputs, model)
         network = NumpyMLP(FlatArrays(layers), "pi")
         return MLPPolicy(*spaces, model, network=network, sampler=sampler, with_logp=False)
+    from rlrun.policies.masked_module import with_action_mask
     from rlrun.policies.soft_actor_critic import SACPolicyNetwork
     from rlrun.policies.torch_policy import TorchPolicy
 
-    module = SACPolicyNetwork(*spaces, model)
+    module = with_action_mask(SACPolicyNetwork, *spaces, model)
     return TorchPolicy(*spaces, model, module=module, sampler=sampler, with_logp=False)

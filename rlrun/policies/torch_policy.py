@@ -14,11 +14,15 @@ import torch
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.column_data import map_leaves
+from rlrun.data.nested import nest
+from rlrun.policies.action_mask import action_mask_of
 from rlrun.policies.action_sampling import ActionSampler, SamplingPolicy
 from rlrun.policies.catalog import build_module
 from rlrun.policies.chosen_distributions import sampler_of
 from rlrun.policies.flat_parameters import FlatParameters, to_tensor
 from rlrun.policies.layers import Layout
+from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.policy import Array
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
@@ -52,11 +56,12 @@ class TorchPolicy(SamplingPolicy):
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"
         if module is None:
-            module = build_module(observation_space, action_space, model)
+            module = with_action_mask(build_module, observation_space, action_space, model)
         self.module = module.to(self.device).eval()
         if sampler is None:
             sampler = sampler_of(module.distribution, action_space, self.device)
         super().__init__(observation_space, action_space, sampler, with_logp=with_logp)
+        self._mask = action_mask_of(observation_space, action_space)
         self.draws_for_fragments = module.noisy
         self._flat = FlatParameters(self.module)
         self.view_requirements = dict(self.module.view_requirements)
@@ -108,6 +113,8 @@ class TorchPolicy(SamplingPolicy):
             fetches = {name: value.cpu().numpy() for name, value in forward(batch).items()}
         states = [fetches.pop(name) for name in self._state_outs]
         inputs = fetches[col.ACTION_DIST_INPUTS]
+        if self._mask is not None:
+            inputs = fetches[col.ACTION_DIST_INPUTS] = self._mask.apply(inputs, input_dict[col.OBS])
         if not explore:
             return self.sampler.mode(inputs), states, fetches
         if noise is None:
@@ -127,9 +134,7 @@ class TorchPolicy(SamplingPolicy):
 
     def _to_tensors(self, obs: Any) -> Any:
         """Tensors on the device; nested observations keep their structure."""
-        if isinstance(obs, dict):
-            return {key: self._to_tensors(value) for key, value in obs.items()}
-        if isinstance(obs, tuple):
-            return tuple(self._to_tensors(value) for value in obs)
+        if not isinstance(obs, np.ndarray) or obs.dtype.names is not None:
+            return map_leaves(self._to_tensors, nest(obs))
         tensor = to_tensor(obs)
         return tensor if self._on_cpu else tensor.to(self.device)

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import map_leaves
 from rlrun.data.trajectory_views import source_rows
 from rlrun.policies.action_sampling import action_sampler
+from rlrun.policies.flat_parameters import to_tensors
 from rlrun.policies.rl_module import RLModule
 
 _NUM_ROWS = 32
@@ -68,7 +70,7 @@ def _zeros(module: RLModule) -> dict[str, Tensor]:
         rows = source_rows(source, _NUM_ROWS, space, action, states)
         if view.time_axis:
             rows = np.repeat(rows[:, None], len(view.steps), axis=1)
-        given[name] = torch.from_numpy(rows).to(device)
+        given[name] = map_leaves(lambda leaf: leaf.to(device), to_tensors(rows))
     if states:
         given[col.SEQ_LENS] = torch.ones(_NUM_ROWS, dtype=torch.int64, device=device)
     return given

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv
-from rlrun.envs.errors import EnvError
+from rlrun.envs.errors import NO_ALLOWED_ACTION, EnvError
 from rlrun.envs.horizon import Horizon
 from rlrun.envs.recorded_step import RecordedStep, Recorder
 from rlrun.envs.vector_env import take_envs
@@ -230,6 +230,12 @@ class LockStepEnvs:
         if self._collects:
             error.env_step = int(self.episodes.steps(t)[error.env_index])
         return error
+
+    def no_allowed_action(self, policy_id: str, due: Due, row: int) -> EnvError:
+        """See `SlotEnvs`."""
+        return self._placed(
+            EnvError(self._env_id, "observation", NO_ALLOWED_ACTION, env_index=row), self._t
+        )
 
     def _reward_error(self, error: RewardError) -> EnvError:
         return EnvError(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.seeding import agent_noise
 from rlrun.envs.agent_slots import AgentSlot, Due, SlotStep
@@ -219,8 +220,8 @@ class PolicyActor:
         first = (
             np.zeros(len(custom_slots), np.bool_) if step.acted is None else ~step.acted[observed]
         )
-        space = pipeline.output_space
-        seen = np.empty((len(custom_slots), *space.shape), space.dtype)
+        shape, dtype = row_form(pipeline.output_space)
+        seen = np.empty((len(custom_slots), *shape), dtype)
         for begins in (False, True):  # a slot may end an episode and begin the next in one step
             rows = np.flatnonzero(first == begins)
             if len(rows):

@@ -10,6 +10,7 @@ from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, ENVS, env_name, import_object
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.connectors.rewards import RewardPipeline
+from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.envs.atari import is_atari_id
 from rlrun.policies.numpy_policy import build_policy
@@ -221,15 +222,13 @@ def make_collector(
     Args:
         num_slots, every_step_counts: see `SampleCollector`.
     """
-    assert observation_space.shape is not None  # the observation pipeline puts out arrays
     name = settings.sample_collector or DEFAULT_COLLECTOR
     kind = import_object(COLLECTORS.get(name, name))
     if num_slots is None and name == DEFAULT_COLLECTOR:
         kind = LogCollector
     made: SampleCollector = kind(
         num_slots,
-        observation_space.shape,
-        observation_space.dtype,
+        *row_form(observation_space),
         whole_episodes=settings.batch_mode == "complete_episodes",
         every_step_counts=every_step_counts,
     )

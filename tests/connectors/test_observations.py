@@ -10,6 +10,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from rlrun.config.schema import EnvRunnersConfig
 from rlrun.connectors.observations import ObservationPipeline
+from rlrun.data.column_data import leaves
+from rlrun.data.nested import nest
 
 IMAGE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
 # Ordered: of a plain dict, gymnasium sorts the keys itself.
@@ -98,9 +100,15 @@ def test_what_needs_nothing_passes_as_it_is(name: str) -> None:
 def test_without_preprocessor_raw_observations_go_on(name: str) -> None:
     connector = pipeline(SPACES[name], preprocessor_pref=None)
     batch, _ = batch_of(SPACES[name], 3)
-    assert connector.identity
-    assert connector(batch) is batch
     assert connector.output_space is SPACES[name]
+    assert connector.identity == isinstance(batch, np.ndarray)
+    rows = connector(batch)
+    assert len(rows) == 3
+    if connector.identity:
+        assert rows is batch
+    for before, after in zip(leaves(batch), leaves(nest(rows)), strict=True):
+        np.testing.assert_array_equal(before, after)
+        assert before.dtype == after.dtype
 
 
 def test_results_are_new_arrays() -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.catalog import build_module
-from rlrun.policies.layers import Layers
-from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first, is_image
+from rlrun.policies.layers import Layers, is_image
+from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first
 from rlrun.policies.rl_module import ActorCritic, MultiAgentRLModule, RLModule
 
 VECTOR = gym.spaces.Box(-1, 1, (4,))
@@ -113,7 +113,7 @@ def test_both_image_layouts_give_the_same_numbers() -> None:
     assert channels_first((4, 84, 84))
     assert not channels_first((84, 84, 4))
     assert not channels_first((10, 10, 10))
-    assert not is_image((3, 4, 3))
+    assert not is_image(gym.spaces.Box(0, 255, (3, 4, 3), np.uint8))
 
 
 def test_bytes_are_scaled_and_floats_are_not() -> None:

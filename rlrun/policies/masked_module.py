@@ -1,0 +1,119 @@
+"""MaskedModule: a module whose outputs obey the action mask of its observations.
+
+Owns what a mask does in torch: see `action_mask` for what it means. Must not know networks,
+algorithms or losses.
+
+    N  rows        P  distribution inputs, one for each category
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlrun.config.registry import import_object
+from rlrun.config.schema import ModelConfig
+from rlrun.data import columns as col
+from rlrun.data.nested import ACTION_MASK, has_action_mask, space_without_mask, without_mask
+from rlrun.policies.action_mask import ActionMask
+from rlrun.policies.action_sampling import FORBIDDEN
+from rlrun.policies.rl_module import RLModule, TensorBatch
+
+ModuleFactory = Callable[[gym.Space[Any], gym.Space[Any], ModelConfig], RLModule]
+"""Makes a module for an observation space, an action space and the `model` section."""
+
+
+def with_action_mask(
+    factory: ModuleFactory,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    model: ModelConfig,
+) -> RLModule:
+    """What the factory makes; behind a `MaskedModule` if observations have a mask.
+
+    A network does not see the mask, unless ``model.use`` names an `RLModule`: that is given whole
+    observations.
+    """
+    if not has_action_mask(observation_space):
+        return factory(observation_space, action_space, model)
+    named = None if model.use is None else import_object(model.use)
+    whole = isinstance(named, type) and issubclass(named, RLModule)
+    seen = observation_space if whole else space_without_mask(observation_space)
+    return MaskedModule(factory(seen, action_space, model), observation_space, whole=whole)
+
+
+class MaskedModule(RLModule):
+    """Forbids what the mask forbids in another module's distribution inputs or action values.
+
+    Its parameters are those of the module, by the same names.
+
+    Args:
+        module: gives the inputs.
+        observation_space: a Dict with the mask.
+        whole: the module sees the mask as well.
+    """
+
+    def __init__(self, module: RLModule, observation_space: gym.Space[Any], *, whole: bool) -> None:
+        super().__init__(observation_space, module.action_space, module.model)
+        self._inner = (module,)  # in a tuple, so that its name does not come before parameters
+        self._parameters, self._buffers = module._parameters, module._buffers
+        self._modules = module._modules
+        self._non_persistent_buffers_set = module._non_persistent_buffers_set
+        self._whole, self._mask = whole, ActionMask(observation_space, module.action_space)
+        self.distribution, self.noisy = module.distribution, module.noisy
+        self.has_vjp = module.has_vjp
+        self.view_requirements = {**module.view_requirements, **self.view_requirements}
+
+    def initial_state(self) -> list[Tensor]:
+        return self._inner[0].initial_state()
+
+    def train(self, mode: bool = True) -> MaskedModule:
+        """See `torch.nn.Module.train`."""
+        self._inner[0].train(mode)
+        return super().train(mode)
+
+    def draw_noise(self, rng: np.random.Generator) -> None:
+        self._inner[0].draw_noise(rng)
+
+    def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
+        return self._masked(self._inner[0].forward_train(self._seen(batch)), batch)
+
+    def forward_exploration(self, batch: TensorBatch) -> dict[str, Tensor]:
+        return self._masked(self._inner[0].forward_exploration(self._seen(batch)), batch)
+
+    def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
+        return self._masked(self._inner[0].forward_inference(self._seen(batch)), batch)
+
+    def compute_values(self, batch: TensorBatch) -> Tensor:
+        return self._inner[0].compute_values(self._seen(batch))
+
+    def vjp(self, batch: TensorBatch) -> Any:
+        """The module's, whose losses give forbidden inputs no gradient."""
+        module: Any = self._inner[0]
+        inputs, *others = module.vjp(self._seen(batch))
+        return self._forbid(inputs, batch), *others
+
+    def _seen(self, batch: TensorBatch) -> TensorBatch:
+        if self._whole:
+            return batch
+        observations: Any = batch[col.OBS]
+        return {**batch, col.OBS: without_mask(observations)}
+
+    def _masked(self, outputs: dict[str, Tensor], batch: TensorBatch) -> dict[str, Tensor]:
+        inputs = outputs.get(col.ACTION_DIST_INPUTS)
+        if inputs is not None:
+            outputs[col.ACTION_DIST_INPUTS] = self._forbid(inputs, batch)
+        return outputs
+
+    def _forbid(self, inputs: Tensor, batch: TensorBatch) -> Tensor:
+        observations: Any = batch[col.OBS]
+        allowed = observations[ACTION_MASK] != 0
+        # No action follows an episode's last observation, so its mask may well be empty.
+        parts = allowed.split(list(self._mask.categories), dim=-1)
+        allowed = torch.cat([part | ~part.any(-1, keepdim=True) for part in parts], dim=-1)
+        return torch.where(allowed, inputs, float(FORBIDDEN))
