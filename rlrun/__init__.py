@@ -32,6 +32,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "IMPALAConfig": "rlrun.algorithms.impala",
     "ItemReplayBuffer": "rlrun.replay.sequence_replay_buffer",
     "Learner": "rlrun.learning.learner",
+    "LearningPolicy": "rlrun.learning.learning_policy",
     "LearnerGroup": "rlrun.learning.learner_group",
     "load_experiment": "rlrun.config.loader",
     "load_policy": "rlrun.experiment.rollout",

@@ -154,6 +154,9 @@ class A3C(Algorithm[A3CTraining]):
         if config.env_runners.compress_observations:
             message = "A3C sends gradients and no observations; leave it out"
             yield "env_runners.compress_observations", message
+        if config.training.learner_connectors:
+            message = "A3C's runners learn from their own rows; leave it out"
+            yield "training.learner_connectors", message
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that computes gradients."""
@@ -217,7 +220,9 @@ class A3C(Algorithm[A3CTraining]):
     def _result(
         self, policy_id: str, rows: list[dict[str, float]], trained_steps: int
     ) -> dict[str, Any]:
-        statistics: dict[str, Any] = {name: _mean(rows, name) for name in STATISTICS}
+        further_names = rows[-1].keys() - {*STATISTICS, "lr"}  # of `training.loss`
+        names = (*STATISTICS, *sorted(further_names))
+        statistics: dict[str, Any] = {name: _mean(rows, name) for name in names}
         statistics["policy_lag_max"] = max(row["policy_lag_mean"] for row in rows)
         further = {"num_updates": len(rows), "lr": rows[-1]["lr"], **self.exploration(policy_id)}
         return self.learner_result(trained_steps, {**statistics, **further}, policy_id)

@@ -23,7 +23,7 @@ from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import Gradient, Learner, Loss
-from rlrun.learning.loaded_batch import LoadedBatch
+from rlrun.learning.loaded_batch import LoadedBatch, columns_of_numbers
 from rlrun.policies.rl_module import RLModule
 
 T = TypeVar("T", bound=TrainingConfig)
@@ -150,7 +150,7 @@ def update_policies(
     result: Result = {}
     for policy_id, batch in algorithm.train_batches(train_batch):
         learner = algorithm.learners[policy_id]
-        columns = _columns_of_numbers(batch, learner.module) if every_column else (col.ACTIONS,)
+        columns = columns_of_numbers(batch, learner.module) if every_column else (col.ACTIONS,)
         with algorithm.timers.phase("transfer"):
             rows = learner.load(batch, columns)
         with algorithm.timers.phase("learn"):
@@ -218,15 +218,3 @@ def multi_gpu_train_one_step(
 
     steps = algorithm.env_steps
     return update_policies(algorithm, train_batch, update, env_steps=steps, every_column=True)
-
-
-def _columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:
-    """Columns with a number for each row; observations are loaded in any case."""
-    return tuple(
-        name
-        for name in batch
-        if name not in module.view_requirements
-        and col.is_countable(name)
-        and not name.startswith(col.NEXT_PREFIX)
-        and batch.column(name).dtype.kind in "biuf"
-    )

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from rlrun.algorithms.progress import Progress
 from rlrun.config.policies import PolicySettings, policy_settings
 from rlrun.config.registry import import_object
@@ -25,6 +27,7 @@ from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.seeding import policy_key, weights_seed
 
 State = dict[str, Any]
 
@@ -66,6 +69,8 @@ class Policies(Mapping[str, PolicySettings]):
         self._to_train: Callable[[str, MultiAgentBatch | None], Any] | None = (
             import_object(to_train) if isinstance(to_train, str) else None
         )
+        self._seed = config.seed or 0
+        self._learner_connectors: dict[str, list[Callable[[SampleBatch], SampleBatch]]] = {}
         self._rows: dict[str, Any] = {}  # of the result, for policies without a learner's step
 
     def __getitem__(self, policy_id: str) -> PolicySettings:
@@ -103,6 +108,7 @@ class Policies(Mapping[str, PolicySettings]):
         if settings.use is None:
             self.learners[policy_id] = self._make_learner(policy_id)
             return
+        torch.manual_seed(weights_seed(self._seed, policy_key(policy_id)))
         made = import_object(settings.use)(*self.module_spaces(policy_id), dict(settings.kwargs))
         self.scratch[policy_id] = made
 
@@ -123,6 +129,16 @@ class Policies(Mapping[str, PolicySettings]):
             return False
         return self._to_train is None or bool(self._to_train(policy_id, batch))
 
+    def _connected(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
+        """A policy's train batch behind its learner connectors."""
+        specs = self.settings[policy_id].training.learner_connectors
+        if policy_id not in self._learner_connectors:
+            made = [import_object(spec.use)(**spec.kwargs) for spec in specs]
+            self._learner_connectors[policy_id] = made
+        for connector in self._learner_connectors[policy_id]:
+            batch = connector(batch)
+        return batch
+
     def train_batches(
         self, batch: MultiAgentBatch, progress: Progress
     ) -> Iterator[tuple[str, SampleBatch]]:
@@ -137,7 +153,7 @@ class Policies(Mapping[str, PolicySettings]):
             elif policy_id in self.scratch:
                 self._learn_from_scratch(policy_id, rows, progress)
             else:
-                yield policy_id, rows
+                yield policy_id, self._connected(policy_id, rows)
 
     def _learn_from_scratch(self, policy_id: str, batch: SampleBatch, progress: Progress) -> None:
         with progress.timers.phase("learn"):
@@ -269,6 +285,7 @@ class Policies(Mapping[str, PolicySettings]):
         if self.settings[policy_id].like is None:
             raise ValueError(f"the policy {policy_id!r} is one of the experiment's own")
         tables: list[dict[str, Any]] = [self.settings, self.spaces, self.learners, self.scratch]
+        tables.append(self._learner_connectors)
         for table in tables:
             table.pop(policy_id, None)
         self.connectors.remove(policy_id)

@@ -379,6 +379,7 @@ def averages(
     """These statistics over the updates of an iteration; None if there were none."""
     if not updates:
         return dict.fromkeys(names)
+    names = [*names, *(name for name in updates[0] if name not in names)]  # of `training.loss`
     table = torch.stack([update[name] for update in updates for name in names])
     return dict(reduced(names, table.view(len(updates), len(names))))
 

@@ -43,6 +43,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
     yield from _check_model(experiment.model)
     yield from _check_distributions(experiment)
+    yield from _check_training(experiment)
     for name, given in _GIVEN_TO_CONNECTORS.items():
         for i, connector in enumerate(getattr(settings, name)):
             yield from _check_use(("env_runners", name, i), connector, given=given)
@@ -113,6 +114,34 @@ def _check_model(model: ModelConfig) -> Iterator[Finding]:
     if memories and found is not None and _positional_of_model(found) > 1:
         message = f"{model.use} is a whole RLModule, to which no memory is added; leave this out"
         yield Finding(("model", memories[0]), message)
+
+
+def _check_training(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Code that changes train batches and losses."""
+    for prefix, settings in addressed_settings(experiment):
+        path: Path = (*(part for part in prefix.split(".") if part), "training")
+        for i, connector in enumerate(settings.training.learner_connectors):
+            yield from _check_use((*path, "learner_connectors", i), connector)
+        if settings.training.loss is not None:
+            call = ("module", "rows", "loss", "statistics")
+            yield from _check_called((*path, "loss"), settings.training.loss, call)
+
+
+def _check_called(path: Path, use: str, arguments: tuple[str, ...]) -> Iterator[Finding]:
+    """Whether a function exists and takes these positional arguments."""
+    if not registry.is_import_path(use):
+        yield Finding(path, f'expected "package.module:function", got {use!r}')
+        return
+    function, findings = find_callable(path, use)
+    yield from findings
+    if findings:
+        return
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        message = f"{use} is called with ({', '.join(arguments)}), but takes {signature}"
+        yield Finding(path, message)
 
 
 def _check_distributions(experiment: ExperimentConfig) -> Iterator[Finding]:

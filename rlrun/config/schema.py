@@ -199,6 +199,13 @@ class TrainingConfig(Section):
     """Decay of RMSProp's mean square of the gradients."""
     rmsprop_epsilon: Epsilon = 0.1
     """RMSProp's epsilon, added to that mean under the root."""
+    loss: str | None = None
+    """Import path of code that changes the loss: hook(module, rows, loss, statistics) returns the
+    loss to use and statistics to report beside the algorithm's. SAC calls it for each of its two
+    losses."""
+    learner_connectors: UseSpecs = ()
+    """Code that changes each policy's train batch before it is learned from, or put into a replay
+    buffer: connector(batch) returns the batch."""
 
 
 class LearnersConfig(Section):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.registry import import_object
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import num_rows as count_rows
@@ -32,6 +33,8 @@ from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""``loss(module, rows, **arguments) -> (scalar with gradient, statistics without)``: an
+algorithm's, a policy's own, or one that ``training.loss`` has changed."""
 Gradient = Callable[..., dict[str, Tensor]]
 """Called like a loss; leaves its gradient in the parameters and returns its statistics."""
 
@@ -64,6 +67,7 @@ class Learner:
         self.parameters = FlatParameters(self.module)
         self.training = training
         self._compile = settings.compile
+        self._hook = None if training.loss is None else import_object(training.loss)
         self._compiled: dict[Loss, Loss] = {}
         num_threads = settings.num_threads or (None if _is_convolutional(module) else 1)
         if num_threads is not None:
@@ -104,8 +108,7 @@ class Learner:
         Returns:
             Statistics over the minibatches that were used, as `reduced` makes them.
         """
-        if gradient is None or self._compile:
-            gradient = self._gradient_of(loss)
+        gradient = self._gradient_of(loss, gradient)
         if self._group is not None:
             gradient = self._shared(gradient, self._group)
         gathered: list[list[Tensor]] = []
@@ -157,7 +160,7 @@ class Learner:
         loss_arguments: Mapping[str, Any],
     ) -> dict[str, Tensor]:
         """The first half of `accumulate`: leaves the gradients in `parameters.grads`."""
-        function, group = self._maybe_compiled(loss), self._group
+        function, group = self._in_force(loss), self._group
         means: dict[str, Tensor] = {}
         self.parameters.zero_grad()
         for whole in microbatches:
@@ -199,14 +202,15 @@ class Learner:
         Returns:
             The loss's statistics on the device, and ``grad_norm``.
         """
-        if gradient is None or self._compile:
-            gradient = self._gradient_of(loss)
+        gradient = self._gradient_of(loss, gradient)
         statistics = gradient(self.module, rows, **loss_arguments)
         statistics["grad_norm"] = self.apply_gradients(lr)
         return statistics
 
-    def _gradient_of(self, loss: Loss) -> Gradient:
-        function = self._maybe_compiled(loss)
+    def _gradient_of(self, loss: Loss, closed_form: Gradient | None) -> Gradient:
+        if closed_form is not None and not self._compile and self._hook is None:
+            return closed_form
+        function = self._in_force(loss)
 
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> dict[str, Tensor]:
             total, statistics = function(module, rows, **arguments)
@@ -228,11 +232,13 @@ class Learner:
 
         return together
 
-    def _maybe_compiled(self, loss: Loss) -> Loss:
-        if not self._compile:
+    def _in_force(self, loss: Loss) -> Loss:
+        """The loss as `training.loss` changes it, compiled if the settings say so."""
+        if self._hook is None and not self._compile:
             return loss
         if loss not in self._compiled:
-            self._compiled[loss] = torch.compile(loss)
+            changed = loss if self._hook is None else changed_loss(loss, self._hook)
+            self._compiled[loss] = torch.compile(changed) if self._compile else changed
         return self._compiled[loss]
 
     def _clip_gradients(self) -> Tensor:
@@ -278,6 +284,33 @@ class Learner:
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take over weights by name; raises ValueError if they belong to another model."""
         self.parameters.load_named(weights)
+
+
+def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]]]) -> Loss:
+    """A loss with what ``hook(module, rows, loss, statistics)`` makes of it.
+
+    Raises:
+        TypeError: the hook returned something other than a scalar with gradient, and statistics.
+    """
+
+    def changed(module: RLModule, rows: Rows, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        own, statistics = loss(module, rows, **arguments)
+        returned = hook(module, rows, own, dict(statistics))
+        match returned:
+            case (Tensor() as total, Mapping() as further) if total.dim() == 0:
+                own_device = total.device
+            case _:
+                raise TypeError(
+                    "training.loss must return a scalar tensor and a dict of statistics, not "
+                    f"{returned!r}"
+                )
+        numbers = {
+            name: torch.as_tensor(x, dtype=torch.float32, device=own_device).detach()
+            for name, x in further.items()
+        }
+        return total, {**numbers, **statistics}
+
+    return changed
 
 
 def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam | FlatRMSProp:

@@ -149,3 +149,15 @@ def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:
     if isinstance(value, tuple):
         return tuple(_moved(item, device, known) for item in value)
     return value
+
+
+def columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:
+    """Columns with a number for each row; observations are loaded in any case."""
+    return tuple(
+        name
+        for name in batch
+        if name not in module.view_requirements
+        and col.is_countable(name)
+        and not name.startswith(col.NEXT_PREFIX)
+        and batch.column(name).dtype.kind in "biuf"
+    )

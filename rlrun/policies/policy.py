@@ -135,6 +135,14 @@ class Policy:
         """Improve the policy with ``batch`` and return statistics."""
         return {}
 
+    def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """Gradients of the policy's loss on a batch, for `apply_gradients`, and statistics."""
+        raise TypeError(f"{type(self).__name__} defines no compute_gradients()")
+
+    def apply_gradients(self, gradients: Any) -> dict[str, Any]:
+        """Improve the policy with what `compute_gradients` returned; statistics."""
+        raise TypeError(f"{type(self).__name__} defines no apply_gradients()")
+
     def get_weights(self) -> Any:
         """The weights, in a form that `set_weights` takes."""
         return {}

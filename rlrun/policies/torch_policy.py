@@ -124,6 +124,13 @@ class TorchPolicy(SamplingPolicy):
     def begin_fragment(self, rng: np.random.Generator) -> None:
         self.module.draw_noise(rng)
 
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """Raise TypeError: learning needs a loss."""
+        raise TypeError(
+            f"{type(self).__name__} has no loss to learn by: derive it from rlrun.LearningPolicy "
+            "and define loss(), define learn_on_batch(), or set train: false"
+        )
+
     def get_weights(self) -> Array:
         """The flat vector, float32 [P], copied."""
         return self._flat.to_numpy()

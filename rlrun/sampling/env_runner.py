@@ -9,7 +9,7 @@ environment with one agent, several where agents have policies of their own. Ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -319,6 +319,38 @@ class EnvRunner:
         for policy_id, state in (connector_state or {}).items():
             if policy_id in self.actors:
                 self.actors[policy_id].connectors.set_state(state)
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def learn_on_batch(self, batch: SampleBatch | MultiAgentBatch) -> dict[str, dict[str, Any]]:
+        """Let each policy that learns do so on its part of a batch; statistics by policy."""
+        return {
+            policy_id: self.actors[policy_id].policy.learn_on_batch(part) or {}
+            for policy_id, part in self._to_learn(batch)
+        }
+
+    def compute_gradients(
+        self, batch: SampleBatch | MultiAgentBatch
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Gradients of each policy that learns on its part of a batch, and statistics."""
+        found = {
+            policy_id: self.actors[policy_id].policy.compute_gradients(part)
+            for policy_id, part in self._to_learn(batch)
+        }
+        return {name: one[0] for name, one in found.items()}, {n: s for n, (_, s) in found.items()}
+
+    def apply_gradients(self, gradients: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Improve policies with gradients by their ids; statistics."""
+        return {
+            policy_id: self.actors[policy_id].policy.apply_gradients(gradient)
+            for policy_id, gradient in gradients.items()
+        }
+
+    def _to_learn(self, batch: SampleBatch | MultiAgentBatch) -> Iterator[tuple[str, SampleBatch]]:
+        for policy_id, part in batch.as_multi_agent().policy_batches.items():
+            settings = self._settings[policy_id]
+            if settings is None or settings.train:
+                yield policy_id, part
 
     # -- fragments -----------------------------------------------------------------------------
 

@@ -1,0 +1,164 @@
+"""Losses of a user's own: a hook around the algorithm's, connectors before it, a policy's own."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tiny import ALGORITHMS, learner_stats
+
+from rlrun import EnvRunner, LearningPolicy, MultiAgentBatch, PPOConfig, RunnerSpec
+from rlrun.config.loader import load_experiment
+from rlrun.config.problems import ConfigError
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.data import columns as col
+from rlrun.policies.torch_policy import TorchPolicy
+
+
+def nothing(module, rows, loss, statistics):
+    return 0.0 * loss, {"mine": 7.0, "rows": len(rows[col.OBS])}
+
+
+def unchanged(module, rows, loss, statistics):
+    return loss, {"seen": torch.ones(())}
+
+
+def wrong(module, rows, loss, statistics):
+    return 3.0
+
+
+def trained(built, name, hook, **env_runners):
+    env = "Pendulum-v1" if "SAC" in name else "CartPole-v1"
+    config = ALGORITHMS[name]().environment(env).debugging(seed=0)
+    config = config.env_runners(num_envs_per_env_runner=4, **env_runners)
+    return built(config.training(loss=hook and f"{__name__}:{hook}"))
+
+
+SHIPPED = ["PPO", "PPO, LSTM", "A2C", "PG", "A3C", "IMPALA", "APPO", "DQN", "SAC"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_hook_changes_the_loss_of_every_algorithm_and_reports(built, name) -> None:
+    algorithm = trained(built, name, "nothing")
+    before = algorithm.get_weights()
+    results = [algorithm.train() for _ in range(2)]
+    after = algorithm.get_weights()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+    statistics = results[-1]["learners"]["default_policy"]["learner_stats"]
+    assert statistics["mine"] == 7.0
+
+
+@pytest.mark.parametrize("name", ["A2C", "PG"])
+def test_a_hook_that_changes_nothing_changes_nothing(built, name) -> None:
+    with_hook, plain = (trained(built, name, hook) for hook in ("unchanged", None))
+    stats = learner_stats(with_hook)
+    assert stats.pop("seen") == 1.0
+    assert stats == learner_stats(plain)
+
+
+def test_what_a_hook_must_return_is_said(built) -> None:
+    algorithm = trained(built, "PPO", "wrong")
+    with pytest.raises(TypeError, match=r"training.loss must return a scalar tensor and a dict"):
+        algorithm.train()
+
+
+class Shift:
+    """A learner connector that raises rewards."""
+
+    def __init__(self, by=10.0) -> None:
+        self.by = by
+
+    def __call__(self, batch):
+        batch[col.REWARDS] = batch[col.REWARDS] + self.by
+        return batch
+
+
+def test_learner_connectors_change_what_is_learned_from_and_not_the_metrics(built) -> None:
+    def loss_and_return(*connectors):
+        config = ALGORITHMS["PPO"]().environment("CartPole-v1").debugging(seed=0)
+        algorithm = built(config.training(learner_connectors=connectors))
+        result = algorithm.train()
+        row = result["learners"]["default_policy"]["learner_stats"]
+        return row["vf_loss"], result["episode_return_mean"]
+
+    plain, shifted = loss_and_return(), loss_and_return({"use": f"{__name__}:Shift", "by": 20})
+    assert shifted[0] > 10 * plain[0]
+    assert shifted[1] == plain[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("loss: 'fake:no'", "training.loss"),
+        (f"loss: '{__name__}:Shift'", "called with"),
+        (f"learner_connectors: [{{use: '{__name__}:Shift', bye: 1}}]", "did you mean by?"),
+    ],
+)
+def test_wrong_code_is_found_before_a_run(tmp_path, line, message) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"algorithm: PPO\nenv: CartPole-v1\ntraining: {{{line}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path)
+    assert message in str(caught.value)
+
+
+class Reinforce(LearningPolicy):
+    """The policy gradient with the rewards of single steps."""
+
+    def loss(self, module, rows):
+        inputs = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
+        logp = module.distribution.logp(inputs, rows[col.ACTIONS])
+        loss = -(logp * rows[col.REWARDS]).mean()
+        return loss, {"policy_loss": loss.detach()}
+
+    def extra_grad_process(self, module):
+        return {"asked": torch.ones(())}
+
+
+SPACES = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
+
+
+def test_a_policys_own_loss_is_what_training_uses(built) -> None:
+    policy = {"use": f"{__name__}:Reinforce", "kwargs": {"lr": 0.01, "hidden": [8]}}
+    config = (
+        PPOConfig()
+        .environment("MultiAgentCartPole")
+        .training(train_batch_size=64, minibatch_size=64)
+    )
+    config = config.multi_agent(policies={"p": policy}, agents={"*": "p"}).debugging(seed=3)
+    algorithm, twin = built(config), built(config)
+    weights = algorithm.policies.present_weights()["p"]
+    np.testing.assert_array_equal(weights, twin.policies.present_weights()["p"])
+    row = algorithm.train()["learners"]["p"]
+    assert row["num_agent_steps_trained"] > 0
+    assert {"policy_loss", "asked", "grad_norm", "lr"} <= row["learner_stats"].keys()
+    assert (algorithm.policies.present_weights()["p"] != weights).any()
+    twin.train()
+    twin.set_state(algorithm.get_state())
+    assert algorithm.train()["learners"]["p"] == twin.train()["learners"]["p"]
+
+
+def test_applied_gradients_are_what_learning_does() -> None:
+    torch.manual_seed(0)
+    settings = EnvRunnersConfig(num_envs_per_env_runner=2, rollout_fragment_length=20)
+    spec = RunnerSpec(EnvSpec(use="CartPole-v1"), settings, policy_factory=Reinforce_)
+    one, other = EnvRunner(spec), EnvRunner(spec)
+    other.set_weights(one.get_weights())
+    batch = one.sample()
+    statistics = one.learn_on_batch(batch)["default_policy"]
+    gradients, _ = other.compute_gradients(MultiAgentBatch({"default_policy": batch}, len(batch)))
+    other.apply_gradients(gradients)
+    np.testing.assert_array_equal(one.policy.get_weights(), other.policy.get_weights())
+    assert statistics["grad_norm"] > 0
+
+
+def Reinforce_(observation_space, action_space, model):
+    return Reinforce(observation_space, action_space, {"hidden": [8]})
+
+
+def test_a_policy_without_a_loss_does_not_learn_silently() -> None:
+    from rlrun.config.schema import ModelConfig
+
+    policy = TorchPolicy(*SPACES, ModelConfig())
+    for call in (policy.learn_on_batch, policy.compute_gradients, policy.apply_gradients):
+        with pytest.raises(TypeError, match=r"loss|defines no"):
+            call(None)
