@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, cast
 
@@ -120,6 +121,10 @@ class Algorithm(ABC, Generic[T_co]):
         self.policies.acting_weights = self.policies.present_weights()
         self.env_runner_group.wait_until_built()
         self.evaluator.wait_until_built()
+        if self._callbacks:
+            self.policies.before_learning = partial(self._call_back, "on_learn_on_batch")
+            for policy_id in self.policies:
+                self._call_back("on_create_policy", policy_id)
         self._call_back("on_algorithm_init")
 
     @classmethod
@@ -230,6 +235,7 @@ class Algorithm(ABC, Generic[T_co]):
 
     def _train(self) -> Result:
         progress, policies = self.progress, self.policies
+        num_restarts = self.env_runner_group.num_restarts
         progress.begin_iteration()
         interval = self.config.evaluation.interval
         due = interval is not None and (progress.iteration + 1) % interval == 0
@@ -240,6 +246,8 @@ class Algorithm(ABC, Generic[T_co]):
             policies.require_finite(learners, progress.iteration + 1)
             if progress.minimums_met():
                 break
+        if (num_recreated := self.env_runner_group.num_restarts - num_restarts) > 0:
+            self._call_back("on_env_runners_recreated", num_recreated)
         progress.iteration += 1
         policies.leave_out_unread(learners, self.columns_read)
         evaluation = evaluation_result(None, [*policies], policies.agents)
@@ -343,10 +351,10 @@ class Algorithm(ABC, Generic[T_co]):
     def count(self, replies: Sequence[SampleReply]) -> None:
         """Count what replies say: steps, episodes, timings, statistics of connectors."""
         for reply in replies:
+            for episode in reply.episodes if self._callbacks else ():
+                self._call_back("on_episode_end", episode)  # which may add to its metrics
             self.progress.count(reply)
             self.policies.reads.watch(reply.batches.policy_batches)
-            for episode in reply.episodes if self._callbacks else ():
-                self._call_back("on_episode_end", episode)
         if self.policies.connectors.merges:
             self.policies.connectors.apply_deltas([reply.connector_deltas for reply in replies])
 
@@ -438,6 +446,7 @@ class Algorithm(ABC, Generic[T_co]):
             ValueError: there is one agent only, or a policy of that id.
         """
         self.policies.add(policy_id, like, train)
+        self._call_back("on_create_policy", policy_id)
         self.sync_weights()
 
     def remove_policy(self, policy_id: str) -> None:

@@ -26,7 +26,23 @@ class Callbacks:
         """The algorithm is built; nothing has been sampled."""
 
     def on_episode_end(self, algorithm: Any, episode: EpisodeRecord) -> None:
-        """A training episode has ended, in whichever runner."""
+        """A training episode has ended, in any runner.
+
+        Numbers added to ``episode.custom_metrics`` are reported, as ``custom_metrics/<name>_mean``,
+        ``_min`` and ``_max``.
+        """
+
+    def on_create_policy(self, algorithm: Any, policy_id: str) -> None:
+        """A policy has been made: at the start, before `on_algorithm_init`, or added later."""
+
+    def on_env_runners_recreated(self, algorithm: Any, num_recreated: int) -> None:
+        """So many env runners were lost in this iteration, and have been started again."""
+
+    def on_learn_on_batch(self, algorithm: Any, policy_id: str, batch: SampleBatch) -> None:
+        """A policy is about to learn from a train batch, or to store it for replay.
+
+        Changes in it count.
+        """
 
     def on_sample_end(self, algorithm: Any, batch: SampleBatch) -> None:
         """A train batch has been sampled; changes in it are learned from."""

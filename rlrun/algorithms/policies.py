@@ -52,6 +52,7 @@ class Policies(Mapping[str, PolicySettings]):
         reads: which columns of train batches were read, and which are left out therefore.
         acting_weights: what env runners act with from the next request on.
         weights_version: number of updates of `acting_weights`.
+        before_learning: called with a policy's id and its train batch, behind learner connectors.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
@@ -69,6 +70,7 @@ class Policies(Mapping[str, PolicySettings]):
         self._to_train: Callable[[str, MultiAgentBatch | None], Any] | None = (
             import_object(to_train) if isinstance(to_train, str) else None
         )
+        self.before_learning: Callable[[str, SampleBatch], None] | None = None
         self._seed = config.seed or 0
         self._learner_connectors: dict[str, list[Callable[[SampleBatch], SampleBatch]]] = {}
         self._rows: dict[str, Any] = {}  # of the result, for policies without a learner's step
@@ -137,6 +139,8 @@ class Policies(Mapping[str, PolicySettings]):
             self._learner_connectors[policy_id] = made
         for connector in self._learner_connectors[policy_id]:
             batch = connector(batch)
+        if self.before_learning is not None:
+            self.before_learning(policy_id, batch)
         return batch
 
     def train_batches(
@@ -150,10 +154,12 @@ class Policies(Mapping[str, PolicySettings]):
             if rows is None or not self.is_policy_to_train(policy_id, batch):
                 nothing = {"num_agent_steps_trained": 0, "learner_stats": {}}
                 self._rows.setdefault(policy_id, nothing)
-            elif policy_id in self.scratch:
+                continue
+            rows = self._connected(policy_id, rows)
+            if policy_id in self.scratch:
                 self._learn_from_scratch(policy_id, rows, progress)
             else:
-                yield policy_id, self._connected(policy_id, rows)
+                yield policy_id, rows
 
     def _learn_from_scratch(self, policy_id: str, batch: SampleBatch, progress: Progress) -> None:
         with progress.timers.phase("learn"):

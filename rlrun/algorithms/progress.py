@@ -43,7 +43,8 @@ class Progress:
         self.iteration = self.env_steps = self.agent_steps = self.trained_steps = 0
         self.next_fragment = 0
         self.time_s = 0.0
-        self.episodes = EpisodeStatistics(config.report.smoothing_episodes)
+        report = config.report
+        self.episodes = EpisodeStatistics(report.smoothing_episodes, report.info_keys)
         self.env_runners = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
         self.timers = PhaseTimers()
         self.begin_iteration()
@@ -75,6 +76,7 @@ class Progress:
         """Count what comes from now on towards the next result."""
         self._env_steps_before, self._trained_before = self.env_steps, self.trained_steps
         self._counted_before = self.counted_steps
+        self._agent_steps_before = self.agent_steps
 
     def minimums_met(self) -> bool:
         """Whether this iteration has done as much as the report asks of one."""
@@ -106,12 +108,17 @@ class Progress:
         timers, wall_s = self.timers.lap()
         self.time_s += wall_s
         new_steps = self.env_steps - self._env_steps_before
+        newly_trained = self.trained_steps - self._trained_before
         return {
             "schema_version": SCHEMA_VERSION,
             "training_iteration": self.iteration,
             "env_steps": self.env_steps,
             "agent_steps": self.agent_steps,
             "env_steps_this_iter": new_steps,
+            "agent_steps_this_iter": self.agent_steps - self._agent_steps_before,
+            "agent_steps_trained": self.trained_steps,
+            "agent_steps_trained_this_iter": newly_trained,
+            "agent_steps_trained_per_s": newly_trained / wall_s,
             **self.episodes.end_iteration(),
             "env_steps_per_s": new_steps / wall_s,
             "time_s": self.time_s,
@@ -124,6 +131,7 @@ class Progress:
                 **self.env_runners.result(),
                 **self.episodes.agent_returns(policies, agents),
             },
+            "custom_metrics": self.episodes.custom_metrics(),
             "learners": learners,
             "evaluation": evaluation,
             "timers": timers,

@@ -11,6 +11,7 @@ has ended, no evaluation was due) is None.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ class _Ended(NamedTuple):
     episode_return: float
     length: int
     agents: AgentReturns
+    custom: Mapping[str, float]
 
 
 class EpisodeStatistics:
@@ -44,9 +46,11 @@ class EpisodeStatistics:
 
     Args:
         window: episodes in the means; if more end in one iteration, all of those count.
+        names: custom metrics that are always reported; others are from their first episode on.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, names: Iterable[str] = ()) -> None:
+        self._names = dict.fromkeys(names)
         self._window: deque[_Ended] = deque(maxlen=window)
         self._this_iteration: list[_Ended] = []
         self._counted: list[_Ended] = []  # at the end of the last iteration
@@ -54,7 +58,10 @@ class EpisodeStatistics:
 
     def add(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes, in the order of their runners."""
-        self._this_iteration += [_Ended(e.episode_return, e.length, e.agents) for e in episodes]
+        for e in episodes:
+            self._names |= dict.fromkeys(e.custom_metrics)
+            ended = _Ended(e.episode_return, e.length, e.agents, e.custom_metrics)
+            self._this_iteration.append(ended)
 
     def end_iteration(self) -> Result:
         """The episode keys of the iteration's result; the next one starts empty."""
@@ -74,9 +81,21 @@ class EpisodeStatistics:
             "episode_len_mean": _mean([episode.length for episode in self._counted]),
         }
 
+    def custom_metrics(self) -> Result:
+        """``<name>_mean``, ``_min`` and ``_max`` over the episodes that were averaged last."""
+        result: Result = {}
+        for name in self._names:
+            values = [each.custom[name] for each in self._counted if name in each.custom]
+            finite = [value for value in values if math.isfinite(value)]
+            result[f"{name}_mean"] = _mean(finite)
+            result[f"{name}_min"] = min(finite, default=None)
+            result[f"{name}_max"] = max(finite, default=None)
+        return result
+
     def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
-        """`agent_return_means` of the episodes that the last `end_iteration` averaged."""
-        return agent_return_means([episode.agents for episode in self._counted], policies, agents)
+        """`agent_return_statistics` of the episodes that the last `end_iteration` averaged."""
+        episodes = [episode.agents for episode in self._counted]
+        return agent_return_statistics(episodes, policies, agents)
 
     def get_state(self) -> dict[str, Any]:
         """The window and the count."""
@@ -91,6 +110,10 @@ class EpisodeStatistics:
                 "return": np.array([row[3] for row in agents], np.float64),
             },
             "total": self.total,
+            "custom": {
+                name: np.array([e.custom.get(name, np.nan) for e in self._window], np.float64)
+                for name in self._names
+            },
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -101,7 +124,9 @@ class EpisodeStatistics:
             agents[int(episode)].append((str(agent), str(policy), float(value)))
         self._window.clear()
         for i, (value, length) in enumerate(zip(state["returns"], state["lengths"], strict=True)):
-            self._window.append(_Ended(float(value), int(length), tuple(agents[i])))
+            custom = {name: float(row[i]) for name, row in state["custom"].items()}
+            self._window.append(_Ended(float(value), int(length), tuple(agents[i]), custom))
+        self._names |= dict.fromkeys(state["custom"])
         self.total = int(state["total"])
 
 
@@ -113,7 +138,7 @@ def evaluation_result(
     """What `evaluation` holds: statistics of these episodes; None everywhere if none were due.
 
     Args:
-        policies, agents: as of `agent_return_means`.
+        policies, agents: as of `agent_return_statistics`.
     """
     ended = episodes or ()
     returns = [episode.episode_return for episode in ended]
@@ -124,14 +149,14 @@ def evaluation_result(
         "episode_return_min": min(returns, default=None),
         "episode_return_max": max(returns, default=None),
         "episode_len_mean": _mean([episode.length for episode in ended]),
-        **agent_return_means([episode.agents for episode in ended], policies, agents),
+        **agent_return_statistics([episode.agents for episode in ended], policies, agents),
     }
 
 
-def agent_return_means(
+def agent_return_statistics(
     episodes: Sequence[AgentReturns], policies: Sequence[str], agents: Sequence[str]
 ) -> Result:
-    """``policy_return_mean`` and ``agent_return_mean``: an agent's return in an episode, averaged.
+    """``policy_return_mean``, ``_min``, ``_max`` and ``agent_return_mean``: of agents' returns.
 
     Args:
         policies, agents: always named, with None where nothing is known. Without named agents the
@@ -145,8 +170,12 @@ def agent_return_means(
         for agent, policy, value in returns:
             by_policy.setdefault(policy, []).append(value)
             by_agent.setdefault(agent, []).append(value)
+    lowest = {name: min(values, default=None) for name, values in by_policy.items()}
+    highest = {name: max(values, default=None) for name, values in by_policy.items()}
     return {
         "policy_return_mean": {name: _mean(values) for name, values in by_policy.items()},
+        "policy_return_min": lowest,
+        "policy_return_max": highest,
         "agent_return_mean": {name: _mean(values) for name, values in by_agent.items()},
     }
 

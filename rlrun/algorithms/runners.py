@@ -49,6 +49,7 @@ def runner_spec(
         gamma=config.training.gamma,
         restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
         postprocessors=postprocessors(config.callbacks, callbacks),
+        info_keys=config.report.info_keys,
         policy_factory=next(iter(factories.values())),
         multi_agent=multi_agent,
     )

@@ -28,6 +28,10 @@ RESULT_KEYS = (
     "env_steps",
     "agent_steps",
     "env_steps_this_iter",
+    "agent_steps_this_iter",
+    "agent_steps_trained",
+    "agent_steps_trained_this_iter",
+    "agent_steps_trained_per_s",
     "episodes",
     "episodes_this_iter",
     "episode_return_mean",
@@ -40,7 +44,7 @@ RESULT_KEYS = (
     "time_s",
     "weights_version",
 )
-RESULT_GROUPS = ("env_runners", "learners", "evaluation", "timers")
+RESULT_GROUPS = ("custom_metrics", "env_runners", "learners", "evaluation", "timers")
 
 OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig()}
 """Sections that only some algorithms use, with their defaults."""
@@ -220,6 +224,9 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
             "this out, and take more env_runners.num_env_runners for slow environments"
         )
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
+    if experiment.report.info_keys:
+        message = "infos of several agents are not reported; a callback's on_episode_end can add"
+        yield Finding(("report", "info_keys"), f"{message} numbers to episode.custom_metrics")
     yield from _check_policy_ids(multi_agent)
     for policy_id in multi_agent.policies:
         yield from _check_policy(experiment, policy_id)

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rlrun.config import registry
+from rlrun.config import registry, retired
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import ImportPathError, import_object, nearest, suggestion
@@ -48,7 +48,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         for i, connector in enumerate(getattr(settings, name)):
             yield from _check_use(("env_runners", name, i), connector, given=given)
     for i, callback in enumerate(experiment.callbacks):
-        yield from _check_use(("callbacks", i), callback)
+        yield from _check_callback(("callbacks", i), callback)
     for i, sink in enumerate(experiment.report.sinks):
         if registry.is_import_path(sink.use):
             yield from _check_use(("report", "sinks", i), sink, given=_GIVEN_TO_SINKS)
@@ -60,6 +60,19 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
 def _is_columnar(found: Any) -> bool:
     columnar = import_object(registry.COLLECTORS[registry.DEFAULT_COLLECTOR])
     return isinstance(found, type) and issubclass(found, columnar)
+
+
+def _check_callback(path: Path, spec: UseSpec) -> Iterator[Finding]:
+    """A callback, none of whose ``on_*`` methods would never be called."""
+    findings = list(_check_use(path, spec))
+    yield from findings
+    known = vars(import_object("rlrun.algorithms.callbacks:Callbacks"))
+    found = None if findings else import_object(spec.use)
+    for name in dir(found) if isinstance(found, type) else ():
+        if name.startswith("on_") and name not in known:
+            advice = retired.CALLBACKS.get(name)
+            hint = suggestion(name, known) if advice is None else f"; {advice}"
+            yield Finding(path, f"{spec.use} has a method {name}, which is never called{hint}")
 
 
 def _check_name(path: Path, use: str, names: tuple[str, ...]) -> Iterator[Finding]:

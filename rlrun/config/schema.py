@@ -377,6 +377,8 @@ class ReportConfig(Section):
     """Fewest steps that an iteration collects, in the unit of `multi_agent.count_steps_by`."""
     min_train_timesteps_per_iteration: Whole | None = None
     """Fewest env steps that an iteration trains on."""
+    info_keys: tuple[str, ...] = ()
+    """Numbers of the info of each episode's last step, reported under `custom_metrics`."""
     sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))
     """Where results go: console, jsonl, tensorboard, or {use: "my.module:Sink", ...}."""
 

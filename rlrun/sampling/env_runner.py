@@ -169,6 +169,7 @@ class EnvRunner:
                 env_id,
                 collects=collects,
                 recorder=recorder,
+                info_keys=spec.info_keys,
                 **place,
             )
         rebuild = self._make_multi_agent_env if spec.restart_failed_sub_environments else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,9 @@ class EpisodeRecord:
     """Env steps."""
     agents: tuple[tuple[str, str, float], ...] = ()
     """With several agents: name, policy id and return of each, by order of appearance."""
+    custom_metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of the last step's info (`report.info_keys`), to which `Callbacks.on_episode_end` may
+    add; the result has their means."""
 
 
 class RewardError(ValueError):

@@ -40,6 +40,7 @@ class LockStepEnvs:
         collects: whether fragments hold the rewards; if not, as in evaluation, they are counted
             step by step.
         recorder: shown each step.
+        info_keys: numbers of an episode's last info that its record gets.
 
     Attributes:
         due: all slots, in each step.
@@ -58,12 +59,13 @@ class LockStepEnvs:
         runner_index: int = 0,
         collects: bool = True,
         recorder: Recorder | None = None,
+        info_keys: tuple[str, ...] = (),
     ) -> None:
         self.envs, self.episodes, self.horizon = envs, episodes, horizon
         self.due = {DEFAULT_POLICY_ID: Due()}
         self.unsettled = self.stopped = self.started = False
         self._env_id, self._runner_index = env_id, runner_index
-        self._collects, self._recorder = collects, recorder
+        self._collects, self._recorder, self._info_keys = collects, recorder, info_keys
         self._all = np.arange(envs.num_envs)
         nothing = np.zeros(0)
         self._step = SlotStep(nothing, nothing, nothing, None)
@@ -197,10 +199,29 @@ class LockStepEnvs:
         actor.collector.end_episodes(slots)
         lost_lives = None if self._infos is None else self._infos.get("episode_continues")
         rewards = actor.collector.rewards if self._collects else _NO_REWARDS
+        num_records = len(self.episodes.records)
         try:
             self.episodes.end(slots.tolist(), self._t, rewards, lost_lives, goes_on=goes_on)
         except RewardError as error:
             raise self._reward_error(error) from None
+        if self._info_keys:
+            self._add_numbers(num_records)
+
+    def _add_numbers(self, first: int) -> None:
+        """Give the records from this one on what the last infos say of their episodes."""
+        if self._infos is None:
+            return
+        for record in self.episodes.records[first:]:
+            info = self._infos.by_env.get(record.env_index, {})
+            for key in self._info_keys:
+                if key not in info:
+                    continue
+                try:
+                    record.custom_metrics[key] = float(info[key])
+                except (TypeError, ValueError):
+                    reason = f"report.info_keys: info[{key!r}] is no number: {info[key]!r}"
+                    error = EnvError(self._env_id, "step", reason, env_index=record.env_index)
+                    raise self._placed(error, self._t) from None
 
     def _drop(self, actor: PolicyActor, slots: Array) -> None:
         actor.drop(slots)

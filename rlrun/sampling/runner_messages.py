@@ -61,6 +61,8 @@ class RunnerSpec:
     """Discount of the return whose standard deviation `normalize_rewards` divides by."""
     postprocessors: tuple[UseSpec, ...] = ()
     """Callbacks whose `on_postprocess_trajectory` the runner calls, with instances of its own."""
+    info_keys: tuple[str, ...] = ()
+    """Numbers of an episode's last info that its record gets."""
     policy_factory: PolicyFactory = build_policy
     """Called with the preprocessed observation space, the action space and the model settings."""
     multi_agent: MultiAgentSpec | None = None

@@ -1,12 +1,18 @@
 """Callbacks are called where they say, with what they say."""
 
+import re
 from collections import Counter
 
+import gymnasium as gym
+import numpy as np
+import pytest
 from tiny import learner_stats
 
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.ppo import PPOConfig
+from rlrun.config.problems import ConfigError
 from rlrun.data import columns as col
+from rlrun.envs.errors import EnvError
 
 calls = Counter()
 
@@ -18,8 +24,15 @@ class Recording(Callbacks):
     def on_algorithm_init(self, algorithm):
         calls["init"] += 1
 
+    def on_create_policy(self, algorithm, policy_id):
+        calls[f"create {policy_id}"] += 1
+
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
+        calls[f"learn {policy_id}"] += len(batch)
+
     def on_episode_end(self, algorithm, episode):
         calls["episode"] += 1
+        episode.custom_metrics["doubled"] = 2.0 * episode.length
 
     def on_sample_end(self, algorithm, batch):
         calls["rows"] += len(batch)
@@ -53,6 +66,8 @@ def test_each_callback_is_called_at_its_point_of_the_run(built):
     algorithm.set_state(algorithm.get_state())
     assert all(result["mine"]["answer"] == 42 for result in results)
     assert calls == {
+        "create default_policy": 1,
+        "learn default_policy": 200,
         "init": 1,
         "episode": results[-1]["episodes"],
         "rows": 200,
@@ -66,3 +81,79 @@ def test_each_callback_is_called_at_its_point_of_the_run(built):
 def test_what_a_callback_changes_in_the_batch_is_learned_from(built):
     plain, raised = (learner_stats(recorded(built, bonus))["vf_loss"] for bonus in (0.0, 10.0))
     assert raised > 10 * plain
+
+
+class Metered(gym.Env):
+    """Episodes of 3 steps, whose infos count them; the third one says so with text."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, broken=False):
+        self.broken, self.episode, self.t = broken, 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.t = self.episode + 1, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        level = "high" if self.broken else float(self.episode)
+        return np.zeros(1, np.float32), 1.0, self.t == 3, False, {"level": level, "t": self.t}
+
+
+def metered(built, **env):
+    config = PPOConfig().callbacks({"use": f"{__name__}:Recording"})
+    config = config.training(train_batch_size=30, minibatch_size=30, num_epochs=1)
+    config = config.environment(f"{__name__}:Metered", env_config=env)
+    config = config.reporting(info_keys=["level", "t"], smoothing_episodes=20)
+    return built(config.debugging(seed=0))
+
+
+def test_numbers_of_infos_and_callbacks_are_reported_and_survive_a_resume(built):
+    algorithm, resumed = metered(built), metered(built)
+    names = [f"{name}_{kind}" for name in ("level", "t") for kind in ("mean", "min", "max")]
+    assert [*resumed.progress.episodes.custom_metrics()] == names
+    first = algorithm.train()["custom_metrics"]
+    assert first["level_mean"] == first["level_min"] + 4.5 == first["level_max"] - 4.5
+    assert (first["t_mean"], first["doubled_mean"]) == (3.0, 6.0)
+    resumed.set_state(algorithm.get_state())
+    second = resumed.train()
+    assert second["custom_metrics"]["level_min"] == first["level_min"]  # of the 20 last episodes
+    assert second["custom_metrics"]["doubled_max"] == 6.0
+    assert second["agent_steps_this_iter"] == second["agent_steps_trained_this_iter"] == 30
+    assert second["agent_steps_trained"] == 60
+
+
+def test_an_info_that_is_no_number_is_named(built):
+    algorithm = metered(built, broken=True)
+    with pytest.raises(EnvError, match=r"report.info_keys: info\['level'\] is no number: 'high'"):
+        algorithm.train()
+
+
+class Misnamed(Callbacks):
+    def on_episod_end(self, algorithm, episode):
+        pass
+
+
+class Old(Callbacks):
+    def on_trainer_init(self, algorithm):
+        pass
+
+
+class Stepping(Callbacks):
+    def on_episode_step(self, algorithm):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Misnamed", "on_episod_end, which is never called - did you mean on_episode_end?"),
+        ("Old", "never called; its successor is on_algorithm_init"),
+        ("Stepping", "never called; env runners call no callbacks"),
+    ],
+)
+def test_a_method_that_would_never_be_called_is_refused(name, message):
+    config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:{name}")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config.experiment()

@@ -57,6 +57,8 @@ def test_statistics_of_episodes_and_agents_go_on_with_a_resume():
     for each in (statistics, restored):
         assert each.agent_returns(["p", "q"], ["a", "b"]) == {
             "policy_return_mean": {"p": 2.0, "q": None},
+            "policy_return_min": {"p": 1.5, "q": None},
+            "policy_return_max": {"p": 2.5, "q": None},
             "agent_return_mean": {"a": 1.5, "b": 2.5},
         }
         assert each.agent_returns(["p"], []) == {}, "with one agent there are no names"

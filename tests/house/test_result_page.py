@@ -55,9 +55,9 @@ def test_the_page_lists_the_keys_of_a_result_with_several_agents(keys_of_a_resul
     keys = keys_of_a_result(config.multi_agent(policies=policies, agents=agents))
     general = {
         re.sub(r"agent_return_mean/agent_[01]$", "agent_return_mean/<agent>", key)
-        .replace("policy_return_mean/learns", "policy_return_mean/<policy>")
-        .replace("policy_return_mean/frozen", "policy_return_mean/<policy>")
-        .replace("learners/learns/", "learners/default_policy/")
+        .replace("/learns", "/<policy>")
+        .replace("/frozen", "/<policy>")
+        .replace("learners/<policy>/", "learners/default_policy/")
         for key in keys
     }
     assert general == set(_documented()) | _documented_of_several()
