@@ -155,7 +155,8 @@ class Policies(Mapping[str, PolicySettings]):
                 nothing = {"num_agent_steps_trained": 0, "learner_stats": {}}
                 self._rows.setdefault(policy_id, nothing)
                 continue
-            rows = self._connected(policy_id, rows)
+            if settings.training.learner_connectors or self.before_learning is not None:
+                rows = self._connected(policy_id, rows)
             if policy_id in self.scratch:
                 self._learn_from_scratch(policy_id, rows, progress)
             else:

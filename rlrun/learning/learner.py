@@ -68,6 +68,7 @@ class Learner:
         self.training = training
         self._compile = settings.compile
         self._hook = None if training.loss is None else import_object(training.loss)
+        self._by_autograd = self._compile or self._hook is not None  # not in closed form
         self._compiled: dict[Loss, Loss] = {}
         num_threads = settings.num_threads or (None if _is_convolutional(module) else 1)
         if num_threads is not None:
@@ -108,7 +109,8 @@ class Learner:
         Returns:
             Statistics over the minibatches that were used, as `reduced` makes them.
         """
-        gradient = self._gradient_of(loss, gradient)
+        if gradient is None or self._by_autograd:
+            gradient = self._gradient_of(loss)
         if self._group is not None:
             gradient = self._shared(gradient, self._group)
         gathered: list[list[Tensor]] = []
@@ -202,14 +204,13 @@ class Learner:
         Returns:
             The loss's statistics on the device, and ``grad_norm``.
         """
-        gradient = self._gradient_of(loss, gradient)
+        if gradient is None or self._by_autograd:
+            gradient = self._gradient_of(loss)
         statistics = gradient(self.module, rows, **loss_arguments)
         statistics["grad_norm"] = self.apply_gradients(lr)
         return statistics
 
-    def _gradient_of(self, loss: Loss, closed_form: Gradient | None) -> Gradient:
-        if closed_form is not None and not self._compile and self._hook is None:
-            return closed_form
+    def _gradient_of(self, loss: Loss) -> Gradient:
         function = self._in_force(loss)
 
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> dict[str, Tensor]:
