@@ -21,13 +21,13 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.column_reads import ReadsByPolicy
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
+from rlrun.data.seeding import policy_key, weights_seed
 from rlrun.learning.learner import Learner
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import RunnerSpec
-from rlrun.sampling.seeding import policy_key, weights_seed
 
 State = dict[str, Any]
 
