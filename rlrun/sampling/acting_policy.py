@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from rlrun.config.schema import EnvRunnersConfig
+from rlrun.data.column_data import pick
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.runner_connectors import RunnerConnectors
@@ -120,10 +121,8 @@ class ActingPolicy:
         return actor.to_env(actions)
 
     def _begin(self, slots: NDArray[np.int64], observations: Any) -> None:
-        from rlrun.envs.vector_env import take_envs
-
         ids = self._next_id + np.arange(len(slots))
         self._next_id += len(slots)
-        self._actor.begin_episodes(slots, ids, take_envs(observations, slots), update=False)
+        self._actor.begin_episodes(slots, ids, pick(observations, slots), update=False)
         self._actor.begin_noise(slots, ids)
         self._begins = np.zeros(self.num_envs, np.bool_)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.data.column_data import pick
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv
 from rlrun.envs.errors import NO_ALLOWED_ACTION, EnvError
 from rlrun.envs.horizon import Horizon
 from rlrun.envs.recorded_step import RecordedStep, Recorder
-from rlrun.envs.vector_env import take_envs
 from rlrun.sampling.episodes import LockStepEpisodes, RewardError
 from rlrun.sampling.policy_actor import PolicyActor
 
@@ -236,7 +236,7 @@ class LockStepEnvs:
         if raw is None:  # the observations come with the environment's next step
             actor.begin_noise(slots, self.episodes.number[slots])
             return
-        first = take_envs(raw, slots)
+        first = raw[slots] if type(raw) is np.ndarray else pick(raw, slots)
         if self._recorder is not None:
             self._raw = raw
         if self._collects:
@@ -343,7 +343,7 @@ class LockStepEnvs:
             self._runner_index,
         )
         self._drop(actor, slots)
-        first = take_envs(self.envs.reset_envs(strayed, self.episodes.seeds), slots)
+        first = pick(self.envs.reset_envs(strayed, self.episodes.seeds), slots)
         expected[slots] = actor.preprocess(first)
         # Filters learn from these when the next fragment begins, with the merged statistics.
         self._unseen = slots, first

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import pick
 from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.seeding import agent_noise
 from rlrun.envs.agent_slots import AgentSlot, Due, SlotStep
-from rlrun.envs.vector_env import take_envs
 from rlrun.sampling.action_noise import ActionNoise
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.runner_connectors import RunnerConnectors
@@ -225,7 +225,7 @@ class PolicyActor:
         for begins in (False, True):  # a slot may end an episode and begin the next in one step
             rows = np.flatnonzero(first == begins)
             if len(rows):
-                part, run = take_envs(step.observations, rows), pipeline
+                part, run = pick(step.observations, rows), pipeline
                 if begins:
                     seen[rows] = pipeline.first(part, custom_slots[rows], update=self.learns)
                 else:

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.data.column_data import pick
 from rlrun.envs.env import EnvContext
 from rlrun.envs.errors import EnvError
-from rlrun.envs.vector_env import SerialVectorEnv, make_vector_env, take_envs
+from rlrun.envs.serial_vector_env import SerialVectorEnv
+from rlrun.envs.vector_env import make_vector_env
 
 NUM_ENVS = 3
 
@@ -39,7 +41,7 @@ def transitions(env: Any, steps: int, actions: Any = None) -> list[list[tuple[An
     batched = gymnasium.vector.utils.batch_space(space, env.num_envs)
 
     def rows(batch: Any) -> list[Any]:
-        copied = take_envs(batch, np.arange(env.num_envs))
+        copied = pick(batch, np.arange(env.num_envs))
         return [_plain(row) for row in iterate(batched, copied)]
 
     found: list[list[tuple[Any, ...]]] = [[] for _ in range(env.num_envs)]

@@ -1,0 +1,336 @@
+"""The default vectorisation: sub-environments stepped one after the other, or in processes.
+
+Owns what a vector step makes of single environments: rows in one buffer, checks of what they
+return, and new environments in place of those that raise. Knows nothing of policies, batches,
+connectors or Ray.
+
+    B  number of sub-environments
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from rlrun.envs.env import (
+    form_problem,
+    observation_problem,
+    time_limit_of,
+)
+from rlrun.envs.episode_vector_env import (
+    Batched,
+    BoolArray,
+    EnvInfos,
+    StepResult,
+    bad_value_test,
+    check_rows,
+)
+from rlrun.envs.errors import EnvError, EnvPhase
+
+
+def _is_float_box(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
+_log = logging.getLogger(__name__)
+
+_MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
+
+
+class SerialVectorEnv:
+    """Steps the sub-environments one after the other in this process; the default.
+
+    Observations are written in place into one buffer, nothing is copied, every episode has its own
+    seed, and an exception of the environment arrives as an `EnvError`. With ``rebuild``, which
+    makes a sub-environment's environment again, an exception in a step puts the sub-environment
+    among `failed_envs` instead, and the caller resets it.
+    """
+
+    episode_seeds = True
+    resets_single_envs = True
+    valid: BoolArray | None = None
+
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        env_id: str,
+        *,
+        runner_index: int = 0,
+        check: bool = True,
+        rebuild: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.envs = list(envs)
+        self.every_step_counts = rebuild is None
+        self.failed_envs: Sequence[int] = ()
+        self._rebuild = rebuild
+        self.num_envs = len(self.envs)
+        self.single_observation_space = self.envs[0].observation_space
+        self.single_action_space = self.envs[0].action_space
+        self._env_id = env_id
+        self._runner_index = runner_index
+        self._check = check
+        self._require_equal_spaces()
+        self._step_functions = [env.step for env in self.envs]
+        size = self.num_envs
+        self._buffer: Any = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
+        self._in_place = isinstance(self._buffer, np.ndarray)
+        # Dtypes that rows of a Box have come in; each is judged when it first comes.
+        self._dtypes: set[Any] = set()
+        self._nested_observations: list[Any] = [None] * size  # nested spaces only
+        # The test of the commonest space stands in `step` itself, without a call.
+        self._floats: np.ndarray[Any, Any] | None = None
+        self._has_bad_values: Callable[[Batched], bool] | None = None
+        if _is_float_box(self.single_observation_space):
+            self._floats = np.asarray(self._buffer).reshape(-1)  # a view
+            self._zeros = np.zeros_like(self._floats)
+        else:
+            self._has_bad_values = bad_value_test(self.single_observation_space)
+        self._plain_actions = isinstance(
+            self.single_action_space,
+            spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
+        )
+        self._numbers = isinstance(self.single_action_space, spaces.Discrete)
+        self._action_space = batch_space(self.single_action_space, size)
+        self._rewards = np.zeros(size, np.float64)  # [B]
+        self._terminateds = np.zeros(size, np.bool_)  # [B]
+        self._truncateds = np.zeros(size, np.bool_)  # [B]
+        self._vector_steps = 0
+        self._episode_starts = [0] * size  # in vector steps
+
+    def reset(self, seeds: Sequence[int]) -> Batched:
+        """Start an episode in each sub-environment; the observations [B, ...]."""
+        observations = self.reset_envs(np.ones(self.num_envs, np.bool_), seeds)
+        if self._check:
+            check_rows(
+                self.single_observation_space,
+                observations,
+                self.num_envs,
+                self._env_id,
+                runner_index=self._runner_index,
+            )
+        return observations
+
+    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+        """Start an episode in the environments of ``mask``; rows of the others are left as they
+        were.
+        """
+        for env_index in np.flatnonzero(mask).tolist():
+            observation = self._first_observation(env_index, int(seeds[env_index]))
+            self._episode_starts[env_index] = self._vector_steps
+            if self._in_place:
+                if not (
+                    observation.__class__ is np.ndarray
+                    and observation.shape == self.single_observation_space.shape
+                    and observation.dtype in self._dtypes
+                ):
+                    self._require_form(observation, env_index, at_reset=True)
+                self._buffer[env_index] = observation
+            else:
+                self._nested_observations[env_index] = observation
+        if not self._in_place:
+            self._concatenate()
+        return self._buffer
+
+    def _first_observation(self, env_index: int, seed: int) -> Any:
+        tries = _MOST_RESET_TRIES if self._rebuild is not None else 1
+        while True:
+            tries -= 1
+            try:
+                return self.envs[env_index].reset(seed=seed)[0]
+            except Exception as error:
+                if not tries:
+                    raise self._error(error, env_index, "reset") from None
+                self._build_again(env_index, error)
+
+    def _build_again_or_raise(self, env_index: int, error: Exception) -> None:
+        if isinstance(error, EnvError):
+            raise error
+        if self._rebuild is None:
+            raise self._error(error, env_index, "step") from None
+        self._build_again(env_index, error)
+
+    def _build_again(self, env_index: int, error: Exception) -> None:
+        assert self._rebuild is not None
+        _log.warning("%s is built again in sub-env %d: %r", self._env_id, env_index, error)
+        with suppress(Exception):
+            self.envs[env_index].close()
+        self.envs[env_index] = self._rebuild(env_index)
+        self._step_functions[env_index] = self.envs[env_index].step
+
+    def step(self, actions: Batched) -> StepResult:
+        """Step each sub-environment with its row of ``actions``."""
+        rows = self._in_place
+        out = self._buffer if rows else self._nested_observations
+        rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
+        by_env: dict[int, dict[str, Any]] = {}
+        i = 0
+        box, dtypes = isinstance(self.single_observation_space, spaces.Box), self._dtypes
+        shape = self.single_observation_space.shape
+        split = actions if self._numbers else self._split(actions)
+        numbered = enumerate(zip(self._step_functions, split, strict=True))
+        failed: list[int] = []
+        while True:
+            try:
+                for i, (step, action) in numbered:
+                    seen, rewards[i], terminateds[i], truncateds[i], info = step(action)
+                    if box and not (
+                        seen.__class__ is np.ndarray
+                        and seen.shape == shape
+                        and seen.dtype in dtypes
+                    ):
+                        self._require_form(seen, i)
+                    out[i] = seen
+                    if info:
+                        by_env[i] = info
+                break
+            except Exception as error:
+                self._build_again_or_raise(i, error)
+                # The iterator is past the failed one: the loop goes on with the next.
+                failed.append(i)
+                rewards[i], terminateds[i], truncateds[i] = 0.0, False, False
+        self.failed_envs = failed
+        self._vector_steps += 1
+        if not rows:
+            self._concatenate()
+        if self._floats is not None:
+            if self._floats.dot(self._zeros) != 0.0:  # as in `FiniteTest`
+                self._raise_bad_value()
+        elif self._has_bad_values is not None and self._has_bad_values(self._buffer):
+            self._raise_bad_value()
+        infos = EnvInfos(by_env, self.num_envs) if by_env else None
+        return self._buffer, rewards, terminateds, truncateds, infos
+
+    def render(self) -> Any:
+        """The frames of all sub-environments, as a list [B]."""
+        return [env.render() for env in self.envs]
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The environments' own states where they offer ``get_state``, else None."""
+        if not all(
+            env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state")
+            for env in self.envs
+        ):
+            return None
+        return {
+            "envs": [env.get_wrapper_attr("get_state")() for env in self.envs],
+            "elapsed_steps": [_elapsed_steps(env) for env in self.envs],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Give each environment back its own state, and its time limit the steps counted so far."""
+        for env, own_state, elapsed in zip(
+            self.envs, state["envs"], state["elapsed_steps"], strict=True
+        ):
+            env.get_wrapper_attr("set_state")(own_state)
+            _set_elapsed_steps(env, elapsed)
+
+    def close(self) -> None:
+        """Close all sub-environments."""
+        for env in self.envs:
+            env.close()
+
+    def _split(self, actions: Batched) -> Any:
+        """One action for each sub-environment; read-only, since they are rows of the batch."""
+        if not self._plain_actions:
+            return iterate(self._action_space, actions)
+        if isinstance(actions, np.ndarray) and actions.ndim > 1:
+            actions = actions.view()
+            actions.flags.writeable = False
+        return actions
+
+    def _concatenate(self) -> None:
+        self._buffer = concatenate(
+            self.single_observation_space, self._nested_observations, self._buffer
+        )
+
+    def _require_equal_spaces(self) -> None:
+        for env_index, env in enumerate(self.envs):
+            for name in ("observation_space", "action_space"):
+                if getattr(env, name) != getattr(self.envs[0], name):
+                    raise EnvError(
+                        self._env_id,
+                        "constructor",
+                        f"sub-environments differ in their {name}: {getattr(self.envs[0], name)} "
+                        f"and {getattr(env, name)}",
+                        runner_index=self._runner_index,
+                        env_index=env_index,
+                    )
+
+    def _require_form(self, observation: Any, env_index: int, *, at_reset: bool = False) -> None:
+        """Raise an `EnvError` if a Box's observation has another shape, or a dtype not cast to it.
+
+        Written into the buffer it would be broadcast or cut off without a word.
+        """
+        space = self.single_observation_space
+        if not isinstance(space, spaces.Box):
+            return
+        problem = form_problem(space, observation)
+        if problem is not None:
+            step = -1 if at_reset else self._vector_steps - self._episode_starts[env_index]
+            raise self._observation_error(problem, env_index, step)
+        self._dtypes.add(np.asarray(observation).dtype)
+
+    def _observation_error(self, problem: str, env_index: int, env_step: int) -> EnvError:
+        return EnvError(
+            self._env_id,
+            "observation",
+            problem,
+            runner_index=self._runner_index,
+            env_index=env_index,
+            env_step=env_step,
+        )
+
+    def _raise_bad_value(self) -> None:
+        batched = batch_space(self.single_observation_space, self.num_envs)
+        for env_index, row in enumerate(iterate(batched, self._buffer)):
+            problem = observation_problem(self.single_observation_space, row)
+            if problem is not None:
+                step = self._vector_steps - 1 - self._episode_starts[env_index]
+                raise self._observation_error(problem, env_index, step)
+
+    def _error(self, error: Exception, env_index: int, phase: EnvPhase) -> EnvError:
+        episode_step = self._vector_steps - self._episode_starts[env_index]
+        return EnvError.from_exception(
+            error,
+            self._env_id,
+            phase,
+            runner_index=self._runner_index,
+            env_index=env_index,
+            env_step=episode_step if phase == "step" else -1,
+        )
+
+
+class ParallelVectorEnv(SerialVectorEnv):
+    """Sub-environments that are elsewhere, and so step at the same time.
+
+    Args:
+        envs: proxies of the sub-environments.
+    """
+
+    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+        for env_index in np.flatnonzero(mask).tolist():
+            self.envs[env_index].begin("reset", int(seeds[env_index]))
+        return super().reset_envs(mask, seeds)
+
+    def step(self, actions: Batched) -> StepResult:
+        for env, action in zip(self.envs, self._split(actions), strict=True):
+            env.begin("step", action)
+        return super().step(actions)
+
+
+def _elapsed_steps(env: gymnasium.Env[Any, Any]) -> int | None:
+    wrapper = time_limit_of(env)
+    return None if wrapper is None else wrapper._elapsed_steps
+
+
+def _set_elapsed_steps(env: gymnasium.Env[Any, Any], elapsed: int | None) -> None:
+    wrapper = time_limit_of(env)
+    if wrapper is not None:
+        wrapper._elapsed_steps = elapsed
