@@ -16,7 +16,13 @@ import numpy as np
 from rlrun.config.schema import EnvSpec
 from rlrun.data.seeding import drawn_from
 from rlrun.envs import pettingzoo_envs
-from rlrun.envs.env import EnvContext, call_creator, find_creator, observation_problem
+from rlrun.envs.env import (
+    EnvContext,
+    call_creator,
+    find_creator,
+    observation_problem,
+    random_action,
+)
 from rlrun.envs.errors import EnvError, EnvPhase
 from rlrun.envs.horizon import ALL
 
@@ -206,8 +212,7 @@ def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bo
     observations = answered("reset", lambda: env.reset(seed=0), 2)[0]
     actions = {}
     for agent in observations:
-        env.action_spaces[agent].seed(0)
-        actions[agent] = env.action_spaces[agent].sample()
+        actions[agent] = random_action(env.action_spaces[agent], observations[agent], seed=0)
     answered("step", lambda: env.step(actions), 5)
     return drawn_from() != before
 
