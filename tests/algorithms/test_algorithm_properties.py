@@ -339,7 +339,7 @@ IMAGES = {"image": {}, "nested": {"nested": True}}
 )
 def test_the_probability_ratio_is_1_before_the_first_update(built, name, env):
     """Without a memory to the bit; behind hidden layers and convolutions, with every memory."""
-    filtered = {} if env == "image" else FILTERED
+    filtered = {} if env in IMAGES else FILTERED  # which refuse images
     views = {"use": f"{__name__}:Views", **IMAGES.get(env, {})}
     algorithm = built(name, views if env in IMAGES else env, **filtered)
     algorithm.train()

@@ -216,9 +216,9 @@ def test_weights_and_settings_of_another_trial_reach_learner_and_runner(tmp_path
         used.append(lr)
         step(self, lr)
 
-    def spy_sample(self, request, weights=None):
+    def spy_sample(self, request, weights=None, **options):
         acted.append(np.array(weights["default_policy"]))
-        return sample(self, request, weights)
+        return sample(self, request, weights, **options)
 
     monkeypatch.setattr(FlatAdam, "step", spy_step)
     monkeypatch.setattr(type(runner), "sample_fragment", spy_sample)

@@ -184,7 +184,7 @@ def test_without_the_default_connectors_only_custom_ones_run():
     np.testing.assert_array_equal(np.array(received)[:, :, 0].T.ravel(), batch[col.ACTIONS] - 1)
     taxi = EnvRunner(spec_of(env="counting_envs:ContinuousCounter", policy=None))
     assert taxi.actors["default_policy"].connectors.custom is None
-    with pytest.raises(ConnectorError, match="add_default_connectors_to_env_to_module_pipeline"):
+    with pytest.raises(ConnectorError, match="add_default_connectors_to_module_to_env_pipeline"):
         EnvRunner(spec_of(env="counting_envs:NestedCounter", policy=None, **switched_off))
 
 
