@@ -10,11 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
@@ -126,11 +126,6 @@ class EnvProxy(ABC):
         """False: states of environments are not fetched, their actions are replayed."""
         return False
 
-    @staticmethod
-    @abstractmethod
-    def wait(proxies: Sequence[Any], timeout_s: float | None) -> list[bool]:
-        """Which calls are answered, after waiting for a first one if none is."""
-
     @abstractmethod
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None: ...
 
@@ -188,11 +183,6 @@ class ProcessEnv(EnvProxy):
         self._process.start()
         other_end.close()
         self.begin("build")
-
-    @staticmethod
-    def wait(proxies: Sequence[Any], timeout_s: float | None) -> list[bool]:
-        ready = wait([proxy._connection for proxy in proxies], timeout_s)
-        return [proxy._connection in ready for proxy in proxies]
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
         with suppress(OSError):  # that the process has ended is found when its answer is read
