@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig, LearnersConfig
 
 _OBJECT_STORE_BYTES = 256 * 2**20  # of a local Ray: fragments and weights, a few in flight
+STACK_SIGNAL = signal.SIGUSR2
+"""Has a worker write its stack to stderr."""
+_STACK_S = 0.3  # that it has for it
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
 
 
@@ -296,16 +301,36 @@ def _local_gpus() -> float:
 
 def last_error_line(process_id: int) -> str | None:
     """The last line that a local worker's process wrote to stderr; None if there is none."""
-    from ray._private import worker
-
-    node: Any = worker._global_node
-    if node is None:
-        return None
-    logs = Path(node.get_session_dir_path()) / "logs"
-    for path in logs.glob(f"worker-*-{process_id}.err"):
+    for path in _error_logs(process_id):
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
         # Ray's own notes to its log monitor begin with a colon.
         said = [line for line in lines if not line.startswith(":")]
         if said:
             return said[-1]
     return None
+
+
+def ask_for_stack(process_id: int) -> str:
+    """The Python stack of a local worker that listens to `STACK_SIGNAL`, innermost call first.
+
+    Empty if it is gone or does not answer.
+    """
+    for path in _error_logs(process_id):
+        before = path.stat().st_size
+        with suppress(ProcessLookupError):
+            os.kill(process_id, STACK_SIGNAL)
+            time.sleep(_STACK_S)
+        with path.open("rb") as log:
+            log.seek(before)
+            return log.read().decode(errors="replace").rstrip()
+    return ""
+
+
+def _error_logs(process_id: int) -> Iterator[Path]:
+    """The file of what a local worker writes to stderr, if there is one."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    if node is not None:
+        logs = Path(node.get_session_dir_path()) / "logs"
+        yield from logs.glob(f"worker-*-{process_id}.err")

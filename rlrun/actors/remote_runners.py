@@ -7,6 +7,7 @@ says. Must not know which fragments are asked for, nor what is done with replies
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import ray
 
 from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
-from rlrun.actors.ray_runtime import last_error_line
+from rlrun.actors.ray_runtime import STACK_SIGNAL, ask_for_stack, last_error_line
 from rlrun.config.schema import FaultToleranceConfig
 from rlrun.data.seeding import generators_seed, seed_generators
 from rlrun.envs.errors import EnvError
@@ -100,7 +101,7 @@ class RemoteRunners:
     ) -> None:
         self._spec, self._tolerance = spec, tolerance
         self.states = RunnerStates()
-        self._process_ids: dict[int, int] = {}
+        self._process_ids: dict[int, int | None] = {}  # None on another node
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
         self.max_in_flight = settings.max_requests_in_flight_per_env_runner
@@ -228,18 +229,21 @@ class RemoteRunners:
             raise EnvRunnersError(self._silence(again or indices, late))
         for index in indices:
             states.late_with[index] = fragment
-            _log.warning("env runner %d is restarted: %s", index, late)
+            pid = self._process_ids[index]
+            stack = ask_for_stack(pid) if pid is not None else ""
+            doing = "\n".join(["; it was in", *stack.splitlines()[1:]]) if stack else ""
+            _log.warning("env runner %d is restarted: %s%s", index, late, doing)
         states.restarts["late"] += len(indices)
         self._restart(indices)
         return list(indices)
 
     def _silence(self, indices: Sequence[int], late: str) -> str:
-        """The last lines on stderr of runners that do not answer, as text."""
-        pids = {index: self._process_ids.get(index) for index in indices}
-        said = (
-            f"  env runner {index}: {(pid and last_error_line(pid)) or 'nothing on stderr'}"
-            for index, pid in pids.items()
-        )
+        """What runners that do not answer are doing, or wrote last to stderr, as text."""
+        said = []
+        for index in indices:
+            pid = self._process_ids[index]
+            doing = (pid and (ask_for_stack(pid) or last_error_line(pid))) or "nothing on stderr"
+            said.append(f"  env runner {index}: {doing}")
         return "\n".join([late, *said])
 
     def late_ones(self) -> list[int]:
@@ -342,10 +346,13 @@ class RemoteRunners:
             EnvRunnersError: Ray found no place for one; a pending actor is an error, not a hang.
         """
         timeout_s = self._tolerance.env_runner_start_timeout_s
-        results = self.actors.foreach_actor("process_id", actor_ids=indices, timeout_s=timeout_s)
+        results = self.actors.foreach_actor("place", actor_ids=indices, timeout_s=timeout_s)
         if len(results) < len(indices):
             raise EnvRunnersError(self._no_place(len(indices) - len(results), len(indices)))
-        self._process_ids.update({result.actor_id: result.value for result in results})
+        here = ray.get_runtime_context().get_node_id()
+        for result in results:
+            node, process_id = result.value if result.ok else (None, None)
+            self._process_ids[result.actor_id] = process_id if node == here else None
         return [result for result in results if not result.ok]
 
     def _no_place(self, missing: int, number: int) -> str:
@@ -388,14 +395,15 @@ class _RunnerHost:
     """
 
     def __init__(self) -> None:
+        faulthandler.register(STACK_SIGNAL, file=2, all_threads=False)
         self._make: Callable[[], Any]
         self._place: tuple[int, int, int]  # seed, role and index of the runner
         self._runner: Any = None
         self._failure: Exception | None = None
 
-    def process_id(self) -> int:
-        """Answers as soon as the process runs, before the runner is built."""
-        return os.getpid()
+    def place(self) -> tuple[str, int]:
+        """Node and process id, as soon as the process runs, before the runner is built."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def build(
         self,

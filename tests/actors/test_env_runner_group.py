@@ -121,12 +121,14 @@ def test_an_error_in_the_constructor_is_raised_at_once_and_as_it_is(make_group: 
 
 
 def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
-    make_group: Any,
+    make_group: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All of them at once, too: results do not depend on the clock."""
     late = {(1, 1): "sleep", (2, 1): "sleep", (2, 2): "sleep", "sleep_s": 60.0}
     group = make_group(late, sample_timeout_s=1.0)
     assert rounds(group, 4) == rounds(make_group(), 4)
+    assert caplog.text.count("fake_runners.py") > 3, "each warning shows where the runner was"
+    assert "in _misbehave" in caplog.text
     assert (group.num_restarts, group.num_healthy, group.num_in_flight) == (3, 2, 0)
     assert group.faults() == {
         "restarts_by_cause": {"died": 0, "env_error": 0, "late": 3},
