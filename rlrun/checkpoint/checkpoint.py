@@ -94,8 +94,13 @@ class Checkpointed(Protocol):
         """Add and remove policies to match a state, before weights and state are loaded."""
 
 
-def take_checkpoint(algorithm: Checkpointed, result: Mapping[str, Any]) -> Checkpoint:
+def take_checkpoint(
+    algorithm: Checkpointed, result: Mapping[str, Any], config_yaml: str | None = None
+) -> Checkpoint:
     """A checkpoint of ``algorithm`` after the iteration with this ``result``.
+
+    Args:
+        config_yaml: the configuration as text, which takes longer to make than all the rest.
 
     Raises:
         CheckpointWriteError: a weight is NaN or infinite; nothing could go on from it.
@@ -109,7 +114,7 @@ def take_checkpoint(algorithm: Checkpointed, result: Mapping[str, Any]) -> Check
         row=plain_row(result),
         state=algorithm.get_state(),
         weights=weights,
-        config_yaml=dump_yaml(algorithm.config),
+        config_yaml=config_yaml or dump_yaml(algorithm.config),
     )
 
 

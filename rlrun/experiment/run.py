@@ -234,7 +234,7 @@ class RunSession:
         console: ConsoleStyle | None,
     ) -> None:
         self.experiment, self.folder, self.resumed = experiment, folder, checkpoint
-        self.address = address
+        self.address, self._config_yaml = address, dump_yaml(experiment)
         smoothing = experiment.report.smoothing_episodes
         self.stop = StopCriteria(experiment.stop, smoothing_episodes=smoothing)
         wanted = any(spec.use == CONSOLE for spec in experiment.report.sinks)
@@ -327,7 +327,7 @@ class RunSession:
         except BaseException:
             algorithm.stop()
             raise
-        replace_text(self.folder.config, dump_yaml(self.experiment))
+        replace_text(self.folder.config, self._config_yaml)
         repair(self.folder.metrics, self.resumed.row if self.resumed else None)
         return algorithm
 
@@ -348,8 +348,11 @@ class RunSession:
                     self.save(algorithm, result)
             elif self._may_hold and self._holding.is_due():
                 with self._holding.timed(), suppress(CheckpointWriteError):
-                    self._held = copy.deepcopy(take_checkpoint(algorithm, result))
+                    self._held = copy.deepcopy(self._taken(algorithm, result))
         return row
+
+    def _taken(self, algorithm: "Algorithm", result: dict[str, Any]) -> Checkpoint:
+        return take_checkpoint(algorithm, result, self._config_yaml)
 
     def _is_due(self, result: dict[str, Any]) -> bool:
         every = self.experiment.checkpoint.every
@@ -393,7 +396,7 @@ class RunSession:
         if self.checkpoints.newest == result["training_iteration"]:
             return
         try:
-            path = self.checkpoints.save(take_checkpoint(algorithm, result))
+            path = self.checkpoints.save(self._taken(algorithm, result))
         except CheckpointWriteError as error:
             if must:
                 raise
