@@ -143,8 +143,10 @@ def test_a_trial_that_needs_more_than_the_machine_is_refused(whole):
 
 
 def test_a_cluster_of_several_nodes(whole):
+    import ray
     from ray.cluster_utils import Cluster
 
+    ray.shutdown()  # beside a Ray of this process the nodes do not find each other
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ.update(environment)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
