@@ -310,20 +310,25 @@ def last_error_line(process_id: int) -> str | None:
     return None
 
 
-def ask_for_stack(process_id: int) -> str:
-    """The Python stack of a local worker that listens to `STACK_SIGNAL`, innermost call first.
+def python_stacks(process_ids: Iterable[int]) -> dict[int, str]:
+    """The Python stacks of local workers that listen to `STACK_SIGNAL`, innermost call first.
 
-    Empty if it is gone or does not answer.
+    Workers that are gone or do not answer are missing.
     """
-    for path in _error_logs(process_id):
-        before = path.stat().st_size
-        with suppress(ProcessLookupError):
-            os.kill(process_id, STACK_SIGNAL)
-            time.sleep(_STACK_S)
-        with path.open("rb") as log:
-            log.seek(before)
-            return log.read().decode(errors="replace").rstrip()
-    return ""
+    ends = {}
+    for process_id in process_ids:
+        for path in _error_logs(process_id):
+            ends[process_id] = path, path.stat().st_size
+            with suppress(ProcessLookupError):
+                os.kill(process_id, STACK_SIGNAL)
+    if ends:
+        time.sleep(_STACK_S)
+    stacks = {}
+    for process_id, (path, end) in ends.items():
+        written = path.read_bytes()[end:].decode(errors="replace").rstrip()
+        if written:
+            stacks[process_id] = written
+    return stacks
 
 
 def _error_logs(process_id: int) -> Iterator[Path]:

@@ -20,7 +20,7 @@ from typing import Any
 import ray
 
 from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
-from rlrun.actors.ray_runtime import STACK_SIGNAL, ask_for_stack, last_error_line
+from rlrun.actors.ray_runtime import STACK_SIGNAL, last_error_line, python_stacks
 from rlrun.config.schema import FaultToleranceConfig
 from rlrun.data.seeding import generators_seed, seed_generators
 from rlrun.envs.errors import EnvError
@@ -227,24 +227,28 @@ class RemoteRunners:
         again = [index for index in indices if states.late_with.get(index) == fragment]
         if again or not tolerance.restart_failed_env_runners:
             raise EnvRunnersError(self._silence(again or indices, late))
+        stacks = self._stacks(indices)
         for index in indices:
             states.late_with[index] = fragment
-            pid = self._process_ids[index]
-            stack = ask_for_stack(pid) if pid is not None else ""
-            doing = "\n".join(["; it was in", *stack.splitlines()[1:]]) if stack else ""
-            _log.warning("env runner %d is restarted: %s%s", index, late, doing)
+            was_in = f"; it was in\n{stacks[index]}" if index in stacks else ""
+            _log.warning("env runner %d is restarted: %s%s", index, late, was_in)
         states.restarts["late"] += len(indices)
         self._restart(indices)
         return list(indices)
 
     def _silence(self, indices: Sequence[int], late: str) -> str:
         """What runners that do not answer are doing, or wrote last to stderr, as text."""
-        said = []
+        stacks, said = self._stacks(indices), []
         for index in indices:
             pid = self._process_ids[index]
-            doing = (pid and (ask_for_stack(pid) or last_error_line(pid))) or "nothing on stderr"
+            doing = stacks.get(index) or (pid and last_error_line(pid)) or "nothing on stderr"
             said.append(f"  env runner {index}: {doing}")
         return "\n".join([late, *said])
+
+    def _stacks(self, indices: Sequence[int]) -> dict[int, str]:
+        """Where the processes of runners on this node are, by runner, as far as they answer."""
+        here = {pid: i for i in indices if (pid := self._process_ids[i]) is not None}
+        return {here[pid]: stack for pid, stack in python_stacks(here).items()}
 
     def late_ones(self) -> list[int]:
         """Runners that have taken longer than the time for all requests that they may have.

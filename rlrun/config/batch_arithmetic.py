@@ -108,7 +108,7 @@ def _smaller_round(train_batch_size: int, settings: EnvRunnersConfig) -> str:
 
 
 def _unit_and_least(settings: EnvRunnersConfig) -> tuple[int, int]:
-    """Env steps of which a train batch is a multiple, and fewest env steps of a round."""
+    """The env steps that a train batch must be a multiple of, and the fewest of a round."""
     runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
     whole = envs * runners if length == "auto" else length * envs * runners

@@ -106,15 +106,7 @@ def _check_to_train(use: str, policy_ids: tuple[str, ...]) -> Iterator[Finding]:
         expected = 'expected a list of policy ids or "package.module:function"'
         yield Finding(path, f"{expected}, got {use!r}{hint}")
         return
-    function, findings = find_callable(path, use)
-    yield from findings
-    if findings:
-        return
-    signature = inspect.signature(function)
-    try:
-        signature.bind("policy_id", None)
-    except TypeError:
-        yield Finding(path, f"{use} is called with (policy_id, batch), but takes {signature}")
+    yield from _check_called(path, use, ("policy_id", "batch"))
 
 
 def _check_model(model: ModelConfig) -> Iterator[Finding]:

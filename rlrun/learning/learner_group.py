@@ -204,7 +204,7 @@ class LearnerHost:
         self._learner = Learner(module, training, own, group=group)
 
     def seed(self, seed: int) -> None:
-        """Seed this process's global generators, other than those of other learners."""
+        """Seed the global generators of this process, for each learner differently."""
         seed_generators((seed + self._rank) % 2**32)
 
     def update(

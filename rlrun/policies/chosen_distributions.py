@@ -40,7 +40,7 @@ from rlrun.policies.action_sampling import (
 from rlrun.policies.distributions import DiagGaussian, Distribution, build_distribution
 from rlrun.policies.policy import Array
 
-_PROPOSALS = 8  # for a gamma variate, of which each is accepted with 95 % at least
+_PROPOSALS = 8  # for each gamma variate; one is accepted with a probability of at least 95 %
 _INSIDE = 1.0 - 1e-6  # bounded actions keep this far from the bounds, where densities are 0 or inf
 
 

@@ -52,7 +52,7 @@ def load_policies(
     """Let a runner act with the policies of a request, whatever it acted with before."""
     if request.policies is not None:
         runner.set_policies(request.policies)
-    runner.weights_version = -1  # those of another run may have the same number
+    runner.weights_version = -1  # weights of another run may have the same version
     runner.load(weights, request.weights_version, request.connector_state)
     tell_exploration(runner.policies, request.exploration, explores_as)
 

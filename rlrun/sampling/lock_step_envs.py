@@ -228,7 +228,7 @@ class LockStepEnvs:
         self.episodes.drop(slots.tolist(), self._t)
 
     def _reset(self, actor: PolicyActor, slots: Array, mask: Array) -> None:
-        """Reset these sub-environments, those of ``mask``; the policy sees what they begin with."""
+        """Reset the sub-environments of ``mask``; the policy sees their first observations."""
         try:
             raw = self.envs.reset_envs(mask, self.episodes.seeds)
         except EnvError as error:
