@@ -5,6 +5,7 @@
 #   make test             the fast tests
 #   make test-learning    trains until published numbers are reached      (minutes)
 #   make test-faults      kills processes, fills disks, interrupts runs   (minutes)
+#   make mutants          changes the package in 400 places, one at a time; the fast tests must notice (hours)
 #   make check            format, lint, types, fast tests
 #   make bench            the benchmark suite, side by side with the peers
 #   make docs             regenerates the generated pages of docs/
@@ -24,7 +25,7 @@ EXTRAS := atari,box2d,envpool,mujoco,optuna,pettingzoo,plot,tensorboard,video
 INPUTS := requirements.lock pyproject.toml
 STAMP  := $(VENV)/installed-$(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
 
-.PHONY: setup train test test-learning test-faults format lint types check bench docs lock clean
+.PHONY: setup train test test-learning test-faults mutants format lint types check bench docs lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -51,6 +52,9 @@ test-learning: setup
 
 test-faults: setup
 	$(PYTEST) -m faults
+
+mutants: setup
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 format: setup
 	$(BIN)/ruff format .
