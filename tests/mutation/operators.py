@@ -177,6 +177,8 @@ def _of_operation(node: ast.expr, source: str) -> Iterator[_Change]:
             yield _between(left, right, _ARITHMETIC[type(op)], source)
         case ast.BoolOp(op=op, values=[left, right]):
             yield _between(left, right, "or" if isinstance(op, ast.And) else "and", source)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
+            return  # -1 is often the last axis, and 1 the same one
         case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
             yield _instead(node, f"({ast.unparse(operand)})")
         case ast.IfExp(test=test):
