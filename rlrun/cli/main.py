@@ -50,7 +50,12 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called, imported."""
+        """The command that is called, imported. Raises UsageError with the nearest name."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from rlrun.config.registry import suggestion
+
+            hint = suggestion(args[0], COMMANDS)
+            ctx.fail(f"there is no command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, (load_command(name) if name and command is not None else None), rest
 

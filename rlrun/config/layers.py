@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem, join
+from rlrun.config.registry import similar_file
 from rlrun.config.yaml_tree import MOST_LEVELS, Node, parse_yaml
 
 
@@ -33,7 +34,7 @@ def _read_text(path: FilePath) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        message = "there is no such file"
+        message = f"there is no such file{similar_file(path)}"
     except UnicodeDecodeError as error:
         message = f"not a text file: byte {error.start} is not UTF-8"
     except (OSError, ValueError) as error:  # a name too long, or with a null byte

@@ -15,6 +15,7 @@ from rlrun.config.code_checks import check_code
 from rlrun.config.env_checks import check_environment
 from rlrun.config.memory_checks import check_memory
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, Origin, Path, Problem
+from rlrun.config.registry import experiment_file
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
 from rlrun.config.validate import salvage, validate
@@ -47,7 +48,8 @@ def load_experiment(
     """The experiment of a YAML file, checked as ``rlrun check`` does it.
 
     Args:
-        path: the file; None where the overrides name algorithm and env.
+        path: the file, or the name of a shipped one (``ppo_cartpole``); None where the overrides
+            name algorithm and env.
         overrides: ``"training.lr=1e-3"``: values in YAML, laid over the file in their order.
 
     Raises:
@@ -58,7 +60,7 @@ def load_experiment(
 
 def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = ()) -> Loaded:
     """Like `load_experiment`, with the origins of the values and the warnings."""
-    file = None if path is None else FilePath(path)
+    file = None if path is None else experiment_file(FilePath(path))
     tree = layers.read_file(file) if file is not None else Node({}, COMMAND_LINE)
     tree, problems = layers.apply_overrides(tree, overrides)
     tree = _named(layers.without_dropped_stops(tree), file)

@@ -81,6 +81,23 @@ def configs_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def experiment_file(path: Path) -> Path:
+    """The file at `path`, or the shipped one of that name: ``ppo_cartpole``, ``ppo/cartpole``."""
+    if path.suffix or path.is_absolute() or os.path.exists(path):
+        return path
+    shipped = configs_folder() / f"{path.as_posix().replace('/', '_')}.yaml"
+    return shipped if os.path.isfile(shipped) else path
+
+
+def similar_file(path: Path) -> str:
+    """`` - did you mean FILE?`` for the nearest name beside `path` or of the shipped files."""
+    beside = {file.stem: file for file in sorted(path.parent.glob("*.yaml"))}
+    found = nearest(path.stem, beside)
+    if found is not None:
+        return f" - did you mean {beside[found]}?"
+    return suggestion(path.stem, [file.stem for file in configs_folder().glob("*.yaml")])
+
+
 def is_import_path(name: str) -> bool:
     """Whether `name` has the form "package.module:attribute"."""
     return _IMPORT_PATH.match(name) is not None

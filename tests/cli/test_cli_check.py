@@ -164,6 +164,10 @@ def test_init_is_a_valid_file(rlrun):
     assert rlrun("check", "mine.yaml")[::2] == (0, "")
 
 
+def test_an_unknown_command_gets_the_nearest_one(refused):
+    refused(["trian", "a.yaml"], "there is no command 'trian' - did you mean train?")
+
+
 def test_init_of_unknown_names(rlrun):
     code, out, err = rlrun("init", "PP0", "CartPole-v1")
     assert (code, out) == (2, "")

@@ -7,7 +7,7 @@ import pytest
 from loading import errors
 
 from rlrun.config.loader import load, load_experiment
-from rlrun.config.registry import ALGORITHMS
+from rlrun.config.registry import ALGORITHMS, configs_folder
 
 
 def test_minimal_file_has_the_defaults(write):
@@ -161,9 +161,25 @@ def test_a_file_without_keys(write, text, message):
 
 def test_a_missing_file_a_folder_and_a_binary(write, tmp_path):
     assert errors(Path("nix.yaml")) == ["nix.yaml: there is no such file"]
+    (tmp_path / "sac_ants.yaml").touch()
+    missing = tmp_path / "sac_ant.yaml"
+    hint = f"did you mean {tmp_path / 'sac_ants.yaml'}?"
+    assert errors(missing) == [f"{missing}: there is no such file - {hint}"]
+    (line,) = errors(Path("ppo_cartpol"))
+    assert line.endswith("did you mean ppo_cartpole?")
     assert "cannot be read" in errors(tmp_path)[0]
     Path("b.yaml").write_bytes(b"a: \xff\xfe")
     assert errors(Path("b.yaml")) == ["b.yaml: not a text file: byte 3 is not UTF-8"]
+
+
+def test_shipped_files_are_known_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named = load_experiment("ppo/cartpole", ["seed=3"])
+    assert named == load_experiment(configs_folder() / "ppo_cartpole.yaml", ["seed=3"])
+    Path("ppo_cartpole").write_text(
+        "algorithm: PPO\nenv: Acrobot-v1"
+    )  # a file of one's own goes first
+    assert load_experiment("ppo_cartpole") != load_experiment("ppo/cartpole")
 
 
 class TestBase:
