@@ -28,6 +28,20 @@ def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:
     return (Path(files[0]) if files else None), overrides
 
 
+def seeds_of(text: str) -> int | tuple[int, ...]:
+    """A number of seeds, ``3``, or the seeds of a range, ``11-13`` for 11, 12, 13.
+
+    Raises:
+        typer.BadParameter: for anything else.
+    """
+    first, dash, last = text.partition("-")
+    ends = (first, last) if dash else ("1", first)
+    if not all(end.isdecimal() for end in ends) or not 1 <= int(ends[0]) <= int(ends[1]):
+        message = f"{text!r} is neither a number of seeds, such as 3, nor a range, such as 11-13"
+        raise typer.BadParameter(message, param_hint="--seeds")
+    return tuple(range(int(ends[0]), int(ends[1]) + 1)) if dash else int(first)
+
+
 def refuse_with_resume(what: str, **options: object) -> None:
     """Raise if ``--resume`` is combined with options that only a new folder can have."""
     names = [name if name == "FILE" else f"--{name.replace('_', '-')}" for name in options]

@@ -34,22 +34,27 @@ def check(
     CPUs, is a warning.
     """
     from rlrun.config.dump import show_yaml
+    from rlrun.config.group import group_overrides
     from rlrun.config.loader import load
     from rlrun.config.problems import ConfigError
     from rlrun.experiment.run import build_alone
+    from rlrun.experiment.sweep.points import check_points
 
     overrides = [text for text in arguments if "=" in text and not os.path.isfile(text)]
     files = [text for text in arguments if text not in overrides]
     if not files:
         raise typer.BadParameter("name a FILE, such as configs/ppo_cartpole.yaml")
+    group = group_overrides(overrides)
     problems: list[Problem] = []
     failed = errors.FINISHED
     for file in files:
         path = os.path.join(file, "config.yaml") if os.path.isdir(file) else file
         loaded: Loaded | None = None
         try:
-            loaded = load(path, overrides)
+            loaded = load(path, group or overrides)
             experiment = loaded.experiment
+            if group is not None:
+                check_points(loaded)
             # User callbacks are left out: they may begin to report when an algorithm is built.
             build_alone(experiment.model_copy(update={"callbacks": ()})).stop()
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""``rlrun train``: train an experiment, or resume a run (experiment/run.py)."""
+"""``rlrun train``: train an experiment file or a group of its runs, or resume one (experiment/)."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,7 @@ from rlrun.cli.arguments import (
     Words,
     console_style,
     refuse_with_resume,
+    seeds_of,
     split_words,
 )
 
@@ -24,8 +25,8 @@ def train(  # noqa: PLR0913 - one parameter for each option
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Resume this run folder, also after a kill; with a FILE and `auto` the newest "
-            "unfinished run of it, or start one."
+            help="Resume this run folder or group, also after a kill; with a FILE and `auto` the "
+            "newest unfinished one of it, or start one."
         ),
     ] = None,
     algorithm: Annotated[
@@ -36,6 +37,13 @@ def train(  # noqa: PLR0913 - one parameter for each option
         Path | None, typer.Option(help="Exact folder; default runs/<name>/<date>-<time>-s<seed>.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; short for seed=...")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N | FIRST-LAST",
+            help="Train a group of runs: with N seeds from the experiment's own on, or a range.",
+        ),
+    ] = None,
     address: Address = None,
     quiet: Quiet = False,
     plain: Annotated[bool, typer.Option("--plain", help="One line an iteration.")] = False,
@@ -49,28 +57,42 @@ def train(  # noqa: PLR0913 - one parameter for each option
     rlrun train --resume runs/ppo_cartpole stop.env_steps=600_000
 
     rlrun train configs/ppo_cartpole.yaml --resume auto
+
+    rlrun train configs/ppo_cartpole.yaml training.lr=1e-3,1e-4 --seeds 5
     """
     file, overrides = split_words(words)
     named = {"algorithm": algorithm, "env": env, "seed": seed}
     either = resume == _AUTO
     if resume is not None and not either:
-        refuse_with_resume("run", FILE=file, run_dir=run_dir, **named)
+        refuse_with_resume("run", FILE=file, run_dir=run_dir, **named, seeds=seeds)
     elif file is None and (algorithm is None or env is None):
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
     from rlrun.actors.ray_runtime import stop_ray
+    from rlrun.config.group import group_overrides
     from rlrun.config.loader import load
+    from rlrun.experiment.outcome import RunOutcome
     from rlrun.experiment.run import resume_experiment, run_experiment
+    from rlrun.experiment.run_folder import is_sweep_folder
+    from rlrun.experiment.sweep.report import SweepOutcome
+    from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 
     style = console_style(quiet=quiet, plain=plain)
-    if resume is not None and not either:
-        outcome = resume_experiment(resume, overrides, address=address, console=style)
+    # First, so that `env.key=value` adds to `--env`.
+    first = [f"{key}={value}" for key, value in named.items() if value is not None]
+    overrides = [*first, *overrides]
+    group = group_overrides(overrides, None if seeds is None else seeds_of(seeds))
+    outcome: RunOutcome | SweepOutcome
+    if resume is None or either:
+        run = run_experiment if group is None else run_sweep
+        loaded = load(file, group or overrides)
+        outcome = run(loaded, run_dir=run_dir, resume=either, address=address, console=style)
+    elif is_sweep_folder(resume):
+        refuse_with_resume("group", overrides=overrides)
+        outcome = resume_sweep(resume, address=address, console=style)
     else:
-        # First, so that `env.key=value` adds to `--env`.
-        first = [f"{key}={value}" for key, value in named.items() if value is not None]
-        loaded = load(file, [*first, *overrides])
-        outcome = run_experiment(
-            loaded, run_dir=run_dir, resume=either, address=address, console=style
-        )
+        outcome = resume_experiment(resume, overrides, address=address, console=style)
     stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)
+    if isinstance(outcome, SweepOutcome) and outcome.any_failed:
+        raise typer.Exit(errors.RUN_FAILED)

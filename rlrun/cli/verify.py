@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rlrun.cli import errors
+from rlrun.cli.arguments import seeds_of
 
 _STYLES = {"reached": "green", "falls short": "red", "failed": "red"}
 
@@ -54,9 +55,10 @@ def verify(
     if list_:
         print_table(page.case_table(room.choose_cases(cases or [])), lambda row: None)
         return
+    which = seeds_of(seeds)
     done = room.verify(
         cases or [],
-        seeds=seeds_of(seeds),
+        seeds=range(1, which + 1) if isinstance(which, int) else which,
         results=results or room.RESULTS,
         jobs=jobs,
         train=train,
@@ -72,17 +74,3 @@ def verify(
         raise typer.Exit(errors.INTERRUPTED)
     if not done.all_reached:
         raise typer.Exit(errors.RUN_FAILED)
-
-
-def seeds_of(text: str) -> range:
-    """The seeds of a number, ``3`` for 1, 2, 3, or of a range, ``11-13`` for 11, 12, 13.
-
-    Raises:
-        typer.BadParameter: for anything else.
-    """
-    first, dash, last = text.partition("-")
-    ends = (first, last) if dash else ("1", first)
-    if not all(end.isdecimal() for end in ends) or not 1 <= int(ends[0]) <= int(ends[1]):
-        message = f"{text!r} is neither a number of seeds, such as 3, nor a range, such as 11-13"
-        raise typer.BadParameter(message, param_hint="--seeds")
-    return range(int(ends[0]), int(ends[1]) + 1)

@@ -384,7 +384,7 @@ class ReportConfig(Section):
 
 
 class SweepConfig(Section):
-    """A search over settings, for `rlrun sweep`; `rlrun train` ignores it."""
+    """A search over settings, or several seeds, for `rlrun sweep`; `rlrun train` ignores it."""
 
     space: dict[str, Any] = Field(default_factory=dict)
     """Settings to vary: {address: {grid: [...]}}, or choice, uniform, loguniform and others."""

@@ -59,6 +59,8 @@ _NOT_VARIED = {
     "name": "it only names the folder",
     "base": "base files are read once, at the start",
 }
+_OF_SEEDS = {"seeds", "metric", "mode", "concurrent"}
+"""Keys with a meaning for seeds alone."""
 _RESOURCES = ("num_env_runners", "num_cpus_per_env_runner", "num_gpus_per_env_runner")
 
 
@@ -193,6 +195,7 @@ def check_sweep(experiment: ExperimentConfig, tree: Node) -> Iterator[Finding]:
     sweep = experiment.sweep
     if not sweep.space:
         yield from _unused(sweep)
+    if not is_sweep(sweep):
         return
     varied, findings = dimensions(sweep.space)
     yield from findings
@@ -208,8 +211,14 @@ def check_sweep(experiment: ExperimentConfig, tree: Node) -> Iterator[Finding]:
         yield Finding(("sweep", "seeds"), "expected at least one seed")
 
 
+def is_sweep(sweep: SweepConfig) -> bool:
+    """Whether there is anything to run: settings that vary, or seeds."""
+    return bool(sweep.space) or sweep.seeds is not None
+
+
 def _unused(sweep: SweepConfig) -> Iterator[Finding]:
-    for key in sorted(sweep.model_fields_set - {"space"}):
+    used = {"space"} | (_OF_SEEDS if is_sweep(sweep) else set())
+    for key in sorted(sweep.model_fields_set - used):
         if getattr(sweep, key) != SweepConfig.model_fields[key].get_default():
             message = "nothing is varied: sweep.space is empty; space: {training.lr: {grid: [...]}}"
             yield Finding(("sweep", key), message)

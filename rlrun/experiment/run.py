@@ -84,7 +84,7 @@ def run_experiment(
         EnvError: the environment failed. Checkpoints written before any error stay valid.
     """
     experiment, loaded = loaded_experiment(experiment, overrides)
-    unfinished = _unfinished_run(experiment, run_dir) if resume else None
+    unfinished = unfinished_run(RunFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
         return resume_experiment(unfinished, address=address, console=console)
     experiment = with_seed(experiment)
@@ -139,17 +139,19 @@ def with_seed(experiment: ExperimentConfig) -> ExperimentConfig:
     return experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
 
 
-def _unfinished_run(experiment: ExperimentConfig, run_dir: Path | str | None) -> Path | None:
-    """The run to go on with instead of starting a new one: the newest that fits.
+def unfinished_run(
+    kind: type[RunFolder], experiment: ExperimentConfig, run_dir: Path | str | None
+) -> Path | None:
+    """The run or sweep to go on with instead of starting a new one: the newest that fits.
 
     Raises:
         RunFolderError: ``run_dir`` holds a run of another configuration.
     """
     if run_dir is not None:
         path = Path(run_dir)
-        if not RunFolder(path).config.is_file():
+        if not kind(path).config.is_file():
             return None
-        if _is_run_of(path, experiment):
+        if _is_run_of(kind(path), experiment):
             return path
         raise RunFolderError(
             f"{path}: a run of another configuration; `{RunFolder.RESUME} {path}` resumes it as it "
@@ -157,18 +159,17 @@ def _unfinished_run(experiment: ExperimentConfig, run_dir: Path | str | None) ->
         )
     home = Path("runs") / experiment.name
     for path in sorted(home.iterdir(), reverse=True) if home.is_dir() else ():
-        if path.is_symlink() or not RunFolder(path).config.is_file() or is_in_use(path):
+        folder = kind(path)
+        if path.is_symlink() or not folder.config.is_file() or is_in_use(path):
             continue
-        if RunFolder(path).read_meta().get("outcome") != "finished" and _is_run_of(
-            path, experiment
-        ):
+        if not folder.is_finished() and _is_run_of(folder, experiment):
             return path
     return None
 
 
-def _is_run_of(path: Path, experiment: ExperimentConfig) -> bool:
+def _is_run_of(folder: RunFolder, experiment: ExperimentConfig) -> bool:
     try:
-        own = load(RunFolder(path).config).experiment
+        own = load(folder.config).experiment
     except ConfigError:  # of another version of rlrun, or of code that is no longer there
         return False
     seed = own.seed if experiment.seed is None else experiment.seed

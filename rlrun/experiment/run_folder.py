@@ -149,6 +149,10 @@ class RunFolder:
         if link.is_symlink() and not link.exists():
             link.unlink()
 
+    def is_finished(self) -> bool:
+        """Whether nothing is left to resume."""
+        return self.read_meta().get("outcome") == "finished"
+
     def read_meta(self) -> dict[str, Any]:
         """The content of meta.json; empty if it is missing or damaged, as nothing depends on it."""
         with suppress(OSError, ValueError):
@@ -200,12 +204,17 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
     if (path / LATEST / config).is_file():
         latest = path / LATEST
         return path / latest.readlink() if latest.is_symlink() else latest
-    for sweep in (path, path / LATEST):
-        if (sweep / SWEEP_CONFIG).is_file():
-            raise RunFolderError(
-                f"{path}: this is a sweep; name one of its trials, in {sweep / 'trials'}"
-            )
+    if is_sweep_folder(path):
+        home = path if (path / SWEEP_CONFIG).is_file() else path / LATEST
+        raise RunFolderError(
+            f"{path}: this is a sweep; name one of its trials, in {home / 'trials'}"
+        )
     raise RunFolderError(f"{path}: not a run folder: it has no {config}")
+
+
+def is_sweep_folder(path: Path) -> bool:
+    """Whether ``path`` names a sweep, itself or by its ``latest``."""
+    return any((home / SWEEP_CONFIG).is_file() for home in (path, path / LATEST))
 
 
 def is_in_use(path: Path) -> bool:

@@ -15,6 +15,14 @@ def test_a_right_file(rlrun):
     assert rlrun("check", "a.yaml") == (0, "a.yaml: ok, PPO on CartPole-v1\n", "")
 
 
+def test_every_point_of_a_group_is_checked(rlrun):
+    Path("a.yaml").write_text(GOOD)
+    sizes = ["training.train_batch_size=1000,4000", "training.minibatch_size=500,2000"]
+    code, _, err = rlrun("check", "a.yaml", *sizes)
+    assert code == 2
+    assert "with train_batch_size=1000 minibatch_size=2000: a minibatch of 2000 rows" in err
+
+
 def test_a_run_folder_is_checked_by_its_config(rlrun):
     Path("runs/r").mkdir(parents=True)
     Path("runs/r/config.yaml").write_text(GOOD)

@@ -4,12 +4,15 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import counting_algorithm
 import pytest
 
 from rlrun import Callbacks
 from rlrun.envs.errors import EnvError
+from rlrun.experiment.sweep.report import SweepOutcome
+from rlrun.experiment.sweep.trials import Trial
 
 
 @pytest.fixture
@@ -42,6 +45,42 @@ def test_resume(train):
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 8
 
 
+@pytest.fixture
+def sweeps(monkeypatch):
+    """In place of a sweep: notes the calls; its trials end with the statuses in ``statuses``."""
+    noted = SimpleNamespace(calls=[], statuses=["finished"])
+
+    def outcome():
+        trials = [Trial(1, 1, 1, {}, status=status) for status in noted.statuses]
+        return SweepOutcome("finished", Path("f"), tuple(trials), None)
+
+    def run(loaded, **options):
+        noted.calls.append((loaded.experiment.sweep, options["resume"]))
+        return outcome()
+
+    def resume(path, **options):
+        noted.calls.append(path)
+        return outcome()
+
+    monkeypatch.setattr("rlrun.experiment.sweep.sweep.run_sweep", run)
+    monkeypatch.setattr("rlrun.experiment.sweep.sweep.resume_sweep", resume)
+    return noted
+
+
+def test_a_group_is_a_sweep_and_resumes_like_a_run(train, sweeps):
+    assert train("fake.yaml", "--seeds", "11-13", "training.gain=1,2")[0] == 0
+    sweeps.statuses = ["finished", "failed"]
+    assert train("fake.yaml", "--seeds", "2", "--resume", "auto")[0] == 1
+    Path("group").mkdir()
+    Path("group/sweep.yaml").touch()
+    assert train("--resume", "group")[0] == 1
+    (ranged, fresh), (counted, auto), resumed = sweeps.calls
+    assert (ranged.seeds, ranged.space) == ((11, 12, 13), {"training.gain": {"grid": [1, 2]}})
+    assert (counted.seeds, counted.space) == (2, {})
+    assert (fresh, auto, resumed) == (False, True, Path("group"))
+    assert train("--resume", "group", "training.gain=3")[0] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -54,6 +93,9 @@ def test_resume(train):
         (["--resume", "nowhere"], "no such run folder"),
         (["missing.yaml"], "missing.yaml"),
         (["fake.yaml", "training.nonsense=1"], "nonsense"),
+        (["fake.yaml", "--seeds", "0"], "'0' is neither a number of seeds"),
+        (["fake.yaml", "seed=1,2", "--seeds", "2"], "and --seeds as well"),
+        (["--resume", "run", "--seeds", "2"], "--seeds"),
         (["fake.yaml", "report.sinks=['counting_algorithm:Nothing']"], "Nothing"),
     ],
 )

@@ -12,9 +12,10 @@ from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.data.results import lookup
 from rlrun.experiment.rollout import rollout
-from rlrun.experiment.run import resume_experiment, run_experiment
+from rlrun.experiment.run import resume_experiment, run_experiment, unfinished_run
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trial import TrialRun
+from rlrun.experiment.sweep.trials import SweepFolder
 
 PPO = """
 algorithm: PPO
@@ -94,7 +95,9 @@ def test_a_failed_trial_does_not_end_the_others_and_is_run_again(counting_sweep)
     space = "{training.fail_at: {grid: [null, 3]}, training.gain: {grid: [1.0, 2.0]}}"
     outcome = counting_sweep(f"{{space: {space}}}")
     assert statuses(outcome) == ["finished", "failed"] * 2
+    assert outcome.any_failed
     assert not outcome.all_failed
+    assert meta(outcome.folder)["outcome"] == "failed"
     assert outcome.best.trial == 3
     failed = outcome.trials[1]
     assert failed.reason == "RuntimeError: the fake fails as planned"
@@ -106,6 +109,27 @@ def test_a_failed_trial_does_not_end_the_others_and_is_run_again(counting_sweep)
     assert statuses(again) == ["finished", "failed"] * 2
     assert log.read_text() == before
     assert (outcome.folder / failed.log).read_text().count("the fake fails") > 2
+
+
+def test_seeds_alone_are_a_sweep_that_a_restarted_job_goes_on_with(counting):
+    """Also where all have ended and one has failed; a finished sweep is left alone."""
+
+    def start():
+        return run_sweep("fake.yaml", ["sweep.seeds=2"], resume=True, console="lines")
+
+    first = start()
+    assert [(trial.seed, trial.settings) for trial in first.trials] == [(3, {}), (4, {})]
+    assert (first.best, first.plot, first.any_failed) == (None, None, False)
+    run_experiment("fake.yaml", ["seed=4"], run_dir="alone", console="quiet")
+    assert_equal_runs(first.folder / "trials/0002", "alone")
+    experiment = load_experiment("fake.yaml", ["sweep.seeds=2"])
+    assert unfinished_run(SweepFolder, experiment, None) is None
+    good, bad = trial_rows(first)
+    lines = [json.dumps(row) + "\n" for row in (good, bad | {"status": "failed"})]
+    (first.folder / "trials.jsonl").write_text("".join(lines))
+    (first.folder / "meta.json").write_text(json.dumps({"outcome": "failed"}))
+    again = start()
+    assert (again.folder, statuses(again)) == (first.folder, ["finished"] * 2)
 
 
 @pytest.mark.faults

@@ -9,12 +9,12 @@ from typing import Any
 
 from rlrun.config.dump import dump_yaml
 from rlrun.config.layers import find
-from rlrun.config.loader import resolve
+from rlrun.config.loader import Loaded, resolve
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import ExperimentConfig, SweepConfig
 from rlrun.config.sweep import Dimension, dimensions, overlaid
 from rlrun.config.yaml_tree import Node, parse_yaml
-from rlrun.experiment.run import seed_of
+from rlrun.experiment.run import seed_of, with_seed
 from rlrun.experiment.sweep.trials import Settings
 
 
@@ -132,6 +132,13 @@ def experiments_of(
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def check_points(loaded: Loaded) -> None:
+    """Raise ConfigError if settings of a point contradict each other."""
+    experiment = with_seed(loaded.experiment)
+    points = list(walk(experiment.sweep, seed_of(experiment)))
+    experiments_of(experiment, points, loaded.tree)
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

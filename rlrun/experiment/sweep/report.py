@@ -41,6 +41,11 @@ class SweepConsole(Console):
         self._share_before = self.share()
 
     @property
+    def has_seeds(self) -> bool:
+        """Whether trials differ in their seed."""
+        return self.table.num_points < self.num_trials
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds since this session started."""
         return time.monotonic() - self.started
@@ -73,11 +78,11 @@ class SweepLines(SweepConsole):
         if trial.trial in self._printed or not trial.over:
             return
         self._printed.add(trial.trial)
-        steps = f"{trial.env_steps or 0:,} env steps"
+        steps, seed = f"{trial.env_steps or 0:,} env steps", {"seed": trial.seed}
         parts = [
             f"trial {trial.trial:>3}  {trial.status:<8} {_score(trial):>9}",
             f"{steps:>18}",
-            settings_text(trial.settings),
+            settings_text(trial.settings | (seed if self.has_seeds else {})),
             trial.reason or "",
             f"({len(self._printed)} of {self.num_trials}, {clock_time(self.elapsed_s)})",
         ]
@@ -164,15 +169,20 @@ class SweepOutcome:
     """Picture of the settings against the score; None without matplotlib."""
 
     @property
+    def any_failed(self) -> bool:
+        """Whether a trial failed."""
+        return any(trial.status == "failed" for trial in self.trials)
+
+    @property
     def all_failed(self) -> bool:
         """Whether there are trials and all of them failed."""
         return bool(self.trials) and all(trial.status == "failed" for trial in self.trials)
 
 
 def write_best(folder: SweepFolder, table: TrialTable) -> Trial | None:
-    """Write the best trial's experiment as best.yaml; None without scores."""
+    """Write the best trial's experiment as best.yaml; None without scores, or with seeds alone."""
     best = table.best()
-    if best is None or best.score is None:
+    if best is None or best.score is None or not best.settings:
         return None
     source = folder.path / best.folder / "config.yaml"
     if not source.is_file():

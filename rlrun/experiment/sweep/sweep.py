@@ -26,10 +26,11 @@ from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import Loaded, load
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
+from rlrun.config.sweep import is_sweep
 from rlrun.config.yaml_tree import Node
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
 from rlrun.experiment.report.sinks import read_rows
-from rlrun.experiment.run import loaded_experiment, seed_of, with_seed
+from rlrun.experiment.run import loaded_experiment, seed_of, unfinished_run, with_seed
 from rlrun.experiment.run_folder import RunLog
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
@@ -55,6 +56,7 @@ def run_sweep(
     overrides: Sequence[str] = (),
     *,
     run_dir: Path | str | None = None,
+    resume: bool = False,
     address: str | None = None,
     console: ConsoleStyle | None = None,
 ) -> SweepOutcome:
@@ -64,6 +66,8 @@ def run_sweep(
         experiment: path of an experiment file, or the result of ``load_experiment`` or ``load``.
         overrides: ``KEY=VALUE`` texts laid over the file; only with a path.
         run_dir: the exact folder; default ``runs/<name>/<date>-<time>-sweep-s<seed>``.
+        resume: resume the newest unfinished sweep of this configuration, or the one in ``run_dir``,
+            if there is one.
         address: of a Ray cluster, whose nodes must see the folder; default a local Ray.
         console: "panel", "lines" or "quiet"; default the most that the terminal can show.
 
@@ -72,6 +76,9 @@ def run_sweep(
         than there is. RunFolderError: the folder cannot be used. Nothing has been started then.
     """
     experiment, loaded = loaded_experiment(experiment, overrides)
+    unfinished = unfinished_run(SweepFolder, experiment, run_dir) if resume else None
+    if unfinished is not None:
+        return resume_sweep(unfinished, address=address, console=console)
     experiment = with_seed(experiment)
     planned = _Plan(experiment, loaded.tree if loaded else None, address)
     folder = SweepFolder.create(experiment.name, seed_of(experiment), at=run_dir)
@@ -128,7 +135,7 @@ class _Plan:
         self, experiment: ExperimentConfig, origins: Node | None, address: str | None
     ) -> None:
         sweep = experiment.sweep
-        if not sweep.space:
+        if not is_sweep(sweep):
             origin = COMMAND_LINE if origins is None else Origin(origins.origin.source)
             message = "nothing to sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}}"
             raise ConfigError([Problem(origin, "sweep", message)])
@@ -198,7 +205,8 @@ class _Sweep:
                 error.add_note(f"resume it with: rlrun sweep --resume {self.folder.path}")
                 raise
             outcome = self._sum_up(interrupts.requested)
-            self.folder.end_session(outcome.end, str(self.table.counts()), None)
+            end = "failed" if outcome.end == "finished" and outcome.any_failed else outcome.end
+            self.folder.end_session(end, str(self.table.counts()), None)
             self.console.close()
             self.console.summary(sweep_lines(outcome, self.table))
             return outcome
