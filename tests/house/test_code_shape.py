@@ -14,7 +14,6 @@ MIN_FILE_LINES = 60
 # Files below MIN_FILE_LINES -> why they stand alone.
 SMALL_FILES = {
     **{f"cli/{name}.py": "one file a command" for name in ("init", "rollout", "sweep")},
-    "cli/arguments.py": "shared by the commands, and imported by all of them at the start",
     "connectors/errors.py": "the command line tells the error without importing numpy",
     "envs/recorded_step.py": "what recorders receive, from one agent and from several alike",
     "experiment/report/plots.py": "shared by sweeps and verifications",
