@@ -1,7 +1,7 @@
 """``rlrun train``: train an experiment file or a group of its runs, or resume one (experiment/)."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,11 @@ from rlrun.cli.arguments import (
     seeds_of,
     split_words,
 )
+
+if TYPE_CHECKING:
+    from rlrun.experiment.outcome import RunOutcome
+    from rlrun.experiment.report.console import ConsoleStyle
+    from rlrun.experiment.sweep.report import SweepOutcome
 
 _AUTO = Path("auto")
 
@@ -70,29 +75,37 @@ def train(  # noqa: PLR0913 - one parameter for each option
     from rlrun.actors.ray_runtime import stop_ray
     from rlrun.config.group import group_overrides
     from rlrun.config.loader import load
-    from rlrun.experiment.outcome import RunOutcome
-    from rlrun.experiment.run import resume_experiment, run_experiment
-    from rlrun.experiment.run_folder import is_sweep_folder
+    from rlrun.experiment.run import run_experiment
     from rlrun.experiment.sweep.report import SweepOutcome
-    from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
+    from rlrun.experiment.sweep.sweep import run_sweep
 
     style = console_style(quiet=quiet, plain=plain)
     # First, so that `env.key=value` adds to `--env`.
     first = [f"{key}={value}" for key, value in named.items() if value is not None]
     overrides = [*first, *overrides]
     group = group_overrides(overrides, None if seeds is None else seeds_of(seeds))
-    outcome: RunOutcome | SweepOutcome
     if resume is None or either:
         run = run_experiment if group is None else run_sweep
         loaded = load(file, group or overrides)
         outcome = run(loaded, run_dir=run_dir, resume=either, address=address, console=style)
-    elif is_sweep_folder(resume):
-        refuse_with_resume("group", overrides=overrides)
-        outcome = resume_sweep(resume, address=address, console=style)
     else:
-        outcome = resume_experiment(resume, overrides, address=address, console=style)
+        outcome = _resume(resume, overrides, address, style)
     stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)
     if isinstance(outcome, SweepOutcome) and outcome.any_failed:
         raise typer.Exit(errors.RUN_FAILED)
+
+
+def _resume(
+    path: Path, overrides: list[str], address: str | None, style: "ConsoleStyle | None"
+) -> "RunOutcome | SweepOutcome":
+    """Resume a run or a group."""
+    from rlrun.experiment.run import resume_experiment
+    from rlrun.experiment.run_folder import is_sweep_folder
+    from rlrun.experiment.sweep.sweep import resume_sweep
+
+    if not is_sweep_folder(path):
+        return resume_experiment(path, overrides, address=address, console=style)
+    refuse_with_resume("group", overrides=overrides)
+    return resume_sweep(path, address=address, console=style)
