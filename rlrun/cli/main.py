@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("rlrun.cli.sweep:sweep", "Search settings with Ray Tune."),
     "rollout": ("rlrun.cli.rollout:rollout", "Roll out a trained policy."),
     "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
+    "import": ("rlrun.cli.import_file:import_file", "Translate an experiment file of RLlib."),
     "list": ("rlrun.cli.list:list_names", "List algorithms, envs, models or configs."),
     "verify": ("rlrun.cli.verify:verify", "Train the reference cases against published numbers."),
     "init": ("rlrun.cli.init:init", "Write a commented starter file to stdout."),

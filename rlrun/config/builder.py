@@ -33,9 +33,6 @@ class _NotProvided:
 NotProvided: Final = _NotProvided()
 """Default of every argument: leaves the setting as it is. None is a value like any other."""
 
-_IGNORED = ("framework", "enable_connectors", "enable_tf1_exec_eagerly")
-"""Keys of RLlib for which rlrun has no choice."""
-
 
 class AlgorithmConfig:
     """Base of the algorithms' builders; a subclass sets `algorithm` and nothing else.
@@ -158,7 +155,7 @@ class AlgorithmConfig:
         unknown = []
         # The environment comes first, since setting it drops earlier arguments.
         for key, value in sorted(config.items(), key=lambda item: item[0] != "env"):
-            if key in _IGNORED:
+            if retired.without_effect(key) is not None:
                 continue
             if key == "env" and not isinstance(value, dict):
                 self.environment(value)
@@ -170,7 +167,7 @@ class AlgorithmConfig:
                 self._set(key, value)
             elif key in known[""].model_fields:
                 self._values[key] = copy.deepcopy(value)
-            elif (address := _address(key, known)) is not None:
+            elif (address := retired.address_of(key, known)) is not None:
                 section, _, field = address.rpartition(".")
                 self._set(section, {field: value})
             else:
@@ -253,17 +250,6 @@ class AlgorithmConfig:
 
 def _provided(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not NotProvided}
-
-
-def _address(key: str, known: Mapping[str, Any]) -> str | None:
-    """The address of a flat key: its successor, or the field of exactly one section."""
-    if key in retired.SUCCESSORS:
-        section, _, field = retired.SUCCESSORS[key].rpartition(".")
-        return retired.SUCCESSORS[key] if field in known[section].model_fields else None
-    owners = [name for name in known if name and key in known[name].model_fields]
-    # `explore` alone is about sampling, as in RLlib.
-    owners = [name for name in owners if name != "evaluation"] or owners
-    return f"{owners[0]}.{key}" if len(owners) == 1 else None
 
 
 def _as_name(key: str, value: Any) -> Any:

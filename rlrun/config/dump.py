@@ -3,13 +3,13 @@
 Owns: the written form of resolved configs. Must not know: run folders, terminals.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
-from rlrun.config.problems import Origin, Path
+from rlrun.config.problems import Origin, Path, join
 from rlrun.config.schedules import Decay
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.section import CodeSection
@@ -31,17 +31,27 @@ def to_plain(value: Any) -> Any:
 
 def dump_yaml(experiment: ExperimentConfig) -> str:
     """The whole experiment with its defaults, as a file for `load_experiment`."""
-    return _render(experiment, lambda _: None)
+    return _render(to_plain(experiment), lambda _: None)
 
 
 def show_yaml(experiment: ExperimentConfig, origin: Callable[[Path], Origin]) -> str:
     """Like `dump_yaml`, with the origin of every value in a comment behind it."""
-    return _render(experiment, lambda path: str(origin(path)))
+    return _render(to_plain(experiment), lambda path: str(origin(path)))
 
 
-def _render(experiment: ExperimentConfig, note: Callable[[Path], str | None]) -> str:
+def written_yaml(tree: dict[str, Any], sources: Mapping[str, str]) -> str:
+    """The plain values of a file; one with another source than its key says so in a comment."""
+
+    def note(path: Path) -> str | None:
+        source = sources.get(join(path))
+        return None if source == path[-1] else source
+
+    return _render(tree, note)
+
+
+def _render(values: dict[str, Any], note: Callable[[Path], str | None]) -> str:
     lines: list[tuple[str, str | None]] = []
-    for key, value in to_plain(experiment).items():
+    for key, value in values.items():
         if not isinstance(value, dict) or not value:
             lines.append((_entry(key, value), note((key,))))
             continue

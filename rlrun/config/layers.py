@@ -104,6 +104,12 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
     return tree, problems
 
 
+def override_of(key: str, overrides: Sequence[str]) -> str | None:
+    """The text of the last ``KEY=VALUE`` of this key."""
+    texts = [text for text in overrides if text.partition("=")[0].strip() == key]
+    return texts[-1].partition("=")[2].strip() if texts else None
+
+
 def split_address(address: str) -> list[str]:
     """``training.lr`` or ``training/lr`` as keys; a stop key keeps its own slashes."""
     parts = address.split(".") if "." in address else address.split("/")

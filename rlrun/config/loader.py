@@ -7,7 +7,7 @@ them. Must not know: how a step works; see layers.py, validate.py and the checks
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 
 from rlrun.config import checks, layers
@@ -16,6 +16,7 @@ from rlrun.config.env_checks import check_environment
 from rlrun.config.memory_checks import check_memory
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, Origin, Path, Problem
 from rlrun.config.registry import experiment_file
+from rlrun.config.rllib_file import Translation, is_rllib, translate
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
 from rlrun.config.validate import salvage, validate
@@ -29,6 +30,8 @@ class Loaded:
     experiment: ExperimentConfig
     tree: Node
     warnings: tuple[Problem, ...]
+    translation: Translation | None = None
+    """What became of the keys of a file in RLlib's form."""
 
     def origin(self, path: Path) -> Origin:
         """Origin of the value at `path`; DEFAULT if it was not written."""
@@ -60,11 +63,54 @@ def load_experiment(
 
 def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = ()) -> Loaded:
     """Like `load_experiment`, with the origins of the values and the warnings."""
-    file = None if path is None else experiment_file(FilePath(path))
-    tree = layers.read_file(file) if file is not None else Node({}, COMMAND_LINE)
+    if path is None:
+        tree, stem = Node({}, COMMAND_LINE), ""
+    else:
+        file = experiment_file(FilePath(path))
+        tree, stem = layers.read_file(file), file.stem
+        if is_rllib(tree):
+            return _load_translated(tree, layers.override_of("name", overrides), overrides)
+    return _load_over(tree, stem, overrides)
+
+
+def load_translations(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Loaded]:
+    """All experiments of a file in RLlib's form, or the one that ``name=`` chooses.
+
+    Raises:
+        ConfigError: with the problems of all.
+    """
+    tree = layers.read_file(FilePath(path))
+    if not is_rllib(tree):
+        message = "no file of RLlib, which has the form {name: {env: ..., run: ..., config: ...}}"
+        raise ConfigError([Problem(tree.origin, "", message)])
+    chosen = layers.override_of("name", overrides)
+    found: list[Loaded] = []
+    problems: list[Problem] = []
+    for name in [*tree.value] if chosen is None else [chosen]:
+        try:
+            found.append(_load_translated(tree, name, overrides))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _load_translated(tree: Node, name: str | None, overrides: Sequence[str]) -> Loaded:
+    """An experiment in RLlib's form, with one warning about the keys that have no effect here."""
+    translation = translate(tree, name)
+    loaded = _load_over(translation.tree, translation.name, overrides)
+    keys = ", ".join(found.key.rpartition(".")[2] for found in translation.without_effect)
+    message = "translated from RLlib's form; `rlrun import` shows the result"
+    message += f"; without effect here: {keys}" if keys else ""
+    own = Problem(translation.tree.origin, "", message)
+    return replace(loaded, warnings=(own, *loaded.warnings), translation=translation)
+
+
+def _load_over(tree: Node, stem: str, overrides: Sequence[str]) -> Loaded:
+    """The checked experiment of a tree, named `stem` unless it says otherwise."""
     tree, problems = layers.apply_overrides(tree, overrides)
-    tree = _named(layers.without_dropped_stops(tree), file)
-    return resolve(tree, problems)
+    return resolve(_named(layers.without_dropped_stops(tree), stem), problems)
 
 
 def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
@@ -115,17 +161,16 @@ def _in_order(problems: list[Problem]) -> list[Problem]:
     )
 
 
-def _named(tree: Node, file: FilePath | None) -> Node:
+def _named(tree: Node, stem: str) -> Node:
     """Name a run without a name after its file, or after its algorithm and environment."""
     name = tree.child("name")
     if name is not None and name.value is not None:
         return tree
-    if file is not None:
-        stem, origin = file.stem, Origin(str(file))
-    else:
+    origin = Origin(tree.origin.source) if stem else DEFAULT
+    if not stem:
         env = layers.find(tree, ("env", "use")).value
         algorithm = layers.find(tree, ("algorithm",)).value
         parts = [part for part in (algorithm, env) if isinstance(part, str)]
-        stem, origin = "_".join(part.rpartition(":")[2] for part in parts).lower(), DEFAULT
+        stem = "_".join(part.rpartition(":")[2] for part in parts).lower()
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("._-") or "experiment"
-    return Node({**tree.value, "name": Node(safe, origin)}, tree.origin)
+    return Node({"name": Node(safe, origin), **tree.value}, tree.origin)

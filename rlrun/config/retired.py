@@ -4,6 +4,9 @@ Owns: the answer to a key that used to exist. The same table translates RLlib's 
 the builder. Must not know: the schema; a test holds that every successor exists in it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 SUCCESSORS: dict[str, str] = {
     "num_workers": "env_runners.num_env_runners",
     "num_rollout_workers": "env_runners.num_env_runners",
@@ -64,19 +67,79 @@ SUCCESSORS: dict[str, str] = {
 }
 """Retired name -> the address that takes the same value."""
 
-_NO_PROBES = (
-    "an env runner that has not answered after env_runners.sample_timeout_s is replaced; "
-    "leave the key out"
-)
+_TORCH_ONLY = "rlrun trains with PyTorch only"
+_ONE_PROCESS = "one process learns, in turns with sampling or from a bounded queue"
+_INTERNAL = "a switch of RLlib's own code"
+
+NO_EFFECT: dict[str, str] = {
+    "env_runner_health_probe_timeout_s": (
+        "an env runner that has not answered after env_runners.sample_timeout_s is replaced"
+    ),
+    "worker_health_probe_timeout_s": (
+        "an env runner that has not answered after env_runners.sample_timeout_s is replaced"
+    ),
+    "sample_async": "IMPALA, APPO and A3C sample while they learn",
+    "enable_connectors": "connectors are always in use",
+    **dict.fromkeys(
+        (
+            *("framework", "use_pytorch", "eager", "eager_tracing", "enable_tf1_exec_eagerly"),
+            *("eager_max_retraces", "tf_session_args", "local_tf_session_args"),
+        ),
+        _TORCH_ONLY,
+    ),
+    **dict.fromkeys(
+        (
+            *("learner_queue_timeout", "num_multi_gpu_tower_stacks"),
+            *("num_aggregation_workers", "num_data_loader_buffers", "num_data_load_threads"),
+            *(
+                "max_sample_requests_in_flight_per_worker",
+                "max_requests_in_flight_per_replay_worker",
+            ),
+            *("max_requests_in_flight_per_aggregator_worker", "timeout_s_sampler_manager"),
+            *(
+                "timeout_s_replay_manager",
+                "timeout_s_aggregator_manager",
+                "replay_buffer_num_slots",
+            ),
+            *("no_local_replay_buffer", "replay_buffer_shards_colocated_with_driver"),
+            *("worker_side_prioritization", "num_replay_buffer_shards"),
+        ),
+        _ONE_PROCESS,
+    ),
+    **dict.fromkeys(
+        (
+            *("simple_optimizer", "fake_sampler", "api_stack", "placement_strategy"),
+            *("logger_config", "logger_creator", "log_sys_usage", "num_accs", "gpu"),
+            *("collect_metrics_timeout", "metrics_episode_collection_timeout_s"),
+            *("num_cpus_for_driver", "num_cpus_for_local_worker", "num_cpus_for_main_process"),
+            *(
+                "always_attach_evaluation_results",
+                "in_evaluation",
+                "extra_python_environs_for_driver",
+            ),
+            *("extra_python_environs_for_worker", "keep_per_episode_custom_metrics"),
+            *("replay_sequence_length", "storage_unit", "always_check_shapes"),
+        ),
+        _INTERNAL,
+    ),
+    "log_level": "the log of a run is complete",
+    "monitor": "`rlrun rollout RUN --video DIR` records videos",
+    "shuffle_sequences": "minibatches are always drawn at random",
+    "shuffle_batch_per_epoch": "minibatches are always drawn at random",
+    "vtrace_drop_last_ts": "the true last observation of a fragment bootstraps it",
+    "zero_init_states": "a replayed sequence starts with the state that acted there",
+    **dict.fromkeys(
+        ("dim", "grayscale", "zero_mean", "framestack"),
+        "env_runners.preprocessor_pref: deepmind gives 84 x 84 grey frames, 4 of them stacked",
+    ),
+}
+"""Retired name -> why nothing takes its place; leaving it out changes nothing."""
+
+_INTERNAL_PREFIXES = ("_enable_", "_disable_", "_fake_", "_tf_", "_use_")
+
 RULES: dict[str, str] = {
-    "env_runner_health_probe_timeout_s": _NO_PROBES,
-    "worker_health_probe_timeout_s": _NO_PROBES,
     "evaluation_config": "set evaluation.env, evaluation.env_runners and evaluation.explore",
     "evaluation_duration_unit": "evaluation.episodes counts episodes, evaluation.env_steps steps",
-    "sample_async": "IMPALA, APPO and A3C sample while they learn; leave the key out",
-    "enable_connectors": "connectors are always in use; leave the key out",
-    "framework": "rlrun trains with PyTorch only; leave the key out",
-    "enable_tf1_exec_eagerly": "rlrun trains with PyTorch only; leave the key out",
     "env_config": "arguments stand beside the id - write `env: {use: ID, key: value}`",
     "num_gpus": "name the learner's device instead: learners.device",
     "max_episode_steps": "it is an argument of gymnasium - `env: {use: ID, max_episode_steps: N}`",
@@ -85,8 +148,32 @@ RULES: dict[str, str] = {
     ),
     "use_gae": "advantages are always estimated by GAE; lambda_: 1 is plain returns",
     "use_critic": "the value function is always trained; leave the key out",
+    "use_kl_loss": "training.kl_coeff: 0 leaves the KL term out",
     "entropy_coeff_schedule": "entropy_coeff itself takes a schedule: [[env_steps, value], ...]",
     "config": "its keys stand at the top of the file, in their sections",
+    "vtrace": "IMPALA and APPO always correct with V-trace; leave the key out",
+    "hiddens": "append these layers to model.hidden: each stream has the last layer for itself",
+    "optimization": "set training.lr, training.critic_lr and training.alpha_lr",
+    "q_model_config": "critics and policy have the layers of `model`",
+    "policy_model_config": "critics and policy have the layers of `model`",
+    "replay_buffer_config": "set replay.capacity, replay.prioritized, replay.alpha and replay.beta",
+    "exploration_config": "set the section `exploration`, for example exploration.epsilon",
+    "multiagent": "its successor is the section `multi_agent`",
+    "policy_mapping_fn": "its successor is multi_agent.agents",
+    "minibatch_buffer_size": "its successor in APPO is training.circular_buffer_num_batches",
+    "replay_ratio": "batches are not replayed; APPO's circular_buffer_* reuses them",
+    "replay_proportion": "batches are not replayed; APPO's circular_buffer_* reuses them",
+    "num_samples": "its successor is sweep.trials; sweep.seeds repeats each point",
+    "grid_search": "its successor is sweep.space: {training.lr: {grid: [...]}}",
+    **dict.fromkeys(
+        ("input", "input_config", "input_evaluation", "off_policy_estimation_methods"),
+        "rlrun learns from environments, not from recorded data; an environment that lives "
+        "elsewhere is wrapped as a gymnasium one",
+    ),
+    **dict.fromkeys(
+        ("output", "output_config", "output_max_file_size", "output_compress_columns"),
+        "`rlrun rollout --save FILE` records transitions",
+    ),
 }
 """Retired name -> what to do instead, where no single key takes its place."""
 
@@ -94,13 +181,21 @@ STOP_KEYS: dict[str, str] = {
     "timesteps_total": "env_steps",
     "num_env_steps_sampled": "env_steps",
     "num_env_steps_sampled_lifetime": "env_steps",
-    "episode_reward_mean": "episode_return_mean",
-    "episode_reward_min": "episode_return_min",
-    "episode_reward_max": "episode_return_max",
     "episodes_total": "episodes",
     "time_total_s": "time_s",
-    "env_runners/episode_return_mean": "episode_return_mean",
-    "env_runners/episode_reward_mean": "episode_return_mean",
+    "agent_timesteps_total": "agent_steps",
+    "num_agent_steps_sampled": "agent_steps",
+    **{
+        f"{group}{sampled}episode_{old}": f"{group}episode_{new}"
+        for group in ("", "evaluation/")
+        for sampled in ("", "sampler_results/", "env_runners/")
+        for old, new in (
+            *((f"reward_{kind}", f"return_{kind}") for kind in ("mean", "min", "max")),
+            *((f"return_{kind}", f"return_{kind}") for kind in ("mean", "min", "max")),
+            ("len_mean", "len_mean"),
+        )
+        if f"{sampled}episode_{old}" != f"episode_{new}"
+    },
 }
 """Result keys of RLlib -> rlrun's."""
 
@@ -125,4 +220,26 @@ def advice(name: str) -> str | None:
         return f"retired; its successor is {SUCCESSORS[name]}"
     if name in RULES:
         return f"retired; {RULES[name]}"
+    if (reason := without_effect(name)) is not None:
+        return f"retired; {reason}; leave the key out"
     return None
+
+
+def without_effect(name: str) -> str | None:
+    """Why nothing takes the place of a retired name, or None where that is not so."""
+    return _INTERNAL if name.startswith(_INTERNAL_PREFIXES) else NO_EFFECT.get(name)
+
+
+def address_of(key: str, known: Mapping[str, Any]) -> str | None:
+    """The address of a flat key of RLlib: its successor, or the field of exactly one section.
+
+    Args:
+        known: section -> its schema.
+    """
+    if key in SUCCESSORS:
+        section, _, field = SUCCESSORS[key].rpartition(".")
+        return SUCCESSORS[key] if field in known[section].model_fields else None
+    owners = [name for name in known if name and key in known[name].model_fields]
+    # `explore` alone is about sampling, as in RLlib.
+    owners = [name for name in owners if name != "evaluation"] or owners
+    return f"{owners[0]}.{key}" if len(owners) == 1 else None

@@ -1,0 +1,98 @@
+"""``rlrun import``: write an experiment file of RLlib in rlrun's form (config/rllib_file.py)."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlrun.cli.arguments import Words, split_words
+
+if TYPE_CHECKING:
+    from rlrun.config.loader import Loaded
+
+
+def import_file(
+    words: Words = None,
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="PATH", help="File; a folder for several. Default: stdout."
+        ),
+    ] = None,
+) -> None:
+    """Translate an experiment file of RLlib, and say what has no effect here.
+
+    rlrun import cartpole-ppo.yaml -o ppo.yaml
+
+    rlrun import regression-tests.yaml -o experiments
+
+    rlrun import regression-tests.yaml name=apex
+    """
+    file, overrides = split_words(words)
+    if file is None:
+        raise typer.BadParameter("name a FILE.yaml of RLlib")
+    from rlrun.config.loader import load_translations
+    from rlrun.config.problems import InputError
+
+    experiments = load_translations(file, overrides)
+    if output is None and len(experiments) > 1:
+        names = ", ".join(loaded.experiment.name for loaded in experiments)
+        raise InputError(f"{file} holds {names}; name a folder for them, -o DIR, or one: name=NAME")
+    texts = {loaded.experiment.name: _text(file, loaded) for loaded in experiments}
+    if output is None:
+        typer.echo("".join(texts.values()), nl=False)
+    else:
+        _write(output, texts)
+    for loaded in experiments:
+        _report(loaded)
+
+
+def _text(file: Path, loaded: "Loaded") -> str:
+    """The experiment as a file, with the old key of each value in a comment."""
+    from rlrun.config.dump import written_yaml
+
+    translation = loaded.translation
+    assert translation is not None
+    lines = [f"# {translation.name} of {file.name}, a file of RLlib, translated by `rlrun import`."]
+    lines += [
+        f"# No effect here: {found.key}: {found.message}" for found in translation.without_effect
+    ]
+    body = written_yaml(loaded.tree.plain(), translation.sources)
+    return "\n".join(lines) + "\n" + body
+
+
+def _write(output: Path, texts: dict[str, str]) -> None:
+    """Write one file, or a folder of several; nothing where a file is there already."""
+    from rlrun.config.problems import InputError
+
+    is_folder = len(texts) > 1 or output.is_dir()
+    files = {output / f"{name}.yaml" if is_folder else output: text for name, text in texts.items()}
+    for path in files:
+        if path.exists():
+            raise InputError(f"{path} exists already; name another file, or remove it")
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            typer.echo(f"{path}")
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror}") from None
+
+
+def _report(loaded: "Loaded") -> None:
+    """How many keys were translated, filled in or have no effect, and the latter with reasons."""
+    from rlrun.cli import errors
+    from rlrun.config.rllib_rules import DEFAULT
+
+    translation = loaded.translation
+    assert translation is not None
+    errors.report_problems(translation.without_effect, style="yellow", prefix="no effect here: ")
+    errors.report_problems(loaded.warnings[1:], style="yellow", prefix="warning: ")
+    num_defaults = sum(source.startswith(DEFAULT) for source in translation.sources.values())
+    counts = (
+        f"{len(translation.sources) - num_defaults} settings translated",
+        f"{num_defaults} defaults of RLlib filled in",
+        f"{len(translation.without_effect)} without effect here",
+    )
+    typer.echo(f"{translation.name}: {', '.join(counts)}", err=True)

@@ -1,0 +1,399 @@
+"""RLlib's experiment files, ``{name: {env, run, stop, config}}``, translated into rlrun's form.
+
+Owns: reading that form, and the arithmetic where a key has the same name and another meaning. Each
+key is translated, refused with a reason, or listed as without effect here; what a file leaves out
+gets RLlib's default, so that it means what it meant. Must not know: types and bounds of values,
+which are checked after the translation, at the lines of the old file. Names, defaults and reasons
+are data: rllib_tables.py and retired.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.config import retired
+from rlrun.config import rllib_tables as tables
+from rlrun.config.problems import COMMAND_LINE, ConfigError, Path, Problem, join
+from rlrun.config.registry import algorithm_class, no_such, suggestion
+from rlrun.config.rllib_rules import COMMON, DEFAULT, RLLIB_DEFAULT, RULES, OldSettings
+from rlrun.config.schema import ExperimentConfig, sections
+from rlrun.config.yaml_tree import Node, from_plain
+
+_OF_THE_FORM = ("run", "config", "env", "stop")
+_GRID = "grid_search"
+
+
+@dataclass(frozen=True)
+class Translation:
+    """An experiment of an old file in rlrun's form."""
+
+    name: str
+    tree: Node
+    """As of a file without a name; values have the places of the old keys, or `RLLIB_DEFAULT`."""
+    sources: dict[str, str]
+    """Address -> the old key, and what was done to its value where it changed."""
+    without_effect: tuple[Problem, ...]
+    """Keys that nothing here corresponds to, each with the reason."""
+
+
+def is_rllib(tree: Node) -> bool:
+    """Whether a file has RLlib's form: experiments by name, each with `run`, `env` or `config`."""
+    if not isinstance(tree.value, dict) or "algorithm" in tree.value:
+        return False
+    unknown = [node for key, node in tree.value.items() if key not in ExperimentConfig.model_fields]
+    return any(
+        isinstance(node.value, dict) and any(key in node.value for key in _OF_THE_FORM)
+        for node in unknown
+    )
+
+
+def translate(tree: Node, name: str | None = None) -> Translation:
+    """The experiment `name` of a file of several, or its only one, whose name `name` may replace.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    names = list(tree.value)
+    if len(names) == 1:
+        name = names[0]
+    if name is None:
+        several = f"the file holds {len(names)} experiments, {', '.join(names)}; choose one:"
+        raise ConfigError([Problem(tree.origin, "", f"{several} name={names[0]}")])
+    if name not in names:
+        raise ConfigError([Problem(COMMAND_LINE, "name", no_such("experiment", name, names))])
+    experiment = tree.value[name]
+    if not isinstance(experiment.value, dict):
+        message = "expected an experiment of RLlib: keys and values with run, env and config"
+        raise ConfigError([Problem(experiment.origin, name, message)])
+    grids = dict(_grids(experiment, ()))
+    problems = [
+        Problem(node.origin, join((name, *path)), "expected a list of at least one value")
+        for path, node in grids.items()
+        if not isinstance(node.value, list) or not node.value
+    ]
+    if problems:
+        raise ConfigError(problems)
+    first = experiment
+    for path, node in grids.items():
+        first = _with(first, path, node.value[0])
+    translator = _Translator(name, first)
+    translator.translate()
+    for path, node in grids.items():
+        variants = [_Translator(name, _with(first, path, value)) for value in node.value]
+        translator.vary(path, node, variants)
+    return translator.finish()
+
+
+def _grids(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
+    """Where values of a grid stand, and their list."""
+    if not isinstance(node.value, dict):
+        return
+    if list(node.value) == [_GRID]:
+        yield path, Node(node.value[_GRID].value, node.origin)
+        return
+    for key, below in node.value.items():
+        yield from _grids(below, (*path, key))
+
+
+def _with(node: Node, path: Path, value: Node) -> Node:
+    if not path:
+        return value
+    return Node({**node.value, path[0]: _with(node.value[path[0]], path[1:], value)}, node.origin)
+
+
+class _Translator(OldSettings):
+    """One experiment on its way.
+
+    Args:
+        name: of the experiment.
+        experiment: its keys and values, without grids.
+    """
+
+    def __init__(self, name: str, experiment: Node) -> None:
+        super().__init__(name)
+        self.experiment = experiment
+        self.sweep: dict[str, Node] = {}
+
+    def translate(self) -> None:
+        """Fill `settings`; problems are collected."""
+        known = {"env": self._env, "run": self._run, "stop": self._stop, "config": self._config}
+        for key in ("run", *(key for key in self.experiment.value if key != "run")):
+            node = self.experiment.value.get(key)
+            if node is None:
+                self.refuse(self.experiment, "run", "missing; it names the algorithm: run: PPO")
+            elif key in known:
+                known[key](node)
+            else:
+                self._beside_config(key, node)
+        if "env" not in self.values and "env" not in self.experiment.value:
+            self.refuse(self.experiment, "env", "missing; it names the environment")
+        self._fill_in()
+
+    def _fill_in(self) -> None:
+        """RLlib's defaults, then the rules of the algorithm."""
+        for name, value in tables.DEFAULTS[self.algorithm.kind].items():
+            if name not in self.values:
+                self.values[name] = from_plain(value, RLLIB_DEFAULT)
+                self.sources[name] = DEFAULT
+        self._agents()
+        for rule in (*RULES[self.algorithm.name], *COMMON):
+            rule(self)
+        for name in [name for name in self.values if name in tables.KEPT]:
+            node = self.values.pop(name)
+            if node.origin != RLLIB_DEFAULT:
+                self.refuse(node, name, f"{self.algorithm.kind} has no such key")
+
+    # Keys
+
+    def _run(self, node: Node) -> None:
+        run = node.value
+        if isinstance(run, str) and run in tables.ALGORITHMS:
+            self.algorithm = tables.ALGORITHMS[run]
+        elif isinstance(run, str) and run in tables.NOT_HERE:
+            self.refuse(node, "run", f"{run} is not here; {tables.NOT_HERE[run]}")
+        else:
+            self.refuse(node, "run", no_such("algorithm", str(run)[:80], tables.ALGORITHMS))
+
+    def _stop(self, node: Node) -> None:
+        if not isinstance(node.value, dict):
+            self.refuse(node, "stop", "expected keys and values")
+            return
+        stop = {retired.STOP_KEYS.get(key, key): value for key, value in node.value.items()}
+        self.values["stop"], self.sources["stop"] = Node(stop, node.origin), "stop"
+
+    def _beside_config(self, key: str, node: Node) -> None:
+        """A key of Ray Tune."""
+        reason = tables.WITHOUT_COUNTERPART.get(key)
+        if key == "num_samples":
+            self._num_samples(node)
+        elif key == "checkpoint_score_attr":
+            metric = str(node.value)
+            name = metric.removeprefix("min-")
+            self.set("checkpoint.metric", retired.STOP_KEYS.get(name, name), node, key)
+            self.set("checkpoint.mode", "min" if metric != name else "max", node, key)
+        elif key == "checkpoint_freq" and node.value == 0:
+            self.set("checkpoint.every", None, node, key)
+        elif reason is not None:
+            self.ignore(node, key, reason)
+        elif retired.SUCCESSORS.get(key, "").startswith("checkpoint."):
+            self.set(retired.SUCCESSORS[key], node.value, node, key)
+        else:
+            names = (*_OF_THE_FORM, "num_samples", "checkpoint_freq", "checkpoint_at_end")
+            self.refuse(node, key, no_such("key beside config", key, names))
+
+    def _num_samples(self, node: Node) -> None:
+        if node.value != 1:
+            self.sweep["seeds"] = node
+
+    def _config(self, node: Node) -> None:
+        if not isinstance(node.value, dict):
+            self.refuse(node, "config", "expected keys and values")
+            return
+        known = sections(algorithm_class(self.algorithm.name).Training)
+        for key, below in node.value.items():
+            mapping = tables.SPELLINGS.get(key, key)
+            if mapping in tables.MAPPINGS and isinstance(below.value, dict):
+                for inner, item in below.value.items():
+                    self._key(f"{mapping}.{inner}", f"config.{key}.{inner}", item, known)
+            elif mapping in tables.MAPPINGS and below.value is not None:
+                self.refuse(below, f"config.{key}", "expected keys and values")
+            elif mapping not in tables.MAPPINGS:
+                self._key(key, f"config.{key}", below, known)
+
+    def _key(self, name: str, written: str, node: Node, known: dict[str, Any]) -> None:
+        """One key of `config`; `name` has dots for mappings, in one spelling."""
+        own = name.rpartition(".")[2]
+        if name == "optimizer":
+            self.ignore(node, written, "Ray's actors of replay and learning are no part of rlrun")
+        elif name in tables.ONLY:
+            values, why = tables.ONLY[name]
+            if node.plain() in values:
+                self.ignore(node, written, why)
+            else:
+                self.refuse(node, written, f"only {values[0]!r} is translated: {why}")
+        elif name in tables.KEPT:
+            self._keep(name, node, written)
+        elif name == "env":
+            self._env(node)
+        elif (address := _address(name, known)) is not None:
+            self._keep(address, node, written)
+        elif (reason := retired.without_effect(own)) is not None:
+            self.ignore(node, written, reason)
+        else:
+            self.refuse(node, written, self._unknown(own, known))
+
+    def _keep(self, name: str, node: Node, written: str) -> None:
+        if node.value is None and written.endswith("_schedule"):
+            return
+        earlier = self.values.get(name)
+        if earlier is not None and written.endswith((".lr", ".entropy_coeff")):
+            return  # its schedule goes first
+        if name.startswith("model.") and earlier is not None and earlier.plain() != node.plain():
+            self.refuse(node, written, "policy and critics have the same layers here")
+        self.values[name], self.sources[name] = node, written.removeprefix("config.")
+
+    def _unknown(self, key: str, known: dict[str, Any]) -> str:
+        advice = retired.advice(key)
+        if advice is not None:
+            return f"not translated; {advice.removeprefix('retired; ')}"
+        names = [field for schema in known.values() for field in schema.model_fields]
+        return f"unknown key{suggestion(key, [*names, *retired.SUCCESSORS, *retired.NO_EFFECT])}"
+
+    # Environment and agents
+
+    def _agents(self) -> None:
+        """Arguments of the environments, and the policies of several agents."""
+        name, policies = self.value("env"), self.values.pop("multiagent.policies", None)
+        mapping = self.values.pop("multiagent.policy_mapping_fn", None)
+        if (arguments := self._arguments("env_config")) and "env" in self.values:
+            self.values["env"] = from_plain({"use": name, **arguments}, self.values["env"].origin)
+        if differing := self._arguments("evaluation_config.env_config"):
+            self.derive("evaluation.env", differing, "evaluation.interval")
+            self.sources["evaluation.env"] = "evaluation_config.env_config"
+        if policies is None and name in tables.SEVERAL_AGENTS:
+            self.derive("multi_agent.policies", ["default_policy"], DEFAULT)
+        elif policies is not None:
+            self._policies(policies, mapping)
+
+    def _policies(self, policies: Node, mapping: Node | None) -> None:
+        written, ids = "config.multiagent.policies", policies.plain()
+        if isinstance(ids, dict):
+            for policy_id, spec in ids.items():
+                parts = spec if isinstance(spec, list) else [spec]
+                if any(parts):
+                    message = "policies with classes, spaces or settings of their own are written"
+                    message += " by hand, in multi_agent.policies"
+                    self.refuse(policies.value[policy_id], f"{written}.{policy_id}", message)
+            ids = list(ids)
+        self.set("multi_agent.policies", ids, policies, "multiagent.policies")
+        if mapping is None or not isinstance(ids, list):
+            return
+        kind = mapping.plain()
+        kind = kind.get("type") if isinstance(kind, dict) else kind
+        if isinstance(kind, str) and kind.startswith("ray.") and kind.endswith("PolicyMappingFn"):
+            agents = {f"agent_{str(name).removeprefix('p')}": name for name in ids}
+            self.set("multi_agent.agents", agents, mapping, "multiagent.policy_mapping_fn")
+        else:
+            message = "write a table or code of two arguments: multi_agent.agents"
+            self.refuse(mapping, "config.multiagent.policy_mapping_fn", message)
+
+    def _env(self, node: Node) -> None:
+        name = node.value
+        if not isinstance(name, str):
+            message = "expected an environment's name; one that lives elsewhere is wrapped as a"
+            self.refuse(node, "env", f"{message} gymnasium environment")
+            return
+        own = name.rpartition(".")[2]
+        if name.startswith("ray."):
+            if own not in tables.ENVS:
+                message = f"{own} does not come with rlrun; a class of your own can be named"
+                self.refuse(node, "env", f'{message}: "package.module:{own}"')
+            name = tables.ENVS.get(own, own)
+        elif "/" not in name and "-v" not in name and own != name:
+            name = f"{name.rpartition('.')[0]}:{own}"
+        self.set("env", tables.ENV_IDS.get(name, name), node, "env")
+
+    def _arguments(self, name: str) -> dict[str, Any]:
+        """Arguments of the environment, with the names that they have here."""
+        node = self.values.pop(name, None)
+        given = {} if node is None else node.plain()
+        if not isinstance(given, dict):
+            assert node is not None
+            self.refuse(node, f"config.{name}", "expected keys and values")
+            return {}
+        if self.value("env") not in tables.ENVS.values():
+            return given
+        arguments = given["config"] if isinstance(given.get("config"), dict) else given
+        renamed = {}
+        for key, value in arguments.items():
+            new = tables.ENV_ARGUMENTS.get(key, key)
+            if new is None:
+                assert node is not None
+                self.ignore(node, f"config.{name}.{key}", f"{self.value('env')} has no such thing")
+            else:
+                renamed[new] = value
+        return renamed
+
+    # Grids
+
+    def vary(self, path: Path, node: Node, variants: Sequence["_Translator"]) -> None:
+        """Vary the setting that the values of a grid change."""
+        if path == ("config", "seed"):
+            self.sweep["seeds"] = node
+            return
+        for variant in variants:
+            variant.translate()
+            self.problems += [one for one in variant.problems if one not in self.problems]
+        names = dict.fromkeys(name for variant in variants for name in variant.values)
+        values = {
+            name: [variant.value(name) for variant in variants]
+            for name in names
+            if any(variant.value(name) != self.value(name) for variant in variants)
+        }
+        if len(values) > 1:
+            message = f"the values change {' and '.join(values)} together; write one file for each"
+            self.refuse(node, join(path), message)
+        space = self.sweep.setdefault("space", Node({}, node.origin))
+        for name, grid in values.items():
+            space.value[name] = Node({"grid": from_plain(grid, node.origin)}, node.origin)
+
+    def finish(self) -> Translation:
+        """The translation. Raises ConfigError with all problems."""
+        if self.problems:
+            line = lambda problem: (problem.origin.line or 0, problem.origin.column or 0)  # noqa: E731
+            raise ConfigError(sorted(dict.fromkeys(self.problems), key=line))
+        self._finish_sweep()
+        tree = {
+            "algorithm": Node(self.algorithm.name, self.experiment.value["run"].origin),
+        }
+        for address in sorted(self.values, key=_place):
+            section, _, field = address.partition(".")
+            if field:
+                below = tree.setdefault(section, Node({}, self.experiment.origin))
+                below.value[field] = self.values[address]
+            else:
+                tree[section] = self.values[address]
+        if self.sweep:
+            tree["sweep"] = Node(self.sweep, self.experiment.origin)
+        root = Node(tree, self.experiment.origin)
+        sources = {address: self.sources[address] for address in self.values}
+        return Translation(self.name, root, sources, tuple(self.without_effect))
+
+    def _finish_sweep(self) -> None:
+        """Without a setting that varies, seeds are no sweep: the first one is trained."""
+        space, seeds = self.sweep.get("space"), self.sweep.get("seeds")
+        if space is not None and space.value:
+            return
+        self.sweep.clear()
+        if seeds is None:
+            return
+        several = seeds.plain()
+        first = several[0] if isinstance(several, list) else None
+        if first is not None:
+            self.set("seed", first, seeds, "seed")
+        text = ",".join(map(str, several)) if isinstance(several, list) else str(several)
+        reason = f"one run is trained; `rlrun train FILE --seeds {text}` repeats it"
+        self.ignore(seeds, "num_samples" if first is None else "config.seed", reason)
+
+
+def _place(address: str) -> int:
+    return list(ExperimentConfig.model_fields).index(address.partition(".")[0])
+
+
+def _address(name: str, known: dict[str, Any]) -> str | None:
+    """The address of a key of `config`, as RLlib means it."""
+    mapping, _, key = name.rpartition(".")
+    if name in tables.ADDRESSES:
+        address: str | None = tables.ADDRESSES[name]
+    elif mapping == "model":
+        own = retired.SUCCESSORS.get(key, f"model.{key}")
+        is_own = own.removeprefix("model.") in known["model"].model_fields
+        address = own if is_own else None
+    elif mapping == "evaluation_config":
+        own = retired.address_of(key, known) or ""
+        address = f"evaluation.{own}" if own.startswith("env_runners.") else None
+    elif name in ("seed", "callbacks"):
+        address = name
+    else:
+        address = None if mapping else retired.address_of(key, known)
+    return address

@@ -1,0 +1,395 @@
+"""Keys of RLlib that have the same name and another meaning: the arithmetic of the translation.
+
+Owns: the settings of one old experiment while they are translated, and the rules of each algorithm
+that turn their meaning into rlrun's. Must not know: the form of the old file (rllib_file.py).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlrun.config import rllib_tables as tables
+from rlrun.config.problems import Origin, Problem
+from rlrun.config.schema import MEMORY_SWITCHES
+from rlrun.config.section import MOST
+from rlrun.config.yaml_tree import Node, from_plain
+
+DEFAULT = "default of RLlib 2.4"
+"""Source of a value that the old file does not hold."""
+RLLIB_DEFAULT = Origin(DEFAULT)
+
+
+class OldSettings:
+    """The settings of one experiment of an old file.
+
+    Args:
+        name: of the experiment.
+
+    Attributes:
+        values: name as in `rllib_tables.DEFAULTS`, in the end an address -> value.
+        sources: name -> the old key, and what was done to its value where that changed.
+        problems: keys that are refused.
+        without_effect: keys that nothing here corresponds to.
+        algorithm: of RLlib.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: dict[str, Node] = {}
+        self.sources: dict[str, str] = {}
+        self.problems: list[Problem] = []
+        self.without_effect: list[Problem] = []
+        self.algorithm = tables.ALGORITHMS["PPO"]
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """The value of a setting."""
+        return self.values[name].plain() if name in self.values else default
+
+    def number(self, name: str, default: Any = None) -> Any:
+        """The value of a setting if it is a number above 0 that may be valid, else the default."""
+        value = self.value(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if is_number and 0 < value <= MOST else default
+
+    def take(self, name: str) -> Any:
+        """The value of a setting, which is removed; None where there is none."""
+        node = self.values.pop(name, None)
+        return None if node is None else node.plain()
+
+    def is_given(self, name: str) -> bool:
+        """Whether the file has the setting."""
+        return name in self.values and self.values[name].origin != RLLIB_DEFAULT
+
+    def set(self, name: str, value: Any, node: Node, key: str) -> None:
+        """Set a value that was written at `node`, under `key`."""
+        self.values[name] = from_plain(value, node.origin)
+        self.sources[name] = key
+
+    def derive(self, name: str, value: Any, source: str, why: str = "") -> None:
+        """Set a value that follows from the setting `source`."""
+        node = self.values.get(source)
+        origin = RLLIB_DEFAULT if node is None else node.origin
+        said = self.sources.get(source, source)
+        self.sources[name] = f"{said}: {why}" if why else said
+        self.values[name] = from_plain(value, origin)
+
+    def refuse(self, node: Node, key: str, message: str) -> None:
+        """A key that cannot be translated."""
+        self.problems.append(Problem(node.origin, f"{self.name}.{key}", message))
+
+    def ignore(self, node: Node, key: str, reason: str) -> None:
+        """A key that has no effect here."""
+        self.without_effect.append(Problem(node.origin, f"{self.name}.{key}", reason))
+
+    @property
+    def num_runners(self) -> int:
+        """Env runners that sample."""
+        return int(max(self.number("env_runners.num_env_runners", 0), 1))
+
+    @property
+    def num_envs(self) -> int:
+        """Sub-environments of an env runner."""
+        return int(self.number("env_runners.num_envs_per_env_runner", 1))
+
+
+Rule = Callable[[OldSettings], None]
+
+_FRAGMENT, _BATCH = "env_runners.rollout_fragment_length", "training.train_batch_size"
+_ITERATION = "report.min_sample_timesteps_per_iteration"
+
+
+def _whole_batch(old: OldSettings, unit: int) -> None:
+    """RLlib samples rounds until it has a batch; here a batch is a multiple of `unit` exactly."""
+    wanted = old.number(_BATCH)
+    if wanted is None or old.value("env_runners.batch_mode") == "complete_episodes":
+        return
+    steps = max(math.ceil(wanted / unit), 1) * unit
+    if steps != wanted:
+        old.derive(_BATCH, steps, _BATCH, f"{wanted:g}, rounded up to whole rounds of {unit}")
+
+
+def _rounds(old: OldSettings) -> None:
+    """A batch is whole rounds of all runners; with "auto" any multiple of the environments."""
+    length, envs = old.number(_FRAGMENT), old.num_envs
+    if length is None:
+        _whole_batch(old, envs)
+        wanted, least = old.number(_BATCH, 0), envs * old.num_runners
+        if wanted < least and old.value("env_runners.batch_mode") != "complete_episodes":
+            old.derive(_BATCH, least, _BATCH, "a step of each environment")
+    else:
+        _whole_batch(old, int(length) * envs * old.num_runners)
+
+
+def _fragments(old: OldSettings) -> None:
+    """A batch is whole fragments of single runners."""
+    length = old.number(_FRAGMENT)
+    _whole_batch(old, old.num_envs * (1 if length is None else int(length)))
+
+
+def _sum_of_rows(old: OldSettings, num_rows: float) -> None:
+    """The loss is a sum over rows there and a mean here: gradients are `num_rows` times smaller."""
+    why = f"/ {num_rows:g}, as losses are sums over rows there and means here"
+    for name, divisor in (
+        ("training.grad_clip", num_rows),
+        ("training.adam_epsilon", num_rows),
+        ("training.rmsprop_epsilon", num_rows**2),
+    ):
+        if (value := old.number(name)) is not None:
+            old.derive(name, float(f"{value / divisor:.6g}"), name, why)
+
+
+def _sum_over_batch(old: OldSettings) -> None:
+    _sum_of_rows(old, old.number(_BATCH, 1))
+
+
+def _sum_over_fragment(old: OldSettings) -> None:
+    _sum_of_rows(old, old.number(_FRAGMENT, 1) * old.num_envs)
+
+
+def _ppo_losses(old: OldSettings) -> None:
+    old.values["training.normalize_advantages"] = from_plain("batch", RLLIB_DEFAULT)
+    old.sources["training.normalize_advantages"] = "as RLlib always does"
+    clip = old.values.pop("training.vf_clip_param")
+    if clip.value is not None:
+        message = "it clamps the squared error there, and the change of the prediction here"
+        refuse = old.ignore if clip.origin == RLLIB_DEFAULT else old.refuse
+        refuse(clip, "config.vf_clip_param", message)
+    coefficient = old.number("training.vf_loss_coeff")
+    if coefficient is not None:
+        why = "doubled, as the squared error is halved here"
+        old.derive("training.vf_loss_coeff", 2 * coefficient, "training.vf_loss_coeff", why)
+
+
+def _vtrace(old: OldSettings) -> None:
+    node = old.values.pop("vtrace", None)
+    if node is None:
+        return
+    if node.value is True or old.algorithm.name == "APPO":
+        corrected = "advantages are always V-trace's, which are GAE's for new samples"
+        old.ignore(node, "config.vtrace", corrected)
+    else:
+        old.refuse(node, "config.vtrace", "IMPALA always corrects with V-trace; take A2C without")
+
+
+def _appo(old: OldSettings) -> None:
+    if not old.take("use_kl_loss"):
+        old.derive("training.kl_coeff", 0.0, "use_kl_loss", "no KL term")
+    passes, kept = old.number("training.num_epochs", 1), old.number("minibatch_buffer_size", 1)
+    old.derive(
+        "training.target_network_update_freq", int(passes * kept), "training.num_epochs", "updates"
+    )
+    buffer = old.values.pop("minibatch_buffer_size", None)
+    if buffer is not None and passes > 1 and kept > 1:
+        why = "uses of each batch, in turns"
+        old.derive(
+            "training.circular_buffer_iterations_per_batch", passes, "training.num_epochs", why
+        )
+        old.set("training.circular_buffer_num_batches", kept, buffer, "minibatch_buffer_size")
+        old.derive("training.num_epochs", 1, "training.num_epochs", "a pass at each use")
+    elif buffer is not None:
+        old.ignore(buffer, "config.minibatch_buffer_size", "each batch is learned from once")
+
+
+def _impala(old: OldSettings) -> None:
+    node = old.values.pop("minibatch_buffer_size", None)
+    if node is not None:
+        reason = "passes over a batch come one after the other"
+        old.ignore(node, "config.minibatch_buffer_size", reason)
+
+
+def _replay(old: OldSettings) -> None:
+    """DQN and SAC: `train_batch_size` is the replayed minibatch there."""
+    size = old.number(_BATCH, 1)
+    length = old.number(_FRAGMENT)
+    is_short = length is None and not old.value("model.use_lstm")
+    if is_short:  # "auto", and the default
+        length = int(old.number("training.n_step", 1))
+        old.derive(_FRAGMENT, length, "training.n_step", "the fragment, with auto")
+    round_steps = int(length or 1) * old.num_envs * old.num_runners
+    if old.value("training.training_intensity") is None:
+        why = f"minibatch {size:g} / {round_steps} env steps of a round"
+        old.derive("training.training_intensity", size / round_steps, _BATCH, why)
+    old.derive("training.minibatch_size", old.value(_BATCH), _BATCH, "the replayed minibatch there")
+    old.derive(_BATCH, old.value(_ITERATION), _ITERATION, "the length of an iteration")
+    del old.values[_ITERATION]
+    _whole_batch(old, round_steps)
+    _replay_buffer(old)
+
+
+def _replay_buffer(old: OldSettings) -> None:
+    kind, wanted = "replay_buffer_config.type", old.values.pop("prioritized_replay", None)
+    is_prioritized = "Prioritized" in str(old.value(kind))
+    old.derive("replay.prioritized", is_prioritized, kind)
+    old.take(kind)
+    if wanted is not None:
+        old.set("replay.prioritized", wanted.value, wanted, "prioritized_replay")
+    if old.value("replay.prioritized") is not True:
+        for name in ("replay.alpha", "replay.beta", "replay.epsilon"):
+            if not old.is_given(name):
+                old.take(name)
+    last = old.values.pop("final_prioritized_replay_beta", None)
+    steps = old.take("prioritized_replay_beta_annealing_timesteps") or 20_000
+    if last is not None:
+        points = [[0, old.value("replay.beta")], [steps, last.value]]
+        old.set("replay.beta", points, last, "final_prioritized_replay_beta")
+
+
+def _sequences(old: OldSettings) -> None:
+    """R2D2's buffer counts sequences there."""
+    if not old.value("model.use_lstm") or old.algorithm.kind != "R2D2":
+        return
+    length = old.number("model.max_seq_len", 20) + old.number("replay.burn_in", 0)
+    if (capacity := old.number("replay.capacity")) is not None:
+        why = f"sequences of {length:g} there"
+        old.derive("replay.capacity", int(capacity * length), "replay.capacity", why)
+
+
+def _q_network(old: OldSettings) -> None:
+    widths, last = old.value("model.hidden"), old.value("hiddens")
+    if isinstance(widths, list) and isinstance(last, list):
+        source = "hiddens" if old.is_given("hiddens") else "model.hidden"
+        old.derive("model.hidden", [*widths, *last], source, "fcnet_hiddens and hiddens")
+    old.take("hiddens")
+
+
+def _epsilon(old: OldSettings) -> None:
+    """DQN's exploration."""
+    prefix = "exploration_config."
+    kind = old.values[f"{prefix}type"]
+    name = str(kind.plain()).rpartition(".")[2]
+    first, last, warmup, steps = (
+        old.value(f"{prefix}{key}")
+        for key in ("initial_epsilon", "final_epsilon", "warmup_timesteps", "epsilon_timesteps")
+    )
+    if name == "PerWorkerEpsilonGreedy":
+        old.derive("exploration.epsilon", 0.4, f"{prefix}type", "Ape-X's")
+        old.derive("exploration.runner_exponent", 7, f"{prefix}type", "Ape-X's")
+    elif name == "EpsilonGreedy" and old.value("training.noisy") is True and last == 0:
+        old.derive("exploration.epsilon", 0.0, f"{prefix}final_epsilon", "noisy weights explore")
+    elif name == "EpsilonGreedy":
+        points = [[0, first], [_sum(warmup, steps), last]]
+        if warmup:
+            points.insert(1, [warmup, first])
+        source = next(
+            (key for key in _EPSILON_KEYS if old.is_given(f"{prefix}{key}")), "final_epsilon"
+        )
+        old.derive("exploration.epsilon", points, f"{prefix}{source}", "a line between points")
+    else:
+        message = f"{name} is not translated; exploration.epsilon takes a schedule"
+        old.refuse(kind, "config.exploration_config.type", message)
+    for key in ("type", *_EPSILON_KEYS):
+        node = old.values.pop(f"{prefix}{key}", None)
+        if node is None or node.origin == RLLIB_DEFAULT:
+            continue
+        if key != "type" and name == "PerWorkerEpsilonGreedy":
+            reason = "each runner has an epsilon of its own, there as here"
+            old.ignore(node, f"config.exploration_config.{key}", reason)
+
+
+_EPSILON_KEYS = ("epsilon_timesteps", "final_epsilon", "initial_epsilon", "warmup_timesteps")
+
+
+def _sum(first: Any, second: Any) -> Any:
+    """The sum of two numbers; what is no number is reported when the schedule is checked."""
+    numbers = all(isinstance(n, int | float) for n in (first, second))
+    return first + second if numbers else second
+
+
+def _sac(old: OldSettings) -> None:
+    frequency = old.values.pop("training.target_network_update_freq", None)
+    round_steps = old.number(_FRAGMENT, 1) * old.num_envs * old.num_runners
+    if frequency is not None and isinstance(frequency.value, int) and frequency.value > round_steps:
+        message = f"targets move in every update here, which comes every {round_steps:g} env steps"
+        old.refuse(frequency, "config.target_network_update_freq", message)
+    if old.value("training.target_entropy") == "auto":
+        old.take("training.target_entropy")
+
+
+def _stochastic(old: OldSettings) -> None:
+    """Policies that explore by their own distribution need no `exploration_config`."""
+    for name in [name for name in old.values if name.startswith("exploration_config.")]:
+        node, key = old.values.pop(name), f"config.{name}"
+        if name == "exploration_config.type" and node.value != "StochasticSampling":
+            old.refuse(node, key, f"{old.algorithm.name} explores by its policy's distribution")
+        else:
+            old.ignore(node, key, "the policy's distribution explores")
+
+
+def _horizon(old: OldSettings) -> None:
+    """There the horizon terminates, as a death does, unless told otherwise."""
+    free = old.value("env_runners.soft_horizon") or old.value("env_runners.no_done_at_end")
+    if old.value("env_runners.horizon") is None:
+        if old.value("env_runners.soft_horizon") is False:
+            old.take("env_runners.soft_horizon")
+    elif not free:
+        node = old.values["env_runners.horizon"]
+        message = "an episode ends there as a death does; here it is truncated, with the value of"
+        old.refuse(
+            node, "config.horizon", f"{message} its last state: no_done_at_end: true says so"
+        )
+
+
+def _device(old: OldSettings) -> None:
+    node = old.values.pop("num_gpus", None)
+    if node is None:
+        return
+    if node.value == 0:
+        old.set("learners.device", "cpu", node, "num_gpus")
+    else:
+        old.ignore(node, "config.num_gpus", "learners.device: auto takes a GPU if there is one")
+
+
+def _memory(old: OldSettings) -> None:
+    if any(old.value(f"model.{name}") for name in MEMORY_SWITCHES):
+        old.take("model.share_layers")
+
+
+def _evaluation(old: OldSettings) -> None:
+    interval = old.value("evaluation.interval")
+    if interval == 0:
+        old.derive("evaluation.interval", None, "evaluation.interval")
+    unit = old.take("evaluation_duration_unit")
+    if unit == "timesteps" and "evaluation.episodes" in old.values:
+        old.derive("evaluation.env_steps", old.value("evaluation.episodes"), "evaluation.episodes")
+        old.take("evaluation.episodes")
+    inner = {name: old.values.pop(name) for name in list(old.values) if name.startswith(_IN_EVAL)}
+    if inner:
+        node = next(iter(inner.values()))
+        settings = {name.removeprefix(_IN_EVAL): below for name, below in inner.items()}
+        old.values["evaluation.env_runners"] = Node(settings, node.origin)
+        old.sources["evaluation.env_runners"] = "evaluation_config"
+    if interval and old.algorithm.name != "DQN" and "evaluation.explore" not in old.values:
+        old.derive("evaluation.explore", True, DEFAULT)
+
+
+_IN_EVAL = "evaluation.env_runners."
+
+
+def _conv(old: OldSettings) -> None:
+    """``[channels, [height, width], stride]`` there, ``[channels, kernel, stride]`` here."""
+    layers = old.value("model.conv")
+    if isinstance(layers, list):
+        old.derive("model.conv", [_square(layer) for layer in layers], "model.conv")
+
+
+def _square(layer: Any) -> Any:
+    if isinstance(layer, list) and len(layer) == 3 and isinstance(layer[1], list):
+        sizes = set(map(str, layer[1]))
+        return [layer[0], layer[1][0], layer[2]] if len(sizes) == 1 else layer
+    return layer
+
+
+RULES: dict[str, Sequence[Rule]] = {
+    "PG": (_rounds, _stochastic),
+    "A2C": (_rounds, _sum_over_batch, _stochastic),
+    "A3C": (_fragments, _sum_over_fragment, _stochastic),
+    "PPO": (_rounds, _ppo_losses, _stochastic),
+    "IMPALA": (_fragments, _sum_over_batch, _vtrace, _impala, _stochastic),
+    "APPO": (_fragments, _vtrace, _appo, _stochastic),
+    "DQN": (_sequences, _replay, _q_network, _epsilon),
+    "SAC": (_replay, _sac, _stochastic),
+}
+"""Algorithm here -> its rules, in their order."""
+
+COMMON: Sequence[Rule] = (_horizon, _device, _memory, _evaluation, _conv)
+"""Rules of all algorithms."""

@@ -1,0 +1,348 @@
+"""What keys of RLlib's experiment files mean here: tables for the translator (rllib_file.py).
+
+Owns: algorithms, defaults and environments of RLlib 2.4, the last release with all ten algorithms,
+and the addresses that its nested keys have here. Names that take the same value in any form of
+config stand in retired.py. Must not know: the schema; a test holds that every address exists in it.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Algorithm(NamedTuple):
+    """An algorithm of RLlib."""
+
+    name: str
+    """The algorithm here."""
+    kind: str
+    """Key of `DEFAULTS`, whose values lie over the algorithm's of the same `name`."""
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "PG": Algorithm("PG", "PG"),
+    "A2C": Algorithm("A2C", "A2C"),
+    "A3C": Algorithm("A3C", "A3C"),
+    "PPO": Algorithm("PPO", "PPO"),
+    "APPO": Algorithm("APPO", "APPO"),
+    "IMPALA": Algorithm("IMPALA", "IMPALA"),
+    "DQN": Algorithm("DQN", "DQN"),
+    "SimpleQ": Algorithm("DQN", "SimpleQ"),
+    "APEX": Algorithm("DQN", "APEX"),
+    "APEX_DQN": Algorithm("DQN", "APEX"),
+    "R2D2": Algorithm("DQN", "R2D2"),
+    "SAC": Algorithm("SAC", "SAC"),
+}
+"""Value of `run` -> the algorithm."""
+
+NOT_HERE: dict[str, str] = {
+    **dict.fromkeys(
+        ("DDPPO", "DD-PPO"), "write run: PPO; learners.num_learners shares each minibatch"
+    ),
+    **dict.fromkeys(
+        ("BC", "MARWIL", "CQL", "CRR", "DT"), "rlrun learns from environments, not from data"
+    ),
+    **dict.fromkeys(("DDPG", "TD3", "APEX_DDPG"), "SAC is for continuous actions here"),
+}
+"""Values of `run` that are not translated, and what is here instead."""
+
+_ON_POLICY: dict[str, Any] = {
+    "model.hidden": [256, 256],
+    "model.activation": "tanh",
+    "model.free_log_std": False,
+    "model.share_layers": True,
+    "training.gamma": 0.99,
+    "training.grad_clip": None,
+    "training.adam_epsilon": 1e-8,
+}
+_A3C: dict[str, Any] = {
+    **_ON_POLICY,
+    "env_runners.num_env_runners": 2,
+    "env_runners.rollout_fragment_length": 10,
+    "training.lr": 1e-4,
+    "training.lambda_": 1.0,
+    "training.vf_loss_coeff": 0.5,
+    "training.entropy_coeff": 0.01,
+    "training.grad_clip": 40.0,
+}
+_IMPALA: dict[str, Any] = {
+    **_A3C,
+    "env_runners.rollout_fragment_length": 50,
+    "training.train_batch_size": 500,
+    "training.lr": 5e-4,
+}
+_DQN: dict[str, Any] = {
+    "model.hidden": [256, 256],
+    "model.activation": "tanh",
+    "training.gamma": 0.99,
+    "training.lr": 5e-4,
+    "training.adam_epsilon": 1e-8,
+    "training.grad_clip": 40.0,
+    "training.train_batch_size": 32,
+    "training.n_step": 1,
+    "training.num_steps_sampled_before_learning_starts": 1000,
+    "training.target_network_update_freq": 500,
+    "report.min_sample_timesteps_per_iteration": 1000,
+    "exploration_config.type": "EpsilonGreedy",
+    "exploration_config.initial_epsilon": 1.0,
+    "exploration_config.final_epsilon": 0.02,
+    "exploration_config.warmup_timesteps": 0,
+    "exploration_config.epsilon_timesteps": 10_000,
+    "replay_buffer_config.type": "MultiAgentPrioritizedReplayBuffer",
+    "replay.capacity": 50_000,
+    "replay.alpha": 0.6,
+    "replay.beta": 0.4,
+    "replay.epsilon": 1e-6,
+}
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "PG": {**_ON_POLICY, "training.lr": 4e-4, "training.train_batch_size": 200},
+    "A2C": {
+        **_A3C,
+        "env_runners.rollout_fragment_length": "auto",
+        "training.train_batch_size": 32,
+    },
+    "A3C": {**_A3C, "training.train_batch_size": 1000},
+    "PPO": {
+        **_ON_POLICY,
+        "model.share_layers": False,
+        "env_runners.num_env_runners": 2,
+        "training.train_batch_size": 4000,
+        "training.lr": 5e-5,
+        "training.lambda_": 1.0,
+        "training.num_epochs": 30,
+        "training.minibatch_size": 128,
+        "training.clip_param": 0.3,
+        "training.vf_loss_coeff": 1.0,
+        "training.vf_clip_param": 10.0,
+        "training.entropy_coeff": 0.0,
+        "training.kl_coeff": 0.2,
+        "training.kl_target": 0.01,
+    },
+    "IMPALA": _IMPALA,
+    "APPO": {
+        **_IMPALA,
+        "training.num_epochs": 1,
+        "training.clip_param": 0.4,
+        "training.kl_coeff": 1.0,
+        "training.kl_target": 0.01,
+        "use_kl_loss": False,
+    },
+    "DQN": {**_DQN, "hiddens": [256]},
+    "SimpleQ": {
+        **_DQN,
+        "hiddens": [],
+        "training.double_q": False,
+        "training.dueling": False,
+        "env_runners.rollout_fragment_length": 4,
+        "replay_buffer_config.type": "MultiAgentReplayBuffer",
+    },
+    "APEX": {
+        **_DQN,
+        "hiddens": [256],
+        "env_runners.num_env_runners": 32,
+        "env_runners.rollout_fragment_length": 50,
+        "training.n_step": 3,
+        "training.train_batch_size": 512,
+        "training.training_intensity": 1,
+        "training.num_steps_sampled_before_learning_starts": 50_000,
+        "training.target_network_update_freq": 500_000,
+        "report.min_sample_timesteps_per_iteration": 25_000,
+        "exploration_config.type": "PerWorkerEpsilonGreedy",
+        "replay.capacity": 2_000_000,
+    },
+    "R2D2": {
+        **_DQN,
+        "hiddens": [256],
+        "model.max_seq_len": 20,
+        "env_runners.num_env_runners": 2,
+        "training.gamma": 0.997,
+        "training.lr": 1e-4,
+        "training.adam_epsilon": 1e-3,
+        "training.train_batch_size": 1000,
+        "training.training_intensity": 150,
+        "training.target_network_update_freq": 1000,
+        "training.value_rescaling": True,
+        "replay_buffer_config.type": "MultiAgentReplayBuffer",
+        "replay.capacity": 100_000,
+        "replay.burn_in": 0,
+    },
+    "SAC": {
+        "model.hidden": [256, 256],
+        "model.activation": "relu",
+        "training.gamma": 0.99,
+        "training.lr": 3e-4,
+        "training.critic_lr": 3e-4,
+        "training.alpha_lr": 3e-4,
+        "training.train_batch_size": 256,
+        "training.tau": 5e-3,
+        "training.n_step": 1,
+        "training.num_steps_sampled_before_learning_starts": 1500,
+        "training.target_network_update_freq": 0,
+        "report.min_sample_timesteps_per_iteration": 100,
+        "replay_buffer_config.type": "MultiAgentPrioritizedReplayBuffer",
+        "replay.capacity": 1_000_000,
+        "replay.alpha": 0.6,
+        "replay.beta": 0.4,
+        "replay.epsilon": 1e-6,
+    },
+}
+"""RLlib's defaults that are other than rlrun's, under the names that `ADDRESSES` gives them; they
+mean what they mean there (rllib_file.py)."""
+
+ADDRESSES: dict[str, str] = {
+    "Q_model.fcnet_hiddens": "model.hidden",
+    "Q_model.fcnet_activation": "model.activation",
+    "policy_model.fcnet_hiddens": "model.hidden",
+    "policy_model.fcnet_activation": "model.activation",
+    "buffer_size": "replay.capacity",
+    "learning_starts": "training.num_steps_sampled_before_learning_starts",
+    "prioritized_replay_alpha": "replay.alpha",
+    "prioritized_replay_beta": "replay.beta",
+    "prioritized_replay_eps": "replay.epsilon",
+    "burn_in": "replay.burn_in",
+    "use_h_function": "training.value_rescaling",
+    "store_buffer_in_checkpoints": "replay.store_in_checkpoints",
+    "grad_norm_clipping": "training.grad_clip",
+    "optimization.actor_learning_rate": "training.lr",
+    "optimization.critic_learning_rate": "training.critic_lr",
+    "optimization.entropy_learning_rate": "training.alpha_lr",
+    "replay_buffer_config.capacity": "replay.capacity",
+    "replay_buffer_config.learning_starts": ("training.num_steps_sampled_before_learning_starts"),
+    "replay_buffer_config.min_size_for_sampling": (
+        "training.num_steps_sampled_before_learning_starts"
+    ),
+    "replay_buffer_config.prioritized_replay_alpha": "replay.alpha",
+    "replay_buffer_config.prioritized_replay_beta": "replay.beta",
+    "replay_buffer_config.prioritized_replay_eps": "replay.epsilon",
+    "replay_buffer_config.alpha": "replay.alpha",
+    "replay_buffer_config.beta": "replay.beta",
+    "replay_buffer_config.replay_burn_in": "replay.burn_in",
+    "replay_buffer_config.replay_mode": "replay.mode",
+    "multiagent.policies_to_train": "multi_agent.policies_to_train",
+    "multiagent.count_steps_by": "multi_agent.count_steps_by",
+    "multiagent.replay_mode": "replay.mode",
+    "entropy_coeff_schedule": "training.entropy_coeff",
+    "target_network_update_freq": "training.target_network_update_freq",
+    "opt_type": "training.optimizer",
+    "decay": "training.rmsprop_decay",
+    "epsilon": "training.rmsprop_epsilon",
+    "evaluation_config.explore": "evaluation.explore",
+    "evaluation_config.seed": "evaluation.seed",
+    "evaluation_config.num_envs_per_worker": "evaluation.num_envs",
+    "evaluation_config.num_envs_per_env_runner": "evaluation.num_envs",
+}
+"""Key of RLlib's `config` -> the name in `DEFAULTS`; where meanings differ too, the rules of the
+algorithm go on from there. Other keys are found by retired.SUCCESSORS, or by their own name."""
+
+SPELLINGS: dict[str, str] = {
+    "q_model_config": "Q_model",
+    "policy_model_config": "policy_model",
+    "optimization_config": "optimization",
+    "multi_agent": "multiagent",
+}
+"""Mapping of an older or newer release -> its name in `ADDRESSES`."""
+
+MAPPINGS = (
+    *("model", "Q_model", "policy_model", "optimization", "exploration_config"),
+    *("replay_buffer_config", "multiagent", "evaluation_config"),
+)
+"""Keys of `config` that hold further keys."""
+
+KEPT = (
+    *("hiddens", "use_kl_loss", "vtrace", "num_gpus", "env_config", "minibatch_buffer_size"),
+    *("prioritized_replay", "replay_buffer_config.type", "final_prioritized_replay_beta"),
+    *("prioritized_replay_beta_annealing_timesteps", "evaluation_duration_unit"),
+    *("exploration_config.type", "exploration_config.initial_epsilon"),
+    *("exploration_config.final_epsilon", "exploration_config.warmup_timesteps"),
+    *("exploration_config.epsilon_timesteps", "exploration_config.temperature"),
+    *("multiagent.policies", "multiagent.policy_mapping_fn", "evaluation_config.env_config"),
+)
+"""Keys of `config` that rules of their own translate."""
+
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "use_gae": ((True,), "advantages are always estimated by GAE; lambda: 1 is plain returns"),
+    "use_critic": ((True,), "the value function is always trained"),
+    "replay_proportion": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
+    "replay_ratio": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
+    "momentum": ((0,), "RMSProp has no momentum here"),
+    "twin_q": ((True,), "there are always two critics"),
+    "input": (("sampler",), "rlrun learns from environments, not from recorded data"),
+    "output": ((None,), "`rlrun rollout --save FILE` records transitions"),
+    "_separate_vf_optimizer": ((False,), "one optimizer trains policy and value function"),
+    "remote_worker_envs": ((False,), "env_runners.gym_env_vectorize_mode: async takes its place"),
+    "custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
+    "model.custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
+    "model.custom_action_dist": ((None,), "name the distribution in model.distribution"),
+    "model.custom_preprocessor": ((None,), "write it as an env_runners.env_to_module_connector"),
+    "model.no_final_linear": ((False,), "networks end in a linear layer"),
+    "model.post_fcnet_hiddens": (([],), "append these layers to fcnet_hiddens"),
+    "model.lstm_use_prev_action_reward": (
+        (False,),
+        "its successors are lstm_use_prev_action and lstm_use_prev_reward",
+    ),
+    "replay_buffer_config.storage_unit": (
+        ("timesteps", "sequences"),
+        "transitions are stored, or sequences with a memory",
+    ),
+    "td_error_loss_fn": (("huber",), "the loss of temporal-difference errors is Huber's"),
+    "exploration_config.random_timesteps": (
+        (0,),
+        "num_steps_sampled_before_learning_starts fills the buffer instead",
+    ),
+    "callbacks": ((None, {}), "its successor is `callbacks` of rlrun's form: a list of classes"),
+    "before_learn_on_batch": ((None,), "its successor is training.learner_connectors"),
+}
+"""Key -> the values that need nothing here, and why no other value is translated."""
+
+ENVS: dict[str, str] = {
+    "RepeatAfterMeEnv": "RepeatAfterMe",
+    "StatelessCartPole": "StatelessCartPole",
+    "MultiAgentCartPole": "MultiAgentCartPole",
+    "MultiAgentCartPoleCrashing": "CrashingCartPole",
+    "RockPaperScissors": "RockPaperScissors",
+    "TransformedActionPendulum": "StretchedPendulum",
+}
+"""Class of RLlib's examples -> the environment that comes with rlrun."""
+
+SEVERAL_AGENTS = ("MultiAgentCartPole", "CrashingCartPole", "RockPaperScissors")
+"""Of these, the environments with several agents."""
+
+ENV_ARGUMENTS: dict[str, str | None] = {
+    "repeat_delay": "delay",
+    "episode_len": "length",
+    "p_crash": "crash_probability",
+    "p_crash_reset": None,
+    "init_time_s": None,
+    "crash_after_n_steps": None,
+}
+"""Argument of those classes -> its name here; None has no counterpart."""
+
+ENV_IDS: dict[str, str] = {
+    "Pendulum-v0": "Pendulum-v1",
+    "FrozenLake-v0": "FrozenLake-v1",
+    "LunarLander-v2": "LunarLander-v3",
+    "LunarLanderContinuous-v2": "LunarLanderContinuous-v3",
+    "BipedalWalker-v2": "BipedalWalker-v3",
+    **{
+        f"{name}-v{version}": f"{name}-v5"
+        for name in (
+            *("Ant", "HalfCheetah", "Hopper", "Humanoid", "InvertedPendulum", "Reacher"),
+            *("InvertedDoublePendulum", "Swimmer", "Walker2d"),
+        )
+        for version in (1, 2, 3)
+    },
+}
+"""Id that gymnasium no longer has, or cannot make -> its present version."""
+
+WITHOUT_COUNTERPART: dict[str, str] = {
+    "local_dir": "runs are written below runs/; --run-dir names another folder",
+    "storage_path": "runs are written below runs/; --run-dir names another folder",
+    "max_failures": "`rlrun train --resume RUN` goes on with a run that failed",
+    "pass_criteria": "RLlib's own tests read it",
+    "trial_resources": "resources follow from env_runners and learners",
+    "resources_per_trial": "resources follow from env_runners and learners",
+    "upload_dir": "runs are written to this machine",
+    "sync_config": "runs are written to this machine",
+    "resume": "`rlrun train --resume RUN` goes on with a run",
+    "verbose": "the console shows each iteration; --quiet shows only the outcome",
+}
+"""Keys beside `config` that nothing here corresponds to."""

@@ -1,0 +1,314 @@
+# ruff: noqa: E501 - error lines in full
+"""Experiment files of RLlib: each key is translated, refused, or listed as without effect."""
+
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loading import errors
+
+from rlrun.config import rllib_tables
+from rlrun.config.dump import to_plain
+from rlrun.config.loader import load
+from rlrun.config.problems import ConfigError, Origin
+from rlrun.config.registry import algorithm_class
+from rlrun.config.retired import NO_EFFECT
+from rlrun.config.rllib_file import translate
+from rlrun.config.schema import sections
+from rlrun.config.yaml_tree import from_plain
+
+FILE = Path(__file__).with_name("rllib_examples.yaml")
+EXAMPLES: dict[str, Any] = yaml.safe_load(FILE.read_text())
+
+# Example -> what its keys mean here, by address.
+MEANINGS: dict[str, dict[str, Any]] = {
+    "pg-cartpole": {"training.train_batch_size": 200, "training.lr": 4e-4, "seed": 42},
+    "a2c-cartpole": {"training.grad_clip": 1.0, "training.adam_epsilon": 2.5e-10},
+    "a2c-cartpole-microbatch": {"training.train_batch_size": 120, "training.microbatch_size": 40},
+    "a2c-atari": {
+        "training.train_batch_size": 500,
+        "training.lr": ((0, 7e-4), (20_000_000, 1e-12)),
+    },
+    "a3c-cartpole": {"training.grad_clip": 4.0, "env_runners.rollout_fragment_length": 10},
+    "ppo-cartpole-grid": {
+        "training.num_epochs": 1,
+        "training.vf_loss_coeff": 2.0,
+        "training.normalize_advantages": "batch",
+        "training.grad_clip": None,
+        "sweep.space": {
+            "training.num_epochs": {"grid": [1, 4]},
+            "training.minibatch_size": {"grid": [128, 256, 512]},
+        },
+    },
+    "ppo-repeat-after-me-lstm": {
+        "env": "RepeatAfterMe",
+        "env.delay": 2,
+        "model.use_lstm": True,
+        "training.train_batch_size": 4000,
+    },
+    "appo-pendulum": {
+        "training.circular_buffer_num_batches": 16,
+        "training.circular_buffer_iterations_per_batch": 10,
+        "training.num_epochs": 1,
+        "training.kl_coeff": 0.0,
+        "training.vf_loss_coeff": 0.5,
+    },
+    "impala-cartpole": {"training.grad_clip": 0.08, "seed": 512, "learners.device": "cpu"},
+    "impala-pong": {"env": "ALE/Pong-v5", "env.frameskip": 1, "env_runners.num_env_runners": 128},
+    "dqn-cartpole": {
+        "env_runners.rollout_fragment_length": 3,
+        "training.train_batch_size": 1002,
+        "training.minibatch_size": 32,
+        "training.training_intensity": 32 / 3,
+        "exploration.epsilon": ((0, 1.0), (10_000, 0.02)),
+        "replay.prioritized": True,
+    },
+    "dqn-atari": {"training.training_intensity": 8.0, "replay.prioritized": False},
+    "simpleq-cartpole": {"training.double_q": False, "training.dueling": False},
+    "apex-cartpole": {
+        "exploration.epsilon": 0.4,
+        "exploration.runner_exponent": 7.0,
+        "training.training_intensity": 4.0,
+        "training.train_batch_size": 1050,
+        "replay.capacity": 20_000,
+    },
+    "apex-atari": {"training.train_batch_size": 25_600, "training.minibatch_size": 512},
+    "sac-pendulum": {
+        "training.minibatch_size": 256,
+        "training.train_batch_size": 1000,
+        "training.training_intensity": 256.0,
+        "training.target_entropy": None,
+        "env_runners.no_done_at_end": True,
+        "report.smoothing_episodes": 5,
+    },
+    "sac-halfcheetah": {"env": "HalfCheetah-v5", "evaluation.explore": True},
+}
+
+
+@cache
+def loaded(name):
+    return load(FILE, [f"name={name}"])
+
+
+def value_at(experiment, address):
+    if address == "env":
+        return experiment.env.use
+    found = experiment
+    for part in address.replace("env.", "env.kwargs.", 1).split("."):
+        found = found[part] if isinstance(found, dict) else getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_an_example_means_what_it_meant(name):
+    experiment = loaded(name).experiment
+    found = {address: value_at(experiment, address) for address in MEANINGS[name]}
+    assert found == MEANINGS[name]
+    assert experiment.name == name
+
+
+def test_settings_without_effect_are_listed_with_the_reason():
+    listed = [problem.render() for problem in loaded("apex-cartpole").translation.without_effect]
+    line = (
+        next(
+            i for i, text in enumerate(FILE.read_text().splitlines(), 1) if text == "apex-cartpole:"
+        )
+        + 5
+    )
+    assert listed == [
+        f"{FILE}:{line}:6: apex-cartpole.config.framework: rlrun trains with PyTorch only",
+        f"{FILE}:{line}:37: apex-cartpole.config.optimizer: Ray's actors of replay and learning are no part of rlrun",
+    ]
+    (warning,) = loaded("apex-cartpole").warnings
+    assert warning.message.endswith("without effect here: framework, optimizer")
+
+
+def test_an_experiment_of_several_is_chosen_by_its_name(write):
+    file = write(
+        "one: {run: PG, env: CartPole-v1}\ntwo: {run: A2C, env: CartPole-v1}", minimal=False
+    )
+    assert errors(file) == [
+        "exp.yaml:1:1: the file holds 2 experiments, one, two; choose one: name=one"
+    ]
+    assert load(file, ["name=two"]).experiment.algorithm == "A2C"
+    assert errors(file, ["name=tow"]) == [
+        "<command line>: name: there is no experiment 'tow', there is one, two - did you mean two?"
+    ]
+
+
+def test_settings_of_the_command_line_lie_over_the_translation(write):
+    file = write("old: {run: PPO, env: CartPole-v1, config: {lr: 1e-3}}", minimal=False)
+    found = load(file, ["training.lr=2e-3", "name=new"]).experiment
+    assert (found.training.lr, found.name) == (2e-3, "new")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("input: /tmp/data", "config.input: only 'sampler' is translated: rlrun learns from environments, not from recorded data"),
+        ("vf_clip: 3", "config.vf_clip: unknown key - did you mean vf_clip_param?"),
+        ("use_gae: false", "config.use_gae: only True is translated: advantages are always estimated by GAE; lambda: 1 is plain returns"),
+        ("hiddens: [3]", "hiddens: PPO has no such key"),
+        ("model: 3", "config.model: expected keys and values"),
+        ("model: {custom_model: mine}", "config.model.custom_model: only None is translated: write the network as an RLModule, and name it in model.use"),
+        ("exploration_config: {type: Curiosity}", "config.exploration_config.type: PPO explores by its policy's distribution"),
+        ("env: {a: 1}", "env: expected an environment's name; one that lives elsewhere is wrapped as a gymnasium environment"),
+        ("env: ray.rllib.examples.env.parametric_actions_cartpole.ParametricActionsCartPole", "env: ParametricActionsCartPole does not come with rlrun; a class of your own can be named: \"package.module:ParametricActionsCartPole\""),
+        ("multiagent: {policies: {a: [null, null, null, {lr: 1}]}}", "config.multiagent.policies.a: policies with classes, spaces or settings of their own are written by hand, in multi_agent.policies"),
+        ("train_batch_size: {grid_search: 3}", "config.train_batch_size: expected a list of at least one value"),
+    ],
+)  # fmt: skip
+def test_what_has_no_counterpart_is_refused_at_its_line(write, config, message):
+    file = write(f"old:\n  run: PPO\n  env: CartPole-v1\n  config:\n    {config}", minimal=False)
+    (found,) = errors(file)
+    assert found.startswith("exp.yaml:5:")
+    assert found.partition(": old.")[2] == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("old: {env: CartPole-v1}", "exp.yaml:1:1: old.run: missing; it names the algorithm: run: PPO"),
+        ("old: {run: PPO}", "exp.yaml:1:1: old.env: missing; it names the environment"),
+        ("old: {run: POP, env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm 'POP', there is PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
+        ("old: {run: TD3, env: CartPole-v1}", "exp.yaml:1:7: old.run: TD3 is not here; SAC is for continuous actions here"),
+        ("old: {run: PG, env: CartPole-v1, stop: 3}", "exp.yaml:1:34: old.stop: expected keys and values"),
+        ("old: {run: PG, env: CartPole-v1, confg: {}}", "exp.yaml:1:34: old.confg: there is no key beside config 'confg', there is run, config, env, stop, num_samples, checkpoint_freq, checkpoint_at_end - did you mean config?"),
+        ("old: {run: PG, env: CartPole-v1, config: {lr: x}}", "exp.yaml:1:43: training.lr: expected a number or schedule from 0 to 10, got the text 'x'"),
+        ("- {run: PG}", "exp.yaml:1:1: expected keys and values, such as `algorithm: PPO`"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_shape_is_refused(write, text, message):
+    assert errors(write(text, minimal=False)) == [message]
+
+
+@pytest.mark.parametrize(
+    ("spellings", "address", "value"),
+    [
+        (["num_workers: 3", "num_rollout_workers: 3", "num_env_runners: 3"], "env_runners.num_env_runners", 3),
+        (["num_envs_per_worker: 5", "num_envs_per_env_runner: 5"], "env_runners.num_envs_per_env_runner", 5),
+        (["lambda: 0.9", "lambda_: 0.9"], "training.lambda_", 0.9),
+        (["num_sgd_iter: 7", "num_epochs: 7"], "training.num_epochs", 7),
+        (["sgd_minibatch_size: 64", "minibatch_size: 64"], "training.minibatch_size", 64),
+        (["model: {fcnet_hiddens: [8]}", "model: {hidden: [8]}"], "model.hidden", (8,)),
+        (["model: {conv_filters: [[8, [4, 4], 2]]}"], "model.conv", ((8, 4, 2),)),
+        (["entropy_coeff_schedule: [[0, 1], [9, 0]]", "entropy_coeff: [[0, 1], [9, 0]]"], "training.entropy_coeff", ((0, 1.0), (9, 0.0))),
+        (["lr_schedule: null", "lr: 5e-5"], "training.lr", 5e-5),
+        (["evaluation_num_episodes: 4", "evaluation_duration: 4"], "evaluation.episodes", 4),
+        (["evaluation_interval: 2", "{evaluation_interval: 2, evaluation_config: {explore: true}}"], "evaluation.explore", True),
+        (["{evaluation_duration: 90, evaluation_duration_unit: timesteps}"], "evaluation.env_steps", 90),
+        (["evaluation_config: {batch_mode: complete_episodes}"], "evaluation.env_runners", {"batch_mode": "complete_episodes"}),
+        (["{horizon: 9, soft_horizon: true}", "{horizon: 9, no_done_at_end: true}"], "env_runners.horizon", 9),
+        (["train_batch_size: 4000", "{train_batch_size: 3900, rollout_fragment_length: 500, num_workers: 4}"], "training.train_batch_size", 4000),
+    ],
+)  # fmt: skip
+def test_older_and_newer_names_mean_the_same(write, spellings, address, value):
+    for spelling in spellings:
+        config = spelling if spelling.startswith("{") else f"{{{spelling}}}"
+        file = write(f"old: {{run: PPO, env: CartPole-v1, config: {config}}}", minimal=False)
+        assert value_at(load(file).experiment, address) == value
+
+
+def test_beside_config_stand_checkpoints_and_samples(write):
+    file = write(
+        "old: {run: PPO, env: CartPole-v1, num_samples: 3, checkpoint_freq: 5, checkpoint_at_end: false,\n"
+        "  keep_checkpoints_num: 2, checkpoint_score_attr: min-episode_len_mean, local_dir: /x,\n"
+        "  config: {lr: {grid_search: [1e-3, 1e-4]}}}",
+        minimal=False,
+    )
+    found = load(file).experiment
+    assert to_plain(found.checkpoint) == {
+        "every": 5,
+        "keep": 2,
+        "at_end": False,
+        "metric": "episode_len_mean",
+        "mode": "min",
+    }
+    assert found.sweep.seeds == 3
+    assert found.sweep.space == {"training.lr": {"grid": [1e-3, 1e-4]}}
+
+
+def test_a_grid_that_changes_two_settings_is_refused(write):
+    file = write(
+        "old: {run: A2C, env: CartPole-v1, config: {train_batch_size: {grid_search: [40, 80]}}}",
+        minimal=False,
+    )
+    (found,) = errors(file)
+    assert "training.grad_clip and training.adam_epsilon together; write one file for each" in found
+
+
+@pytest.mark.parametrize("run", rllib_tables.ALGORITHMS)
+def test_defaults_of_rllib_are_valid_settings(write, run):
+    env = "Pendulum-v1" if run == "SAC" else "CartPole-v1"
+    found = load(write(f"old: {{run: {run}, env: {env}}}", minimal=False))
+    assert found.experiment.algorithm == rllib_tables.ALGORITHMS[run].name
+
+
+def test_addresses_of_keys_exist():
+    known = {
+        f"{section}.{field}"
+        for algorithm in {known.name for known in rllib_tables.ALGORITHMS.values()}
+        for section, schema in sections(algorithm_class(algorithm).Training).items()
+        for field in schema.model_fields
+    }
+    assert set(rllib_tables.ADDRESSES.values()) <= known
+
+
+def test_names_without_effect_are_settings_of_no_section():
+    for algorithm in {known.name for known in rllib_tables.ALGORITHMS.values()}:
+        for schema in sections(algorithm_class(algorithm).Training).values():
+            assert not NO_EFFECT.keys() & schema.model_fields.keys()
+
+
+def _places(value, path=()):
+    yield path
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, below in inner:
+        yield from _places(below, (*path, key))
+
+
+def _with(value, path, new):
+    if not path:
+        return new
+    changed = value.copy()
+    changed[path[0]] = _with(value[path[0]], path[1:], new)
+    return changed
+
+
+_ODD = (
+    None,
+    True,
+    -1,
+    0,
+    1e300,
+    "x",
+    [],
+    {},
+    [[]],
+    ["a", 1],
+    {"a": {"b": 1}},
+    {"grid_search": []},
+    {"grid_search": [1, "x"]},
+)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_value_at_any_place_is_translated_or_refused(data):
+    name = data.draw(st.sampled_from(sorted(EXAMPLES)))
+    path = data.draw(st.sampled_from(sorted(_places(EXAMPLES[name]), key=str)))
+    changed = _with(EXAMPLES[name], path, data.draw(st.sampled_from(_ODD)))
+    with suppress(ConfigError):
+        found = translate(from_plain({name: changed}, Origin("a test")))
+        assert found.tree.plain()["algorithm"]
