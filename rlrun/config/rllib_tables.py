@@ -8,7 +8,7 @@ config stand in retired.py. Must not know: the schema; a test holds that every a
 from typing import Any, NamedTuple
 
 
-class Algorithm(NamedTuple):
+class OldAlgorithm(NamedTuple):
     """An algorithm of RLlib."""
 
     name: str
@@ -17,19 +17,19 @@ class Algorithm(NamedTuple):
     """Key of `DEFAULTS`, whose values lie over the algorithm's of the same `name`."""
 
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "PG": Algorithm("PG", "PG"),
-    "A2C": Algorithm("A2C", "A2C"),
-    "A3C": Algorithm("A3C", "A3C"),
-    "PPO": Algorithm("PPO", "PPO"),
-    "APPO": Algorithm("APPO", "APPO"),
-    "IMPALA": Algorithm("IMPALA", "IMPALA"),
-    "DQN": Algorithm("DQN", "DQN"),
-    "SimpleQ": Algorithm("DQN", "SimpleQ"),
-    "APEX": Algorithm("DQN", "APEX"),
-    "APEX_DQN": Algorithm("DQN", "APEX"),
-    "R2D2": Algorithm("DQN", "R2D2"),
-    "SAC": Algorithm("SAC", "SAC"),
+ALGORITHMS: dict[str, OldAlgorithm] = {
+    "PG": OldAlgorithm("PG", "PG"),
+    "A2C": OldAlgorithm("A2C", "A2C"),
+    "A3C": OldAlgorithm("A3C", "A3C"),
+    "PPO": OldAlgorithm("PPO", "PPO"),
+    "APPO": OldAlgorithm("APPO", "APPO"),
+    "IMPALA": OldAlgorithm("IMPALA", "IMPALA"),
+    "DQN": OldAlgorithm("DQN", "DQN"),
+    "SimpleQ": OldAlgorithm("DQN", "SimpleQ"),
+    "APEX": OldAlgorithm("DQN", "APEX"),
+    "APEX_DQN": OldAlgorithm("DQN", "APEX"),
+    "R2D2": OldAlgorithm("DQN", "R2D2"),
+    "SAC": OldAlgorithm("SAC", "SAC"),
 }
 """Value of `run` -> the algorithm."""
 
