@@ -1,4 +1,4 @@
-"""docs/migrating-from-rllib.md: its example is translated, and its tables say what the translator does."""
+"""docs/migrating-from-rllib.md: its example is translated, its tables say what is done."""
 
 import re
 
