@@ -1,0 +1,97 @@
+"""DQN, Rainbow, R2D2, Ape-X and SAC: whole iterations equal those in plain torch."""
+
+import pytest
+from comparison import compare
+from plain_networks import GRU, LSTM
+from plain_replay import QNetwork, dqn, r2d2, sac
+
+from rlrun import DQNConfig, SACConfig
+
+COMMON = {
+    "train_batch_size": 24,
+    "minibatch_size": 16,
+    "num_steps_sampled_before_learning_starts": 16,
+    "lr": [[0, 0.005], [20, 0.01], [60, 0.003]],
+    "gamma": 0.9,
+    "adam_epsilon": 1e-5,
+    "training_intensity": 10,
+}
+OFF = {"double_q": False, "dueling": False, "target_network_update_freq": 12}
+PRIORITIES = {"prioritized": True, "alpha": 0.7, "beta": [[0, 0.4], [72, 1.0]], "epsilon": 0.01}
+C51 = {"num_atoms": 5, "v_min": -4.0, "v_max": 3.0}
+NOISY = {"noisy": True, "sigma0": 0.5}
+SWITCHES = {
+    "plain": {},
+    "double": {"double_q": True},
+    "dueling": {"dueling": True},
+    "n-step": {"n_step": 3},
+    "rescaled": {"value_rescaling": True},
+    "distributional": C51,
+    "noisy": NOISY,
+    "Rainbow": {"double_q": True, "dueling": True, "n_step": 3, **C51, **NOISY},
+}
+EPSILONS = {"epsilon": 0.5}
+LSTM_SEEN = {"use_lstm": True, "lstm_use_prev_action": True, "lstm_use_prev_reward": True}
+
+
+def replaying(config, replay, *, length=2, **training):
+    config = config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=length)
+    config = config.training(**{**COMMON, **training}).model(hidden=[6, 5])
+    return config.replay(capacity=100, **replay)
+
+
+def q_learning(replay=None, **training):
+    config = replaying(DQNConfig(), replay or {}, **{**OFF, **training})
+    return config.exploration(epsilon=0 if training.get("noisy") else 0.5)
+
+
+def q_network(**training):
+    return QNetwork(atoms=training.get("num_atoms", 1))
+
+
+@pytest.mark.parametrize("priorities", [{}, PRIORITIES], ids=["uniform", "by priority"])
+@pytest.mark.parametrize("name", SWITCHES)
+def test_dqn(name, priorities, tmp_path):
+    switch = SWITCHES[name]
+    compare(q_learning(priorities, **switch), dqn, q_network(**switch), tmp_path)
+
+
+def test_a_buffer_that_forgets(tmp_path):
+    config = q_learning(PRIORITIES, n_step=3).replay(capacity=30)
+    compare(config, dqn, QNetwork(), tmp_path)
+
+
+@pytest.mark.parametrize("memory", ["LSTM", "GRU"])
+@pytest.mark.parametrize("dueling", [True, False])
+def test_r2d2(memory, dueling, tmp_path):
+    switches = {"double_q": dueling, "dueling": dueling, "n_step": 2, "value_rescaling": dueling}
+    config = q_learning(PRIORITIES if dueling else {}, length=4, **switches)
+    used, net = (LSTM_SEEN, LSTM(previous=1)) if memory == "LSTM" else ({"use_gru": True}, GRU())
+    config = config.model(hidden=[5], lstm_cell_size=4, max_seq_len=3, **used).replay(burn_in=2)
+    compare(config, r2d2, net, tmp_path)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("actions", ["discrete", "bounded"])
+def test_sac(actions, activation, tmp_path):
+    rates = {"critic_lr": [[0, 0.01], [60, 0.002]], "alpha_lr": 0.02, "tau": 0.1, "n_step": 2}
+    config = replaying(SACConfig(), PRIORITIES, **rates, initial_alpha=0.5, grad_clip=2.0)
+    config = config.model(activation=activation)
+    compare(config, sac, activation, tmp_path, actions=actions)
+
+
+@pytest.mark.parametrize("name", ["DQN", "SAC"])
+def test_two_policies(name, tmp_path):
+    policies = {"a": {}, "b": {"training": {"lr": 0.002, "gamma": 0.8, "n_step": 2}}}
+    make, *transcription = {
+        "DQN": (lambda: q_learning(PRIORITIES, dueling=True), dqn, QNetwork()),
+        "SAC": (lambda: replaying(SACConfig(), PRIORITIES), sac, "tanh"),
+    }[name]
+    config = make().multi_agent(policies=policies, agents={"a": "a", "b": "b"})
+    compare(config, *transcription, tmp_path, use="logged_envs:LoggedAgents")
+
+
+def test_apex(local_ray, tmp_path):
+    config = q_learning(PRIORITIES, dueling=True, double_q=True, n_step=3, length=6)
+    config = config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1)
+    compare(config.exploration(runner_exponent=7), dqn, QNetwork(), tmp_path)
