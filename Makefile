@@ -6,6 +6,7 @@
 #   make test-learning    trains until published numbers are reached      (minutes)
 #   make test-faults      kills processes, fills disks, interrupts runs   (minutes)
 #   make mutants          changes the package in 400 places, one at a time; the fast tests must notice (hours)
+#   make test-oldest      the fast tests with the oldest versions that pyproject.toml declares (gigabytes)
 #   make check            format, lint, types, fast tests
 #   make bench            the benchmark suite, side by side with the peers
 #   make docs             regenerates the generated pages of docs/
@@ -25,7 +26,7 @@ EXTRAS := atari,box2d,envpool,mujoco,optuna,pettingzoo,plot,tensorboard,video
 INPUTS := requirements.lock pyproject.toml
 STAMP  := $(VENV)/installed-$(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
 
-.PHONY: setup train test test-learning test-faults mutants format lint types check bench docs lock clean
+.PHONY: setup train test test-learning test-faults test-oldest mutants format lint types check bench docs lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -52,6 +53,15 @@ test-learning: setup
 
 test-faults: setup
 	$(PYTEST) -m faults
+
+# In an environment of its own; old versions warn about each other, which is no fault of rlrun.
+test-oldest:
+	$(PYTHON) -m venv --clear build/oldest
+	build/oldest/bin/python -m pip install --quiet uv
+	build/oldest/bin/uv pip install --quiet --python build/oldest --resolution lowest-direct \
+	  --group dev --requirement pyproject.toml --all-extras
+	build/oldest/bin/uv pip install --quiet --python build/oldest --no-deps --no-build-isolation --editable .
+	build/oldest/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile -W default $(ARGS)
 
 mutants: setup
 	$(BIN)/python -m tests.mutation $(ARGS)

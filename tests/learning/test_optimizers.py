@@ -75,7 +75,7 @@ def test_torchs_private_operation_is_the_one_that_these_steps_were_written_for()
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     asked = [Requirement(text) for text in project["dependencies"]]
     (versions,) = [str(one.specifier) for one in asked if one.name == "torch"]
-    assert versions == "<3,>=2.4", "look up whether torch._fused_adam_ is still what it was"
+    assert versions == "<3,>=2.6", "look up whether torch._fused_adam_ is still what it was"
     vectors = "self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps"
     numbers = "lr, beta1, beta2, weight_decay, eps, amsgrad, maximize"
     schema = torch.ops.aten._fused_adam_.default._schema
