@@ -5,7 +5,7 @@ takes one over. It must not know which checkpoints are kept (checkpoint_folder.p
 state means.
 
 ===================  =============================================================
-manifest.json        format, algorithm, result row, size and sha256 of the others
+manifest.json        format, algorithm, result row; size and sha256 of the others; its own sha256
 config.yaml          the resolved configuration, so that the directory stands alone
 weights.safetensors  the policies' parameters by name
 state.json           the rest of the state
@@ -30,7 +30,7 @@ from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import plain_row
 
 FORMAT = "rlrun-checkpoint"
-FORMAT_VERSION = 3  # 2: a learner for each policy; 3: one layout for one and for several agents
+FORMAT_VERSION = 4  # 3: one layout for one and for several agents; 4: a sha256 of the manifest
 
 MANIFEST = "manifest.json"
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")
@@ -131,7 +131,9 @@ def restore_checkpoint(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
         if difference is None:
             algorithm.set_weights(checkpoint.weights)
             algorithm.set_state(checkpoint.state)
-    except (KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # any, as the state may hold anything; an EnvError says it better
+        if hasattr(error, "exit_code"):
+            raise
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(
             f"{checkpoint.path}: its state does not fit this experiment: {reason}"
@@ -174,13 +176,17 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         known = manifest["format"] == FORMAT
     except FileNotFoundError:
         raise CheckpointError(f"{directory}: not an rlrun checkpoint: no {MANIFEST}") from None
-    except (ValueError, TypeError, KeyError):
+    except OSError as error:
+        raise CheckpointError(f"{directory}: {MANIFEST}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, RecursionError):
         known = False
     if not known:
         raise CheckpointError(
             f"{directory}: not an rlrun checkpoint: {MANIFEST} is damaged or foreign"
         )
     _check_version(directory, manifest.get("version"))
+    if manifest.pop("sha256", None) != _digest(manifest):
+        raise CheckpointError(f"{directory}: the checkpoint is damaged: {MANIFEST} has changed")
     _check_sizes(directory, manifest)
     return dict(manifest)
 
@@ -205,8 +211,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             config_yaml=contents["config.yaml"].decode(),
             path=directory,
         )
-    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{directory}: the checkpoint cannot be decoded: {error}") from error
+    except Exception as error:  # any: a state may hold anything, with the right checksums, too
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{directory}: the checkpoint cannot be decoded: {reason}") from error
 
 
 def _serialise(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -232,8 +239,14 @@ def _serialise(checkpoint: Checkpoint) -> dict[str, bytes]:
         },
         "row": checkpoint.row,
     }
+    manifest["sha256"] = _digest(manifest)
     contents[MANIFEST] = json.dumps(manifest, allow_nan=False, indent=1).encode()
     return contents
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """sha256 of a manifest's values, in their order."""
+    return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
 
 
 def _check_version(directory: Path, version: Any) -> None:

@@ -9,7 +9,8 @@ links the newest checkpoint is found by its name.
 
 import logging
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,17 @@ class CheckpointFolder:
         self._remove_surplus()
         return directory
 
+    def set_aside_after(self, iteration: int) -> None:
+        """Rename the checkpoints of later iterations, all damaged where a run resumes from this."""
+        for later in iterations_in(self.path):
+            if later > iteration:
+                directory = self.path / directory_name(later)
+                set_aside = directory.with_name(f"{directory.name}.damaged")
+                shutil.rmtree(set_aside, ignore_errors=True)
+                directory.rename(set_aside)
+                self._scores.pop(later, None)
+                log.info("%s is damaged; it is now %s", directory, set_aside.name)
+
     def forget_from(self, iteration: int) -> None:
         """Remove the checkpoints of this iteration and of later ones, newest first."""
         for later in sorted((i for i in self._scores if i >= iteration), reverse=True):
@@ -118,17 +130,25 @@ def newest_checkpoint(path: Path) -> Checkpoint | None:
     Raises:
         CheckpointError: all are damaged, or the newest is of another format version.
     """
-    newest_error: CheckpointError | None = None
-    for iteration in reversed(iterations_in(path)):
+    return _first_whole(path, reversed(iterations_in(path)))
+
+
+def _first_whole(path: Path, iterations: Iterable[int]) -> Checkpoint | None:
+    first_error: CheckpointError | None = None
+    for iteration in iterations:
         try:
-            return read_checkpoint(path / directory_name(iteration))
+            checkpoint = read_checkpoint(path / directory_name(iteration))
         except CheckpointVersionError:
             raise
         except CheckpointError as error:
-            log.warning("%s; trying the one before it", error)
-            newest_error = newest_error or error
-    if newest_error is not None:
-        raise newest_error
+            log.warning("%s", error)
+            first_error = first_error or error
+        else:
+            if first_error is not None:
+                log.warning("%s is used instead", checkpoint.path)
+            return checkpoint
+    if first_error is not None:
+        raise first_error
     return None
 
 
@@ -147,11 +167,13 @@ def checkpoint_at(path: Path) -> Checkpoint:
 
 
 def best_checkpoint(path: Path) -> Checkpoint | None:
-    """Read the best checkpoint; the newest if none is linked as best."""
+    """Read the best checkpoint; the newest if none is linked as best, or the best is damaged."""
     link = path / BEST
-    if link.is_symlink() and link.is_dir():
-        return read_checkpoint(path / link.readlink().name)
-    return newest_checkpoint(path)
+    iterations = iterations_in(path)[::-1]
+    if link.is_symlink() and link.readlink().name.isdecimal():
+        best = int(link.readlink().name)
+        iterations.sort(key=lambda iteration: iteration != best)
+    return _first_whole(path, iterations)
 
 
 def score_by(

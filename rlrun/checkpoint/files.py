@@ -10,16 +10,24 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small text file in one step."""
+    """Write a small text file in one step; OSError, with its path, if the disk refuses."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:  # through no link of that name
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def replace_link(link: Path, target: str) -> None:

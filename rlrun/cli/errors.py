@@ -4,6 +4,7 @@ Owns the exit codes of all commands and the form of errors on the terminal. It m
 command does.
 """
 
+import errno
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ FINISHED = 0
 RUN_FAILED = 1
 INPUT_WRONG = 2
 INTERRUPTED = 130
+
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+"""A disk that is full or must not be written: no traceback would say more."""
 
 
 def report(error: Exception) -> int:
@@ -44,10 +48,19 @@ def report(error: Exception) -> int:
     # The text of an error with an exit code starts with the traceback of the user's code; rlrun's
     # frames would not help.
     is_explained = hasattr(error, "exit_code")
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        _print(Text("\n".join([_refusal(error), *notes[-1:]]), style="red"))
+        return code
     text = f"{error}\n" if is_explained else "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     _print(Text(notes[-1] if notes else f"failed: {type(error).__name__}", style="red"))
     return code
+
+
+def _refusal(error: OSError) -> str:
+    """A full or read-only disk in one line."""
+    parts = (error.filename, error.strerror or str(error))
+    return ": ".join(str(part) for part in parts if part)
 
 
 def report_problems(problems: "Iterable[Problem]", *, style: str, prefix: str = "") -> None:

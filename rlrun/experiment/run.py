@@ -46,7 +46,14 @@ from rlrun.experiment.report.console import (
     print_error,
 )
 from rlrun.experiment.report.progress import RunHeader
-from rlrun.experiment.report.sinks import CONSOLE, Sink, make_sinks, read_rows, repair
+from rlrun.experiment.report.sinks import (
+    CONSOLE,
+    DiskRefusedError,
+    Sink,
+    make_sinks,
+    read_rows,
+    repair,
+)
 from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog, is_in_use
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 
@@ -90,7 +97,11 @@ def run_experiment(
     experiment = with_seed(experiment)
     folder = RunFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
-        replace_text(folder.config, dump_yaml(experiment))
+        try:
+            replace_text(folder.config, dump_yaml(experiment))
+        except OSError:
+            folder.discard()
+            raise
         session = RunSession(experiment, folder, None, address, console)
         return session.go(run_log, overrides, _warnings(loaded))
 
@@ -250,7 +261,7 @@ class RunSession:
         self.last_row: Row | None = checkpoint.row if checkpoint else None
         self.sinks: list[Sink] = []
         self.warned: set[str] = set()
-        """Failed writes that the console has shown."""
+        """What could not be written, and the console has said so."""
         self.console: RunConsole
         self._writing, self._holding = Pace(_CHECKPOINT_EVERY_S), Pace(0.0)
         self._held: Checkpoint | None = None
@@ -287,7 +298,8 @@ class RunSession:
         """Note the start of a session in the folder, and open the console."""
         iteration = self.resumed.iteration if self.resumed else None
         self.folder.begin_session(resumed_from=iteration, overrides=overrides)
-        self.console = make_console(self.style, self._header(), read_rows(self.folder.metrics))
+        history = read_rows(self.folder.metrics, warn=False)  # `repair` warns
+        self.console = make_console(self.style, self._header(), history)
         stack.callback(self.console.close)
         run_log.notice = self.console.notice
         start = "the beginning" if iteration is None else f"iteration {iteration}"
@@ -329,6 +341,8 @@ class RunSession:
             algorithm.stop()
             raise
         replace_text(self.folder.config, self._config_yaml)
+        if self.resumed is not None:
+            self.checkpoints.set_aside_after(self.resumed.iteration)
         repair(self.folder.metrics, self.resumed.row if self.resumed else None)
         return algorithm
 
@@ -379,8 +393,10 @@ class RunSession:
         for sink in [*self.sinks]:
             try:
                 sink.write(result)
+            except DiskRefusedError:
+                raise
             except OSError as error:
-                self._warn_once(f"{type(sink).__name__}: {_in_words(error)}")
+                self._warn_once(type(sink).__name__, _in_words(error))
             except Exception as error:
                 self._set_aside(sink, error)
         return row
@@ -401,19 +417,19 @@ class RunSession:
         except CheckpointWriteError as error:
             if must:
                 raise
-            self._warn_once(str(error))
+            self._warn_once("checkpoints", str(error))
             return
         log.info("checkpoint %s after %s env steps", path.name, result["env_steps"])
         best = self.checkpoints.best
         self.console.saved(path.name, None if best is None else directory_name(best))
 
-    def _warn_once(self, text: str) -> None:
+    def _warn_once(self, of: str, text: str) -> None:
         """Warn about a failed write, once on the console, each time in the log."""
-        if text in self.warned:
-            log.info("again: %s", text)
+        if of in self.warned:
+            log.info("again: %s: %s", of, text)
             return
-        self.warned.add(text)
-        log.warning("%s; the run continues", text)
+        self.warned.add(of)
+        log.warning("%s: %s; the run continues, and tries again", of, text)
 
     def _close_sinks(self) -> None:
         for sink in self.sinks:

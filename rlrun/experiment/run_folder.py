@@ -298,6 +298,11 @@ class _QuietFileHandler(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Drop the record."""
 
+    def close(self) -> None:
+        """Close the file; what the disk refuses is dropped."""
+        with suppress(OSError):
+            super().close()
+
 
 class _NoticeHandler(logging.Handler):
     def __init__(self, run_log: RunLog) -> None:

@@ -82,12 +82,21 @@ def test_a_truncated_file_is_named(written, name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_flipped_bit_is_noticed(written):
-    path = written / "weights.safetensors"
+def flip_last_bit(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+
+
+def test_a_flipped_bit_is_noticed(written):
+    flip_last_bit(written / "weights.safetensors")
     with pytest.raises(CheckpointError, match=r"sha256 of weights\.safetensors differs"):
+        read_checkpoint(written)
+
+
+def test_a_changed_row_of_the_manifest_is_noticed(written):
+    change_manifest(written, row=make().row | {"episode_return_mean": 2.5})
+    with pytest.raises(CheckpointError, match=r"damaged: manifest\.json has changed"):
         read_checkpoint(written)
 
 
@@ -193,6 +202,17 @@ def test_leftovers_of_a_kill_are_removed_and_damaged_checkpoints_skipped(tmp_pat
     assert newest_checkpoint(tmp_path).iteration == 10
     assert "000020" in caplog.text
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_instead_of_a_damaged_best_checkpoint_the_newest_whole_one_is_read(tmp_path, caplog):
+    checkpoints = folder(tmp_path, keep=None)
+    for iteration, mean in [(10, 9.0), (20, 5.0), (30, 4.0)]:
+        checkpoints.save(make(iteration, mean))
+    assert best_checkpoint(tmp_path).iteration == 10
+    for damaged in ("000010", "000030"):
+        flip_last_bit(tmp_path / damaged / "state.safetensors")
+    assert best_checkpoint(tmp_path).iteration == 20
+    assert all(name in caplog.text for name in ("000010: ", "000030: ", "000020 is used instead"))
 
 
 def test_newest_is_none_without_checkpoints_and_an_error_if_all_are_damaged(tmp_path):

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.data.results import addresses, lookup, number_at, plain_row, with_keys_of
-from rlrun.experiment.report.sinks import JsonlSink, json_line, read_rows, repair
+from rlrun.experiment.report.sinks import (
+    MOST_WAITING_BYTES,
+    DiskRefusedError,
+    JsonlSink,
+    json_line,
+    read_rows,
+    repair,
+)
 
 
 @given(st.floats())
@@ -61,18 +68,19 @@ def test_every_line_has_the_keys_of_the_first(tmp_path, caplog):
 def test_keys_of_a_policy_that_joins_are_not_late(tmp_path, caplog):
     sink = JsonlSink(tmp_path / "m.jsonl")
     returns = {"policy_return_mean": {"main": 1.0}}
-    sink.write({"env_runners": returns, "learners": {"main": {"lr": 0.1}}})
+    sink.write({"training_iteration": 1, "env_runners": returns, "learners": {"main": {"lr": 0.1}}})
     joined = {"policy_return_mean": {"main": 1.0, "main_1": 2.0}}
-    sink.write({"env_runners": joined, "learners": {"main": {"lr": 0.1}, "main_1": {"lr": 0.1}}})
+    learners = {"main": {"lr": 0.1}, "main_1": {"lr": 0.1}}
+    sink.write({"training_iteration": 2, "env_runners": joined, "learners": learners})
     sink.close()
     assert list(read_rows(tmp_path / "m.jsonl"))[1]["env_runners"] == joined
     assert not caplog.text
 
 
-def test_a_full_disk_leaves_whole_lines_and_loses_none(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_whole_lines_and_loses_none_until_too_many_wait(tmp_path, monkeypatch):
     path = tmp_path / "m.jsonl"
     sink = JsonlSink(path)
-    sink.write({"i": 1})
+    sink.write({"training_iteration": 1})
     real = os.write
 
     def full(descriptor, data):
@@ -81,12 +89,14 @@ def test_a_full_disk_leaves_whole_lines_and_loses_none(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
-        sink.write({"i": 2})
-    assert path.read_bytes() == b'{"i": 1}\n'
+        sink.write({"training_iteration": 2})
+    with pytest.raises(DiskRefusedError, match="the last 2 results"):
+        sink.write({"training_iteration": 3, "text": "x" * MOST_WAITING_BYTES})
+    assert path.read_bytes() == b'{"training_iteration": 1}\n'
     monkeypatch.undo()
-    sink.write({"i": 3})
+    sink.write({"training_iteration": 4})
     sink.close()
-    assert [row["i"] for row in read_rows(path)] == [1, 2, 3]
+    assert lines(path) == [1, 2, 3, 4]
 
 
 def lines(path):
@@ -108,7 +118,14 @@ def test_repair_drops_later_rows_and_adds_a_lost_one(tmp_path):
     assert lines(tmp_path / "missing.jsonl") == [1]
 
 
-def test_reading_stops_at_the_first_damaged_line(tmp_path):
+@pytest.mark.parametrize(
+    "damaged", [b"null", b'{"training_iteration": "2"}', b"\xff{", b'{"x": NaN}', b"[" * 99_999]
+)
+def test_a_damaged_line_is_named_and_no_other_is_lost(tmp_path, caplog, damaged):
     path = tmp_path / "m.jsonl"
-    path.write_bytes(b'{"training_iteration": 1}\nnull\n{"training_iteration": 3}\n')
-    assert lines(path) == [1]
+    rows = [{"training_iteration": i} for i in (1, 3, 4)]
+    good = [json_line(row) for row in rows]
+    path.write_bytes(good[0] + damaged + b"\n" + good[1] + good[2])
+    repair(path, rows[2])
+    assert "m.jsonl:2: the line is damaged" in caplog.text
+    assert list(read_rows(path)) == rows

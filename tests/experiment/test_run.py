@@ -114,6 +114,18 @@ def test_rows_after_the_checkpoint_are_replaced():
     assert_equal_runs("run", "whole")
 
 
+def test_a_damaged_checkpoint_is_set_aside_by_a_run_that_resumes_before_it():
+    train("stop.training_iteration=9", run_dir="whole")
+    with pytest.raises(RuntimeError, match="as planned"):
+        train("training.fail_at=6", "stop.training_iteration=9")
+    weights = Path("run/checkpoints/000005/weights.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    resume("training.fail_at=null")
+    assert "000004 is used instead" in Path("run/log.txt").read_text()
+    assert Path("run/checkpoints/000005.damaged").is_dir()
+    assert_equal_runs("run", "whole")
+
+
 def test_a_failed_run_names_the_command_to_resume_it_and_keeps_its_checkpoint():
     with pytest.raises(RuntimeError) as caught:
         train("training.fail_at=5")

@@ -23,11 +23,21 @@ from rlrun.experiment.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 
+MOST_WAITING_BYTES = 16 * 2**20
+"""Lines that are kept in memory while the disk is full."""
+
+
+class DiskRefusedError(InputError):
+    """The disk has been full for too long; the run ends."""
+
+    exit_code = 1
+
+
 class JsonlSink:
     """Appends results; a line is in the file, whole, when ``write`` returns.
 
     If the disk refuses, ``write`` raises OSError, no half line is left, and the next ``write`` or
-    ``close`` tries again.
+    ``close`` tries again. Once too many lines wait, ``write`` raises DiskRefusedError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,6 +74,11 @@ class JsonlSink:
                 data = data[os.write(descriptor, data) :]
         except OSError:
             os.ftruncate(descriptor, end)  # no half line
+            if sum(map(len, self._pending)) > MOST_WAITING_BYTES:
+                raise DiskRefusedError(
+                    f"{self._path}: the disk has refused the last {len(self._pending):,} results, "
+                    "more than are kept in memory"
+                ) from None
             raise
         self._pending.clear()
 
@@ -87,32 +102,48 @@ def json_line(row: Row) -> bytes:
 def repair(path: Path, last: Row | None) -> None:
     """Let the file end with ``last``, the row of the checkpoint that a run is resumed from.
 
-    Later rows and half a line are dropped; ``last`` is added if a kill came before it was written.
-    None empties the file.
+    Later rows, damaged ones and half a line are dropped; ``last`` is added if a kill came before it
+    was written. None empties the file.
     """
     kept: list[Row] = []
     if last is not None:
         iteration = last["training_iteration"]
-        kept = [row for row in read_rows(path) if row.get("training_iteration", 0) < iteration]
+        kept = [row for row in read_rows(path) if row["training_iteration"] < iteration]
         kept.append(with_keys_of(kept[0], last) if kept else last)
     replace_text(path, b"".join(map(json_line, kept)).decode())
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """All rows of a metrics.jsonl, up to the first damaged line, such as a kill leaves."""
+def read_rows(path: Path, *, warn: bool = True) -> Iterator[Row]:
+    """All good rows of a metrics.jsonl; half a line at the end, as a kill leaves it, is none.
+
+    Args:
+        warn: log a warning with the number of each damaged line.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                row = json.loads(line)
-            except ValueError:
-                return
-            if not isinstance(row, dict):
-                return
-            yield row
+            row = _row(line)
+            if row is not None:
+                yield row
+            elif warn:
+                log.warning("%s:%d: the line is damaged and left out", path, number)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _row(line: bytes) -> Row | None:
+    """The row in a line; None if it holds none."""
+    try:
+        row = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    is_row = isinstance(row, dict) and isinstance(row.get("training_iteration"), int)
+    return row if is_row else None
 
 
 CONSOLE = "console"
