@@ -215,6 +215,8 @@ def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
         score = f"{table.metric} {number(round(best.score, 4))}"
         lines.append(f"  best        trial {best.trial}: {score}, {settings_text(best.settings)}")
     lines.append(f"  sweep       {home}")
+    if table.num_points < len(table.trials):
+        lines.append(f"  compare     rlrun compare {home}")
     if outcome.plot is not None:
         lines.append(f"  plot        {outcome.plot}")
     if best is not None:

@@ -1,8 +1,8 @@
 """Training the reference cases and comparing them with the published numbers.
 
-Owns measuring and judging, by the interquartile mean of runs and its bootstrap interval (Agarwal et
-al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", section 4). It
-must not know how runs are executed (runs.py) nor how results are shown (page.py).
+Owns measuring and judging, by the interquartile mean of runs and its bootstrap interval
+(report/statistics.py). It must not know how runs are executed (runs.py) nor how results are shown
+(page.py).
 """
 
 import json
@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from rlrun.actors.ray_runtime import local_resources
 from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
 from rlrun.data.results import Row, counts_already, number_at
 from rlrun.experiment.report.sinks import read_rows
+from rlrun.experiment.report.statistics import bootstrap_interval, iqm
 from rlrun.experiment.verify.cases import CASES, Case
 from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, plan_runs
 
@@ -90,7 +88,10 @@ class CaseResult:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95% bootstrap interval of the IQM; None with fewer than two numbers."""
-        return bootstrap_interval([self.numbers]) if len(self.numbers) > 1 else None
+        if len(self.numbers) < 2:
+            return None
+        low, high = bootstrap_interval(iqm, self.numbers)
+        return float(low), float(high)
 
     @property
     def verdict(self) -> Verdict:
@@ -270,54 +271,3 @@ def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
 def _full_mean(row: Row, smoothing_episodes: int) -> float | None:
     """A row's mean return; None until its window of episodes is full."""
     return number_at(row, RETURN) if counts_already(RETURN, row, smoothing_episodes) else None
-
-
-Scores = NDArray[np.float64]
-Statistic = Callable[[Scores], Scores]
-"""[..., N] scores -> [...] numbers."""
-
-
-def iqm(scores: ArrayLike) -> Scores:
-    """The mean of the middle half of the scores, along the last axis: [..., N] -> [...].
-
-    Exactly half of the weight is kept for every N: of three scores all of the middle one and a
-    quarter of the two others. (Dropping whole scores would drop none of three.)
-    """
-    ordered = np.sort(np.asarray(scores, np.float64), axis=-1)
-    count = ordered.shape[-1]
-    if count == 0:
-        raise ValueError("the interquartile mean of no scores is undefined")
-    # In quarters of a score: the middle half begins at `count` of them and ends at 3 * count.
-    quarters = np.clip(4 * np.arange(count + 1), count, 3 * count)
-    weights = np.diff(quarters) / (2 * count)
-    # From the lowest score upwards: the mean of equal scores is exactly that score.
-    return ordered[..., 0] + (ordered - ordered[..., :1]) @ weights
-
-
-def bootstrap_interval(
-    strata: Sequence[ArrayLike],
-    statistic: Statistic = iqm,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """The percentile interval of ``statistic`` over resampled runs of each task.
-
-    Args:
-        strata: the scores of each task, one array a task.
-        statistic: of all tasks' scores together.
-        confidence: probability with which the interval contains the true number.
-        resamples: number of sets of runs to draw, each as large as the original.
-        seed: of the draws; equal scores give equal intervals.
-    """
-    random = np.random.default_rng(seed)
-    drawn = []
-    for stratum in strata:
-        scores = np.asarray(stratum, np.float64)
-        rows = random.integers(len(scores), size=(resamples, len(scores)))
-        drawn.append(scores[rows])
-    values = statistic(np.concatenate(drawn, axis=-1))
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(values, [tail, 1.0 - tail])
-    return float(low), float(high)

@@ -1,0 +1,60 @@
+"""``rlrun compare``: runs and groups side by side (experiment/compare/)."""
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Mode = Literal["max", "min"]
+
+
+def compare(  # noqa: PLR0913 - one parameter for each option
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs, groups, sweeps, or patterns.")
+    ],
+    *,
+    metric: Annotated[
+        str, typer.Option(help="Key of the results, a/b for nested ones.")
+    ] = "episode_return_mean",
+    mode: Annotated[Mode, typer.Option(help="Whether more or less of it is better.")] = "max",
+    threshold: Annotated[
+        float | None, typer.Option(help="Value to reach; default the goal in stop:.")
+    ] = None,
+    at: Annotated[
+        int | None,
+        typer.Option(min=1, help="Env steps to compare at; default the last that all runs have."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the curves, as PNG or SVG.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one self-contained page.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print a line a run instead.")] = False,
+) -> None:
+    """Compare runs of equal configuration with others: tables, curves and probabilities.
+
+    rlrun compare runs/ppo_cartpole/latest
+
+    rlrun compare runs/a runs/b 'runs/c/*' --plot curves.png --html compare.html
+    """
+    from rlrun.experiment.compare import show
+    from rlrun.experiment.compare.comparison import compare as compare_runs
+
+    if json and csv:
+        raise typer.BadParameter("--json and --csv exclude each other")
+    if plot is not None:
+        show.check_picture(plot)
+    found = compare_runs(runs, metric=metric, mode=mode, threshold=threshold, at=at)
+    if plot is not None:
+        show.plot(found, plot)
+    if html is not None:
+        show.write_page(found, html)
+    if json:
+        typer.echo(json_module.dumps(show.to_json(found), allow_nan=False))
+    elif csv:
+        typer.echo(show.to_csv(found), nl=False)
+    else:
+        typer.echo("\n".join(show.text_lines(found)))

@@ -1,0 +1,330 @@
+"""The comparison: runs grouped by configuration, and the numbers of each group.
+
+Owns the grouping, the alignment of the curves and the choice of numbers. It must not know how
+anything is shown.
+
+    N   runs of a configuration
+    P   points of the aligned curves
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlrun.config.problems import InputError
+from rlrun.experiment.compare.runs import Numbers, ReadRun, Settings, find_runs, read_run
+from rlrun.experiment.report.statistics import (
+    MIN_RUNS,
+    bootstrap_interval,
+    iqm,
+    performance_profile,
+    probability_of_improvement,
+)
+from rlrun.experiment.stopping import number
+from rlrun.experiment.sweep.points import settings_text
+
+RETURN = "episode_return_mean"
+POINTS = 101
+_CURVE_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number of a configuration, with what is known about its uncertainty."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    kind: Literal["interval", "range", "single"] = "single"
+    """A 95 % interval; of fewer than MIN_RUNS runs the range; of one run nothing."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The runs of equal settings but for the seed."""
+
+    name: str
+    """A letter."""
+    settings: Settings
+    """The settings that differ between configurations."""
+    runs: tuple[ReadRun, ...]
+    grid: Numbers
+    """Env steps at which all curves are compared, [P]."""
+    threshold: float
+    sign: float
+    """1 if more is better, else -1."""
+
+    @property
+    def label(self) -> str:
+        """The letter, and the settings that differ."""
+        return f"{self.name}: {settings_text(self.settings)}" if self.settings else self.name
+
+    @cached_property
+    def curves(self) -> Numbers:
+        """The metric of each run at the points of the grid, linear in between, [P, N]."""
+        curves = [np.interp(self.grid, run.env_steps, run.values) for run in self.runs]
+        return np.stack(curves, axis=-1)
+
+    @property
+    def finals(self) -> Numbers:
+        """The metric of each run at the last point of the grid, [N]."""
+        return self.curves[-1]
+
+    @property
+    def areas(self) -> Numbers:
+        """The area under each curve, divided by its env steps: the mean over training, [N]."""
+        width = self.grid[-1] - self.grid[0]
+        if not width:
+            return self.finals
+        area: Numbers = np.trapezoid(self.curves, self.grid, axis=0) / width
+        return area
+
+    @property
+    def final(self) -> Estimate:
+        """Interquartile mean of the last values."""
+        return _estimate(self.finals)
+
+    @property
+    def area(self) -> Estimate:
+        """Interquartile mean of the areas under the curves."""
+        return _estimate(self.areas)
+
+    def reached(self) -> list[tuple[float, float] | None]:
+        """Env steps and seconds until each run is at the threshold; None if it never is."""
+        found: list[tuple[float, float] | None] = []
+        for run in self.runs:
+            there = run.counts & (self.sign * run.values >= self.sign * self.threshold)
+            at = int(np.argmax(there))
+            found.append((run.env_steps[at], run.seconds[at]) if there[at] else None)
+        return found
+
+    def median_reached(self) -> tuple[float, float] | None:
+        """The median env steps and seconds to the threshold; None if half of the runs miss it."""
+        reached = [(np.inf, np.inf) if pair is None else pair for pair in self.reached()]
+        steps, seconds = (float(median) for median in np.median(reached, axis=0))
+        return (steps, seconds) if np.isfinite(steps) else None
+
+    def band(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Interquartile mean of the curves, and the bounds of its interval or range, [P] each."""
+        middle = iqm(self.curves)
+        if len(self.runs) < MIN_RUNS:
+            return middle, self.curves.min(axis=-1), self.curves.max(axis=-1)
+        low, high = bootstrap_interval(iqm, self.curves, resamples=_CURVE_RESAMPLES)
+        return middle, low, high
+
+
+def _estimate(scores: Numbers) -> Estimate:
+    value = float(iqm(scores))
+    if len(scores) < 2:
+        return Estimate(value)
+    if len(scores) < MIN_RUNS:
+        return Estimate(value, float(scores.min()), float(scores.max()), "range")
+    low, high = bootstrap_interval(iqm, scores)
+    return Estimate(value, float(low), float(high), "interval")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Configurations, best first, on one axis of env steps."""
+
+    metric: str
+    mode: Literal["max", "min"]
+    algorithms: tuple[str, ...]
+    env: str
+    grid: Numbers
+    """Env steps of the aligned curves, [P]."""
+    threshold: float
+    threshold_is: str
+    """Where the threshold comes from."""
+    configurations: tuple[Configuration, ...]
+    notes: tuple[str, ...]
+    """What a reader must know: runs left out, too few seeds."""
+
+    @property
+    def title(self) -> str:
+        """The metric, algorithms, environment and the env steps at the end."""
+        what = f"{self.metric} of {', '.join(self.algorithms)} on {self.env}"
+        return f"{what} at {int(self.grid[-1]):,} env steps"
+
+    def improvement(self, better: Configuration, other: Configuration) -> Estimate:
+        """Probability that a run of one configuration ends better than one of another."""
+        sign = 1.0 if self.mode == "max" else -1.0
+        scores = (sign * better.finals, sign * other.finals)
+        value = float(probability_of_improvement(*scores))
+        if min(map(len, scores)) < MIN_RUNS:
+            return Estimate(value)
+        low, high = bootstrap_interval(probability_of_improvement, *scores)
+        return Estimate(value, float(low), float(high), "interval")
+
+    def profile_thresholds(self) -> Numbers:
+        """Where the profiles can change: just below each final value and at it, and both ends."""
+        every = np.unique(np.concatenate([each.finals for each in self.configurations]))
+        margin = 0.05 * (float(every[-1] - every[0]) or abs(float(every[0])) or 1.0)
+        edges = np.stack([np.nextafter(every, -np.inf), every], axis=-1).ravel()
+        return np.concatenate([[every[0] - margin], edges, [every[-1] + margin]])
+
+    def profile(self, configuration: Configuration) -> Numbers:
+        """Share of the runs that end above each of ``profile_thresholds``."""
+        return performance_profile(configuration.finals, self.profile_thresholds())
+
+
+def compare(
+    words: Iterable[str | Path],
+    *,
+    metric: str = RETURN,
+    mode: Literal["max", "min"] = "max",
+    threshold: float | None = None,
+    at: int | None = None,
+) -> Comparison:
+    """Compare runs, sweeps and groups that are named by paths or patterns.
+
+    Args:
+        words: folders; a sweep stands for its trials, a pattern for all folders that match.
+        metric: key of the results, ``a/b`` for nested ones.
+        mode: whether more or less of it is better.
+        threshold: value to reach; default the goal in all runs' ``stop:``, else the worst of the
+            configurations' last values, which all of them reach.
+        at: env steps to compare at; runs that are shorter are left out. Default the last that all
+            runs have.
+
+    Raises:
+        InputError: no such run, no such metric, or runs that cannot be compared. ConfigError: a
+        run's settings cannot be read.
+    """
+    notes: list[str] = []
+    runs = _read(find_runs(words), metric, notes)
+    runs = _long_enough(runs, at, notes)
+    envs = dict.fromkeys(run.env for run in runs)
+    if len(envs) > 1:
+        names = ", ".join(envs)
+        raise InputError(f"runs of {len(envs)} environments: {names}; compare one at a time")
+    grid = _grid(runs, at, notes)
+    groups = _grouped(runs, notes)
+    sign = 1.0 if mode == "max" else -1.0
+    settings = _differing([group[0].settings for group in groups])
+    drafts = [
+        Configuration("", own, tuple(group), grid, 0.0, sign)
+        for own, group in zip(settings, groups, strict=True)
+    ]
+    drafts.sort(key=lambda each: -sign * each.final.value)
+    reach, reach_is = _threshold(drafts, runs, threshold, sign)
+    _note_few_seeds(drafts, notes)
+    configurations = [
+        Configuration(_letter(i), each.settings, each.runs, grid, reach, sign)
+        for i, each in enumerate(drafts)
+    ]
+    return Comparison(
+        metric=metric,
+        mode=mode,
+        algorithms=tuple(dict.fromkeys(run.algorithm for run in runs)),
+        env=runs[0].env,
+        grid=grid,
+        threshold=reach,
+        threshold_is=reach_is,
+        configurations=tuple(configurations),
+        notes=tuple(notes),
+    )
+
+
+def _read(paths: Sequence[Path], metric: str, notes: list[str]) -> list[ReadRun]:
+    """The runs with a number for the metric; of runs that are one and the same, the last."""
+    runs: dict[object, ReadRun] = {}
+    for path in paths:
+        run = read_run(path, metric)
+        if run is None:
+            notes.append(f"{path} is left out: it has no {metric} yet")
+            continue
+        same = (run.seed, repr(sorted(run.settings.items())))
+        if same in runs:
+            notes.append(f"{runs[same].path} is left out: {path} has the same settings and seed")
+        runs[same] = run
+    if not runs:
+        raise InputError(f"none of these runs has a number for {metric} yet")
+    return list(runs.values())
+
+
+def _long_enough(runs: list[ReadRun], at: int | None, notes: list[str]) -> list[ReadRun]:
+    if at is None:
+        return runs
+    kept = [run for run in runs if run.last >= at]
+    short = [run for run in runs if run.last < at]
+    notes += [f"{run.path} is left out: it ends at {int(run.last):,} env steps" for run in short]
+    if not kept:
+        longest = int(max(run.last for run in runs))
+        raise InputError(f"no run has {at:,} env steps; the longest has {longest:,}")
+    return kept
+
+
+def _grid(runs: Sequence[ReadRun], at: int | None, notes: list[str]) -> Numbers:
+    """Env steps at which all runs have a value."""
+    start = max(float(run.env_steps[0]) for run in runs)
+    end = float(at or min(run.last for run in runs))
+    longest = max(run.last for run in runs)
+    if at is None and end < 0.95 * longest:
+        first = min(runs, key=lambda run: run.last)
+        notes.append(
+            f"compared up to {int(end):,} env steps, where {first.path} ends; the longest run has "
+            f"{int(longest):,} (--at {int(longest)} leaves the shorter ones out)"
+        )
+    return np.linspace(start, end, POINTS) if start < end else np.array([end])
+
+
+def _grouped(runs: Sequence[ReadRun], notes: list[str]) -> list[list[ReadRun]]:
+    """The runs of each configuration, in the order in which they were named."""
+    groups: dict[str, list[ReadRun]] = {}
+    for run in runs:
+        groups.setdefault(repr(sorted(run.settings.items())), []).append(run)
+    return list(groups.values())
+
+
+def _differing(settings: Sequence[Settings]) -> list[dict[str, Any]]:
+    """Of each configuration the settings that are not equal in all of them."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    differ = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    return [{key: each.get(key) for key in differ} for each in settings]
+
+
+def _threshold(
+    drafts: Sequence[Configuration], runs: Sequence[ReadRun], given: float | None, sign: float
+) -> tuple[float, str]:
+    if given is not None:
+        return given, "as asked"
+    goals = {run.goal for run in runs}
+    if len(goals) == 1 and (goal := goals.pop()) is not None:
+        return goal, "the goal in stop:"
+    worst: Callable[[Iterable[float]], float] = min if sign > 0 else max
+    return worst(each.final.value for each in drafts), "where the last one ends"
+
+
+def _note_few_seeds(drafts: Sequence[Configuration], notes: list[str]) -> None:
+    few = min(len(each.runs) for each in drafts)
+    if few >= MIN_RUNS:
+        return
+    shown = "one seed shows nothing of the spread" if few == 1 else "the range is shown instead"
+    seeds = f"{few} seed{'s' if few > 1 else ''}"
+    notes.append(
+        f"too few seeds: {seeds} for some configurations; an interval needs {MIN_RUNS} or more, "
+        f"{shown}: rlrun train FILE --seeds {MIN_RUNS}"
+    )
+
+
+def _letter(index: int) -> str:
+    """A, B, ..., Z, A2, B2, ..."""
+    turn, place = divmod(index, 26)
+    return f"{chr(ord('A') + place)}{turn + 1 if turn else ''}"
+
+
+def rounded(value: float | None) -> str:
+    """A number of four digits for a table; empty for None."""
+    text = "" if value is None else number(float(f"{value:.4g}"))
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def as_list(values: ArrayLike) -> list[float]:
+    """An array as plain numbers."""
+    return [float(value) for value in np.asarray(values).tolist()]

@@ -1,0 +1,167 @@
+"""The runs to compare: found by paths and patterns, read from their folders.
+
+Owns which folders a word names, and what is read of a run: its settings, and the curve of one
+metric. Nothing of a run is executed, and no code that its settings name is imported. It must not
+know how runs are grouped or shown.
+
+    K   results of a run that have the metric
+"""
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.config.problems import InputError
+from rlrun.config.registry import suggestion
+from rlrun.config.yaml_tree import parse_yaml
+from rlrun.data.results import Row, addresses, counts_already, lookup, number_at
+from rlrun.experiment.report.sinks import read_rows
+from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder, is_sweep_folder, resolve_run
+
+Settings = Mapping[str, Any]
+"""Address -> plain value, as on the command line."""
+
+Numbers = NDArray[np.float64]
+
+_NOT_COMPARED = ("name", "seed", "stop", "checkpoint", "sweep", "report.sinks")
+"""Settings that do not change what is learned in a number of env steps, or only the seed."""
+
+
+@dataclass(frozen=True)
+class ReadRun:
+    """What is known of one run."""
+
+    path: Path
+    algorithm: str
+    env: str
+    seed: int | None
+    settings: Settings
+    """All that runs are grouped by."""
+    goal: float | None
+    """The value of the metric that ends the run, if one does."""
+    env_steps: Numbers
+    """Of the results with the metric, ascending, [K]."""
+    values: Numbers
+    """The metric, [K]."""
+    seconds: Numbers
+    """Seconds trained, [K]."""
+    counts: NDArray[np.bool_]
+    """Whether the value is meaningful yet: a mean over a full window of episodes, [K]."""
+
+    @property
+    def last(self) -> float:
+        """Env steps of the last result."""
+        return float(self.env_steps[-1])
+
+
+def find_runs(words: Iterable[str | Path]) -> list[Path]:
+    """The run folders of paths and patterns, each once: a sweep stands for all of its trials.
+
+    Raises:
+        InputError: a word names no run.
+    """
+    found: dict[Path, Path] = {}
+    for word in map(str, words):
+        paths = [Path(word)]
+        if not os.path.exists(word) and glob.has_magic(word):
+            paths = [path for path in map(Path, sorted(glob.glob(word))) if _is_run(path)]
+            if not paths:
+                raise InputError(f"{word}: nothing that matches is a run or a sweep")
+        for run in (run for path in paths for run in _runs_of(path)):
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def _is_run(path: Path) -> bool:
+    return RunFolder(path).config.is_file() or is_sweep_folder(path)
+
+
+def _runs_of(path: Path) -> Iterator[Path]:
+    if not is_sweep_folder(path):
+        yield resolve_run(path)
+        return
+    sweep = resolve_run(path, SWEEP_CONFIG)
+    trials = [
+        trial for trial in sorted(sweep.glob("trials/*")) if RunFolder(trial).config.is_file()
+    ]
+    if not trials:
+        raise InputError(f"{path}: no trial of this sweep has begun")
+    yield from trials
+
+
+def read_run(path: Path, metric: str) -> ReadRun | None:
+    """The run in a folder; None if it has no number for the metric yet.
+
+    Raises:
+        InputError: its results have no such key. ConfigError: its settings cannot be read.
+    """
+    plain = plain_settings(path)
+    rows = [row for row in read_rows(RunFolder(path).metrics) if number_at(row, "env_steps")]
+    _check_metric(path, metric, rows)
+    known = [row for row in rows if number_at(row, metric) is not None]
+    if not known:
+        return None
+    window = (plain.get("report") or {}).get("smoothing_episodes", 1)
+    env = plain.get("env")
+    stop = plain.get("stop") or {}
+    return ReadRun(
+        path=path,
+        algorithm=str(plain.get("algorithm")),
+        env=str(env["use"] if isinstance(env, dict) else env),
+        seed=plain.get("seed"),
+        settings=_compared(plain),
+        goal=number_at(stop, metric),
+        env_steps=_column(known, "env_steps"),
+        values=_column(known, metric),
+        seconds=_column(known, "time_s"),
+        counts=np.array([counts_already(metric, row, window) for row in known]),
+    )
+
+
+def _column(rows: Sequence[Row], key: str) -> Numbers:
+    return np.array([number_at(row, key) or 0.0 for row in rows])
+
+
+def plain_settings(path: Path) -> dict[str, Any]:
+    """The settings of a run as plain values, without a look at the code that they name.
+
+    Raises:
+        InputError, ConfigError: the file is missing or damaged.
+    """
+    config = RunFolder(path).config
+    try:
+        plain = parse_yaml(config.read_text(encoding="utf-8"), str(config)).plain()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{config}: cannot be read: {error}") from error
+    if not isinstance(plain, dict) or "algorithm" not in plain:
+        raise InputError(f"{config}: the file is damaged: it names no algorithm")
+    return plain
+
+
+def _check_metric(path: Path, metric: str, rows: Sequence[Row]) -> None:
+    """Raise if a run has results, and none of them has the key."""
+    if not rows:
+        return
+    for row in rows:
+        try:
+            lookup(row, metric)
+        except KeyError:
+            continue
+        return
+    hint = suggestion(metric, addresses(rows[-1]))
+    raise InputError(f"{path}: no result has the key {metric}{hint}")
+
+
+def _compared(plain: Mapping[str, Any]) -> Settings:
+    found = {key.replace("/", "."): lookup(plain, key) for key in addresses(plain)}
+    return {
+        key: value
+        for key, value in found.items()
+        if not any(key == name or key.startswith(f"{name}.") for name in _NOT_COMPARED)
+    }

@@ -1,0 +1,258 @@
+"""A comparison as text, JSON, CSV, a picture and a page.
+
+Owns the words, columns and charts. It must not know how the numbers were made.
+"""
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlrun.checkpoint.files import replace_text
+from rlrun.config.problems import InputError
+from rlrun.config.registry import install_hint, is_installed
+from rlrun.experiment.compare.comparison import (
+    Comparison,
+    Configuration,
+    Estimate,
+    as_list,
+    rounded,
+)
+from rlrun.experiment.report.plots import save_panels
+from rlrun.experiment.report.tables import Table
+from rlrun.experiment.report.web_page import Chart, Curve, WebPage, short
+from rlrun.experiment.sweep.points import settings_text, short_names, value_text
+
+WIDTH = 80
+PICTURES = (".png", ".svg")
+
+
+def text_lines(comparison: Comparison) -> list[str]:
+    """The comparison for a terminal, at most WIDTH columns wide."""
+    lines = [*_wrapped(comparison.title), ""]
+    table = result_table(comparison, with_settings=True).plain_lines()
+    if max(map(len, table)) > WIDTH:
+        table = result_table(comparison, with_settings=False).plain_lines()
+        for each in comparison.configurations:
+            table += _wrapped(f"{each.name}  {settings_text(each.settings)}", indent=3)
+    lines += [*table, "", *_wrapped(_legend(comparison))]
+    lines += [line for text in improvement_lines(comparison) for line in _wrapped(text)]
+    lines += [line for note in comparison.notes for line in _wrapped(f"Note: {note}", indent=2)]
+    return lines
+
+
+def _wrapped(text: str, indent: int = 0) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False)
+
+
+def result_table(comparison: Comparison, *, with_settings: bool) -> Table:
+    """A row a configuration."""
+    first = comparison.configurations[0]
+    names = short_names(first.settings) if with_settings else {}
+    reach = f"steps to {rounded(comparison.threshold)}"
+    numbers = ("seeds", "final", "95 % interval", "area", reach, "seconds")
+    rows = []
+    for each in comparison.configurations:
+        reached = each.median_reached()
+        count = sum(pair is not None for pair in each.reached())
+        steps = f"{reached[0]:,.0f}" if reached else "-"
+        if count < len(each.runs):
+            steps += f" ({count} of {len(each.runs)})"
+        rows.append(
+            (
+                each.name,
+                *(value_text(each.settings[address]) for address in names),
+                str(len(each.runs)),
+                rounded(each.final.value),
+                bounds_text(each.final),
+                rounded(each.area.value),
+                steps,
+                f"{reached[1]:,.1f}" if reached else "-",
+            )
+        )
+    heads = ("", *names.values(), *numbers)
+    return Table(heads, rows, heads[1:])
+
+
+def bounds_text(estimate: Estimate) -> str:
+    """The interval, or the range in brackets."""
+    if estimate.low is None:
+        return "-"
+    text = f"{rounded(estimate.low)} to {rounded(estimate.high)}"
+    return text if estimate.kind == "interval" else f"({text})"
+
+
+def _legend(comparison: Comparison) -> str:
+    kinds = {each.final.kind for each in comparison.configurations}
+    spread = "; a range of too few seeds in brackets" if "range" in kinds else ""
+    return (
+        f"Interquartile means with bootstrap intervals{spread}. area: mean of the curve. The "
+        f"threshold is {comparison.threshold_is}: median of the seeds, with the number of seeds "
+        "that are there if not all."
+    )
+
+
+def improvement_lines(comparison: Comparison) -> Iterator[str]:
+    """How probably the best configuration is better than each other one."""
+    best, *others = comparison.configurations
+    for other in others:
+        found = comparison.improvement(best, other)
+        bounds = "" if found.low is None else f" ({found.low:.2f} to {found.high:.2f})"
+        yield f"A run of {best.name} is better than one of {other.name} with probability " + (
+            f"{found.value:.2f}{bounds}."
+        )
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Everything as plain JSON values."""
+    best, *others = comparison.configurations
+    return {
+        "metric": comparison.metric,
+        "mode": comparison.mode,
+        "algorithms": list(comparison.algorithms),
+        "env": comparison.env,
+        "env_steps": int(comparison.grid[-1]),
+        "threshold": comparison.threshold,
+        "threshold_is": comparison.threshold_is,
+        "configurations": [
+            _configuration_json(comparison, each) for each in comparison.configurations
+        ],
+        "improvements": [
+            {"better": best.name, "than": other.name} | vars(comparison.improvement(best, other))
+            for other in others
+        ],
+        "profile_thresholds": as_list(comparison.profile_thresholds()),
+        "notes": list(comparison.notes),
+    }
+
+
+def _configuration_json(comparison: Comparison, each: Configuration) -> dict[str, Any]:
+    middle, low, high = map(as_list, each.band())
+    reached = each.median_reached()
+    return {
+        "name": each.name,
+        "settings": dict(each.settings),
+        "final": vars(each.final),
+        "area": vars(each.area),
+        "env_steps_to_threshold": None if reached is None else reached[0],
+        "seconds_to_threshold": None if reached is None else reached[1],
+        "runs": list(run_rows(each)),
+        "curve": {"env_steps": as_list(each.grid), "iqm": middle, "low": low, "high": high},
+        "profile": as_list(comparison.profile(each)),
+    }
+
+
+def run_rows(configuration: Configuration) -> Iterator[dict[str, Any]]:
+    """The numbers of each run."""
+    numbers = zip(
+        configuration.runs,
+        as_list(configuration.finals),
+        as_list(configuration.areas),
+        configuration.reached(),
+        strict=True,
+    )
+    for run, final, area, reached in numbers:
+        yield {
+            "run": str(run.path),
+            "seed": run.seed,
+            "final": final,
+            "area": area,
+            "env_steps_to_threshold": None if reached is None else int(reached[0]),
+            "seconds_to_threshold": None if reached is None else float(reached[1]),
+        }
+
+
+def to_csv(comparison: Comparison) -> str:
+    """A line a run."""
+    rows = [
+        {"configuration": each.name, **{k: value_text(v) for k, v in each.settings.items()}, **row}
+        for each in comparison.configurations
+        for row in run_rows(each)
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def check_picture(path: Path) -> None:
+    """Raise InputError if no picture can be written at ``path``."""
+    if path.suffix not in PICTURES:
+        raise InputError(f"--plot {path}: expected a name that ends with {' or '.join(PICTURES)}")
+    if not is_installed("matplotlib"):
+        raise InputError(f"--plot: matplotlib is missing: {install_hint('matplotlib')}")
+
+
+def plot(comparison: Comparison, path: Path) -> None:
+    """Draw the curves with their bands, and the performance profiles."""
+    profiles = any(len(each.runs) > 1 for each in comparison.configurations)
+
+    def draw(axes: Any, what: str) -> None:
+        for each in comparison.configurations:
+            if what == "curves":
+                middle, low, high = each.band()
+                (line,) = axes.plot(each.grid, middle, label=each.label)
+                axes.fill_between(each.grid, low, high, alpha=0.2, color=line.get_color())
+            else:
+                axes.plot(comparison.profile_thresholds(), comparison.profile(each))
+        axes.grid(alpha=0.3)
+        axes.xaxis.set_major_formatter(lambda value, position: short(value))
+        axes.set_xlabel("env steps" if what == "curves" else comparison.metric)
+        axes.set_ylabel(comparison.metric if what == "curves" else "share of runs above")
+        if what == "curves":
+            axes.legend(frameon=False, fontsize=8)
+
+    panels = ["curves", "profiles"] if profiles else ["curves"]
+    save_panels(path, panels, draw, columns=2, panel_size=(5.2, 3.6), dpi=120)
+
+
+def write_page(comparison: Comparison, path: Path) -> None:
+    """Write the comparison as one self-contained page."""
+    page = WebPage(comparison.title)
+    page.table(result_table(comparison, with_settings=True))
+    page.text(_legend(comparison), soft=True)
+    for line in improvement_lines(comparison):
+        page.text(line)
+    for note in comparison.notes:
+        page.text(f"Note: {note}.")
+    page.heading("Curves")
+    page.charts(charts(comparison))
+    page.heading("Runs")
+    page.table(_run_table(comparison))
+    replace_text(path, page.html())
+
+
+def _run_table(comparison: Comparison) -> Table:
+    heads = ("", "seed", "final", "area", f"steps to {rounded(comparison.threshold)}", "seconds")
+    rows = [
+        (
+            each.name,
+            str(row["seed"]),
+            *(rounded(row[key]) or "-" for key in _RUN_NUMBERS),
+            row["run"],
+        )
+        for each in comparison.configurations
+        for row in run_rows(each)
+    ]
+    return Table((*heads, "run"), rows, heads[1:])
+
+
+_RUN_NUMBERS = ("final", "area", "env_steps_to_threshold", "seconds_to_threshold")
+
+
+def charts(comparison: Comparison) -> Iterator[Chart]:
+    """The learning curves with their bands, and the performance profiles."""
+    curves = []
+    for each in comparison.configurations:
+        middle, low, high = map(as_list, each.band())
+        curves.append(Curve(each.label, as_list(each.grid), middle, low, high))
+    yield Chart(comparison.metric, "env steps", curves)
+    thresholds = as_list(comparison.profile_thresholds())
+    profiles = [
+        Curve(each.label, thresholds, as_list(comparison.profile(each)))
+        for each in comparison.configurations
+    ]
+    yield Chart("Share of the runs that end above", comparison.metric, profiles)

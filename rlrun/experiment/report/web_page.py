@@ -1,0 +1,196 @@
+"""Self-contained web pages: headings, tables and charts in one file, light or dark.
+
+Owns the HTML, the style and the drawing of charts as inline SVG. No script, nothing is loaded from
+elsewhere; every text is escaped. It must not know what is shown.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from rlrun.experiment.report.tables import Table
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2430; --soft: #5c6675; --line: #d9dee6; --paper: #fff;
+  --panel: #f6f8fa; --c0: #0b6fb8; --c1: #c9520a; --c2: #23824a; --c3: #a33a8f; --c4: #8a6d00;
+  --c5: #5b52c7; --c6: #b8323c; --c7: #56616e; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa5b4; --line: #343c48;
+  --paper: #14181e; --panel: #1c222b; --c0: #62b4f0; --c1: #f29a5b; --c2: #6fce93; --c3: #e08fd0;
+  --c4: #dcc158; --c5: #a8a1ff; --c6: #f58a92; --c7: #aab4c0; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 1180px; color: var(--ink);
+  background: var(--paper); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.45rem; line-height: 1.25; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
+p { margin: .35rem 0; overflow-wrap: anywhere; } .soft { color: var(--soft); }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .28rem .9rem .28rem 0; text-align: left; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+th { color: var(--soft); font-weight: 600; } .number { text-align: right; white-space: nowrap; }
+.charts { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
+figure { margin: 0; padding: .8rem; background: var(--panel); border-radius: 8px; min-width: 0; }
+figcaption { font-weight: 600; font-size: .92rem; margin-bottom: .3rem; overflow-wrap: anywhere; }
+svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 13px; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; color: var(--soft); }
+.legend span::before { content: ""; display: inline-block; width: 1em; height: .22em;
+  margin-right: .4em; vertical-align: middle; background: var(--own); }
+details { margin: .5rem 0; } summary { cursor: pointer; color: var(--soft); }
+"""
+_NUM_COLOURS = 8
+_WIDTH, _HEIGHT = 480.0, 290.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 8.0, 44.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart, perhaps with a band around it."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves on common axes."""
+
+    title: str
+    x_label: str
+    curves: Sequence[Curve]
+    y_label: str = ""
+
+
+@dataclass
+class WebPage:
+    """A page, from top to bottom."""
+
+    title: str
+    parts: list[str] = field(default_factory=list)
+
+    def heading(self, text: str) -> None:
+        """Begin a section."""
+        self.parts.append(f"<h2>{escape(text)}</h2>")
+
+    def text(self, text: str, *, soft: bool = False) -> None:
+        """A paragraph; soft for what is less important."""
+        self.parts.append(f"<p{' class=soft' if soft else ''}>{escape(text)}</p>")
+
+    def table(self, table: Table, *, folded: str | None = None) -> None:
+        """A table; with ``folded`` behind that line, to be opened."""
+        html = _table(table)
+        if folded is not None:
+            html = f"<details><summary>{escape(folded)}</summary>{html}</details>"
+        self.parts.append(html)
+
+    def charts(self, charts: Iterable[Chart]) -> None:
+        """Charts, side by side where the page is wide enough."""
+        figures = "".join(map(_figure, charts))
+        self.parts.append(f'<div class="charts">{figures}</div>')
+
+    def html(self) -> str:
+        """The whole page."""
+        title = escape(self.title)
+        return (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{title}</title>\n<style>{_STYLE}</style></head>\n"
+            f"<body>\n<h1>{title}</h1>\n{chr(10).join(self.parts)}\n</body></html>\n"
+        )
+
+
+def _table(table: Table) -> str:
+    def row(tag: str, cells: Sequence[str]) -> str:
+        found = "".join(
+            f"<{tag}{' class=number' if head in table.numeric else ''}>{escape(cell)}</{tag}>"
+            for head, cell in zip(table.heads, cells, strict=True)
+        )
+        return f"<tr>{found}</tr>"
+
+    body = "\n".join(row("td", cells) for cells in table.rows)
+    return f'<div class="wide"><table>\n{row("th", table.heads)}\n{body}\n</table></div>'
+
+
+def _figure(chart: Chart) -> str:
+    colours = [f"var(--c{i % _NUM_COLOURS})" for i in range(len(chart.curves))]
+    legend = "".join(
+        f'<span style="--own: {colour}">{escape(curve.label)}</span>'
+        for colour, curve in zip(colours, chart.curves, strict=True)
+        if curve.label
+    )
+    return (
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>{_svg(chart, colours)}"
+        f'<div class="legend">{legend}</div></figure>\n'
+    )
+
+
+def _svg(chart: Chart, colours: Sequence[str]) -> str:
+    """The axes and curves of a chart."""
+    xs = [x for curve in chart.curves for x in curve.x]
+    ys = [y for curve in chart.curves for y in (*curve.y, *curve.low, *curve.high)]
+    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
+    x_ends, y_ends = (min(xs), max(xs)), (min(*ys, y_ticks[0]), max(*ys, y_ticks[-1]))
+    across, up = (_WIDTH - _LEFT - _RIGHT), (_HEIGHT - _TOP - _BOTTOM)
+
+    def x_at(x: float) -> float:
+        return _LEFT + across * _share(x, *x_ends)
+
+    def y_at(y: float) -> float:
+        return _TOP + up * (1.0 - _share(y, *y_ends))
+
+    def points(x: Iterable[float], y: Iterable[float]) -> str:
+        return " ".join(f"{x_at(a):.1f},{y_at(b):.1f}" for a, b in zip(x, y, strict=True))
+
+    parts = [
+        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y_at(y):.1f}" y2="{y_at(y):.1f}" '
+        f'stroke="var(--line)"/><text x="{_LEFT - 8}" y="{y_at(y) + 4:.1f}" text-anchor="end">'
+        f"{short(y)}</text>"
+        for y in y_ticks
+    ]
+    parts += [
+        f'<text x="{x_at(x):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{short(x)}'
+        "</text>"
+        for x in x_ticks
+    ]
+    for curve, colour in zip(chart.curves, colours, strict=True):
+        if curve.low:
+            edge = points([*curve.x, *reversed(curve.x)], [*curve.high, *reversed(curve.low)])
+            parts.append(f'<polygon points="{edge}" fill="{colour}" opacity="0.18"/>')
+    for curve, colour in zip(chart.curves, colours, strict=True):
+        shape = f'points="{points(curve.x, curve.y)}" fill="none" stroke="{colour}"'
+        parts.append(f'<polyline {shape} stroke-width="2" stroke-linejoin="round"/>')
+        if len(curve.x) == 1:
+            at = f'cx="{x_at(curve.x[0]):.1f}" cy="{y_at(curve.y[0]):.1f}"'
+            parts.append(f'<circle {at} r="4" fill="{colour}"/>')
+    label = f'x="{_LEFT + across / 2}" y="{_HEIGHT - 6}" text-anchor="middle"'
+    parts.append(f"<text {label}>{escape(chart.x_label)}</text>")
+    name = escape(chart.title, quote=True)
+    size = f'viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{name}"'
+    return f"<svg {size}>{''.join(parts)}</svg>"
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Four to nine round numbers between two numbers, 1, 2 or 5 times a power of ten apart."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [i * step for i in range(first, last + 1)] or [low]
+
+
+def short(value: float) -> str:
+    """A number on an axis: 40k, 1.5M, 0.25."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
+    return f"{value:.4g}"
