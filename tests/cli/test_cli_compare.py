@@ -19,6 +19,11 @@ report: {{smoothing_episodes: 1}}
 """
 
 
+def _row(steps, mean):
+    counters = {"training_iteration": steps, "env_steps": steps, "time_s": steps / 10}
+    return {**counters, "episode_return_mean": mean, "episodes_in_mean": 5}
+
+
 @pytest.fixture
 def make_run(rlrun):
     """Write a run whose return is ``slope`` times env steps: 100, 200, ... up to ``last``."""
@@ -28,19 +33,8 @@ def make_run(rlrun):
         folder.mkdir(parents=True)
         text = SETTINGS.format(algorithm="PPO", env=env, seed=seed, lr=lr)
         (folder / "config.yaml").write_text(text + extra)
-        rows = [
-            {
-                "env_steps": n,
-                "episode_return_mean": slope * n,
-                "episodes_in_mean": 5,
-                "time_s": n / 10,
-            }
-            for n in range(100, last + 1, 100)
-        ]
-        lines = [
-            json.dumps(row) + "\n"
-            for row in [{**rows[0], "env_steps": 50, "episode_return_mean": None}, *rows]
-        ]
+        rows = [_row(50, None), *(_row(n, slope * n) for n in range(100, last + 1, 100))]
+        lines = [json.dumps(row) + "\n" for row in rows]
         (folder / "metrics.jsonl").write_text("".join(lines))
         return folder
 
@@ -176,6 +170,7 @@ def test_a_page_and_a_picture(rlrun, two, make_run):
         (["a", "other"], "runs of 2 environments: CartPole-v1, Acrobot-v1"),
         (["a", "--at", "5000"], "no run has 5,000 env steps; the longest has 1,000"),
         (["a", "--plot", "c.gif"], "ends with .png or .svg"),
+        (["a", "--threshold", "nan"], "threshold: expected a number"),
         (["a", "--json", "--csv"], "exclude each other"),
         (["damaged"], "damaged/config.yaml"),
         (["begun"], "no trial of this sweep has begun"),

@@ -12,7 +12,12 @@ from rlrun.cli.main import main
 
 SHELL = "".join(blocks(page("comparing.md"), "sh"))
 COMMANDS = [shlex.split(line, comments=True) for line in SHELL.splitlines() if " compare " in line]
-ROW = {"episode_return_mean": 9.0, "episode_len_mean": 9, "evaluation": {"episode_return_mean": 1}}
+ROW = {
+    "training_iteration": 1,
+    "episode_return_mean": 9.0,
+    "episode_len_mean": 9,
+    "evaluation": {"episode_return_mean": 1},
+}
 
 
 @pytest.fixture(autouse=True)

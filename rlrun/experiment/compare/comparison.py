@@ -7,6 +7,7 @@ anything is shown.
     P   points of the aligned curves
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,6 +197,8 @@ def compare(
         InputError: no such run, no such metric, or runs that cannot be compared. ConfigError: a
         run's settings cannot be read.
     """
+    if threshold is not None and not math.isfinite(threshold):
+        raise InputError(f"threshold: expected a number, got {threshold}")
     notes: list[str] = []
     runs = _read(find_runs(words), metric, notes)
     runs = _long_enough(runs, at, notes)
@@ -204,7 +207,7 @@ def compare(
         names = ", ".join(envs)
         raise InputError(f"runs of {len(envs)} environments: {names}; compare one at a time")
     grid = _grid(runs, at, notes)
-    groups = _grouped(runs, notes)
+    groups = _grouped(runs)
     sign = 1.0 if mode == "max" else -1.0
     settings = _differing([group[0].settings for group in groups])
     drafts = [
@@ -274,7 +277,7 @@ def _grid(runs: Sequence[ReadRun], at: int | None, notes: list[str]) -> Numbers:
     return np.linspace(start, end, POINTS) if start < end else np.array([end])
 
 
-def _grouped(runs: Sequence[ReadRun], notes: list[str]) -> list[list[ReadRun]]:
+def _grouped(runs: Sequence[ReadRun]) -> list[list[ReadRun]]:
     """The runs of each configuration, in the order in which they were named."""
     groups: dict[str, list[ReadRun]] = {}
     for run in runs:

@@ -107,20 +107,21 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
     known = [row for row in rows if number_at(row, metric) is not None]
     if not known:
         return None
-    window = (plain.get("report") or {}).get("smoothing_episodes", 1)
+    # A trial of a population may have taken over another's state, and its env steps.
+    known.sort(key=lambda row: row["env_steps"])
+    window = number_at(plain, "report/smoothing_episodes") or 1
     env = plain.get("env")
-    stop = plain.get("stop") or {}
     return ReadRun(
         path=path,
         algorithm=str(plain.get("algorithm")),
-        env=str(env["use"] if isinstance(env, dict) else env),
+        env=str(env.get("use") if isinstance(env, dict) else env),
         seed=plain.get("seed"),
         settings=_compared(plain),
-        goal=number_at(stop, metric),
+        goal=number_at(plain.get("stop") or {}, metric),
         env_steps=_column(known, "env_steps"),
         values=_column(known, metric),
         seconds=_column(known, "time_s"),
-        counts=np.array([counts_already(metric, row, window) for row in known]),
+        counts=np.array([counts_already(metric, row, int(window)) for row in known]),
     )
 
 

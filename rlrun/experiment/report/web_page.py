@@ -62,7 +62,6 @@ class Chart:
     title: str
     x_label: str
     curves: Sequence[Curve]
-    y_label: str = ""
 
 
 @dataclass
