@@ -136,11 +136,12 @@ class EnvRunnerGroup:
     def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Observation and action space, from the local runner or an environment made for this."""
         if self.local_env_runner is not None:
-            envs = self.local_env_runner.envs
-            return envs.single_observation_space, envs.single_action_space
+            (spaces,) = self.local_env_runner.policy_spaces().values()
+            return spaces
         from rlrun.envs.vector_env import make_vector_env
 
-        envs = make_vector_env(self.spec.env, 1, self.spec.settings)
+        here = {"remote_worker_envs": False, "remote_env_batch_wait_ms": None}
+        envs = make_vector_env(self.spec.env, 1, self.spec.settings.model_copy(update=here))
         try:
             return envs.single_observation_space, envs.single_action_space
         finally:
@@ -193,6 +194,16 @@ class EnvRunnerGroup:
         """
         local = [] if self.local_env_runner is None else [function(self.local_env_runner)]
         return local if self.remote is None else local + self.remote.foreach(function)
+
+    def foreach_env(self, function: Callable[[Any], Any]) -> list[list[Any]]:
+        """``function(env)`` of each sub-environment, where it is, by runner.
+
+        Runners as of `foreach_env_runner`.
+
+        Raises:
+            TypeError: the environment is a vector, whose sub-environments are no objects.
+        """
+        return self.foreach_env_runner(lambda runner: runner.foreach_env(function))
 
     def get_states(self) -> dict[int, dict[str, Any] | None]:
         """The state of each runner after the last of its replies that was taken, by runner index.

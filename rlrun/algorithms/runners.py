@@ -61,7 +61,8 @@ def start_env_runners(
     """The group; remote runners go on building themselves while the learners are made."""
     settings = config.env_runners
     evaluation = evaluation_runners(config)
-    if settings.num_env_runners or config.learners.num_learners or evaluation.num_env_runners:
+    actors = settings.num_env_runners, config.learners.num_learners, evaluation.num_env_runners
+    if any(actors) or settings.remote_worker_envs or evaluation.remote_worker_envs:
         from rlrun.actors.ray_runtime import start_ray
 
         start_ray(settings, address, config.learners, evaluation)

@@ -116,6 +116,7 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
             'which none can be rebuilt alone; leave this out, or take the mode "sync" or "async"'
         )
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
+    yield from _check_remote_envs(experiment)
     for path, is_on, connector, pipeline in (
         (
             ("env_runners", "observation_filter"),
@@ -135,10 +136,26 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding(path, f"{message}; env_runners.{pipeline}: true switches them on")
 
 
+def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Sub-environments that are Ray actors, and not waiting for all of them."""
+    settings = experiment.env_runners
+    wait, mode = settings.remote_env_batch_wait_ms, settings.gym_env_vectorize_mode
+    if wait is not None and experiment.report.info_keys and not experiment.multi_agent.policies:
+        message = "infos are reported of sub-environments that step together"
+        yield Finding(("report", "info_keys"), f"{message}; leave out remote_env_batch_wait_ms")
+    if wait is not None and not settings.remote_worker_envs:
+        message = "only Ray actors are waited for; set env_runners.remote_worker_envs to true"
+        yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
+    if settings.remote_worker_envs and mode not in ("auto", "sync"):
+        message = "with env_runners.remote_worker_envs each is a Ray actor; leave it out"
+        yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
+
+
 _NOT_IN_EVALUATION = {
     "num_env_runners": "set evaluation.num_env_runners instead",
     "num_envs_per_env_runner": "set evaluation.num_envs instead",
     "explore": "set evaluation.explore instead",
+    "remote_env_batch_wait_ms": "evaluation waits for all sub-environments; leave it out",
     **dict.fromkeys(
         (
             "env_runner_cls",
@@ -218,11 +235,8 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
         message = f"{experiment.algorithm} learns one policy; PPO, for example, learns several"
         yield Finding(("multi_agent",), message)
-    if experiment.env_runners.gym_env_vectorize_mode not in ("auto", "sync"):
-        message = (
-            "with several agents a runner steps its sub-environments one after the other; leave "
-            "this out, and take more env_runners.num_env_runners for slow environments"
-        )
+    if experiment.env_runners.gym_env_vectorize_mode == "vector_entry_point":
+        message = 'it makes environments for one agent; leave it out, or take "async" for slow ones'
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
     if experiment.report.info_keys:
         message = "infos of several agents are not reported; a callback's on_episode_end can add"

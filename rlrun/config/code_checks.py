@@ -38,8 +38,11 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     collector, path = settings.sample_collector, ("env_runners", "sample_collector")
     if collector is not None and collector not in registry.COLLECTORS:
         yield from _check_name(path, collector, tuple(registry.COLLECTORS))
-        if experiment.multi_agent.policies and _is_columnar(find_callable(path, collector)[0]):
-            message = f"{collector} is for slots that act together, and agents come and go"
+        alone = settings.remote_env_batch_wait_ms is not None  # sub-environments do not wait
+        if (experiment.multi_agent.policies or alone) and _is_columnar(
+            find_callable(path, collector)[0]
+        ):
+            message = f"{collector} is for slots that act together, and here they come and go"
             yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
     yield from _check_model(experiment.model)
     yield from _check_distributions(experiment)

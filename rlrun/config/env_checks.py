@@ -51,6 +51,11 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
     else:
         yield from check_envpool(env)
     yield from _check_evaluation_env(experiment)
+    settings = experiment.env_runners
+    no_wait = settings.remote_env_batch_wait_ms is not None and not several
+    if no_wait and settings.preprocessor_pref == "deepmind" and _ATARI_ID.search(env.use):
+        message = "games of Atari, whose lost lives end no episode, step together; leave it out"
+        yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
     if env.use.startswith("pettingzoo/") and not several:
         message = f"{env.use} has several agents: name their policies, as in {{policies: [shared]}}"
         yield Finding(("multi_agent",), message)

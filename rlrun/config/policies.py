@@ -70,6 +70,7 @@ def evaluation_runners(experiment: ExperimentConfig) -> EnvRunnersConfig:
         "gym_env_vectorize_mode": "auto" if mode == "vector_entry_point" else mode,
         "sample_timeout_s": _PATIENCE_S,
         "create_env_on_local_worker": False,
+        "remote_env_batch_wait_ms": None,  # which episodes it has does not depend on the machine
     }
     fields = {name: getattr(common, name) for name in EnvRunnersConfig.model_fields}
     return EnvRunnersConfig.model_validate({**fields, **changes, **evaluation.env_runners})

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
+from rlrun.config.registry import ENVS
 from rlrun.config.schedules import LearningRate, Probability, Schedule
 from rlrun.config.section import (
     CodeSection,
@@ -36,6 +37,16 @@ class EnvSpec(UseSpec):
 
     use: str
     """A gymnasium or EnvPool id, a name given to `register_env`, or "package.module:callable"."""
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """With what makes the environment: another process does not know registered names."""
+        return {**super().__getstate__(), "creator": ENVS.get(self.use)}
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        creator = state.pop("creator")
+        super().__setstate__(state)
+        if creator is not None:
+            ENVS[self.use] = creator
 
 
 class EnvRunnersConfig(Section):
@@ -95,6 +106,11 @@ class EnvRunnersConfig(Section):
         "auto"
     )
     """"async" gives each sub-environment a process; "envpool" takes EnvPool's, in C++ threads."""
+    remote_worker_envs: bool = False
+    """Make each sub-environment a Ray actor of its own, on any machine of the cluster."""
+    remote_env_batch_wait_ms: NonNegative | None = None
+    """Act for the remote sub-environments that are ready after so many milliseconds, one at least;
+    null waits for all, in which case equal runs are equal."""
     max_requests_in_flight_per_env_runner: Count = 1
     """Most requests that an env runner has in flight at once."""
     sampler_perf_stats_ema_coef: float | None = Field(default=None, gt=0, le=1)

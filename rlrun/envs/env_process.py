@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 
 from rlrun.data.seeding import seed_generators
 from rlrun.envs.errors import EnvError, EnvFailure
+from rlrun.envs.multi_agent_env import SubEnvs
 
 _DESCRIPTION = (
     "observation_space",
@@ -63,7 +64,8 @@ class EnvHost:
                 seed_generators(seed)
                 return self._env.reset(seed=seed)
             if method == "apply":
-                return arguments[0](self._env)
+                (function,) = arguments
+                return function.fn(self._env)
             return getattr(self._env, method)(*arguments)
         except EnvError:
             raise
@@ -119,7 +121,7 @@ class EnvProxy(ABC):
 
     def apply(self, function: Callable[[Any], Any]) -> Any:
         """``function(env)``, where the environment is; both ways are pickled."""
-        self.begin("apply", function)
+        self.begin("apply", CloudpickleWrapper(function))  # type: ignore[arg-type]
         return self.finish()
 
     def has_wrapper_attr(self, name: str) -> bool:
@@ -170,6 +172,39 @@ class ProxyMaker:
             place = {"runner_index": self.runner_index, "env_index": env_index}
             raise EnvError.from_exception(error, self.env_id, "constructor", **place) from None
         return proxy
+
+
+class ParallelSubEnvs(SubEnvs):
+    """Environments that are elsewhere, and so step at the same time.
+
+    Args:
+        wait: which of some environments to turn to, those that are ready; None turns to all.
+    """
+
+    parallel = True
+
+    def __init__(
+        self,
+        envs: Sequence[EnvProxy],
+        rebuild: Callable[[int], Any],
+        wait: Callable[[Sequence[Any]], Sequence[bool]] | None = None,
+    ) -> None:
+        super().__init__(envs, rebuild)
+        self._wait, self.waits = wait, wait is None
+
+    @property
+    def busy(self) -> Sequence[int]:
+        return [index for index, env in enumerate(self.envs) if env.under_way]
+
+    def begin(self, env_index: int, method: str, *arguments: Any) -> None:
+        self.envs[env_index].begin(method, *arguments)
+
+    def ready(self) -> Sequence[int]:
+        busy = self.busy
+        if self._wait is None or not busy:
+            return busy
+        answered = self._wait([self.envs[index] for index in busy])
+        return [index for index, has in zip(busy, answered, strict=True) if has]
 
 
 class ProcessEnv(EnvProxy):

@@ -72,7 +72,7 @@ class MultiAgentEnv:
         """Give back what the environment holds."""
 
 
-class _Copies(MultiAgentEnv):
+class Copies(MultiAgentEnv):
     """N agents, each in a copy of a single-agent environment of its own; see `make_multi_agent`.
 
     Attributes:
@@ -102,8 +102,10 @@ class _Copies(MultiAgentEnv):
         rewards: dict[Agent, float] = {}
         terminateds: dict[Agent, bool] = {}
         truncateds: dict[Agent, bool] = {}
+        infos: dict[Agent, Any] = {}
         for name, action in actions.items():
-            observations[name], reward, terminated, truncated, _ = self.copies[name].step(action)
+            stepped = self.copies[name].step(action)
+            observations[name], reward, terminated, truncated, infos[name] = stepped
             rewards[name] = float(reward)
             terminateds[name], truncateds[name] = terminated, truncated
             if terminated or truncated:
@@ -111,7 +113,7 @@ class _Copies(MultiAgentEnv):
         over = not self._playing
         cut = over and not any(terminateds.values())
         terminateds[ALL], truncateds[ALL] = over and not cut, cut
-        return observations, rewards, terminateds, truncateds, {}
+        return observations, rewards, terminateds, truncateds, infos
 
     def render(self) -> Any:
         return next(iter(self.copies.values())).render()
@@ -135,8 +137,8 @@ def make_multi_agent(env: str | Callable[..., gym.Env[Any, Any]]) -> Callable[..
     def make(num_agents: int = 2, **kwargs: Any) -> MultiAgentEnv:
         """Copies of an environment for one agent, one for each of ``num_agents`` agents."""
         if isinstance(env, str):
-            return _Copies(lambda: gym.make(env, disable_env_checker=True, **kwargs), num_agents)
-        return _Copies(lambda: env(**kwargs), num_agents)
+            return Copies(lambda: gym.make(env, disable_env_checker=True, **kwargs), num_agents)
+        return Copies(lambda: env(**kwargs), num_agents)
 
     return make
 
@@ -252,10 +254,33 @@ def _reward_problem(rewards: Mapping[Agent, Any]) -> str | None:
 
 
 class SubEnvs:
-    """The runner's environments, as recorders of a rollout see them."""
+    """The runner's environments, as recorders of a rollout see them.
 
-    def __init__(self, envs: Sequence[Any]) -> None:
-        self.envs = list(envs)
+    Args:
+        rebuild: makes the environment of a sub-environment again.
+
+    Attributes:
+        parallel: whether they are elsewhere, and step at the same time.
+        waits: whether a step lasts until all sub-environments have made it.
+    """
+
+    parallel = False
+    waits = True
+
+    def __init__(self, envs: Sequence[Any], rebuild: Callable[[int], Any]) -> None:
+        self.envs, self.rebuild = list(envs), rebuild
+
+    @property
+    def busy(self) -> Sequence[int]:
+        """Sub-environments whose step or reset has begun and not ended."""
+        return ()
+
+    def begin(self, env_index: int, method: str, *arguments: Any) -> None:
+        """Let a sub-environment that is elsewhere begin to step or to reset."""
+
+    def ready(self) -> Sequence[int]:
+        """Of those that are busy, the ones to turn to now."""
+        return ()
 
     def render(self) -> list[Any]:
         """The frames of all sub-environments."""

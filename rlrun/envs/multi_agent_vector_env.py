@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,7 @@ class MultiAgentVectorEnv:
         self.stopped = False
         self.num_steps = 0
         self._idle = False  # whether a sub-environment has run all its episodes
+        self._resetting: list[SubEnv] = []  # elsewhere
         self._horizon, self._rebuild, self._recorder = horizon, rebuild, recorder
         self._env_id, self._runner_index = env_id, runner_index
         # agent -> its action without an answer: episode, step, observation, action
@@ -132,6 +134,7 @@ class MultiAgentVectorEnv:
         """Begin the first episode of each sub-environment."""
         for sub in self.subs:
             self._start(sub)
+        self._finish_resets()
         return self._take_steps()
 
     def give_up(self, sub: SubEnv) -> dict[str, list[int]]:
@@ -153,10 +156,14 @@ class MultiAgentVectorEnv:
     def begin_again(self, sub: SubEnv) -> dict[str, SlotStep]:
         """Begin the next episode of a sub-environment whose last one was dropped."""
         self._start(sub)
+        self._finish_resets()
         return self._take_steps()
 
     def _start(self, sub: SubEnv, observations: Mapping[Any, Any] | None = None) -> None:
-        """Begin the next episode, with a reset or with the observations of the one before."""
+        """Begin the next episode, with a reset or with the observations of the one before.
+
+        Of a reset that is made elsewhere `_finish_resets` takes the observations.
+        """
         sub.agents, sub.actions = {}, {}
         sub.goes_on = observations is not None
         sub.episode = self.plan.planned(sub.index)
@@ -165,8 +172,23 @@ class MultiAgentVectorEnv:
             return
         self.set_start(sub, sub.episode, tuple(self.policies))
         sub.step, sub.total, sub.silent = 0, 0.0, 0
-        first = self.reset(sub) if observations is None else observations
-        for agent_id, observation in first.items():
+        if observations is None and self.envs.parallel:
+            self.envs.begin(sub.index, "reset", sub.episode.reset_seed)
+            self._resetting.append(sub)
+        else:
+            self._join_all(sub, self.reset(sub) if observations is None else observations)
+
+    def _finish_resets(self, ready: Sequence[int] | None = None) -> None:
+        """Wait for resets, of these sub-environments or of all, and let their agents join."""
+        resetting, self._resetting = self._resetting, []
+        for sub in resetting:
+            if ready is None or sub.index in ready:
+                self._join_all(sub, self.reset(sub))
+            else:
+                self._resetting.append(sub)
+
+    def _join_all(self, sub: SubEnv, observations: Mapping[Any, Any]) -> None:
+        for agent_id, observation in observations.items():
             self._join(sub, agent_id, observation)
 
     @staticmethod
@@ -195,9 +217,16 @@ class MultiAgentVectorEnv:
     def _build_again(self, sub: SubEnv, error: Exception) -> None:
         assert self._rebuild is not None
         _log.warning("%s is built again in sub-env %d: %r", self._env_id, sub.index, error)
+        with suppress(Exception):
+            self.envs.envs[sub.index].close()
         self.envs.envs[sub.index] = self._rebuild(sub.index)
 
     # -- steps ---------------------------------------------------------------------------------
+
+    @property
+    def num_begun(self) -> int:
+        """Env steps that have begun and not ended."""
+        return len(self.envs.busy) - len(self._resetting)
 
     def due(self, envs: Sequence[int] | None = None) -> dict[str, Due]:
         """Slots that are to act now, by policy; in these sub-environments only, or in all."""
@@ -224,7 +253,6 @@ class MultiAgentVectorEnv:
         if self._recorder is not None:
             before = [(sub, sub.episode, sub.total) for sub in running]
         came = self._step_envs(running)
-        self.num_steps = len(running)
         self._credit(came)
         ended = self._tell(came)
         transitions: list[AgentTransition] = []
@@ -250,9 +278,14 @@ class MultiAgentVectorEnv:
                     self._open[agent] = agent.episode_id, sub.step, seen, action
 
     def _step_envs(self, subs: Sequence[SubEnv]) -> list[tuple[SubEnv, Dicts]]:
-        """What the environments return, but for those that raised."""
+        """What the environments return, but for those that raised or are not ready."""
         came: list[tuple[SubEnv, Dicts]] = []
         self.failed = []
+        if self.envs.parallel:
+            for sub in subs:
+                self.envs.begin(sub.index, "step", sub.actions)
+            subs = self._ready()
+        self.num_steps = len(subs)
         for sub in subs:
             actions, sub.actions = sub.actions, {}
             sub.silent = 0 if actions else sub.silent + 1
@@ -266,6 +299,12 @@ class MultiAgentVectorEnv:
                 continue
             came.append((sub, dicts))
         return came
+
+    def _ready(self) -> list[SubEnv]:
+        """Sub-environments that have made a step; in those that were reset, agents join."""
+        ready, resetting = self.envs.ready(), [sub.index for sub in self._resetting]
+        self._finish_resets(ready)
+        return [self.subs[index] for index in ready if index not in resetting]
 
     def _take_steps(self, transitions: list[AgentTransition] | None = None) -> dict[str, SlotStep]:
         """The arrays of all policies to whose agents something happened."""
@@ -338,6 +377,8 @@ class MultiAgentVectorEnv:
             if sub.silent > _MOST_SILENT_STEPS:
                 reason = f"no agent has acted for {sub.silent} steps; such an episode must end"
                 raise self._error(sub, "step", reason)
+        if self._resetting and self.envs.waits:
+            self._finish_resets()
         return ended
 
     def _join(self, sub: SubEnv, agent_id: Any, observation: Any) -> None:

@@ -11,24 +11,20 @@ The default is in `serial_vector_env`, adapters for gymnasium's own vector envir
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
 from rlrun.data.seeding import OwnGenerators
 from rlrun.envs import native_vector_env as native
-from rlrun.envs.env import (
-    EnvContext,
-    check_env,
-    make_env_or_vector,
-    time_limit_of,
-)
-from rlrun.envs.env_process import ProcessEnv, ProxyMaker
-from rlrun.envs.episode_vector_env import (
-    EpisodeVectorEnv,
-)
+from rlrun.envs.env import EnvContext, check_env, make_env, make_env_or_vector, time_limit_of
+from rlrun.envs.env_process import ParallelSubEnvs, ProcessEnv, ProxyMaker
+from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import time_limit
+from rlrun.envs.multi_agent_env import Copies, SubEnvs, check_multi_agent_env, make_multi_agent_env
+from rlrun.envs.multi_agent_vector_env import raise_time_limits
 from rlrun.envs.serial_vector_env import ParallelVectorEnv, SerialVectorEnv
 
 if TYPE_CHECKING:
@@ -102,15 +98,70 @@ def make_vector_env(
         env = make_limited(env_index)
         return OwnGenerators(env) if draws_globally else env
 
-    if mode == "async":
+    kind = _elsewhere(settings)
+    if kind is not None:
         first.close()
-        maker = ProxyMaker(ProcessEnv, make_again, spec.use, runner)
+        maker = ProxyMaker(kind, make_again, spec.use, runner)
         arguments["rebuild"] = maker if restart_failed else None
         return ParallelVectorEnv(maker.all(num_envs), spec.use, **arguments)
     envs = [OwnGenerators(first) if draws_globally else first]
     envs += [make_again(env_index) for env_index in range(1, num_envs)]
     arguments["rebuild"] = make_again if restart_failed else None
     return SerialVectorEnv(envs, spec.use, **arguments)
+
+
+def make_sub_envs(
+    spec: EnvSpec,
+    num_envs: int,
+    settings: EnvRunnersConfig,
+    place: EnvContext,
+    *,
+    several: bool = True,
+    render_mode: str | None = None,
+) -> SubEnvs:
+    """Build ``num_envs`` sub-environments in which agents come and go.
+
+    Args:
+        spec, settings, place, render_mode: see `make_vector_env`.
+        several: whether the environment has several agents; one with one is made one of "agent_0".
+
+    Raises:
+        EnvError: for every failure, with the environment's name and the user's traceback.
+    """
+    runner, draws_globally = place.worker_index, False
+
+    def make(env_index: int) -> Any:
+        own_place = place.for_sub_env(env_index)
+        if several:
+            env = make_multi_agent_env(spec, own_place, render_mode)
+        else:
+            prepared = {"preprocessor_pref": settings.preprocessor_pref}
+            env = Copies(lambda: make_env(spec, own_place, render_mode, **prepared), 1)
+        raise_time_limits(env, settings)
+        return OwnGenerators(env) if draws_globally else env
+
+    first = make(0)
+    if not settings.disable_env_checking:
+        draws_globally = check_multi_agent_env(first, spec.use, runner_index=runner)
+    kind = _elsewhere(settings)
+    if kind is None:
+        first = OwnGenerators(first) if draws_globally else first
+        return SubEnvs([first, *map(make, range(1, num_envs))], make)
+    first.close()
+    maker = ProxyMaker(kind, make, spec.use, runner)
+    wait = None
+    if settings.remote_env_batch_wait_ms is not None:
+        wait = partial(kind.ready, wait_s=settings.remote_env_batch_wait_ms / 1000)
+    return ParallelSubEnvs(maker.all(num_envs), maker, wait)
+
+
+def _elsewhere(settings: EnvRunnersConfig) -> Any:
+    """The kind of proxies for sub-environments that are not in this process."""
+    if settings.remote_worker_envs:
+        from rlrun.envs.remote_env import RemoteEnv
+
+        return RemoteEnv
+    return ProcessEnv if settings.gym_env_vectorize_mode == "async" else None
 
 
 def _from_envpool(

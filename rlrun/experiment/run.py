@@ -206,6 +206,8 @@ def build_alone(experiment: ExperimentConfig) -> "Algorithm":
         "num_env_runners": 0,
         "num_envs_per_env_runner": 1,
         "rollout_fragment_length": "auto",
+        "remote_worker_envs": False,
+        "remote_env_batch_wait_ms": None,
     }
     on_cpu = {"num_learners": 0, "device": "cpu", "compile": False}
     changes = {

@@ -269,21 +269,24 @@ class AgentEnvs:
         by_agent = self._count_agent_steps
         agent_steps = made = rounds = 0
         while True:
-            env_steps = made - self._dropped
-            self._only = None
+            env_steps, busy = made - self._dropped, self.env.envs.busy
+            self._only = [i for i in range(num_envs) if i not in busy] if busy else None
             if self._whole_episodes:
                 done = self.episodes.agent_steps if by_agent else self.episodes.env_steps
                 enough = done >= wanted
             elif by_agent:
                 enough = agent_steps >= wanted
             else:
-                enough = env_steps >= wanted
-                if wanted - env_steps < num_envs:  # where episodes had to be dropped
-                    self._only = list(range(wanted - env_steps))
-            if enough:
+                left = wanted - env_steps - self.env.num_begun
+                enough = left <= 0
+                if left < num_envs:  # where episodes had to be dropped, or not all step together
+                    self._only = (self._only or list(range(num_envs)))[: max(left, 0)]
+            if enough and not busy:
                 self._only = None
                 return self.episodes.env_steps if self._whole_episodes else env_steps, rounds
-            if by_agent:
+            if enough:
+                self._only = []
+            elif by_agent:
                 agent_steps += sum(map(_num_due, self.env.policies.values()))
             step()
             made += self.env.num_steps

@@ -9,7 +9,8 @@ environment with one agent, several where agents have policies of their own. Ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 from rlrun.config.policies import PolicySettings
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import (
-    OwnGenerators,
     Role,
     fragment_noise,
     generators_seed,
@@ -25,17 +25,25 @@ from rlrun.data.seeding import (
     seeded_generators,
 )
 from rlrun.envs.env import EnvContext
+from rlrun.envs.env_process import EnvProxy
 from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import make_horizon
-from rlrun.envs.multi_agent_env import SubEnvs, check_multi_agent_env, make_multi_agent_env
-from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, raise_time_limits
+from rlrun.envs.multi_agent_env import SubEnvs
+from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv
 from rlrun.envs.recorded_step import Recorder
-from rlrun.envs.vector_env import make_vector_env
+from rlrun.envs.serial_vector_env import SerialVectorEnv
+from rlrun.envs.vector_env import make_sub_envs, make_vector_env
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.agent_envs import AgentEnvs
-from rlrun.sampling.episodes import AgentEpisodes, EndlessPlan, LockStepEpisodes, Plan
+from rlrun.sampling.episodes import (
+    AgentEpisodes,
+    EndlessPlan,
+    EpisodeRecord,
+    LockStepEpisodes,
+    Plan,
+)
 from rlrun.sampling.lock_step_envs import LockStepEnvs
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors, only_agent
@@ -100,7 +108,10 @@ class EnvRunner:
             training=role is Role.TRAIN,
         )
         self._render_mode = render_mode
-        self._draws_globally = False  # whether environments with several agents do
+        # With one agent each, sub-environments are slots, unless they do not wait for each other.
+        self._lock_step = (
+            spec.multi_agent is None and spec.settings.remote_env_batch_wait_ms is None
+        )
         self._mapping = AgentMapping(spec.multi_agent.agents if spec.multi_agent else None)
         self.envs: Any = self._make_envs()
         self._settings: dict[str, PolicySettings | None] = {}
@@ -120,33 +131,16 @@ class EnvRunner:
     # -- environments --------------------------------------------------------------------------
 
     def _make_envs(self) -> EpisodeVectorEnv | SubEnvs:
-        if self.spec.multi_agent is not None:
-            return self._make_multi_agent_envs()
+        place = self.spec.env, self.num_envs, self.spec.settings, self._context
+        if not self._lock_step:
+            several = self.spec.multi_agent is not None
+            return make_sub_envs(*place, several=several, render_mode=self._render_mode)
         return make_vector_env(
-            self.spec.env,
-            self.num_envs,
-            self.spec.settings,
-            self._context,
+            *place,
             training=self.role is Role.TRAIN,
             render_mode=self._render_mode,
             restart_failed=self.spec.restart_failed_sub_environments,
         )
-
-    def _make_multi_agent_envs(self) -> SubEnvs:
-        first = self._make_multi_agent_env(0)
-        if not self.spec.settings.disable_env_checking:
-            self._draws_globally = check_multi_agent_env(
-                first, self.spec.env.use, runner_index=self.runner_index
-            )
-        if self._draws_globally:
-            first = OwnGenerators(first)
-        return SubEnvs([first, *map(self._make_multi_agent_env, range(1, self.num_envs))])
-
-    def _make_multi_agent_env(self, env_index: int) -> Any:
-        place = self._context.for_sub_env(env_index)
-        env = make_multi_agent_env(self.spec.env, place, self._render_mode)
-        raise_time_limits(env, self.spec.settings)
-        return OwnGenerators(env) if self._draws_globally else env
 
     def slot_envs(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
@@ -160,7 +154,7 @@ class EnvRunner:
         """
         spec, env_id = self.spec, self.spec.env.use
         place: dict[str, Any] = {"runner_index": self.runner_index}
-        if spec.multi_agent is None:
+        if self._lock_step:
             can_reset = self.envs.resets_single_envs
             return LockStepEnvs(
                 self.envs,
@@ -172,7 +166,7 @@ class EnvRunner:
                 info_keys=spec.info_keys,
                 **place,
             )
-        rebuild = self._make_multi_agent_env if spec.restart_failed_sub_environments else None
+        rebuild = self.envs.rebuild if spec.restart_failed_sub_environments else None
 
         def make(episode_plan: AgentEnvs) -> MultiAgentVectorEnv:
             return MultiAgentVectorEnv(
@@ -191,9 +185,20 @@ class EnvRunner:
             AgentEpisodes(plan, self.num_envs),
             env_id,
             whole_episodes=self._whole_episodes,
-            count_agent_steps=spec.multi_agent.count_agent_steps,
+            count_agent_steps=spec.multi_agent is not None and spec.multi_agent.count_agent_steps,
             **place,
         )
+
+    def foreach_env(self, function: Callable[[Any], Any]) -> list[Any]:
+        """``function(env)`` of each sub-environment, in the process in which it is.
+
+        Raises:
+            TypeError: the environment is a vector, whose sub-environments are no objects.
+        """
+        if not isinstance(self.envs, SubEnvs | SerialVectorEnv):
+            raise TypeError(f"{self.spec.env.use} is a vector of environments, a single object")
+        here = (env for env in self.envs.envs)
+        return [env.apply(function) if isinstance(env, EnvProxy) else function(env) for env in here]
 
     @property
     def _whole_episodes(self) -> bool:
@@ -237,9 +242,13 @@ class EnvRunner:
     ) -> dict[str, Spaces]:
         """The environment's spaces for each of these policies, or of the present ones."""
         policies = self._settings if policies is None else policies
-        if self.spec.multi_agent is None:
+        if self._lock_step:
             spaces = self.envs.single_observation_space, self.envs.single_action_space
             return {DEFAULT_POLICY_ID: spaces}
+        if self.spec.multi_agent is None:
+            (observation_space,) = self.envs.envs[0].observation_spaces.values()
+            (action_space,) = self.envs.envs[0].action_spaces.values()
+            return {DEFAULT_POLICY_ID: (observation_space, action_space)}
         settings = {name: one for name, one in policies.items() if one is not None}
         try:
             found = policy_spaces(self.envs.envs[0], self._mapping, settings)
@@ -270,8 +279,7 @@ class EnvRunner:
 
     def make_actor(self, connectors: RunnerConnectors, **settings: Any) -> PolicyActor:
         """An actor of a policy between these connectors; ``settings`` are `PolicyActor`'s."""
-        several = self.spec.multi_agent is not None
-        num_slots = None if several else self.num_envs
+        num_slots = self.num_envs if self._lock_step else None
         env_runners = self.spec.settings
         if not settings.get("learns", True):  # nothing is collected
             changes = {"sample_collector": None, "batch_mode": "truncate_episodes"}
@@ -281,7 +289,7 @@ class EnvRunner:
             env_runners,
             connectors.observations.output_space,
             num_slots,
-            every_step_counts=several or self.envs.every_step_counts,
+            every_step_counts=not self._lock_step or self.envs.every_step_counts,
         )
         explore = {"explore": self.spec.settings.explore, **settings}
         return PolicyActor(
@@ -396,7 +404,7 @@ class EnvRunner:
             env_steps=env_steps,
             agent_steps=sum(len(one) for one in batches.values()),
             vector_steps=vector_steps,
-            episodes=envs.episodes.records,
+            episodes=self._finished_episodes(),
             connector_deltas={
                 policy_id: actor.connectors.flush_deltas()
                 for policy_id, actor in self.actors.items()
@@ -410,8 +418,14 @@ class EnvRunner:
         timings["other"] = perf_counter() - started - loop.policy_s - loop.env_s
         return reply
 
+    def _finished_episodes(self) -> list[EpisodeRecord]:
+        records = self._slot_envs.episodes.records
+        if self.spec.multi_agent is None:
+            return [replace(record, agents=()) if record.agents else record for record in records]
+        return records
+
     def _begin_fragment(self, request: SampleRequest) -> None:
-        envs, together = self._slot_envs, self.spec.multi_agent is None
+        envs, together = self._slot_envs, self._lock_step
         first_unroll_id = (self.runner_index << 48) | (request.fragment << 16)
         for policy_id, actor in self.actors.items():
             unsent = request.leave_out.get(policy_id, frozenset())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlrun.config.policies import PolicySettings
-from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, ENVS, env_name, import_object
+from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, env_name, import_object
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.connectors.rewards import RewardPipeline
 from rlrun.data.nested import row_form
@@ -45,10 +45,7 @@ class MultiAgentSpec:
 
 @dataclass(frozen=True)
 class RunnerSpec:
-    """All that a runner needs to know; cheap to pickle, free of the algorithm's settings.
-
-    In another process the environment's registration is known as well.
-    """
+    """All that a runner needs to know; cheap to pickle, free of the algorithm's settings."""
 
     env: EnvSpec
     """A name, or a class or function that makes the environment, stands for the whole."""
@@ -73,15 +70,6 @@ class RunnerSpec:
         if not isinstance(env, EnvSpec):
             use = env_name(env) if callable(env) else env
             object.__setattr__(self, "env", EnvSpec(use=use))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "creator": ENVS.get(self.env.use)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        creator = state.pop("creator")
-        if creator is not None:
-            ENVS[state["env"].use] = creator
-        vars(self).update(state)
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,10 @@ multi_agent: {{policies: [agent_0, agent_1]}}
         ("lr: 1e-4", "lr: 1e-4}, exploration: {epsilon: 0", "two.exploration", "does not use"),
         ("train: false}", "trian: false}", "policies", "trian"),
         (
-            *("algorithm: PPO", "algorithm: PPO\nenv_runners: {gym_env_vectorize_mode: async}"),
-            *("env_runners.gym_env_vectorize_mode", "one after the other; leave this out"),
+            "algorithm: PPO",
+            "algorithm: PPO\nenv_runners: {gym_env_vectorize_mode: vector_entry_point}",
+            "env_runners.gym_env_vectorize_mode",
+            'it makes environments for one agent; leave it out, or take "async" for slow ones',
         ),
     ],
 )

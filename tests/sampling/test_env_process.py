@@ -1,0 +1,140 @@
+"""Sub-environments in processes of their own, and as Ray actors: what they return, what becomes of
+failures, and acting for those that are ready.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agent_runners import EXAMPLES, MLP
+from counting_envs import Counter
+
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
+
+KINDS: dict[str, dict[str, Any]] = {
+    "process": {"gym_env_vectorize_mode": "async"},
+    "actor": {"remote_worker_envs": True},
+}
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+class Fails(Counter):
+    """Raises, or ends its process, in the fourth step of some episodes."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self._how = how
+
+    def step(self, action: Any) -> Any:
+        if self._seed % 3 == 2 and self._step == 3:
+            if self._how == "dies":
+                os._exit(7)
+            raise RuntimeError("crash")
+        return super().step(action)
+
+
+class Waits(Counter):
+    """The second sub-environment ends its first step once the first has made ten."""
+
+    def __init__(self, context: Any, folder: str) -> None:
+        super().__init__()
+        self._first, self._steps, self._sign = context.vector_index == 0, 0, Path(folder) / "ten"
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._first and self._steps == 10:
+            self._sign.touch()
+        while not (self._first or self._sign.exists()):
+            time.sleep(0.005)
+        return super().step(action)
+
+
+def runner_of(env: Any, num_envs: int = 2, several: bool = False, **settings: Any) -> EnvRunner:
+    policies = MultiAgentSpec({"p": MLP}) if several else None
+    runners = EnvRunnersConfig(num_envs_per_env_runner=num_envs, **settings)
+    spec = RunnerSpec(
+        EnvSpec.model_validate(env),
+        runners,
+        restart_failed_sub_environments=True,
+        multi_agent=policies,
+    )
+    return EnvRunner(spec)
+
+
+def trajectories(runner: EnvRunner, fragments: int = 2) -> dict[tuple[int, ...], list[Any]]:
+    """(episode, agent) -> what was seen, done and rewarded, in the order of the steps."""
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for k in range(fragments):
+        batch = runner.sample_fragment(SampleRequest(k, 30)).batch
+        for rows in batch.as_multi_agent().policy_batches.values():
+            for row in rows.rows():
+                step = row["t"], row["obs"].tolist(), row["actions"].tolist(), row["rewards"]
+                found.setdefault((row["eps_id"], row["agent_index"]), []).append(step)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("several", [False, True])
+def test_it_does_not_matter_where_sub_environments_are(kind: str, several: bool) -> None:
+    env = f"{EXAMPLES}:MultiAgentCartPole" if several else "counting_envs:Counter"
+    here, elsewhere = (runner_of(env, several=several, **where) for where in ({}, KINDS[kind]))
+    weights = here.get_weights()
+    elsewhere.set_weights(weights)
+    assert trajectories(here) == trajectories(elsewhere)
+    processes = elsewhere.foreach_env(lambda env: os.getpid())
+    assert len({*processes, os.getpid()}) == 3
+    assert here.foreach_env(lambda env: os.getpid()) == [os.getpid()] * 2
+    elsewhere.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "length"),
+    [("process", "raises", 20), ("process", "dies", 20), ("actor", "dies", 8)],
+)
+def test_a_failed_environment_is_replaced_and_its_episode_dropped(
+    kind: str, how: str, length: int
+) -> None:
+    env = {"use": f"{__name__}:Fails", "how": how}
+    runner, again = (runner_of(env, **KINDS[kind]) for _ in range(2))
+    reply = runner.sample_fragment(SampleRequest(0, length))
+    assert reply.faulty_episodes
+    assert len(reply.batch) == 2 * length
+    assert all(episode.seed % 3 != 2 for episode in reply.episodes)
+    np.testing.assert_array_equal(reply.batch["obs"][:, 1], reply.batch["t"])
+    again.set_state(reply.state)
+    following = [one.sample_fragment(SampleRequest(1, 3)).batch["obs"] for one in (runner, again)]
+    np.testing.assert_array_equal(*following)
+    runner.stop()
+    again.stop()
+    assert not multiprocessing.active_children()
+
+
+def test_policies_act_for_the_remote_environments_that_are_ready(tmp_path: Path) -> None:
+    env = {"use": f"{__name__}:Waits", "folder": str(tmp_path)}
+    wait = {"remote_worker_envs": True, "remote_env_batch_wait_ms": 0}
+    runner = runner_of(env, disable_env_checking=True, **wait)
+    again = runner_of(env, disable_env_checking=True, **wait)
+    replies = [runner.sample_fragment(SampleRequest(k, 10)) for k in range(2)]
+    for reply in replies:
+        assert reply.env_steps == len(reply.batch) == 20
+        np.testing.assert_array_equal(reply.batch["obs"][:, 1], reply.batch["t"])
+    ahead = np.bincount(replies[0].batch["env_id"])
+    assert ahead[0] >= 10  # all of these before the second one's first
+    assert replies[0].vector_steps > 10
+    again.set_state(replies[1].state)
+    states = [one.get_state() for one in (runner, again)]
+    for name in ("number", "reset_number"):
+        np.testing.assert_array_equal(*(state["episodes"][name] for state in states))
+    assert states[0]["due"]["default_policy"]["unfiltered"].tolist() == (
+        states[1]["due"]["default_policy"]["unfiltered"].tolist()
+    )
+    runner.stop()
+    again.stop()
