@@ -272,7 +272,7 @@ class SubEnvs:
 
     @property
     def busy(self) -> Sequence[int]:
-        """Sub-environments whose step or reset has begun and not ended."""
+        """Sub-environments elsewhere whose step or reset has begun and not ended."""
         return ()
 
     def begin(self, env_index: int, method: str, *arguments: Any) -> None:

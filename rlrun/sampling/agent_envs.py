@@ -269,7 +269,8 @@ class AgentEnvs:
         by_agent = self._count_agent_steps
         agent_steps = made = rounds = 0
         while True:
-            env_steps, busy = made - self._dropped, self.env.envs.busy
+            env_steps = made - self._dropped
+            busy = self.env.envs.busy if self.env.envs.parallel else ()
             self._only = [i for i in range(num_envs) if i not in busy] if busy else None
             if self._whole_episodes:
                 done = self.episodes.agent_steps if by_agent else self.episodes.env_steps
@@ -277,7 +278,7 @@ class AgentEnvs:
             elif by_agent:
                 enough = agent_steps >= wanted
             else:
-                left = wanted - env_steps - self.env.num_begun
+                left = wanted - env_steps - (self.env.num_begun if busy else 0)
                 enough = left <= 0
                 if left < num_envs:  # where episodes had to be dropped, or not all step together
                     self._only = (self._only or list(range(num_envs)))[: max(left, 0)]
