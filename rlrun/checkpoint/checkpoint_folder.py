@@ -134,21 +134,21 @@ def newest_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def _first_whole(path: Path, iterations: Iterable[int]) -> Checkpoint | None:
-    first_error: CheckpointError | None = None
+    """The first of these that can be read; the log names the damaged ones before it."""
+    errors: list[CheckpointError] = []
     for iteration in iterations:
         try:
             checkpoint = read_checkpoint(path / directory_name(iteration))
         except CheckpointVersionError:
             raise
         except CheckpointError as error:
-            log.warning("%s", error)
-            first_error = first_error or error
+            errors.append(error)
         else:
-            if first_error is not None:
-                log.warning("%s is used instead", checkpoint.path)
+            for damage in errors:
+                log.warning("%s; %s is used instead", damage, checkpoint.path.name)
             return checkpoint
-    if first_error is not None:
-        raise first_error
+    if errors:
+        raise errors[0]
     return None
 
 

@@ -70,8 +70,8 @@ def test_wrong_arguments_are_exit_2(run, rollout, tmp_path):
     ("file", "change", "says"),
     [
         ("weights.safetensors", lambda data: data[:-1], "weights.safetensors has"),
-        ("manifest.json", lambda data: data.replace(b'"version": 3', b'"version": 2'),
-         "written by an older version of rlrun, in checkpoint format 2"),
+        ("manifest.json", lambda data: data.replace(b'"version": 4', b'"version": 3'),
+         "written by an older version of rlrun, in checkpoint format 3"),
     ],
 )  # fmt: skip
 def test_an_unreadable_checkpoint_is_exit_2_with_one_line(
