@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("rlrun.cli.train:train", "Train an experiment file."),
     "sweep": ("rlrun.cli.sweep:sweep", "Search settings with Ray Tune."),
     "rollout": ("rlrun.cli.rollout:rollout", "Roll out a trained policy."),
+    "report": ("rlrun.cli.report:report", "Write a run or a sweep as one page."),
     "compare": ("rlrun.cli.compare:compare", "Compare runs, groups and sweeps."),
     "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
     "import": ("rlrun.cli.import_file:import_file", "Translate an experiment file of RLlib."),

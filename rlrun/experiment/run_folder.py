@@ -36,6 +36,7 @@ from rlrun.checkpoint.checkpoint import MANIFEST
 from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, LATEST
 from rlrun.checkpoint.files import replace_link, replace_text
 from rlrun.config.problems import InputError
+from rlrun.config.yaml_tree import parse_yaml
 
 SWEEP_CONFIG = "sweep.yaml"
 """The file that makes a folder a sweep's."""
@@ -210,6 +211,23 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
             f"{path}: this is a sweep; name one of its trials, in {home / 'trials'}"
         )
     raise RunFolderError(f"{path}: not a run folder: it has no {config}")
+
+
+def plain_settings(config: Path) -> dict[str, Any]:
+    """The settings in a folder's file as plain values, without a look at the code that they name.
+
+    Raises:
+        RunFolderError, ConfigError: the file is missing or damaged.
+    """
+    try:
+        plain = parse_yaml(config.read_text(encoding="utf-8"), str(config)).plain()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{config}: cannot be read: {error}") from error
+    env = plain.get("env") if isinstance(plain, dict) else None
+    env = {"use": env} if isinstance(env, str) else env
+    if not isinstance(env, dict) or not isinstance(plain.get("algorithm"), str):
+        raise RunFolderError(f"{config}: the file is damaged: it names no algorithm or no env")
+    return {**plain, "env": {"use": None, **env}}
 
 
 def is_sweep_folder(path: Path) -> bool:

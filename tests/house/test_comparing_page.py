@@ -11,7 +11,11 @@ from pages import blocks, execute, page
 from rlrun.cli.main import main
 
 SHELL = "".join(blocks(page("comparing.md"), "sh"))
-COMMANDS = [shlex.split(line, comments=True) for line in SHELL.splitlines() if " compare " in line]
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for line in SHELL.splitlines()
+    if " compare " in line or " report " in line
+]
 ROW = {
     "training_iteration": 1,
     "episode_return_mean": 9.0,

@@ -19,10 +19,15 @@ from numpy.typing import NDArray
 
 from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
-from rlrun.config.yaml_tree import parse_yaml
 from rlrun.data.results import Row, addresses, counts_already, lookup, number_at
 from rlrun.experiment.report.sinks import read_rows
-from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder, is_sweep_folder, resolve_run
+from rlrun.experiment.run_folder import (
+    SWEEP_CONFIG,
+    RunFolder,
+    is_sweep_folder,
+    plain_settings,
+    resolve_run,
+)
 
 Settings = Mapping[str, Any]
 """Address -> plain value, as on the command line."""
@@ -101,7 +106,7 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
     Raises:
         InputError: its results have no such key. ConfigError: its settings cannot be read.
     """
-    plain = plain_settings(path)
+    plain = plain_settings(RunFolder(path).config)
     rows = [row for row in read_rows(RunFolder(path).metrics) if number_at(row, "env_steps")]
     _check_metric(path, metric, rows)
     known = [row for row in rows if number_at(row, metric) is not None]
@@ -110,14 +115,14 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
     # A trial of a population may have taken over another's state, and its env steps.
     known.sort(key=lambda row: row["env_steps"])
     window = number_at(plain, "report/smoothing_episodes") or 1
-    env = plain.get("env")
+    stop = plain.get("stop")
     return ReadRun(
         path=path,
-        algorithm=str(plain.get("algorithm")),
-        env=str(env.get("use") if isinstance(env, dict) else env),
+        algorithm=plain["algorithm"],
+        env=str(plain["env"]["use"]),
         seed=plain.get("seed"),
         settings=_compared(plain),
-        goal=number_at(plain.get("stop") or {}, metric),
+        goal=number_at(stop, metric) if isinstance(stop, dict) else None,
         env_steps=_column(known, "env_steps"),
         values=_column(known, metric),
         seconds=_column(known, "time_s"),
@@ -127,22 +132,6 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
 
 def _column(rows: Sequence[Row], key: str) -> Numbers:
     return np.array([number_at(row, key) or 0.0 for row in rows])
-
-
-def plain_settings(path: Path) -> dict[str, Any]:
-    """The settings of a run as plain values, without a look at the code that they name.
-
-    Raises:
-        InputError, ConfigError: the file is missing or damaged.
-    """
-    config = RunFolder(path).config
-    try:
-        plain = parse_yaml(config.read_text(encoding="utf-8"), str(config)).plain()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{config}: cannot be read: {error}") from error
-    if not isinstance(plain, dict) or "algorithm" not in plain:
-        raise InputError(f"{config}: the file is damaged: it names no algorithm")
-    return plain
 
 
 def _check_metric(path: Path, metric: str, rows: Sequence[Row]) -> None:

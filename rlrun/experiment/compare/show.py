@@ -212,17 +212,21 @@ def plot(comparison: Comparison, path: Path) -> None:
 def write_page(comparison: Comparison, path: Path) -> None:
     """Write the comparison as one self-contained page."""
     page = WebPage(comparison.title)
+    add_comparison(page, comparison)
+    page.heading("Runs")
+    page.table(_run_table(comparison))
+    replace_text(path, page.html())
+
+
+def add_comparison(page: WebPage, comparison: Comparison) -> None:
+    """Add the table, the probabilities, the notes and the charts to a page."""
     page.table(result_table(comparison, with_settings=True))
     page.text(_legend(comparison), soft=True)
     for line in improvement_lines(comparison):
         page.text(line)
     for note in comparison.notes:
         page.text(f"Note: {note}.")
-    page.heading("Curves")
     page.charts(charts(comparison))
-    page.heading("Runs")
-    page.table(_run_table(comparison))
-    replace_text(path, page.html())
 
 
 def _run_table(comparison: Comparison) -> Table:

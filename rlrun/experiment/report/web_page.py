@@ -5,7 +5,7 @@ elsewhere; every text is escaped. It must not know what is shown.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -30,7 +30,7 @@ th, td { padding: .28rem .9rem .28rem 0; text-align: left; border-bottom: 1px so
   vertical-align: top; }
 th { color: var(--soft); font-weight: 600; } .number { text-align: right; white-space: nowrap; }
 .charts { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 310px), 1fr)); }
 figure { margin: 0; padding: .8rem; background: var(--panel); border-radius: 8px; min-width: 0; }
 figcaption { font-weight: 600; font-size: .92rem; margin-bottom: .3rem; overflow-wrap: anywhere; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 13px; }
@@ -40,8 +40,8 @@ svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft);
 details { margin: .5rem 0; } summary { cursor: pointer; color: var(--soft); }
 """
 _NUM_COLOURS = 8
-_WIDTH, _HEIGHT = 480.0, 290.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 8.0, 44.0
+_WIDTH, _HEIGHT = 400.0, 250.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 26.0, 8.0, 44.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Curve:
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    dots: bool = False
+    """Whether the points are drawn one by one, without a line."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Chart:
     title: str
     x_label: str
     curves: Sequence[Curve]
+    log_x: bool = False
+    """Whether the horizontal axis is logarithmic; all of x must be above 0."""
 
 
 @dataclass
@@ -110,8 +114,9 @@ def _table(table: Table) -> str:
         )
         return f"<tr>{found}</tr>"
 
-    body = "\n".join(row("td", cells) for cells in table.rows)
-    return f'<div class="wide"><table>\n{row("th", table.heads)}\n{body}\n</table></div>'
+    head = [row("th", table.heads)] if any(map(str.strip, table.heads)) else []
+    body = "\n".join([*head, *(row("td", cells) for cells in table.rows)])
+    return f'<div class="wide"><table>\n{body}\n</table></div>'
 
 
 def _figure(chart: Chart) -> str:
@@ -131,12 +136,17 @@ def _svg(chart: Chart, colours: Sequence[str]) -> str:
     """The axes and curves of a chart."""
     xs = [x for curve in chart.curves for x in curve.x]
     ys = [y for curve in chart.curves for y in (*curve.y, *curve.low, *curve.high)]
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
-    x_ends, y_ends = (min(xs), max(xs)), (min(*ys, y_ticks[0]), max(*ys, y_ticks[-1]))
+    scale: Callable[[float], float] = math.log10 if chart.log_x else float
+    y_ends, x_ends = (min(ys), max(ys)), (scale(min(xs)), scale(max(xs)))
+    if any(curve.dots for curve in chart.curves):
+        margin = 0.04 * (x_ends[1] - x_ends[0])
+        x_ends = (x_ends[0] - margin, x_ends[1] + margin)
+    x_ticks = _log_ticks(min(xs), max(xs)) if chart.log_x else ticks(min(xs), max(xs))
+    y_ticks = ticks(*y_ends)
     across, up = (_WIDTH - _LEFT - _RIGHT), (_HEIGHT - _TOP - _BOTTOM)
 
     def x_at(x: float) -> float:
-        return _LEFT + across * _share(x, *x_ends)
+        return _LEFT + across * _share(scale(x), *x_ends)
 
     def y_at(y: float) -> float:
         return _TOP + up * (1.0 - _share(y, *y_ends))
@@ -160,11 +170,14 @@ def _svg(chart: Chart, colours: Sequence[str]) -> str:
             edge = points([*curve.x, *reversed(curve.x)], [*curve.high, *reversed(curve.low)])
             parts.append(f'<polygon points="{edge}" fill="{colour}" opacity="0.18"/>')
     for curve, colour in zip(chart.curves, colours, strict=True):
+        if curve.dots or len(curve.x) == 1:
+            parts += [
+                f'<circle cx="{x_at(x):.1f}" cy="{y_at(y):.1f}" r="4" fill="{colour}"/>'
+                for x, y in zip(curve.x, curve.y, strict=True)
+            ]
+            continue
         shape = f'points="{points(curve.x, curve.y)}" fill="none" stroke="{colour}"'
         parts.append(f'<polyline {shape} stroke-width="2" stroke-linejoin="round"/>')
-        if len(curve.x) == 1:
-            at = f'cx="{x_at(curve.x[0]):.1f}" cy="{y_at(curve.y[0]):.1f}"'
-            parts.append(f'<circle {at} r="4" fill="{colour}"/>')
     label = f'x="{_LEFT + across / 2}" y="{_HEIGHT - 6}" text-anchor="middle"'
     parts.append(f"<text {label}>{escape(chart.x_label)}</text>")
     name = escape(chart.title, quote=True)
@@ -177,7 +190,7 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Four to nine round numbers between two numbers, 1, 2 or 5 times a power of ten apart."""
+    """Round numbers between two numbers, 1, 2 or 5 times a power of ten apart; at most six."""
     if not high > low:
         return [low]
     raw = (high - low) / 5
@@ -185,6 +198,14 @@ def ticks(low: float, high: float) -> list[float]:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [i * step for i in range(first, last + 1)] or [low]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten between two numbers; of many only the powers."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(powers) < 5 else (1,)
+    found = [factor * 10.0**power for power in powers for factor in factors]
+    return [tick for tick in found if low * 0.999 <= tick <= high * 1.001] or [low]
 
 
 def short(value: float) -> str:

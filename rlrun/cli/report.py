@@ -1,0 +1,30 @@
+"""``rlrun report``: one page of a run or a sweep (experiment/report/, experiment/compare/)."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a group or a sweep.")],
+    *,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page; default report.html in RUN.")
+    ] = None,
+) -> None:
+    """Write a run or a sweep as one self-contained page.
+
+    rlrun report runs/ppo_cartpole --html report.html
+    """
+    from rlrun.checkpoint.files import replace_text
+    from rlrun.experiment.compare.sweep_page import sweep_page
+    from rlrun.experiment.report.run_page import run_page
+    from rlrun.experiment.run_folder import SWEEP_CONFIG, is_sweep_folder, resolve_run
+
+    is_sweep = is_sweep_folder(run)
+    folder = resolve_run(run, SWEEP_CONFIG) if is_sweep else resolve_run(run)
+    page = sweep_page(folder) if is_sweep else run_page(folder)
+    path = html or folder / "report.html"
+    replace_text(path, page.html())
+    typer.echo(str(path))

@@ -1,0 +1,144 @@
+"""``rlrun report``: the page of a run and of a sweep, and what it refuses."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rlrun.experiment.compare.sweep_page import importance
+from rlrun.experiment.report.web_page import Chart, Curve, WebPage, short, ticks
+from rlrun.experiment.sweep.trials import Trial
+
+SETTINGS = """\
+name: exp
+algorithm: "raises_at_import:Algorithm"
+env: "raises_at_import:make"
+seed: 1
+sweep: {metric: episode_return_mean, mode: max}
+"""
+
+
+def cells(page):
+    """The rows of all tables."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page)
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+
+
+def test_the_page_of_a_run(rlrun, counting):
+    words = ["fake.yaml", "training.gain=2", "--seed", "9", "--run-dir", "run", "--quiet"]
+    assert rlrun("train", *words)[0] == 0
+    with Path("run/log.txt").open("a") as log:
+        log.write("2026-01-01 00:00:00,000 WARNING rlrun.x: <b>slow</b>\n")
+    assert rlrun("report", "run", "--html", "r.html") == (0, "r.html\n", "")
+    page = Path("r.html").read_text()
+    rows = cells(page)
+    assert ["env_steps", "600"] in rows
+    assert ["training.gain", "2.0", "command line"] in rows
+    assert ["seed", "9", "command line"] in rows
+    assert ["training.train_batch_size", "100", "file"] in rows
+    assert ["env_runners.num_env_runners", "0"] in rows
+    assert "<figcaption>episode_return_mean</figcaption><svg" in page
+    assert "&lt;b&gt;slow" in page
+    assert not [text for text in ("<script", "http", "src=", "<link", "<b>") if text in page]
+
+
+def folder(path, name, text):
+    Path(path).mkdir(parents=True, exist_ok=True)
+    (Path(path) / name).write_text(text)
+
+
+def test_code_that_the_settings_name_is_not_imported_and_a_damaged_rest_is_left_out(rlrun):
+    folder("run", "config.yaml", SETTINGS)
+    folder("run", "metrics.jsonl", '{"half a')
+    folder("run", "meta.json", "{")
+    code, out, _ = rlrun("report", "run")
+    assert (code, out) == (0, "run/report.html\n")
+    assert "raises_at_import:Algorithm on raises_at_import:make" in Path(out.strip()).read_text()
+
+
+def test_the_page_of_a_sweep(rlrun):
+    folder("sweep", "sweep.yaml", SETTINGS)
+    trials = [
+        {"trial": i, "point": i, "seed": 1, "status": "finished", "score": 10.0 * i}
+        | {"settings": {"training.lr": 10.0**-i, "model.use": "ab"[i % 2]}}
+        for i in range(1, 5)
+    ]
+    folder("sweep", "trials.jsonl", "".join(json.dumps(trial) + "\n" for trial in trials))
+    assert rlrun("report", "sweep", "--html", "s.html")[0] == 0
+    page = Path("s.html").read_text()
+    rows = cells(page)
+    assert [row for row in rows if row[:1] in (["training.lr"], ["model.use"])] == [
+        ["training.lr", "1.00"], ["model.use", "0.20"],
+    ]  # fmt: skip
+    assert [row[0] for row in rows if "finished" in row] == ["4", "3", "2", "1"]
+    assert "episode_return_mean over training.lr" in page
+
+
+@pytest.mark.parametrize(
+    ("values", "scores", "share"),
+    [
+        ([1, 2, 3, 4], [9, 4, 2, 1], 1.0),
+        ([1, 1, 2, 2], [1, 2, 3, 4], 0.8),
+        (["a", "b", "a", "b"], [1, 1, 1, 1], 0.0),
+        ([1, 2, 3], [5, 5, 5], 0.0),
+    ],
+)
+def test_importance_by_hand(values, scores, share):
+    trials = [
+        Trial(i, i, 1, {"key": value}, score=score)
+        for i, (value, score) in enumerate(zip(values, scores, strict=True))
+    ]
+    assert importance(trials, "key") == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (0, 10, [0, 2, 4, 6, 8, 10]),
+        (3, 3, [3]),
+        (-0.3, 0.3, [-0.2, 0, 0.2]),
+        (17, 40_960, [10_000, 20_000, 30_000, 40_000]),
+    ],
+)
+def test_ticks_are_round(low, high, found):
+    assert ticks(low, high) == pytest.approx(found)
+
+
+def test_numbers_on_an_axis_are_short():
+    assert [short(n) for n in (0.25, 9_000, 40_960, 1.5e6, -2e9)] == [
+        "0.25",
+        "9000",
+        "40.96k",
+        "1.5M",
+        "-2G",
+    ]
+
+
+def test_a_chart_of_one_point_or_equal_values_is_drawn():
+    page = WebPage("t")
+    page.charts(
+        [
+            Chart("one", "x", [Curve("", [1], [2])]),
+            Chart("flat", "x", [Curve("", [1, 10], [2, 2])], log_x=True),
+        ]
+    )
+    assert "nan" not in page.html()
+    assert page.html().count("<svg") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nowhere", "nowhere: no such run folder"),
+        ("empty", "not a run folder"),
+        ("damaged", "config.yaml: the file is damaged: it names no algorithm or no env"),
+        ("sweep", "trials.jsonl: cannot be read"),
+    ],
+)
+def test_wrong_input_is_exit_2_with_a_message(refused, path, says):
+    Path("empty").mkdir()
+    folder("damaged", "config.yaml", "seed: 1\n")
+    folder("sweep", "sweep.yaml", SETTINGS)
+    folder("sweep", "trials.jsonl", "{}\n")
+    refused(["report", path], says)
