@@ -25,7 +25,7 @@ class RewardPipeline(Connector):
 
     The return of each slot is accumulated over its episode and starts at 0 in the next one; no mean
     is subtracted, which would change what is optimal; the result is clipped to [-10, 10]
-    ("The 37 Implementation Details of PPO", continuous details 6 and 7).
+    ("The 37 Implementation Details of PPO", continuous details 8 and 9).
 
     Args:
         clip: True keeps the sign alone, a number clips to plus or minus that, False or None does

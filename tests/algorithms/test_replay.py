@@ -7,7 +7,6 @@ import torch
 from tiny import learner_stats
 
 from rlrun import DQNConfig, SACConfig
-from rlrun.algorithms import dqn
 from rlrun.algorithms.dqn import DQNTraining
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config import memory_checks
@@ -25,50 +24,6 @@ def replaying(**training):
     settings = {"minibatch_size": 16, "num_steps_sampled_before_learning_starts": 1}
     config = DQNConfig().environment("CartPole-v1").model(hidden=[8]).debugging(seed=3)
     return config.training(train_batch_size=64, **settings, **training)
-
-
-@pytest.mark.parametrize("memory", [False, True])
-def test_priorities_are_unweighted_errors_and_a_little_more(built, memory):
-    config = replaying().replay(prioritized=True, beta=1.0, epsilon=0.25)
-    algorithm = built(config.model(use_lstm=memory, lstm_cell_size=8, max_seq_len=4))
-    algorithm.train()
-    buffer, step, found = algorithm.replay.buffers["default_policy"], algorithm.learner.step, []
-    expected, report = [], buffer.update_priorities
-
-    def spy_on_step(rows, *arguments, **settings):
-        assert rows[col.WEIGHTS].unique().numel() > 1
-        statistics = step(rows, *arguments, **settings)
-        errors = statistics["td_errors"].abs().double()
-        if memory:  # eta max + (1 - eta) mean of each sequence
-            sequences = errors.split((rows[col.SEQ_LENS] - 1).tolist())
-            errors = torch.stack([0.9 * each.max() + 0.1 * each.mean() for each in sequences])
-        expected.append(errors.numpy() + 0.25)
-        return statistics
-
-    algorithm.learner.step = spy_on_step
-    buffer.update_priorities = lambda ids, values: found.append(values) or report(ids, values)
-    algorithm.train()
-    assert len(found) == len(expected) > 4
-    for mine, slow in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, slow, rtol=1e-5)
-
-
-def test_both_networks_and_all_updates_have_noise_of_their_own(built, monkeypatch):
-    seen, real = [], dqn.dqn_loss
-
-    def spy(module, rows, *, target, **arguments):
-        with torch.no_grad():  # the target starts as a copy, and is not renewed in 64 steps
-            values = [each.forward_train({col.OBS: torch.ones(1, 4)}) for each in (module, target)]
-        seen.append([tuple(each[col.ACTION_DIST_INPUTS].flatten().tolist()) for each in values])
-        return real(module, rows, target=target, **arguments)
-
-    monkeypatch.setattr(dqn, "dqn_loss", spy)
-    algorithm = built(replaying(noisy=True).exploration(epsilon=0))
-    seen.clear()
-    updates = int(learner_stats(algorithm)["num_updates"])
-    assert len(seen) == updates > 10
-    assert seen[0][0] != seen[0][1]
-    assert len({target for _, target in seen}) == updates
 
 
 def test_beta_follows_the_env_steps_of_the_run_and_survives_a_restore(built, monkeypatch):

@@ -2,14 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.algorithms.targets import EPSILON, bellman_targets, rescale, unrescale
-from rlrun.data import columns as col
+from rlrun.algorithms.targets import EPSILON, rescale, unrescale
 
 VALUES = [0.0, 1e-4, -1e-4, 0.3, -0.3, 1.0, -1.0, 17.0, -250.0, 4e3, -6e4, 1e6]
 
@@ -35,22 +33,3 @@ def test_the_better_of_two_values_stays_the_better(a, b):
     assert (rescale(torch.tensor(a)) >= rescale(torch.tensor(b))) == (a >= b) or math.isclose(
         a, b, rel_tol=1e-5, abs_tol=1e-6
     )
-
-
-@pytest.mark.parametrize("rescaled", [False, True])
-def test_targets_are_formed_in_the_units_of_rewards_and_end_with_the_episode(rescaled):
-    rng = np.random.default_rng(0)
-    rewards, bootstrap = 30 * rng.normal(size=8), 5 * rng.normal(size=8)
-    discounts, terminateds = rng.choice([0.9, 0.81], size=8), np.arange(8) >= 6
-    bootstrap[7] = np.inf  # selected, not multiplied by 0
-    columns = {col.REWARDS: rewards, col.DISCOUNTS: discounts}
-    rows = {name: torch.tensor(column, dtype=torch.float32) for name, column in columns.items()}
-    rows[col.TERMINATEDS] = torch.tensor(terminateds)
-    values = torch.tensor(bootstrap, dtype=torch.float32)
-    targets = bellman_targets(rows, values, rescaled=rescaled)
-    for i, target in enumerate(targets.tolist()):
-        following = 0.0 if terminateds[i] else bootstrap[i]
-        expected = rewards[i] + discounts[i] * following
-        if rescaled:
-            expected = h(rewards[i] + discounts[i] * h_inverse(following))
-        assert target == pytest.approx(expected, rel=1e-4, abs=1e-5)

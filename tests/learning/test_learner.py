@@ -55,29 +55,6 @@ def test_rows_keep_their_observations():
         np.testing.assert_array_equal(rows[col.OBS], batch[col.OBS][rows[col.ACTIONS]])
 
 
-def test_one_update_is_one_step_of_adam_on_the_clipped_gradient():
-    learner = make_learner(grad_clip=0.5)
-    reference = make_learner(grad_clip=0.5)
-    batch = make_batch(10)
-    statistics = learner.update(
-        learner.load(batch, ()).minibatches(1, 10, np.random.default_rng(0)),
-        squared_values,
-        {},
-        lr=0.01,
-    )
-    module = reference.module
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.01, eps=1e-8)
-    for parameter in module.parameters():
-        parameter.grad = None
-    squared_values(module, {col.OBS: torch.tensor(batch[col.OBS])})[0].backward()
-    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
-    optimizer.step()
-    assert statistics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
-    for name, array in learner.named_weights().items():
-        expected = dict(module.named_parameters())[name].detach().numpy()
-        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("how", ["global_norm", "norm", "value"])
 def test_gradients_are_bounded_as_asked(how):
     learner = make_learner(grad_clip=1e-3, grad_clip_by=how)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
-from logged_envs import ACTIONS, Rows, read_log
+from logged_envs import Rows, read_log
 from plain_learners import Run
 from plain_networks import Weights
 
@@ -107,7 +106,7 @@ def compare(
             length=length,
             fragments=steps // length,
             envs=envs,
-            discrete=isinstance(ACTIONS[actions], gym.spaces.Discrete),
+            actions=actions,
             max_seq_len=algorithm.policies[policy_id].model.max_seq_len,
             iterations=ITERATIONS,
         )

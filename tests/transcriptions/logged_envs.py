@@ -22,6 +22,8 @@ Rows = dict[str, Tensor]
 
 ACTIONS: dict[str, gym.Space[Any]] = {
     "discrete": gym.spaces.Discrete(3),
+    "categories": gym.spaces.MultiDiscrete([2, 3]),
+    "binary": gym.spaces.MultiBinary(2),
     "unbounded": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
     "bounded": gym.spaces.Box(-8.0, 8.0, (2,), np.float32),
 }

@@ -14,7 +14,15 @@ import numpy as np
 import torch
 from logged_envs import Rows, cut, join
 from plain_networks import Weights
-from plain_returns import action_distribution, at, discounted_returns, gae, standardized, vtrace
+from plain_returns import (
+    action_distribution,
+    at,
+    discounted_returns,
+    divergence,
+    gae,
+    standardized,
+    vtrace,
+)
 from torch import Tensor
 
 
@@ -24,6 +32,7 @@ class Run:
 
     Attributes:
         settings: of training; ``replay``: of the buffer.
+        actions: a name of `logged_envs.ACTIONS`.
         draws: what the learner's random numbers were: method and result, in order.
         target: first weights of target networks.
         length: steps of each sub-environment in a fragment.
@@ -39,7 +48,7 @@ class Run:
     length: int
     fragments: int
     envs: int
-    discrete: bool
+    actions: str
     max_seq_len: int
     iterations: int
 
@@ -218,7 +227,7 @@ def actor_critic_loss(
     outputs: Any, rows: Rows, advantages: Tensor, targets: Tensor, run: Run, entropy_coeff: float
 ) -> Tensor:
     """Mnih et al. 2016, algorithm S3, with means in place of sums."""
-    policy = action_distribution(outputs[0], discrete=run.discrete)
+    policy = action_distribution(outputs[0], run.actions)
     policy_loss = -(policy.log_prob(rows["actions"]) * advantages).mean()
     value_loss = 0.5 * (outputs[1] - targets).square().mean()
     return (
@@ -233,7 +242,7 @@ def pg(run: Run, net: Any, weights: Weights) -> Weights:
     learner, s = Learner(weights, run.settings), run.settings
     for steps, batch in batches(run, net, lambda: learner.w):
         returns = discounted_returns(batch.rows, batch.lengths, s.gamma)
-        policy = action_distribution(batch.outputs(net, learner.w)[0], discrete=run.discrete)
+        policy = action_distribution(batch.outputs(net, learner.w)[0], run.actions)
         loss = -(policy.log_prob(batch.rows["actions"]) * returns).mean()
         learner.step(loss, at(s.lr, steps))
     return learner.copy()
@@ -265,7 +274,7 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
 
 
 def adapted(coeff: float, kl: float, target: float) -> float:
-    """Schulman et al. 2017, section 4, with half again in place of double."""
+    """Schulman et al. 2017, section 4, with other factors (docs/correctness.md)."""
     return coeff * (1.5 if kl > 2 * target else 0.5 if kl < target / 2 else 1.0)
 
 
@@ -277,9 +286,7 @@ def ppo(run: Run, net: Any, weights: Weights) -> Weights:
         rows = batch.rows
         with torch.no_grad():
             old_inputs, values, next_values = batch.outputs(net, learner.w)
-            old_logp = action_distribution(old_inputs, discrete=run.discrete).log_prob(
-                rows["actions"]
-            )
+            old_logp = action_distribution(old_inputs, run.actions).log_prob(rows["actions"])
         advantages = gae(rows, batch.lengths, values, next_values, s.gamma, s.lambda_)
         targets = advantages + values
         if s.normalize_advantages == "batch":
@@ -287,8 +294,8 @@ def ppo(run: Run, net: Any, weights: Weights) -> Weights:
         kls = list[float]()
         for index, which in epochs(run, batch, s.num_epochs, s.minibatch_size):
             inputs, now, _ = batch.outputs(net, learner.w, which)
-            policy = action_distribution(inputs, discrete=run.discrete)
-            old = action_distribution(old_inputs[index], discrete=run.discrete)
+            policy = action_distribution(inputs, run.actions)
+            old = action_distribution(old_inputs[index], run.actions)
             log_ratio = policy.log_prob(rows["actions"][index]) - old_logp[index]
             far = (log_ratio.exp() - 1 - log_ratio).mean().item()
             if s.target_kl and far > 1.5 * s.target_kl:
@@ -301,7 +308,7 @@ def ppo(run: Run, net: Any, weights: Weights) -> Weights:
             if s.vf_clip_param is not None:
                 change = (now - values[index]).clamp(-s.vf_clip_param, s.vf_clip_param)
                 errors = torch.max(errors, (values[index] + change - targets[index]).square())
-            kl = torch.distributions.kl_divergence(old, policy).mean()
+            kl = divergence(old, policy).mean()
             loss = loss + 0.5 * s.vf_loss_coeff * errors.mean() + kl_coeff * kl
             learner.step(
                 loss - at(s.entropy_coeff, steps) * policy.entropy().mean(), at(s.lr, steps)
@@ -328,7 +335,7 @@ def behaviour_batches(run: Run, net: Any, learner: Learner) -> Iterator[tuple[in
                 assert batch.states is not None
                 pairs = enumerate(batch.states)
                 inputs = torch.stack([net.step(acting, batch.row(i), x)[0] for i, x in pairs])
-        mu = action_distribution(inputs, discrete=run.discrete)
+        mu = action_distribution(inputs, run.actions)
         yield steps, batch, mu.log_prob(batch.rows["actions"])
         if (number + 1) % interval == 0:
             broadcasts.append(learner.copy())
@@ -341,7 +348,7 @@ def impala(run: Run, net: Any, weights: Weights) -> Weights:
         for _ in range(s.num_epochs):
             with torch.no_grad():
                 inputs, values, next_values = batch.outputs(net, learner.w)
-                policy = action_distribution(inputs, discrete=run.discrete)
+                policy = action_distribution(inputs, run.actions)
                 ratios = (policy.log_prob(batch.rows["actions"]) - log_mu).exp()
             trace = batch.rows, batch.lengths, ratios, values, next_values, s
             targets, advantages = vtrace(*trace)
@@ -371,7 +378,7 @@ def appo(run: Run, net: Any, weights: Weights) -> Weights:
                 with torch.no_grad():
                     old_inputs = batch.outputs(net, target)[0]
                     _, values, next_values = batch.outputs(net, learner.w)
-                old = action_distribution(old_inputs, discrete=run.discrete)
+                old = action_distribution(old_inputs, run.actions)
                 log_old = old.log_prob(batch.rows["actions"])
                 ratios = (log_old - log_mu).exp()
                 trace = batch.rows, batch.lengths, ratios, values, next_values, s
@@ -380,11 +387,11 @@ def appo(run: Run, net: Any, weights: Weights) -> Weights:
                     advantages = standardized(advantages)
                 for index, which in epochs(run, batch, 1, s.minibatch_size):
                     inputs, now, _ = batch.outputs(net, learner.w, which)
-                    policy = action_distribution(inputs, discrete=run.discrete)
+                    policy = action_distribution(inputs, run.actions)
                     pi = policy.log_prob(batch.rows["actions"][index]).exp()
                     ratio = pi / torch.max(log_old[index].exp(), log_mu[index].exp() / 2)
-                    old = action_distribution(old_inputs[index], discrete=run.discrete)
-                    kl = torch.distributions.kl_divergence(old, policy).mean()
+                    old = action_distribution(old_inputs[index], run.actions)
+                    kl = divergence(old, policy).mean()
                     errors = (now - targets[index]).square()
                     loss = clipped_surrogate(ratio, advantages[index], at(s.clip_param, steps))
                     loss = loss + 0.5 * s.vf_loss_coeff * errors.mean() + kl_coeff * kl

@@ -276,6 +276,7 @@ def twin(w: Weights, x: Tensor, activation: str) -> Tensor:
 def sac(run: Run, activation: str, weights: Weights) -> Weights:
     """Haarnoja et al. 2018, algorithm 1 with section 5; Christodoulou 2019 for discrete actions."""
     s, replay, prefix = run.settings, Replay(run), "critics."
+    discrete = run.actions == "discrete"
     parts = [
         {name.removeprefix(prefix): v for name, v in of.items() if name.startswith(prefix)}
         for of in (weights, run.target)
@@ -286,7 +287,7 @@ def sac(run: Run, activation: str, weights: Weights) -> Weights:
     temperature = torch.optim.Adam([log_alpha], eps=1e-8)
     wanted = s.target_entropy
     if wanted is None:
-        wanted = 0.98 * np.log(3) if run.discrete else -2.0
+        wanted = 0.98 * np.log(3) if discrete else -2.0
 
     def soft_value(critics: Weights, obs: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expected min_i Q_i - alpha log pi, and the entropy, ``[M]`` each."""
@@ -305,12 +306,12 @@ def sac(run: Run, activation: str, weights: Weights) -> Weights:
         obs, new_obs = replay.rows["obs"][first], replay.rows["new_obs"][last]
         over, actions = replay.rows["terminateds"][last], replay.rows["actions"][first]
         noise = next_noise = None
-        if not run.discrete:
+        if not discrete:
             noise, next_noise = torch.tensor(run.draw("standard_normal")).double()
         with torch.no_grad():
             following, _ = soft_value(target, new_obs, next_noise)
             targets = bellman(returns, discounts, over, following, h=False)
-        if run.discrete:
+        if discrete:
             values = twin(critic.w, obs, activation)[:, torch.arange(len(first)), actions]
         else:
             values = twin(critic.w, torch.cat((obs, actions), -1), activation)[..., 0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributions as td
@@ -27,12 +27,45 @@ def at(schedule: Any, env_steps: int) -> float:
     raise AssertionError
 
 
-def action_distribution(inputs: Tensor, *, discrete: bool) -> Any:
-    """Of logits, or of means and log standard deviations, ``[N, P]``."""
-    if discrete:
+class Several(td.Distribution):
+    """Independent parts of an action, one in each column; torch's own for each."""
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        columns = zip(self.parts, value.unbind(-1), strict=True)
+        return torch.stack([part.log_prob(column) for part, column in columns]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+
+def action_distribution(inputs: Tensor, actions: str) -> Any:
+    """Of logits, or of means and log standard deviations, ``[N, P]``.
+
+    Args:
+        actions: a name of `logged_envs.ACTIONS`.
+    """
+    if actions == "discrete":
         return td.Categorical(logits=inputs)
+    if actions == "binary":
+        return Several([td.Bernoulli(logits=column) for column in inputs.unbind(-1)])
+    if actions == "categories":
+        return Several([td.Categorical(logits=part) for part in inputs.split([2, 3], -1)])
     mean, log_std = inputs.chunk(2, -1)
-    return td.Independent(td.Normal(mean, log_std.exp()), 1)
+    return Several(list(map(td.Normal, mean.unbind(-1), log_std.exp().unbind(-1))))
+
+
+def divergence(old: Any, new: Any) -> Tensor:
+    """KL(old || new), ``[N]``."""
+    if not isinstance(old, Several):
+        return td.kl_divergence(old, new)
+    parts = zip(old.parts, new.parts, strict=True)
+    return torch.stack([td.kl_divergence(*pair) for pair in parts]).sum(0)
 
 
 def squashed(inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,9 +61,19 @@ def test_iterations_equal_the_transcription(name, actions, tmp_path):
         ({}, {"share_layers": True, "activation": "relu"}),
         ({}, {"use": "own_networks:SineEncoder", "width": 5}),
         ({}, {"use": "own_networks:OwnModule"}),
+        ({"actions": "categories"}, {}),
+        ({"actions": "binary"}, {}),
         ({"actions": "unbounded"}, {"free_log_std": False, "log_std_init": -2}),
     ],
-    ids=["CNN", "shared layers", "own encoder", "own module", "computed deviations"],
+    ids=[
+        "CNN",
+        "shared layers",
+        "own encoder",
+        "own module",
+        "categories",
+        "binary",
+        "computed deviations",
+    ],
 )
 def test_networks(env, model, tmp_path):
     compare(
