@@ -31,6 +31,7 @@ from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
     Updater,
+    exploration_at,
     replay_problems,
     to_device,
     transition_buffer,
@@ -41,7 +42,7 @@ from rlrun.algorithms.targets import TargetNetwork, bellman_targets, values_of_b
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schedules import LearningRate, value_at
-from rlrun.config.schema import Count, ExperimentConfig, ModelConfig, Schedule
+from rlrun.config.schema import Count, ExperimentConfig, ExplorationConfig, ModelConfig
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
@@ -57,6 +58,8 @@ from rlrun.sampling.runner_messages import Exploration, PolicyFactory
 
 ROUND_STEPS = 4  # env steps between updates with rollout_fragment_length: auto
 MEMORIES = ("use_lstm", "use_gru")
+EXPLORATIONS = ("EpsilonGreedy", "SoftQ", "Random")
+"""Values that `exploration.type` may have; the first is the default."""
 STATISTICS = ("total_loss", "q_mean", "td_error_mean", "grad_norm")
 """Averaged over the updates of an iteration; None in one without any."""
 
@@ -249,7 +252,7 @@ class DQN(Algorithm[DQNTraining]):
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch and buffer sizes, as ``(key, message)``."""
         yield from super().validate(config)
-        yield from replay_problems(cls, config, memories=MEMORIES)
+        yield from replay_problems(cls, config, explorations=EXPLORATIONS, memories=MEMORIES)
         for prefix, settings in addressed_settings(config):
             for key, message in _network_problems(settings, cls.training_in(settings)):
                 yield f"{prefix}{key}", message
@@ -264,7 +267,7 @@ class DQN(Algorithm[DQNTraining]):
             self.learners[policy_id],
             self.build_module(policy_id),
             self.training_of(policy_id),
-            self.policies[policy_id].exploration.epsilon,
+            self.policies[policy_id].exploration,
             self.config.replay.burn_in,
         )
 
@@ -286,19 +289,23 @@ class DQN(Algorithm[DQNTraining]):
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that acts by the Q-network."""
-        return partial(build_q_policy, options=_options(self.training_of(policy_id)))
+        return partial(
+            build_q_policy,
+            options=_options(self.training_of(policy_id)),
+            exploration=self.policies.settings[policy_id].exploration,
+        )
 
-    def exploration(self, policy_id: str) -> Exploration:
-        """Epsilon at this point of the run, or each runner's own; constant within a fragment."""
+    def exploration(self, policy_id: str) -> Exploration | None:
+        """Epsilon or temperature at this point of the run; each runner may have its own epsilon."""
         settings = self.policies.settings[policy_id].exploration
-        epsilon = value_at(settings.epsilon, self.progress.env_steps)
+        common = exploration_at(settings, EXPLORATIONS, self.progress.env_steps)
         exponent = settings.runner_exponent
         runners = self.config.env_runners.num_env_runners
         if exponent is None or runners < 2:
-            return {"epsilon": epsilon}
+            return common or None
         # Horgan et al. 2018, arXiv:1803.00933, appendix D.
         exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
-        return tuple({"epsilon": epsilon**each} for each in exponents)
+        return tuple({"epsilon": common["epsilon"] ** each} for each in exponents)
 
     def training_step(self) -> Result:
         """One iteration: rounds of sampling, each followed by the updates that are due."""
@@ -310,7 +317,7 @@ class DQNUpdater(Updater):
 
     Args:
         target: another network like the learner's.
-        epsilon: the schedule that the policy explores by.
+        exploration: what the policy explores by.
         burn_in: steps that only bring a memory up to date.
     """
 
@@ -319,16 +326,16 @@ class DQNUpdater(Updater):
         learner: Learner,
         target: RLModule,
         training: DQNTraining,
-        epsilon: Schedule,
+        exploration: ExplorationConfig,
         burn_in: int,
     ) -> None:
         super().__init__(TargetNetwork(target, learner))
         self._learner, self._training = learner, training
-        self._epsilon, self._burn_in = epsilon, burn_in
+        self._exploration, self._burn_in = exploration, burn_in
 
     def coefficients(self, env_steps: int) -> dict[str, float]:
-        schedules = {"lr": self._training.lr, "epsilon": self._epsilon}
-        return {name: value_at(schedule, env_steps) for name, schedule in schedules.items()}
+        explores = exploration_at(self._exploration, EXPLORATIONS, env_steps)
+        return {"lr": value_at(self._training.lr, env_steps), **explores}
 
     def update(
         self, batch: SampleBatch, rng: np.random.Generator, env_steps: int
@@ -376,7 +383,10 @@ def _network_problems(settings: PolicySettings, training: DQNTraining) -> Iterat
     if training.num_atoms > 1 and training.v_min >= training.v_max:
         message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
         yield "training.v_min", message
-    if training.noisy and settings.exploration.epsilon != 0:
+    if training.noisy and settings.exploration.type not in (None, "EpsilonGreedy"):
+        message = "noisy weights explore by themselves; leave it out beside training.noisy"
+        yield "exploration.type", message
+    elif training.noisy and settings.exploration.epsilon != 0:
         message = "noisy weights explore by themselves; set it to 0 beside training.noisy"
         yield "exploration.epsilon", message
 

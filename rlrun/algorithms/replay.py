@@ -32,6 +32,7 @@ from rlrun.config.schema import (
     MEMORY_SWITCHES,
     Count,
     ExperimentConfig,
+    ExplorationConfig,
     ReplayConfig,
     TrainingConfig,
 )
@@ -51,6 +52,16 @@ COLUMNS = (
     *(col.OBS, col.ACTIONS, col.REWARDS, col.NEXT_OBS, col.TERMINATEDS),
     col.DISCOUNTS,
 )
+
+EXPLORATION_KEYS: dict[str, tuple[str, ...]] = {
+    "EpsilonGreedy": ("epsilon", "runner_exponent"),
+    "SoftQ": ("temperature",),
+    "StochasticSampling": (),
+    "Random": (),
+    "GaussianNoise": ("scale", "stddev"),
+    "OrnsteinUhlenbeckNoise": ("scale", "theta", "sigma"),
+}
+"""Types of exploration, with the keys of section `exploration` that only they use."""
 
 
 class ReplayTraining(TrainingConfig):
@@ -384,15 +395,37 @@ def averages(
     return dict(reduced(names, table.view(len(updates), len(names))))
 
 
+def exploration_at(
+    settings: ExplorationConfig, types: Sequence[str], env_steps: int
+) -> dict[str, float]:
+    """Arguments of `Policy.set_exploration` at this point of a run.
+
+    Args:
+        types: of exploration that the algorithm takes; the first is its own.
+    """
+    kind = settings.type or types[0]
+    random = env_steps < settings.random_steps
+    if kind == "EpsilonGreedy":
+        return {"epsilon": 1.0 if random else value_at(settings.epsilon, env_steps)}
+    present = {}
+    if kind == "SoftQ":
+        present["temperature"] = value_at(settings.temperature, env_steps)
+    elif "scale" in EXPLORATION_KEYS[kind]:
+        present["scale"] = value_at(settings.scale, env_steps)
+    return {**present, "random": float(random)} if settings.random_steps else present
+
+
 def replay_problems(
     algorithm: type[Algorithm[ReplayTraining]],
     config: ExperimentConfig,
     *,
+    explorations: Sequence[str],
     memories: Sequence[str] = (),
 ) -> Iterator[tuple[str, str]]:
     """What is wrong with replay settings, as ``(key, message)``.
 
     Args:
+        explorations: see `exploration_at`.
         memories: switches of `model` that the algorithm replays sequences for.
     """
     any_memory = False
@@ -401,12 +434,31 @@ def replay_problems(
         yield from _capacity_problems(
             config.replay.capacity, prefix, algorithm.training_in(settings)
         )
+        yield from _exploration_problems(
+            config.algorithm, prefix, settings.exploration, explorations
+        )
         any_memory |= any(getattr(settings.model, name) for name in memories)
     if config.replay.burn_in and not any_memory:
         message = "there is no memory to bring up to date; leave it out, or set model.use_lstm"
         yield "replay.burn_in", message if memories else message.partition(", or")[0]
     if config.replay.mode == "lockstep":
         yield from _lockstep_problems(config, any_memory)
+
+
+def _exploration_problems(
+    algorithm: str, prefix: str, settings: ExplorationConfig, types: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    kind = settings.type or types[0]
+    if kind not in types:
+        yield f"{prefix}exploration.type", f"{algorithm} explores by {' or '.join(types)}"
+        return
+    for name in sorted({key for keys in EXPLORATION_KEYS.values() for key in keys}):
+        default = type(settings).model_fields[name].default
+        if name not in EXPLORATION_KEYS[kind] and getattr(settings, name) != default:
+            yield f"{prefix}exploration.{name}", f"{kind} does not use it; leave it out"
+    if kind == "Random" and settings.random_steps:
+        message = "all actions are random with exploration.type: Random; leave it out"
+        yield f"{prefix}exploration.random_steps", message
 
 
 def _memory_problems(

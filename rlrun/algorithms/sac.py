@@ -29,6 +29,7 @@ from rlrun.algorithms.replay import (
     Replay,
     ReplayTraining,
     Updater,
+    exploration_at,
     replay_problems,
     to_device,
     transition_buffer,
@@ -36,6 +37,7 @@ from rlrun.algorithms.replay import (
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.targets import TargetNetwork, bellman_targets
 from rlrun.config.builder import AlgorithmConfig
+from rlrun.config.policies import addressed_settings
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schedules import LearningRate, Schedule, value_at
 from rlrun.config.schema import Count, ExperimentConfig
@@ -51,12 +53,14 @@ from rlrun.policies.rl_module import RLModule
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
 from rlrun.replay.replay_buffer import ReplayBuffer
-from rlrun.sampling.runner_messages import PolicyFactory
+from rlrun.sampling.runner_messages import Exploration, PolicyFactory
 
 NOISE, NEXT_NOISE = "noise", "new_noise"
 """Rows ``[M, A]`` from which the actions in ``obs`` and in ``new_obs`` are made."""
 CRITICS = "critics."  # before the names of their weights
 ROUND_STEPS = 1  # env steps between updates with rollout_fragment_length: auto
+EXPLORATIONS = ("StochasticSampling", "Random", "GaussianNoise", "OrnsteinUhlenbeckNoise")
+"""Values that `exploration.type` may have; the first is the default."""
 STATISTICS = (
     *("critic_loss", "policy_loss", "q_mean", "td_error_mean"),
     *("entropy", "alpha", "critic_grad_norm", "policy_grad_norm"),
@@ -238,7 +242,7 @@ class SAC(Algorithm[SACTraining]):
 
     Training = SACTraining
     Config = SACConfig
-    optional_sections = frozenset({"replay"})
+    optional_sections = frozenset({"exploration", "replay"})
     trains_several_policies = True
     samples_distribution = False
 
@@ -246,7 +250,12 @@ class SAC(Algorithm[SACTraining]):
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch and buffer sizes, as ``(key, message)``."""
         yield from super().validate(config)
-        yield from replay_problems(cls, config)
+        yield from replay_problems(cls, config, explorations=EXPLORATIONS)
+        for prefix, settings in addressed_settings(config):
+            kind = settings.exploration.type or EXPLORATIONS[0]
+            if cls.training_in(settings).noise_correlation and kind != EXPLORATIONS[0]:
+                message = f"the noise of {kind} is another; leave it out"
+                yield f"{prefix}training.noise_correlation", message
 
     def setup(self) -> None:
         parts = self._updater, self._buffer
@@ -273,8 +282,16 @@ class SAC(Algorithm[SACTraining]):
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that acts by the policy network."""
-        correlation = self.training_of(policy_id).noise_correlation
-        return partial(build_sac_policy, noise_correlation=correlation)
+        return partial(
+            build_sac_policy,
+            exploration=self.policies.settings[policy_id].exploration,
+            noise_correlation=self.training_of(policy_id).noise_correlation,
+        )
+
+    def exploration(self, policy_id: str) -> Exploration | None:
+        """How large the noise is at this point of the run, where it is not the policy's."""
+        settings = self.policies.settings[policy_id].exploration
+        return exploration_at(settings, EXPLORATIONS, self.progress.env_steps) or None
 
     def training_step(self) -> Result:
         """One iteration: rounds of sampling, each followed by the updates that are due."""

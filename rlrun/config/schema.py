@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from rlrun.config.registry import ENVS
-from rlrun.config.schedules import LearningRate, Probability, Schedule
+from rlrun.config.schedules import Coefficient, LearningRate, Probability, Schedule, Temperature
 from rlrun.config.section import (
     CodeSection,
     Count,
@@ -242,13 +242,37 @@ class LearnersConfig(Section):
 
 
 class ExplorationConfig(Section):
-    """How actions deviate from the greedy ones, where the policy itself is deterministic."""
+    """How actions deviate from the best ones, in the algorithms that replay."""
 
+    type: (
+        Literal[
+            "EpsilonGreedy",
+            "SoftQ",
+            "StochasticSampling",
+            "Random",
+            "GaussianNoise",
+            "OrnsteinUhlenbeckNoise",
+        ]
+        | None
+    ) = None
+    """Null is the algorithm's own: EpsilonGreedy for DQN, StochasticSampling for SAC."""
+    random_steps: Whole = 0
+    """Env steps of all runners at the start of a run for which actions are uniformly random."""
     epsilon: Probability = ((0, 1.0), (10_000, 0.05))
     """Probability of a uniformly drawn action; a schedule counts the env steps of all runners."""
     runner_exponent: NonNegative | None = None
     """Let env runner i of n act with epsilon ** (1 + this * (i - 1) / (n - 1)), as Ape-X does with
     0.4 and 7; null gives all runners the same."""
+    temperature: Temperature = 1.0
+    """SoftQ: actions are drawn with probabilities in proportion to exp(value / temperature)."""
+    scale: Coefficient = 1.0
+    """GaussianNoise, OrnsteinUhlenbeckNoise: the noise is multiplied by this."""
+    stddev: NonNegative = 0.1
+    """GaussianNoise: its standard deviation, in units of half the range of an action."""
+    theta: float = Field(default=0.15, gt=0, le=1)
+    """OrnsteinUhlenbeckNoise: how much of it is lost from a step to the next."""
+    sigma: NonNegative = 0.04
+    """OrnsteinUhlenbeckNoise: standard deviation of what a step adds, in the units of `stddev`."""
 
 
 class ReplayConfig(Section):

@@ -1,4 +1,4 @@
-"""Acting by action values, epsilon-greedily: in numpy for MLPs, with torch for everything else.
+"""Acting by action values: in numpy for MLPs, with torch for everything else.
 
 Noisy weights are drawn when a fragment begins and kept for its length, the same in all slots;
 without exploration, and in evaluations, policies act with their means. Must not import torch.
@@ -15,9 +15,10 @@ import gymnasium as gym
 import numpy as np
 
 from rlrun.config.problems import ConfigError, Origin, Problem
-from rlrun.config.schema import ModelConfig
+from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.data.nested import has_action_mask, space_without_mask
-from rlrun.policies.action_sampling import EpsilonGreedySampler
+from rlrun.policies.action_sampling import ActionSampler, EpsilonGreedySampler
+from rlrun.policies.exploration import OWN, exploring_sampler
 from rlrun.policies.layers import Network, QOptions, q_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
 from rlrun.policies.policy import Array, Policy
@@ -71,6 +72,7 @@ def build_q_policy(
     model: ModelConfig,
     *,
     options: QOptions,
+    exploration: ExplorationConfig = OWN,
 ) -> Policy:
     """The policy a runner acts with: numpy for MLPs, torch elsewhere.
 
@@ -81,7 +83,8 @@ def build_q_policy(
         message = f"action values need a Discrete action space, this environment has {action_space}"
         raise ConfigError([Problem(Origin("this environment"), "env", message)])
     spaces, num_actions = (observation_space, action_space), int(action_space.n)
-    sampler = EpsilonGreedySampler(num_actions, masked=has_action_mask(observation_space))
+    greedy = EpsilonGreedySampler(num_actions, masked=has_action_mask(observation_space))
+    sampler: ActionSampler = exploring_sampler(greedy, exploration, action_space)
     if MLPPolicy.supports(observation_space, model):
         num_features = gym.spaces.flatdim(space_without_mask(observation_space))
         layers = q_network(num_features, num_actions, model, options)

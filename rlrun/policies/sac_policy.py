@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 
 from rlrun.config.problems import ConfigError, Origin, Problem
-from rlrun.config.schema import ModelConfig
+from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.data.nested import space_without_mask
 from rlrun.policies.action_sampling import (
     ActionSampler,
@@ -18,6 +18,7 @@ from rlrun.policies.action_sampling import (
     action_layout,
     action_sampler,
 )
+from rlrun.policies.exploration import OWN, exploring_sampler, lasting_noise
 from rlrun.policies.layers import sac_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
 from rlrun.policies.policy import Policy
@@ -37,6 +38,8 @@ def build_sac_policy(
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
     model: ModelConfig,
+    *,
+    exploration: ExplorationConfig = OWN,
     noise_correlation: float = 0.0,
 ) -> Policy:
     """The policy a runner acts with: numpy for MLPs, torch elsewhere.
@@ -49,8 +52,9 @@ def build_sac_policy(
         message = f"noise that lasts needs a Box of floats, this environment has {action_space}"
         origin = Origin("this experiment")
         raise ConfigError([Problem(origin, "training.noise_correlation", message)])
+    sampler = exploring_sampler(sampler, exploration, action_space)
     policy = _policy(observation_space, action_space, model, sampler)
-    policy.noise_correlation = noise_correlation
+    policy.noise_correlation = noise_correlation or lasting_noise(exploration)
     return policy
 
 

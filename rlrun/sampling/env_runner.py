@@ -404,7 +404,7 @@ class EnvRunner:
             env_steps=env_steps,
             agent_steps=sum(len(one) for one in batches.values()),
             vector_steps=vector_steps,
-            episodes=self._finished_episodes(),
+            episodes=envs.episodes.records if self._lock_step else self._finished_episodes(),
             connector_deltas={
                 policy_id: actor.connectors.flush_deltas()
                 for policy_id, actor in self.actors.items()

@@ -25,6 +25,7 @@ from tiny import (
 from rlrun.algorithms.policies import DivergedError
 from rlrun.algorithms.ppo import ppo_loss
 from rlrun.checkpoint.checkpoint import CheckpointWriteError
+from rlrun.config.schema import ExplorationConfig
 from rlrun.data import columns as col
 from rlrun.envs.errors import EnvError
 from rlrun.learning.returns import add_advantages
@@ -139,21 +140,35 @@ def test_weights_that_are_not_finite_end_training_and_are_not_saved(built, tmp_p
         algorithm.train()
 
 
+FALLING = [[0, 2.0], [200, 0.1]]
+DEFAULT_EPSILON = ExplorationConfig().epsilon  # in place of the tiny experiment's
+EXPLORATIONS = {
+    "noise that lasts": ("SAC", {"training": {"noise_correlation": 0.9}}),
+    "OrnsteinUhlenbeckNoise": ("SAC", {"random_steps": 100, "scale": FALLING}),
+    "GaussianNoise": ("SAC", {"stddev": 0.3, "scale": FALLING}),
+    "SoftQ": ("DQN", {"epsilon": DEFAULT_EPSILON, "random_steps": 150, "temperature": FALLING}),
+    "Random": ("DQN", {"epsilon": DEFAULT_EPSILON}),
+}
+
+
 @pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
-def test_noise_that_lasts_goes_on_to_the_bit(built, runners):
-    """From the middle of episodes; SAC's fragments are single steps."""
+@pytest.mark.parametrize("kind", EXPLORATIONS)
+def test_every_way_to_explore_goes_on_to_the_bit(built, kind, runners):
+    """From the middle of episodes; fragments are single steps."""
+    name, settings = EXPLORATIONS[kind]
+    sections = {"exploration": {"type": kind, **settings}} if kind.isalpha() else settings
+    env = "Pendulum-v1" if name == "SAC" else "CartPole-v1"
 
-    def lasting(correlation=0.9):
-        training = {"noise_correlation": correlation}
-        return built("SAC", "Pendulum-v1", runners=runners, training=training, **FILTERED)
+    def exploring():
+        return built(name, env, runners=runners, **sections, **FILTERED)
 
-    straight = lasting()
+    straight = exploring()
     before = train(straight, 2)
-    assert before != train(lasting(0.0), 2)
+    assert before != train(built(name, env, runners=runners, **FILTERED), 2)
     state, weights = straight.get_state(), straight.get_weights()
     rows = train(straight, 2)
-    assert before + rows == train(lasting(), 4)
-    resumed = lasting()
+    assert before + rows == train(exploring(), 4)
+    resumed = exploring()
     resumed.set_weights(weights)
     resumed.set_state(state)
     assert train(resumed, 2) == rows

@@ -143,7 +143,9 @@ def test_what_cannot_be_squashed_is_refused(built):
 
 @pytest.mark.parametrize("observations", [OBS_SPACE, gym.spaces.Box(0, 255, (36, 36, 1), np.uint8)])
 def test_every_acting_policy_has_its_noise_correlation(observations):
-    policies = [build_sac_policy(observations, BOX, MODEL, rho) for rho in (0.0, 0.7)]
+    policies = [
+        build_sac_policy(observations, BOX, MODEL, noise_correlation=rho) for rho in (0.0, 0.7)
+    ]
     assert [policy.noise_correlation for policy in policies] == [0.0, 0.7]
 
 
