@@ -76,6 +76,9 @@ class DQNTraining(ReplayTraining):
     """Learn h(Q) instead of Q, with the root of Q's range: for returns of very unlike size."""
     dueling: bool = True
     """Separate streams for the value of a state and the advantages of its actions."""
+    hiddens: tuple[Count, ...] | None = None
+    """Widths of the layers behind `model.hidden`, with relu; of each stream, if there are two. null
+    takes the last layer of `model.hidden` for that."""
     num_atoms: Count = 1
     """Points of the distribution that is learned for each value (C51: 51); 1 learns its mean."""
     v_min: Real = -10.0
@@ -373,7 +376,7 @@ def _has_memory(model: ModelConfig) -> bool:
 def _network_problems(settings: PolicySettings, training: DQNTraining) -> Iterator[tuple[str, str]]:
     """Settings of one policy that contradict each other."""
     if _has_memory(settings.model):
-        for name, off in (("num_atoms", 1), ("noisy", False)):
+        for name, off in (("num_atoms", 1), ("noisy", False), ("hiddens", None)):
             if getattr(training, name) != off:
                 message = "does not go together with a memory (model.use_lstm, use_gru)"
                 yield f"training.{name}", f"{message}; leave it out"
@@ -397,6 +400,7 @@ def _options(training: DQNTraining) -> QOptions:
         num_atoms=training.num_atoms,
         v_min=training.v_min,
         v_max=training.v_max,
+        hidden=training.hiddens,
         noisy=training.noisy,
         sigma0=training.sigma0,
     )

@@ -45,6 +45,8 @@ class PPOTraining(ActorCriticTraining):
     """Bound on how far one update moves the probability ratio from 1."""
     vf_clip_param: Positive | None = None
     """Clip the change of the value prediction, in units of the return; null does not."""
+    vf_error_clip: Positive | None = None
+    """Bound on the squared error of a value; errors beyond it teach nothing. null has none."""
     entropy_coeff: Coefficient = 0.0
     kl_coeff: NonNegative = 0.0
     """Weight of KL(old || new), adapted after each update; 0 leaves the term out."""
@@ -73,6 +75,7 @@ def ppo_loss(
     vf_clip_param: float | None,
     entropy_coeff: float,
     kl_coeff: float,
+    vf_error_clip: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate (eq. 7), the value loss and the entropy bonus (eq. 9); eq. 8's KL term.
 
@@ -92,7 +95,7 @@ def ppo_loss(
     clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
     policy_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
     value_loss = clipped_value_loss(
-        values, rows[col.VF_PREDS], rows[col.VALUE_TARGETS], vf_clip_param
+        values, rows[col.VF_PREDS], rows[col.VALUE_TARGETS], vf_clip_param, vf_error_clip
     )
     entropy = entropies.mean()
     loss = policy_loss + vf_loss_coeff * value_loss - entropy_coeff * entropy
@@ -124,15 +127,16 @@ def ppo_gradient(
     entropy_coeff: float,
     vf_clip_param: None = None,
     kl_coeff: float = 0.0,
+    vf_error_clip: None = None,
 ) -> dict[str, Tensor]:
     """The gradient of `ppo_loss` in closed form, twice as fast as autograd's on small networks.
 
-    Without value clipping and without the KL term, for modules that have a `vjp`.
+    Without value or error clipping and without the KL term, for modules that have a `vjp`.
 
     Returns:
         The statistics of `ppo_loss`. The gradients are left in the module's parameters.
     """
-    assert vf_clip_param is None
+    assert vf_clip_param is vf_error_clip is None
     assert not kl_coeff
     inputs, values, backward = module.vjp(rows)
     logp, entropies, logp_backward = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
@@ -160,14 +164,14 @@ def ppo_gradient(
 
 
 def clipped_value_loss(
-    values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None
+    values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None, most: float | None
 ) -> Tensor:
-    """Half the mean squared error; with ``clip``, the worse of the clipped and unclipped ones."""
+    """Half the mean squared error, of the worse of clipped and unclipped ones; ``most`` a row's."""
     errors = (values - targets).square()
     if clip is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)
         errors = torch.max(errors, (near - targets).square())
-    return 0.5 * errors.mean()
+    return 0.5 * (errors if most is None else errors.clamp(max=most)).mean()
 
 
 class PPO(Algorithm[PPOTraining]):
@@ -215,7 +219,8 @@ class PPO(Algorithm[PPOTraining]):
             "entropy_coeff": policy.at(training.entropy_coeff),
             "kl_coeff": kl.coeff,
         }
-        further_terms = training.vf_clip_param is not None or in_force["kl_coeff"]
+        is_clipped = (training.vf_clip_param, training.vf_error_clip) != (None, None)
+        further_terms = is_clipped or in_force["kl_coeff"]
         limit = None if training.target_kl is None else 1.5 * training.target_kl
         statistics = policy.epochs(
             ppo_loss,
@@ -223,6 +228,7 @@ class PPO(Algorithm[PPOTraining]):
                 **in_force,
                 "vf_loss_coeff": training.vf_loss_coeff,
                 "vf_clip_param": training.vf_clip_param,
+                "vf_error_clip": training.vf_error_clip,
             },
             num_epochs=training.num_epochs,
             minibatch_size=training.minibatch_size,

@@ -85,6 +85,8 @@ class SACTraining(ReplayTraining):
     """Env steps put into an empty replay buffer before it is learned from."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """How far the target critics move towards the critics in each update."""
+    target_network_update_freq: Count = 1
+    """Env steps between these moves, which come after an update; 1 moves them in each update."""
     initial_alpha: Positive = 1.0
     """Weight of the entropy beside the reward, at the start."""
     target_entropy: Real | None = None
@@ -384,12 +386,19 @@ class SACUpdater(Updater):
         if self._masked:
             self.temperature.target_entropy = masked_target_entropy(rows[col.OBS])
         self.temperature.step(of_policy["entropy"], self._lr_of(training.alpha_lr, env_steps))
-        self.target.follow(training.tau)
+        if training.target_network_update_freq == 1:
+            self.target.follow(training.tau)
         grad_norms = {
             "critic_grad_norm": of_critics.pop("grad_norm"),
             "policy_grad_norm": of_policy.pop("grad_norm"),
         }
         return {**of_critics, **of_policy, **grad_norms, "alpha": alpha[0]}
+
+    def end_round(self, steps: int) -> None:
+        """Move the target if that is due."""
+        training = self._training
+        if training.target_network_update_freq > 1:
+            self.target.follow_if_due(steps, training.target_network_update_freq, training.tau)
 
     def get_state(self) -> dict[str, Any]:
         own = {"critic": self.critic.get_state(), "temperature": self.temperature.get_state()}

@@ -89,12 +89,18 @@ class TargetNetwork:
             self._parameters.load(self._source.vector)
             self._copied_at = steps
 
+    def follow_if_due(self, steps: int, every: int, tau: float) -> None:
+        """Move as by `follow`, if that is ``every`` steps of the run ago."""
+        if steps - self._copied_at >= every:
+            self.follow(tau)
+            self._copied_at = steps
+
     def follow(self, tau: float) -> None:
         """Move the share ``tau`` of the way to the learner's network."""
         self._parameters.vector.lerp_(self._source.vector, tau)
 
     def get_state(self) -> dict[str, Any]:
-        """The weights, and the steps of the run when they were copied last."""
+        """The weights, and the steps of the run when they were renewed last."""
         return {"weights": self._parameters.to_numpy(), "copied_at": self._copied_at}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -108,6 +108,8 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
     if settings.soft_horizon and settings.horizon is None:
         message = "there is no horizon; set env_runners.horizon, or leave this out"
         yield Finding(("env_runners", "soft_horizon"), message)
+    if settings.horizon_terminates:
+        yield from _check_horizon_terminates(settings)
     mode = settings.gym_env_vectorize_mode
     restarts = experiment.fault_tolerance.restart_failed_sub_environments
     if restarts and mode in ("vector_entry_point", "envpool"):
@@ -149,6 +151,15 @@ def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
     if settings.remote_worker_envs and mode not in ("auto", "sync"):
         message = "with env_runners.remote_worker_envs each is a Ray actor; leave it out"
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
+
+
+def _check_horizon_terminates(settings: EnvRunnersConfig) -> Iterator[Finding]:
+    path: Path = ("env_runners", "horizon_terminates")
+    if settings.horizon is None:
+        yield Finding(path, "there is no horizon; set env_runners.horizon, or leave this out")
+    for name in ("soft_horizon", "no_done_at_end"):
+        if getattr(settings, name):
+            yield Finding(path, f"{name} says that nothing ends at the horizon; leave one out")
 
 
 _NOT_IN_EVALUATION = {

@@ -152,7 +152,6 @@ RULES: dict[str, str] = {
     "entropy_coeff_schedule": "entropy_coeff itself takes a schedule: [[env_steps, value], ...]",
     "config": "its keys stand at the top of the file, in their sections",
     "vtrace": "IMPALA and APPO always correct with V-trace; leave the key out",
-    "hiddens": "append these layers to model.hidden: each stream has the last layer for itself",
     "optimization": "set training.lr, training.critic_lr and training.alpha_lr",
     "q_model_config": "critics and policy have the layers of `model`",
     "policy_model_config": "critics and policy have the layers of `model`",

@@ -88,7 +88,7 @@ def _grids(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
     """Where values of a grid stand, and their list."""
     if not isinstance(node.value, dict):
         return
-    if list(node.value) == [_GRID]:
+    if path and list(node.value) == [_GRID]:
         yield path, Node(node.value[_GRID].value, node.origin)
         return
     for key, below in node.value.items():
@@ -245,9 +245,9 @@ class _Translator(OldSettings):
         """Arguments of the environments, and the policies of several agents."""
         name, policies = self.value("env"), self.values.pop("multiagent.policies", None)
         mapping = self.values.pop("multiagent.policy_mapping_fn", None)
-        if (arguments := self._arguments("env_config")) and "env" in self.values:
+        if (arguments := self._arguments("env_config", name)) and "env" in self.values:
             self.values["env"] = from_plain({"use": name, **arguments}, self.values["env"].origin)
-        if differing := self._arguments("evaluation_config.env_config"):
+        if differing := self._arguments("evaluation_config.env_config", name):
             self.derive("evaluation.env", differing, "evaluation.interval")
             self.sources["evaluation.env"] = "evaluation_config.env_config"
         if policies is None and name in tables.SEVERAL_AGENTS:
@@ -293,7 +293,7 @@ class _Translator(OldSettings):
             name = f"{name.rpartition('.')[0]}:{own}"
         self.set("env", tables.ENV_IDS.get(name, name), node, "env")
 
-    def _arguments(self, name: str) -> dict[str, Any]:
+    def _arguments(self, name: str, env: Any) -> dict[str, Any]:
         """Arguments of the environment, with the names that they have here."""
         node = self.values.pop(name, None)
         given = {} if node is None else node.plain()
@@ -301,7 +301,7 @@ class _Translator(OldSettings):
             assert node is not None
             self.refuse(node, f"config.{name}", "expected keys and values")
             return {}
-        if self.value("env") not in tables.ENVS.values():
+        if env not in tables.ENVS.values():
             return given
         arguments = given["config"] if isinstance(given.get("config"), dict) else given
         renamed = {}
@@ -309,7 +309,7 @@ class _Translator(OldSettings):
             new = tables.ENV_ARGUMENTS.get(key, key)
             if new is None:
                 assert node is not None
-                self.ignore(node, f"config.{name}.{key}", f"{self.value('env')} has no such thing")
+                self.ignore(node, f"config.{name}.{key}", f"{env} has no such thing")
             else:
                 renamed[new] = value
         return renamed

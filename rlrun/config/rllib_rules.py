@@ -149,11 +149,9 @@ def _sum_over_fragment(old: OldSettings) -> None:
 def _ppo_losses(old: OldSettings) -> None:
     old.values["training.normalize_advantages"] = from_plain("batch", RLLIB_DEFAULT)
     old.sources["training.normalize_advantages"] = "as RLlib always does"
-    clip = old.values.pop("training.vf_clip_param")
-    if clip.value is not None:
-        message = "it clamps the squared error there, and the change of the prediction here"
-        refuse = old.ignore if clip.origin == RLLIB_DEFAULT else old.refuse
-        refuse(clip, "config.vf_clip_param", message)
+    clip, why = "training.vf_clip_param", "the squared error is clamped there"
+    old.derive("training.vf_error_clip", old.value(clip), clip, why)
+    old.take(clip)
     coefficient = old.number("training.vf_loss_coeff")
     if coefficient is not None:
         why = "doubled, as the squared error is halved here"
@@ -245,47 +243,89 @@ def _sequences(old: OldSettings) -> None:
 
 
 def _q_network(old: OldSettings) -> None:
-    widths, last = old.value("model.hidden"), old.value("hiddens")
-    if isinstance(widths, list) and isinstance(last, list):
-        source = "hiddens" if old.is_given("hiddens") else "model.hidden"
-        old.derive("model.hidden", [*widths, *last], source, "fcnet_hiddens and hiddens")
-    old.take("hiddens")
+    if any(old.value(f"model.{name}") for name in MEMORY_SWITCHES):
+        node = old.values.pop("training.hiddens")
+        old.ignore(node, "config.hiddens", "the streams behind a memory are linear")
+
+
+def _exploration(old: OldSettings) -> None:
+    """DQN's and SAC's ways to explore."""
+    kind = old.values.pop(f"{_EXPLORES}type", None)
+    name = None if kind is None else str(kind.plain()).rpartition(".")[2]
+    if name == "PerWorkerEpsilonGreedy":
+        assert kind is not None
+        old.set("exploration.epsilon", 0.4, kind, "PerWorkerEpsilonGreedy")
+        old.set("exploration.runner_exponent", 7, kind, "PerWorkerEpsilonGreedy")
+        for key in [key for key in _EPSILON_KEYS if old.is_given(f"{_EXPLORES}{key}")]:
+            node = old.values.pop(f"{_EXPLORES}{key}")
+            reason = "each runner has an epsilon of its own, there as here"
+            old.ignore(node, f"config.{_EXPLORES}{key}", reason)
+    elif name == "EpsilonGreedy":
+        _epsilon(old)
+    elif kind is not None and name in tables.EXPLORATIONS:
+        old.set("exploration.type", name, kind, "exploration_config.type")
+        if name in _NOISES:
+            _noise(old, kind)
+    elif kind is not None:
+        message = f"there is {', '.join(tables.EXPLORATIONS)}, and no {name}"
+        old.refuse(kind, f"config.{_EXPLORES}type", message)
+    for key in _EPSILON_KEYS:
+        if not old.is_given(f"{_EXPLORES}{key}"):
+            old.take(f"{_EXPLORES}{key}")
+
+
+_EXPLORES = "exploration_config."
+_NOISES = ("GaussianNoise", "OrnsteinUhlenbeckNoise")
 
 
 def _epsilon(old: OldSettings) -> None:
-    """DQN's exploration."""
-    prefix = "exploration_config."
-    kind = old.values[f"{prefix}type"]
-    name = str(kind.plain()).rpartition(".")[2]
+    """A line from the first epsilon to the last."""
     first, last, warmup, steps = (
-        old.value(f"{prefix}{key}")
-        for key in ("initial_epsilon", "final_epsilon", "warmup_timesteps", "epsilon_timesteps")
+        old.value(f"{_EXPLORES}{key}", default)
+        for key, default in (
+            ("initial_epsilon", 1.0),
+            ("final_epsilon", 0.02),
+            ("warmup_timesteps", 0),
+            ("epsilon_timesteps", 10_000),
+        )
     )
-    if name == "PerWorkerEpsilonGreedy":
-        old.derive("exploration.epsilon", 0.4, f"{prefix}type", "Ape-X's")
-        old.derive("exploration.runner_exponent", 7, f"{prefix}type", "Ape-X's")
-    elif name == "EpsilonGreedy" and old.value("training.noisy") is True and last == 0:
-        old.derive("exploration.epsilon", 0.0, f"{prefix}final_epsilon", "noisy weights explore")
-    elif name == "EpsilonGreedy":
+    given = next((key for key in _EPSILON_KEYS if old.is_given(f"{_EXPLORES}{key}")), None)
+    source = f"{_EXPLORES}{given or 'final_epsilon'}"
+    if old.value("training.noisy") is True and last == 0:
+        old.derive("exploration.epsilon", 0.0, source, "noisy weights explore")
+    else:
         points = [[0, first], [_sum(warmup, steps), last]]
         if warmup:
             points.insert(1, [warmup, first])
-        source = next(
-            (key for key in _EPSILON_KEYS if old.is_given(f"{prefix}{key}")), "final_epsilon"
-        )
-        old.derive("exploration.epsilon", points, f"{prefix}{source}", "a line between points")
-    else:
-        message = f"{name} is not translated; exploration.epsilon takes a schedule"
-        old.refuse(kind, "config.exploration_config.type", message)
-    for key in ("type", *_EPSILON_KEYS):
-        node = old.values.pop(f"{prefix}{key}", None)
-        if node is None or node.origin == RLLIB_DEFAULT:
-            continue
-        if key != "type" and name == "PerWorkerEpsilonGreedy":
-            reason = "each runner has an epsilon of its own, there as here"
-            old.ignore(node, f"config.exploration_config.{key}", reason)
+        old.derive("exploration.epsilon", points, source, "a line between points")
+    for key in _EPSILON_KEYS:
+        old.take(f"{_EXPLORES}{key}")
 
 
+def _noise(old: OldSettings, kind: Node) -> None:
+    """Noise that is added to actions: how its scale falls, and its units."""
+    first, last, steps, scale, sigma = (
+        DEFAULT_NOISE[key]
+        if f"{_EXPLORES}{key}" not in old.values
+        else old.take(f"{_EXPLORES}{key}")
+        for key in DEFAULT_NOISE
+    )
+    old.set("exploration.scale", [[0, first], [steps, last]], kind, "initial_scale to final_scale")
+    if kind.value == "OrnsteinUhlenbeckNoise" and isinstance(scale, int | float):
+        # RLlib multiplies it by the whole range of an action, here half of that is 1.
+        sigma = 2 * scale * sigma if isinstance(sigma, int | float) else sigma
+        old.set("exploration.sigma", sigma, kind, "2 ou_base_scale ou_sigma")
+    if "exploration.random_steps" not in old.values:
+        old.set("exploration.random_steps", 1000, kind, DEFAULT)
+
+
+DEFAULT_NOISE = {
+    "initial_scale": 1.0,
+    "final_scale": 0.02,
+    "scale_timesteps": 10_000,
+    "ou_base_scale": 0.1,
+    "ou_sigma": 0.2,
+}
 _EPSILON_KEYS = ("epsilon_timesteps", "final_epsilon", "initial_epsilon", "warmup_timesteps")
 
 
@@ -296,11 +336,9 @@ def _sum(first: Any, second: Any) -> Any:
 
 
 def _sac(old: OldSettings) -> None:
-    frequency = old.values.pop("training.target_network_update_freq", None)
-    round_steps = old.number(_FRAGMENT, 1) * old.num_envs * old.num_runners
-    if frequency is not None and isinstance(frequency.value, int) and frequency.value > round_steps:
-        message = f"targets move in every update here, which comes every {round_steps:g} env steps"
-        old.refuse(frequency, "config.target_network_update_freq", message)
+    frequency = "training.target_network_update_freq"
+    if old.value(frequency) == 0:
+        old.derive(frequency, 1, frequency, "in each update")
     if old.value("training.target_entropy") == "auto":
         old.take("training.target_entropy")
 
@@ -322,11 +360,7 @@ def _horizon(old: OldSettings) -> None:
         if old.value("env_runners.soft_horizon") is False:
             old.take("env_runners.soft_horizon")
     elif not free:
-        node = old.values["env_runners.horizon"]
-        message = "an episode ends there as a death does; here it is truncated, with the value of"
-        old.refuse(
-            node, "config.horizon", f"{message} its last state: no_done_at_end: true says so"
-        )
+        old.derive("env_runners.horizon_terminates", True, "env_runners.horizon", "an end there")
 
 
 def _device(old: OldSettings) -> None:
@@ -386,8 +420,8 @@ RULES: dict[str, Sequence[Rule]] = {
     "PPO": (_rounds, _ppo_losses, _stochastic),
     "IMPALA": (_fragments, _sum_over_batch, _vtrace, _impala, _stochastic),
     "APPO": (_fragments, _vtrace, _appo, _stochastic),
-    "DQN": (_sequences, _replay, _q_network, _epsilon),
-    "SAC": (_replay, _sac, _stochastic),
+    "DQN": (_sequences, _replay, _q_network, _exploration),
+    "SAC": (_replay, _sac, _exploration),
 }
 """Algorithm here -> its rules, in their order."""
 

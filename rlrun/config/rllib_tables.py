@@ -126,10 +126,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "training.kl_target": 0.01,
         "use_kl_loss": False,
     },
-    "DQN": {**_DQN, "hiddens": [256]},
+    "DQN": {**_DQN, "training.hiddens": [256]},
     "SimpleQ": {
         **_DQN,
-        "hiddens": [],
+        "training.hiddens": [],
         "training.double_q": False,
         "training.dueling": False,
         "env_runners.rollout_fragment_length": 4,
@@ -137,7 +137,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "APEX": {
         **_DQN,
-        "hiddens": [256],
+        "training.hiddens": [256],
         "env_runners.num_env_runners": 32,
         "env_runners.rollout_fragment_length": 50,
         "training.n_step": 3,
@@ -151,7 +151,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "R2D2": {
         **_DQN,
-        "hiddens": [256],
+        "training.hiddens": [256],
         "model.max_seq_len": 20,
         "env_runners.num_env_runners": 2,
         "training.gamma": 0.997,
@@ -217,6 +217,10 @@ ADDRESSES: dict[str, str] = {
     "replay_buffer_config.beta": "replay.beta",
     "replay_buffer_config.replay_burn_in": "replay.burn_in",
     "replay_buffer_config.replay_mode": "replay.mode",
+    "exploration_config.random_timesteps": "exploration.random_steps",
+    "exploration_config.temperature": "exploration.temperature",
+    "exploration_config.stddev": "exploration.stddev",
+    "exploration_config.ou_theta": "exploration.theta",
     "multiagent.policies_to_train": "multi_agent.policies_to_train",
     "multiagent.count_steps_by": "multi_agent.count_steps_by",
     "multiagent.replay_mode": "replay.mode",
@@ -248,12 +252,14 @@ MAPPINGS = (
 """Keys of `config` that hold further keys."""
 
 KEPT = (
-    *("hiddens", "use_kl_loss", "vtrace", "num_gpus", "env_config", "minibatch_buffer_size"),
+    *("use_kl_loss", "vtrace", "num_gpus", "env_config", "minibatch_buffer_size"),
     *("prioritized_replay", "replay_buffer_config.type", "final_prioritized_replay_beta"),
     *("prioritized_replay_beta_annealing_timesteps", "evaluation_duration_unit"),
     *("exploration_config.type", "exploration_config.initial_epsilon"),
     *("exploration_config.final_epsilon", "exploration_config.warmup_timesteps"),
-    *("exploration_config.epsilon_timesteps", "exploration_config.temperature"),
+    *("exploration_config.epsilon_timesteps", "exploration_config.ou_sigma"),
+    *("exploration_config.ou_base_scale", "exploration_config.initial_scale"),
+    *("exploration_config.final_scale", "exploration_config.scale_timesteps"),
     *("multiagent.policies", "multiagent.policy_mapping_fn", "evaluation_config.env_config"),
 )
 """Keys of `config` that rules of their own translate."""
@@ -268,7 +274,6 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "input": (("sampler",), "rlrun learns from environments, not from recorded data"),
     "output": ((None,), "`rlrun rollout --save FILE` records transitions"),
     "_separate_vf_optimizer": ((False,), "one optimizer trains policy and value function"),
-    "remote_worker_envs": ((False,), "env_runners.gym_env_vectorize_mode: async takes its place"),
     "custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
     "model.custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
     "model.custom_action_dist": ((None,), "name the distribution in model.distribution"),
@@ -284,14 +289,16 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
         "transitions are stored, or sequences with a memory",
     ),
     "td_error_loss_fn": (("huber",), "the loss of temporal-difference errors is Huber's"),
-    "exploration_config.random_timesteps": (
-        (0,),
-        "num_steps_sampled_before_learning_starts fills the buffer instead",
-    ),
     "callbacks": ((None, {}), "its successor is `callbacks` of rlrun's form: a list of classes"),
     "before_learn_on_batch": ((None,), "its successor is training.learner_connectors"),
 }
 """Key -> the values that need nothing here, and why no other value is translated."""
+
+EXPLORATIONS = (
+    *("EpsilonGreedy", "PerWorkerEpsilonGreedy", "SoftQ", "Random", "StochasticSampling"),
+    *("GaussianNoise", "OrnsteinUhlenbeckNoise"),
+)
+"""Values of `exploration_config.type` that are translated."""
 
 ENVS: dict[str, str] = {
     "RepeatAfterMeEnv": "RepeatAfterMe",

@@ -88,6 +88,8 @@ class EnvRunnersConfig(Section):
     """Steps after which an episode is truncated; a time limit below it is raised to it."""
     soft_horizon: bool = False
     """Begin a new episode at the horizon without a reset, and without marking the old one's end."""
+    horizon_terminates: bool = False
+    """Let the horizon end episodes as a death does: nothing after it has a value."""
     no_done_at_end: bool = False
     """Treat every end of an episode as a truncation: `terminateds` is never true."""
     explore: bool = True
@@ -145,8 +147,8 @@ class ModelConfig(CodeSection):
     """Import path of an `RLModule` subclass; null takes the default actor-critic network."""
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers; [] is a linear network."""
-    activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = "tanh"
-    """Activation of the hidden layers."""
+    activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
+    """Activation of the hidden layers; "linear" is none."""
     share_layers: bool | None = None
     """Let policy and value function share the encoder; null shares it for images only."""
     conv: tuple[tuple[Count, Count, Count], ...] | None = None

@@ -1,7 +1,8 @@
 """Horizon: a limit on the steps of an episode that the runner sets, besides the environment's own.
 
-Owns what `env_runners.horizon`, `soft_horizon` and `no_done_at_end` do to the flags of a step. A
-limit is a truncation: the value of what would have followed bootstraps it. Numpy alone.
+Owns what `env_runners.horizon`, `soft_horizon`, `horizon_terminates` and `no_done_at_end` do to the
+flags of a step. A limit is a truncation, unless the settings say otherwise: the value of what would
+have followed bootstraps it. Numpy alone.
 
     B  sub-environments
 """
@@ -41,6 +42,7 @@ class Horizon:
     def __init__(self, settings: EnvRunnersConfig, *, soft: bool = True) -> None:
         self._horizon = math.inf if settings.horizon is None else settings.horizon
         self._soft, self._no_done = settings.soft_horizon and soft, settings.no_done_at_end
+        self._terminates = settings.horizon_terminates
         self.passed = np.zeros(0, np.bool_)
 
     def flags(
@@ -52,9 +54,12 @@ class Horizon:
             steps: of the running episodes, this one included, int ``[B]``.
             valid: False where the step was no transition; None: all were.
         """
-        over = (steps >= self._horizon) & ~(terminateds | truncateds)
+        reached = steps >= self._horizon
         if valid is not None:
-            over &= valid
+            reached &= valid
+        if self._terminates:
+            return terminateds | reached, truncateds & ~reached
+        over = reached & ~(terminateds | truncateds)
         self.passed = over & self._soft
         truncateds = truncateds | (over & (not self._soft))
         if self._no_done:
@@ -71,6 +76,10 @@ class Horizon:
             step: env steps of the episode, this one included.
             terminateds, truncateds: by agent, and for all agents.
         """
+        if self._terminates:
+            if step >= self._horizon:
+                terminateds, truncateds = {**terminateds, ALL: True}, {}
+            return terminateds, truncateds, False
         over = terminateds.get(ALL, False) or truncateds.get(ALL, False)
         reached = step >= self._horizon and not over
         if reached and not self._soft:

@@ -146,6 +146,8 @@ class QOptions:
     """The lowest of them."""
     v_max: float = 10.0
     """The highest of them."""
+    hidden: tuple[int, ...] | None = None
+    """Widths of the layers of each stream, with relu. None: the last one of `model.hidden`."""
     noisy: bool = False
     """Noise in the weights behind the encoder."""
     sigma0: float = 0.5
@@ -161,7 +163,8 @@ def q_network(
     num_features: int, num_actions: int, model: ModelConfig, options: QOptions
 ) -> Network:
     """Action values: an encoder, of no layers without dueling, and one or two streams."""
-    shared = model.hidden[:-1] if options.dueling else ()
+    is_encoder = options.hidden is not None
+    shared = model.hidden if is_encoder else model.hidden[:-1] if options.dueling else ()
     encoder = Layers((num_features, *shared), model.activation, init="uniform")
     sizes = (encoder.sizes[-1], *model.hidden[len(shared) :])
     return Network({"encoder": encoder, **q_streams(sizes, num_actions, model, options)})
@@ -170,18 +173,20 @@ def q_network(
 def q_streams(
     sizes: tuple[int, ...], num_actions: int, model: ModelConfig, options: QOptions
 ) -> dict[str, Layers]:
-    """The layers behind the encoder; ``sizes`` are widths up to the last hidden layer.
+    """The layers behind the encoder; ``sizes`` are widths up to the last of `model.hidden`.
 
     Each stream of a dueling network has the last hidden layer for itself: with linear streams on
     shared features the sum would be one linear layer like any other.
     """
-    num_atoms = options.num_atoms
+    num_atoms, activation = options.num_atoms, model.activation
+    if options.hidden is not None:
+        sizes, activation = (*sizes, *options.hidden), "relu"
     outputs = {"q": num_actions * num_atoms}
     if options.dueling:
         outputs = {"advantage": num_actions * num_atoms, "value": num_atoms}
     sigma0 = options.sigma0 if options.noisy else None
     return {
-        name: Layers((*sizes, num_outputs), model.activation, VALUE_GAIN, "uniform", sigma0)
+        name: Layers((*sizes, num_outputs), activation, VALUE_GAIN, "uniform", sigma0)
         for name, num_outputs in outputs.items()
     }
 

@@ -17,12 +17,18 @@ from torch.nn import functional
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.policies.layers import HIDDEN_GAINS, Layers, factorised_noise
 
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
     "elu": functional.elu,
     "silu": functional.silu,
     "gelu": functional.gelu,
+    "linear": _identity,
 }
 
 
@@ -40,6 +46,10 @@ def _tanh_backward(gradient: Tensor, output: Tensor) -> None:
     torch.ops.aten.tanh_backward.grad_input(gradient, output, grad_input=gradient)
 
 
+def _identity_backward(gradient: Tensor, output: Tensor) -> None:
+    """The gradient stays as it is."""
+
+
 def _relu_backward(gradient: Tensor, output: Tensor) -> None:
     torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
 
@@ -47,6 +57,7 @@ def _relu_backward(gradient: Tensor, output: Tensor) -> None:
 IN_PLACE: dict[str, InPlace] = {
     "tanh": InPlace(torch.tanh_, _tanh_backward),
     "relu": InPlace(torch.relu_, _relu_backward),
+    "linear": InPlace(_identity, _identity_backward),
 }
 
 

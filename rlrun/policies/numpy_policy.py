@@ -52,6 +52,7 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "tanh": np.tanh,
     "relu": _relu,
     "silu": _silu,
+    "linear": np.positive,
 }
 
 
@@ -108,8 +109,9 @@ class NumpyMLP:
         view = parameters.view
         self._means = [(view(f"{name}.weight").T, view(f"{name}.bias")) for name in self._names]
         self._with_noise = self._means
-        self._num_activated = sum(part.num_activated for part in layers)
-        self._activate = ACTIVATIONS[layers[-1].activation]
+        self._activations = [
+            ACTIVATIONS[part.activation] for part in layers for _ in range(part.num_activated)
+        ]
         self._log_std = view("log_std") if parameters.network.num_log_std else None
         self._hidden: list[Array] = []
 
@@ -128,13 +130,14 @@ class NumpyMLP:
         """The output for rows ``[B, in]``, with noise in the weights if there is any."""
         layers = self._with_noise if noisy else self._means
         if not self._hidden or len(self._hidden[0]) != len(x):
-            widths = [len(bias) for _, bias in layers[: self._num_activated]]
+            widths = [len(bias) for _, bias in layers[: len(self._activations)]]
             self._hidden = [np.empty((len(x), width), np.float32) for width in widths]
-        for (weight, bias), hidden in zip(layers, self._hidden, strict=False):
+        parts = zip(self._activations, self._hidden, layers, strict=False)
+        for activate, hidden, (weight, bias) in parts:
             np.dot(x, weight, out=hidden)
             np.add(hidden, bias, out=hidden)
-            x = self._activate(hidden, out=hidden)
-        if len(layers) == self._num_activated:
+            x = activate(hidden, out=hidden)
+        if len(layers) == len(self._activations):
             return x
         weight, bias = layers[-1]
         outputs: Array = np.dot(x, weight)  # fresh memory: the caller keeps it

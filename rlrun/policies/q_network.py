@@ -79,7 +79,7 @@ class QNetwork(RLModule):
             self.encoder: Any = MLP(branches.pop("encoder"))
         else:
             self.encoder, width = encoder_of(observation_space, model, "uniform")
-            sizes = (width, width) if options.dueling else (width,)
+            sizes = (width, width) if options.dueling and options.hidden is None else (width,)
             branches = q_streams(sizes, self._num_actions, model, options)
         for name, layers in branches.items():
             self.add_module(name, MLP(layers))
@@ -117,9 +117,12 @@ class QNetwork(RLModule):
         Only if `has_vjp`.
         """
         obs = as_features(batch[col.OBS], flatten=True)
-        if not self.options.dueling:
+        if not self.options.dueling and self.options.hidden is None:
             return self.q.vjp(obs)
         features, encoder_backward = self.encoder.vjp(obs)
+        if not self.options.dueling:
+            values, q_backward = self.q.vjp(features)
+            return values, lambda gradient: encoder_backward(q_backward(gradient, to_input=True))
         value, value_backward = self.value.vjp(features)
         advantages, advantage_backward = self.advantage.vjp(features)
 

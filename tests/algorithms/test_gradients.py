@@ -54,7 +54,8 @@ def q_network(**settings):
             name: settings.pop(name)
             for name in ("dueling", "noisy", "num_atoms")
             if name in settings
-        }
+        },
+        hidden=settings.pop("streams", None),
     )
     return perturbed(build_q_network(OBS_SPACE, DISCRETE, model(**settings), options=options))
 
@@ -111,7 +112,8 @@ def test_ppo_at_ratio_one_clips_nothing():
 @pytest.mark.parametrize("dueling", [True, False])
 def test_dqn(dueling, activation, double_q, seed):
     torch.manual_seed(seed)
-    learner = learner_of(q_network(dueling=dueling, activation=activation))
+    streams = (5,) if seed else None
+    learner = learner_of(q_network(dueling=dueling, activation=activation, streams=streams))
     assert learner.module.has_vjp
     arguments = {"target": q_network(dueling=dueling), "double_q": double_q}
     arguments["value_rescaling"] = seed == 2
@@ -203,6 +205,7 @@ REPLAY_TRAINING = {
     [
         (ppo, PPOConfig, PPO_TRAINING, ["ppo_gradient"]),
         (ppo, PPOConfig, {**PPO_TRAINING, "vf_clip_param": 0.2}, []),
+        (ppo, PPOConfig, {**PPO_TRAINING, "vf_error_clip": 9.0}, []),
         (ppo, PPOConfig, {**PPO_TRAINING, "kl_coeff": 0.2}, []),
         (dqn, DQNConfig, REPLAY_TRAINING, ["dqn_gradient"]),
         (sac, SACConfig, REPLAY_TRAINING, ["critic_gradient", "policy_gradient"]),

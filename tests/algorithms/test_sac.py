@@ -103,6 +103,20 @@ def only(algorithm):
     return algorithm.replay.updaters["default_policy"]
 
 
+def test_the_target_may_move_every_so_many_env_steps(built):
+    settings = {"num_steps_sampled_before_learning_starts": 1, "train_batch_size": 1}
+    algorithm = built(**settings, tau=1.0, target_network_update_freq=3)
+    updater, moved = only(algorithm), []
+    for _ in range(7):
+        before = updater.target.get_state()["weights"].copy()
+        algorithm.train()
+        moved.append(not np.array_equal(before, updater.target.get_state()["weights"]))
+    assert moved == [False, False, True, False, False, True, False]
+    expected = updater.target.get_state()
+    updater.target.set_state(expected)
+    assert updater.target.get_state()["copied_at"] == 6
+
+
 def test_standard_deviations_start_where_the_model_section_says():
     model = ModelConfig(hidden=(8,), log_std_init=-1.5)
     network = SACPolicyNetwork(OBS_SPACE, BOX, model)

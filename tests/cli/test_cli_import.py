@@ -32,7 +32,7 @@ def test_the_written_file_is_the_experiment_that_train_reads(old):
     assert "# default of RLlib 2.4" in out
     assert err.splitlines() == [
         "no effect here: old.yaml:5:12: cartpole.config.framework: rlrun trains with PyTorch only",
-        "cartpole: 5 settings translated, 16 defaults of RLlib filled in, 1 without effect here",
+        "cartpole: 5 settings translated, 17 defaults of RLlib filled in, 1 without effect here",
     ]
 
 

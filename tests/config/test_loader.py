@@ -61,8 +61,8 @@ report: {sinks: [consol]}
         "exp.yaml:12:3: env_runners.explore: expected true or false, got the text 'no' - did you mean "
         "false?",
         "exp.yaml:13:22: model.hidden[1]: expected a whole number of at least 1, got 6.5",
-        'exp.yaml:13:28: model.activation: expected "tanh", "relu", "elu", "silu" or "gelu", got the '
-        "text 'tan' - did you mean tanh?",
+        'exp.yaml:13:28: model.activation: expected "tanh", "relu", "elu", "silu", "gelu" or "linear", '
+        "got the text 'tan' - did you mean tanh?",
         "exp.yaml:14:29: training.lr[1][1]: expected a number from 0 to 10, got the text 'x'",
         "exp.yaml:14:34: training.gamma: expected a number from 0 to 1, got the text '1:30'",
         "exp.yaml:14:47: training.num_epoch: unknown key in section training - did you mean "

@@ -51,6 +51,18 @@ MEANINGS: dict[str, dict[str, Any]] = {
         "model.use_lstm": True,
         "training.train_batch_size": 4000,
     },
+    "ppo-cartpole": {
+        "model.activation": "linear",
+        "training.vf_loss_coeff": 0.02,
+        "training.vf_error_clip": 10.0,
+        "training.vf_clip_param": None,
+    },
+    "ppo-pendulum": {"training.train_batch_size": 520, "env": "Pendulum-v1"},
+    "appo-frozenlake": {
+        "env_runners.horizon": 20,
+        "env_runners.horizon_terminates": True,
+        "env.is_slippery": False,
+    },
     "appo-pendulum": {
         "training.circular_buffer_num_batches": 16,
         "training.circular_buffer_iterations_per_batch": 10,
@@ -59,6 +71,10 @@ MEANINGS: dict[str, dict[str, Any]] = {
         "training.vf_loss_coeff": 0.5,
     },
     "impala-cartpole": {"training.grad_clip": 0.08, "seed": 512, "learners.device": "cpu"},
+    "impala-multi-agent-cartpole": {
+        "env.num_agents": 4,
+        "multi_agent.agents": {f"agent_{i}": f"p{i}" for i in range(4)},
+    },
     "impala-pong": {"env": "ALE/Pong-v5", "env.frameskip": 1, "env_runners.num_env_runners": 128},
     "dqn-cartpole": {
         "env_runners.rollout_fragment_length": 3,
@@ -69,7 +85,24 @@ MEANINGS: dict[str, dict[str, Any]] = {
         "replay.prioritized": True,
     },
     "dqn-atari": {"training.training_intensity": 8.0, "replay.prioritized": False},
-    "simpleq-cartpole": {"training.double_q": False, "training.dueling": False},
+    "dqn-cartpole-softq": {
+        "exploration.type": "SoftQ",
+        "exploration.temperature": 0.5,
+        "model.activation": "linear",
+        "training.hiddens": (256,),
+    },
+    "simpleq-cartpole": {
+        "training.hiddens": (),
+        "training.double_q": False,
+        "training.dueling": False,
+    },
+    "r2d2-stateless-cartpole": {
+        "training.value_rescaling": True,
+        "training.training_intensity": 150.0,
+        "replay.burn_in": 20,
+        "replay.capacity": 4_000_000,
+        "training.hiddens": None,
+    },
     "apex-cartpole": {
         "exploration.epsilon": 0.4,
         "exploration.runner_exponent": 7.0,
@@ -78,6 +111,12 @@ MEANINGS: dict[str, dict[str, Any]] = {
         "replay.capacity": 20_000,
     },
     "apex-atari": {"training.train_batch_size": 25_600, "training.minibatch_size": 512},
+    "sac-cartpole": {"training.target_network_update_freq": 32, "training.tau": 1.0},
+    "pg-cartpole-crashing": {
+        "env.crash_probability": 0.0025,
+        "evaluation.env": {"crash_probability": 0.0},
+        "evaluation.parallel_to_training": True,
+    },
     "sac-pendulum": {
         "training.minibatch_size": 256,
         "training.train_batch_size": 1000,
@@ -151,9 +190,9 @@ def test_settings_of_the_command_line_lie_over_the_translation(write):
     ("config", "message"),
     [
         ("input: /tmp/data", "config.input: only 'sampler' is translated: rlrun learns from environments, not from recorded data"),
-        ("vf_clip: 3", "config.vf_clip: unknown key - did you mean vf_clip_param?"),
+        ("vf_clip: 3", "config.vf_clip: unknown key - did you mean vf_error_clip?"),
         ("use_gae: false", "config.use_gae: only True is translated: advantages are always estimated by GAE; lambda: 1 is plain returns"),
-        ("hiddens: [3]", "hiddens: PPO has no such key"),
+        ("minibatch_buffer_size: 3", "minibatch_buffer_size: PPO has no such key"),
         ("model: 3", "config.model: expected keys and values"),
         ("model: {custom_model: mine}", "config.model.custom_model: only None is translated: write the network as an RLModule, and name it in model.use"),
         ("exploration_config: {type: Curiosity}", "config.exploration_config.type: PPO explores by its policy's distribution"),

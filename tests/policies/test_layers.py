@@ -18,7 +18,7 @@ WIDTHS = st.integers(1, 5)
 @given(
     sizes=st.lists(WIDTHS, min_size=2, max_size=5).map(tuple),
     num_shared=st.integers(0, 2),
-    activation=st.sampled_from(["tanh", "relu", "silu"]),
+    activation=st.sampled_from(["tanh", "relu", "silu", "linear"]),
     sigma0=st.sampled_from([None, 0.5]),
 )
 def test_numpy_and_torch_have_the_same_parameters_and_outputs(
@@ -43,7 +43,7 @@ def test_numpy_and_torch_have_the_same_parameters_and_outputs(
         np.testing.assert_allclose(forward(x, noisy), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])
 @pytest.mark.parametrize("output_gain", [None, 1.0])
 def test_the_gradient_is_autograds(activation, output_gain):
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def test_the_gradient_is_autograds(activation, output_gain):
     torch.testing.assert_close(flat.grads, expected)
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])
 def test_the_gradient_of_twins_is_autograds(activation):
     torch.manual_seed(0)
     module = TwinMLP(Layers((3, 5, 1), activation, 1.0))

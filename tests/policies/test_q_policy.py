@@ -22,10 +22,12 @@ ACTIONS = gym.spaces.Discrete(3)
 @pytest.mark.parametrize("atoms", [{}, {"num_atoms": 5, "v_min": -1.0, "v_max": 3.0}])
 @pytest.mark.parametrize("noisy", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
-@pytest.mark.parametrize("hidden", [(), (7,), (7, 6), (7, 6, 5)])
-def test_the_numpy_policy_acts_with_the_networks_values(dueling, hidden, noisy, atoms):
+@pytest.mark.parametrize(
+    ("hidden", "streams"), [((), None), ((7,), None), ((7, 6), None), ((7, 6, 5), (4,)), ((7,), ())]
+)
+def test_the_numpy_policy_acts_with_the_networks_values(dueling, hidden, streams, noisy, atoms):
     model = ModelConfig(hidden=hidden, activation="relu" if noisy else "tanh")
-    options = QOptions(dueling=dueling, noisy=noisy, **atoms)
+    options = QOptions(dueling=dueling, hidden=streams, noisy=noisy, **atoms)
     network = build_q_network(OBS_SPACE, ACTIONS, model, options=options)
     flat = FlatParameters(network)
     policy = build_q_policy(OBS_SPACE, ACTIONS, model, options=options)

@@ -33,6 +33,19 @@ def test_a_hard_horizon_truncates_and_resets():
     assert [episode.length for episode in reply.episodes] == [4, 4]
 
 
+@pytest.mark.parametrize("use", ["counting_envs:CountingEnv", "FourSteps-v0"])
+def test_a_horizon_can_terminate_even_where_a_time_limit_is(use):
+    gym.register("FourSteps-v0", CountingEnv, max_episode_steps=4, kwargs={"length": 9})
+    try:
+        runner = limited(use=use, env={"length": 9}, horizon=4, horizon_terminates=True)
+        reply = collect(runner, [10])[0]
+    finally:
+        del gym.registry["FourSteps-v0"]
+    assert np.flatnonzero(reply.batch["terminateds"]).tolist() == [3, 7]
+    assert not reply.batch["truncateds"].any()
+    assert [episode.length for episode in reply.episodes] == [4, 4]
+
+
 def test_an_end_of_the_environments_own_goes_first():
     batch = collect(limited(env={"length": 4}, horizon=4), [8])[0].batch
     assert np.flatnonzero(batch["terminateds"]).tolist() == [3, 7]
@@ -170,6 +183,15 @@ def test_a_hard_horizon_truncates_all_agents_and_resets(length, fragments):
                 *before, last = expected
                 wanted = [(*row, False) for row in before] + [(*last, True)]
                 assert played(rows[env_index, episode, index]) == wanted, agent
+    assert {episode.length for episode in episodes} == {4}
+
+
+def test_a_horizon_can_terminate_all_agents():
+    rows, episodes = rows_of(scripted(horizon=4, horizon_terminates=True), 7, 2)
+    for played_rows in rows.values():
+        assert not any(row["truncateds"] for row in played_rows)
+    ends = [row["t"] for index in range(3) for row in rows[0, 0, index] if row["terminateds"]]
+    assert len(ends) == len(CUT_AT_4)
     assert {episode.length for episode in episodes} == {4}
 
 
