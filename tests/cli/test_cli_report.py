@@ -73,6 +73,7 @@ def test_the_page_of_a_sweep(rlrun):
     ]  # fmt: skip
     assert [row[0] for row in rows if "finished" in row] == ["4", "3", "2", "1"]
     assert "episode_return_mean over training.lr" in page
+    assert page.count("<polyline") == len(trials)  # of the parallel coordinates
 
 
 @pytest.mark.parametrize(

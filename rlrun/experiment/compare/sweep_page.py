@@ -3,7 +3,8 @@
 Owns the choice and the order of what is shown. It must not know HTML.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlrun.data.results import lookup
 from rlrun.experiment.compare.comparison import compare, rounded
 from rlrun.experiment.compare.show import add_comparison
 from rlrun.experiment.report.tables import Table
-from rlrun.experiment.report.web_page import Chart, Curve, WebPage
+from rlrun.experiment.report.web_page import Axis, Chart, Curve, WebPage, short
 from rlrun.experiment.run_folder import RunFolderError, plain_settings
 from rlrun.experiment.sweep.points import short_names, value_text
 from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
@@ -97,7 +98,11 @@ def _add_settings(page: WebPage, table: TrialTable, metric: str) -> None:
         "itself, 0 to 1. With few trials much of it is chance.",
         soft=True,
     )
-    page.charts(_charts(scored, [key for key, _ in rows], metric))
+    scores = [float(trial.score or 0.0) for trial in scored]
+    values = [_Values.of(key, scored) for key, _ in rows]
+    page.charts(each.chart(scores, metric) for each in values)
+    axes = [each.axis() for each in (*values, _Values(metric, tuple(scores)))]
+    page.parallel("All settings of each trial, coloured by the score", axes)
 
 
 def importance(trials: Sequence[Trial], address: str) -> float:
@@ -130,17 +135,39 @@ def _is_number(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _charts(trials: Sequence[Trial], addresses: Sequence[str], metric: str) -> Iterator[Chart]:
-    """The score over each setting; of a setting that is no number over its values in order."""
-    scores = [float(trial.score or 0.0) for trial in trials]
-    for address in addresses:
+@dataclass(frozen=True)
+class _Values:
+    """The values of a setting as numbers; those that are none by their order of appearance."""
+
+    address: str
+    numbers: tuple[float, ...]
+    names: tuple[str, ...] = ()
+    """Of values that are no numbers."""
+
+    @classmethod
+    def of(cls, address: str, trials: Sequence[Trial]) -> "_Values":
         values = [trial.settings[address] for trial in trials]
         if _is_number(values):
-            xs, label = [float(value) for value in values], address
-        else:
-            names = list(dict.fromkeys(map(value_text, values)))
-            xs = [float(names.index(value_text(value))) for value in values]
-            label = f"{address}: " + ", ".join(f"{i} {name}" for i, name in enumerate(names))
-        over_decades = min(xs) > 0 and max(xs) / min(xs) >= 10
-        curve = Curve("", xs, scores, dots=True)
-        yield Chart(f"{metric} over {address}", label, [curve], log_x=over_decades)
+            return cls(address, tuple(map(float, values)))
+        names = tuple(dict.fromkeys(map(value_text, values)))
+        return cls(address, tuple(float(names.index(value_text(v))) for v in values), names)
+
+    @property
+    def over_decades(self) -> bool:
+        return min(self.numbers) > 0 and max(self.numbers) / min(self.numbers) >= 10
+
+    def chart(self, scores: Sequence[float], metric: str) -> Chart:
+        names = ", ".join(f"{i} {name}" for i, name in enumerate(self.names))
+        label = f"{self.address}: {names}" if names else self.address
+        curve = Curve("", self.numbers, scores, dots=True)
+        title = f"{metric} over {self.address}"
+        return Chart(title, label, [curve], log_x=self.over_decades and not names)
+
+    def axis(self) -> Axis:
+        log = self.over_decades and not self.names
+        numbers = np.log10(self.numbers) if log else np.array(self.numbers)
+        low, high = min(self.numbers), max(self.numbers)
+        ends = (self.names[0], self.names[-1]) if self.names else (short(low), short(high))
+        width = np.ptp(numbers)
+        shares = (numbers - numbers.min()) / width if width else np.full(len(numbers), 0.5)
+        return Axis(self.address, *ends, [float(share) for share in shares])

@@ -29,9 +29,11 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .28rem .9rem .28rem 0; text-align: left; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th { color: var(--soft); font-weight: 600; } .number { text-align: right; white-space: nowrap; }
-.charts { display: grid; gap: 1rem;
+.charts { display: grid; column-gap: 1rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 310px), 1fr)); }
-figure { margin: 0; padding: .8rem; background: var(--panel); border-radius: 8px; min-width: 0; }
+td:last-child:not(.number) { min-width: 9rem; }
+figure { margin: 0 0 1rem; padding: .8rem; background: var(--panel); border-radius: 8px;
+  min-width: 0; }
 figcaption { font-weight: 600; font-size: .92rem; margin-bottom: .3rem; overflow-wrap: anywhere; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 13px; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; color: var(--soft); }
@@ -68,6 +70,19 @@ class Chart:
     """Whether the horizontal axis is logarithmic; all of x must be above 0."""
 
 
+@dataclass(frozen=True)
+class Axis:
+    """One vertical axis of parallel coordinates."""
+
+    name: str
+    low: str
+    """Text at the bottom."""
+    high: str
+    """Text at the top."""
+    positions: Sequence[float]
+    """Of each line, 0 to 1."""
+
+
 @dataclass
 class WebPage:
     """A page, from top to bottom."""
@@ -94,6 +109,12 @@ class WebPage:
         """Charts, side by side where the page is wide enough."""
         figures = "".join(map(_figure, charts))
         self.parts.append(f'<div class="charts">{figures}</div>')
+
+    def parallel(self, title: str, axes: Sequence[Axis]) -> None:
+        """Parallel coordinates: a line through all axes, coloured by its place on the last."""
+        svg = _parallel_svg(title, axes)
+        figure = f'<figure class="wide"><figcaption>{escape(title)}</figcaption>{svg}</figure>'
+        self.parts.append(figure)
 
     def html(self) -> str:
         """The whole page."""
@@ -185,6 +206,31 @@ def _svg(chart: Chart, colours: Sequence[str]) -> str:
     return f"<svg {size}>{''.join(parts)}</svg>"
 
 
+def _parallel_svg(title: str, axes: Sequence[Axis]) -> str:
+    gap, top, height = 170.0, 40.0, 190.0
+    width = gap * len(axes)
+    at = [gap * (i + 0.5) for i in range(len(axes))]
+    parts = []
+    for x, axis in zip(at, axes, strict=True):
+        for y, text in ((16, axis.name), (top - 8, axis.high), (top + height + 17, axis.low)):
+            name = ' font-weight="600"' if y == 16 else ""
+            parts.append(f'<text x="{x}" y="{y}" text-anchor="middle"{name}>{escape(text)}</text>')
+        ends = f'y1="{top}" y2="{top + height}"'
+        parts.append(f'<line x1="{x}" x2="{x}" {ends} stroke="var(--line)"/>')
+    lines = sorted(zip(*(axis.positions for axis in axes), strict=True), key=lambda line: line[-1])
+    for line in lines:
+        points = " ".join(
+            f"{x:.1f},{top + height * (1.0 - share):.1f}" for x, share in zip(at, line, strict=True)
+        )
+        colour = f"color-mix(in oklab, var(--c1) {line[-1]:.0%}, var(--line))"
+        style = f'style="stroke: {colour}" fill="none" stroke-width="1.8"'
+        parts.append(f'<polyline points="{points}" {style}/>')
+    size = f'viewBox="0 0 {width:g} {top + height + 26:g}" style="min-width: {width * 0.8:g}px; '
+    size += f'max-width: {width:g}px"'
+    label = f'role="img" aria-label="{escape(title, quote=True)}"'
+    return f"<svg {size} {label}>{''.join(parts)}</svg>"
+
+
 def _share(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.5
 
@@ -201,9 +247,9 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two numbers; of many only the powers."""
+    """A few of 1, 2, 3 and 5 times powers of ten between two numbers."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if len(powers) < 5 else (1,)
+    factors = (1, 2, 5) if len(powers) < 3 else (1, 3) if len(powers) < 5 else (1,)
     found = [factor * 10.0**power for power in powers for factor in factors]
     return [tick for tick in found if low * 0.999 <= tick <= high * 1.001] or [low]
 
