@@ -9,8 +9,10 @@ the learner's network that is renewed every few batches; and pi, which learns. V
 mu to the target policy, and PPO's clipping bounds how far pi goes from the target policy, which is
 fixed meanwhile, whereas mu differs from fragment to fragment.
 
-A train batch may be used several times, out of a circular buffer, which is part of checkpoints: a
-resumed run goes on with the same batches and the uses that each has left. See
+A train batch may be used several times, out of a circular buffer that mixes batches of several
+ages. While it fills, each new batch brings one update: as many as a batch has uses would use it up
+before the next one comes. The buffer is part of checkpoints: a resumed run goes on with the same
+batches and the uses that each has left. See
 `rlrun.algorithms.asynchronous` for what else holds of equal and resumed runs.
 """
 
@@ -59,7 +61,8 @@ class APPOTraining(VTraceTraining):
     num_epochs: Count = 1
     """Passes over a batch out of the circular buffer; V-trace is computed anew before each."""
     circular_buffer_num_batches: Count = 4
-    """Train batches that are kept for further use."""
+    """Train batches that are kept for further use; before there are so many, each new one brings
+    one update."""
     circular_buffer_iterations_per_batch: Count = 1
     """Updates for each new train batch, and uses of each; 1 learns from each once, at once."""
     target_network_update_freq: Count = 2
@@ -184,7 +187,8 @@ class APPOUpdater:
         arguments = {**in_force, "vf_loss_coeff": training.vf_loss_coeff}
         traced: dict[str, float | None] = {}
         epochs = []
-        for _ in range(training.circular_buffer_iterations_per_batch):
+        repeats = training.circular_buffer_iterations_per_batch
+        for _ in range(repeats if self._buffer.filled else 1):
             batch, rows = self._buffer.sample(policy.rng)
             drawn = replace(policy, batch=batch, rows=rows)
             for _ in range(training.num_epochs):
@@ -213,6 +217,7 @@ class APPOUpdater:
         return {
             "target": self._target.get_state(),
             "buffer": [[batch_state(batch), left] for (batch, _), left in self._buffer.contents()],
+            "filled": self._buffer.filled,
             "num_updates": self._num_updates,
             "kl": self._kl.get_state(),
         }
@@ -222,6 +227,7 @@ class APPOUpdater:
         self._target.set_state(state["target"])
         self._kl.set_state(state["kl"])
         self._num_updates = int(state["num_updates"])
+        self._buffer.filled = bool(state["filled"])
         held = [(batch_from_state(batch), left) for batch, left in state["buffer"]]
         self._buffer.set_contents(((batch, self._load(batch)), left) for batch, left in held)
 

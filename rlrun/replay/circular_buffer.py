@@ -26,10 +26,14 @@ class CircularBuffer(Generic[Batch]):
     Args:
         num_batches: most batches that are kept; a further one takes the place of the oldest.
         uses: times that each can be sampled.
+
+    Attributes:
+        filled: whether it has held ``num_batches`` at once.
     """
 
     def __init__(self, num_batches: int, uses: int) -> None:
         self._num_batches, self._uses = num_batches, uses
+        self.filled = False
         self._slots: list[_Slot[Batch]] = []  # the oldest first; none without uses left
 
     def __len__(self) -> int:
@@ -38,6 +42,7 @@ class CircularBuffer(Generic[Batch]):
     def add(self, batch: Batch) -> None:
         """Add a batch, with all its uses left."""
         self._slots = [*self._slots, _Slot(batch, self._uses)][-self._num_batches :]
+        self.filled |= len(self._slots) == self._num_batches
 
     def sample(self, rng: np.random.Generator) -> Batch:
         """One of the batches, all with the same probability; its last use removes it.

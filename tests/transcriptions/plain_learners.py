@@ -365,11 +365,12 @@ def appo(run: Run, net: Any, weights: Weights) -> Weights:
     """Luo et al. 2020 (IMPACT), algorithm 1: batches are used several times, beside a target."""
     learner, s = Learner(weights, run.settings), run.settings
     target, kl_coeff, updates = Learner(run.target, s).copy(), s.kl_coeff, 0
-    buffer: list[list[Any]] = []  # batch, log mu, uses left
+    buffer, filled = list[list[Any]](), False  # batch, log mu, uses left
     for steps, new_batch, new_mu in behaviour_batches(run, net, learner):
         uses, kls = s.circular_buffer_iterations_per_batch, list[float]()
         buffer = [*buffer, [new_batch, new_mu, uses]][-s.circular_buffer_num_batches :]
-        for _ in range(uses):
+        filled |= len(buffer) == s.circular_buffer_num_batches
+        for _ in range(uses if filled else 1):
             drawn = buffer[int(run.draw("integers"))]
             batch, log_mu, _ = drawn
             drawn[2] -= 1
