@@ -111,7 +111,7 @@ def test_a_failed_trial_does_not_end_the_others_and_is_run_again(counting_sweep)
     assert (outcome.folder / failed.log).read_text().count("the fake fails") > 2
 
 
-def test_seeds_alone_are_a_sweep_that_a_restarted_job_goes_on_with(counting):
+def test_seeds_alone_are_a_sweep_that_a_restarted_job_goes_on_with(counting, capsys):
     """Also where all have ended and one has failed; a finished sweep is left alone."""
 
     def start():
@@ -120,6 +120,10 @@ def test_seeds_alone_are_a_sweep_that_a_restarted_job_goes_on_with(counting):
     first = start()
     assert [(trial.seed, trial.settings) for trial in first.trials] == [(3, {}), (4, {})]
     assert (first.best, first.plot, first.any_failed) == (None, None, False)
+    mean = np.mean([trial.score for trial in first.trials])
+    summary = capsys.readouterr().out
+    assert f"episode_return_mean {mean:.2f}".rstrip("0").rstrip(".") in summary
+    assert f"rlrun compare {first.folder}" in summary
     run_experiment("fake.yaml", ["seed=4"], run_dir="alone", console="quiet")
     assert_equal_runs(first.folder / "trials/0002", "alone")
     experiment = load_experiment("fake.yaml", ["sweep.seeds=2"])

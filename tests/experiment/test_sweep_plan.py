@@ -201,11 +201,23 @@ def test_trials_are_ranked_by_score_and_status(tmp_path):
 def test_the_live_table_shows_the_best_trials_first(tmp_path):
     found = table(tmp_path, (1, "failed", None), (2, "running", 5.0), (3, "finished", 7.0))
     terminal = Console(width=80, file=io.StringIO())
-    terminal.print(draw_table(found, "a sweep", elapsed_s=61, left_s=9, rows=2))
+    terminal.print(draw_table(found, "a sweep", elapsed_s=61, left_s=9, rows=2, width=80))
     title, heads, *trials, footer = terminal.file.getvalue().splitlines()
     assert (title, heads.split()) == ("a sweep", ["trial", "a", "m", "env", "steps"])
     assert [line.split()[:3] for line in trials] == [["3", "3", "7"], ["2", "2", "5"]]
     assert "1 failed · 1 running · 1 finished · 1 more not shown · 0:01:01 · ~0:00:09" in footer
+
+
+def test_a_trial_is_one_line_of_the_terminal(tmp_path):
+    found = table(tmp_path, (1, "finished", 9.0), (2, "failed", None))
+    for trial in found.trials:
+        trial.reason = "of a reason that is much too long " * 3
+    terminal = Console(file=io.StringIO(), width=60)
+    terminal.print(draw_table(found, "a sweep", elapsed_s=1, left_s=None, rows=9, width=60))
+    lines = terminal.file.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[2].rstrip().endswith("…")
+    assert max(map(len, lines)) <= 60
 
 
 def test_a_stopped_trial_is_not_the_best(tmp_path):

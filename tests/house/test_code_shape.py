@@ -18,7 +18,6 @@ SMALL_FILES = {
     "envs/remote_env.py": "imports Ray, which the other environments do without",
     "envs/recorded_step.py": "what recorders receive, from one agent and from several alike",
     "experiment/report/plots.py": "shared by sweeps and verifications",
-    "experiment/report/tables.py": "shared by sweeps and verifications",
 }
 MAX_FUNCTION_LINES = 60
 

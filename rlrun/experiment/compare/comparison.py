@@ -299,7 +299,7 @@ def _threshold(
         return given, "as asked"
     goals = {run.goal for run in runs}
     if len(goals) == 1 and (goal := goals.pop()) is not None:
-        return goal, "the goal in stop:"
+        return goal, "the goal of the runs' stop"
     worst: Callable[[Iterable[float]], float] = min if sign > 0 else max
     return worst(each.final.value for each in drafts), "where the last one ends"
 

@@ -31,6 +31,16 @@ class Table:
             for row in (self.heads, *self.rows)
         ]
 
+    def cut(self, width: int) -> "Table":
+        """The table with the texts of its last column cut, so that a row is a line of ``width``."""
+        others = [max(map(len, cells)) for cells in zip(self.heads, *self.rows, strict=True)][:-1]
+        room = max(8, width - sum(others) - 2 * len(others))
+        rows = [
+            (*row[:-1], row[-1] if len(row[-1]) <= room else f"{row[-1][: room - 1]}…")
+            for row in self.rows
+        ]
+        return Table(self.heads, rows, self.numeric)
+
     def markdown_lines(self) -> list[str]:
         """The table in Markdown."""
         rule = tuple("---:" if head in self.numeric else "---" for head in self.heads)

@@ -17,6 +17,7 @@ from rlrun.experiment.outcome import End
 from rlrun.experiment.report.console import Console, ConsoleStyle, LiveFrame, print_line
 from rlrun.experiment.report.plots import save_panels
 from rlrun.experiment.report.progress import clock_time
+from rlrun.experiment.report.statistics import iqm
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.stopping import number
 from rlrun.experiment.sweep.points import settings_text, short_names, value_text
@@ -103,6 +104,7 @@ class SweepPanel(LiveFrame, SweepConsole):
             elapsed_s=self.elapsed_s,
             left_s=self.left_s(),
             rows=max(5, height - 6),
+            width=width,
         )
 
 
@@ -115,9 +117,9 @@ def make_sweep_console(
 
 
 def draw_table(
-    table: TrialTable, title: str, *, elapsed_s: float, left_s: float | None, rows: int
+    table: TrialTable, title: str, *, elapsed_s: float, left_s: float | None, rows: int, width: int
 ) -> RenderableType:
-    """One frame, with at most ``rows`` trials."""
+    """One frame, with at most ``rows`` trials, ``width`` columns wide."""
     shown = [trial for trial in table.ranked() if trial.status != "waiting"]
     settings = table.trials[0].settings if table.trials else {}
     names = short_names(settings)
@@ -126,7 +128,8 @@ def draw_table(
     numeric = ("trial", *(names[address] for address in settings), *seed, metric, "env steps")
     status = {str(trial.trial): _STYLES[trial.status] for trial in shown}
     cells = [_cells(trial, list(settings), bool(seed)) for trial in shown[:rows]]
-    drawn = Table((*numeric, ""), cells, numeric).drawn(lambda row: status[row[0]])
+    shortened = Table((*numeric, ""), cells, numeric).cut(width)
+    drawn = shortened.drawn(lambda row: status[row[0]])
     footer = [f"{count} {name}" for name, count in table.counts().items()]
     if len(shown) > rows:
         footer.append(f"{len(shown) - rows} more not shown")
@@ -214,6 +217,9 @@ def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
     if best is not None and best.score is not None:
         score = f"{table.metric} {number(round(best.score, 4))}"
         lines.append(f"  best        trial {best.trial}: {score}, {settings_text(best.settings)}")
+    elif scores := [trial.score for trial in table.trials if trial.score is not None]:
+        mean = number(round(float(iqm(scores)), 2))
+        lines.append(f"  mean        {table.metric} {mean}, interquartile, of {len(scores)} trials")
     lines.append(f"  sweep       {home}")
     if table.num_points < len(table.trials):
         lines.append(f"  compare     rlrun compare {home}")
