@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from logged_envs import Rows, join
 from plain_learners import Acting, Learner, Run, next_row
-from plain_networks import ACTIVATIONS, Memory, Weights, mlp
+from plain_networks import ACTIVATIONS, Memory, Weights, convolutions, mlp
 from plain_returns import at, projected, rescale, squashed, unrescale
 from torch import Tensor
 
@@ -103,9 +103,9 @@ class QNetwork:
         self._activation, self._atoms = activation, atoms
 
     def __call__(self, w: Weights, obs: Tensor, noise: Any = None) -> Tensor:
+        features = features_of(w, obs, self._activation)
         if "q.0.weight" in w:
-            return self._by_action(mlp(w, "q", obs, self._activation, noise))
-        features = mlp(w, "encoder", obs, self._activation)
+            return self._by_action(mlp(w, "q", features, self._activation, noise))
         value, advantages = (
             mlp(w, name, features, self._activation, noise) for name in ("value", "advantage")
         )
@@ -115,6 +115,13 @@ class QNetwork:
 
     def _by_action(self, x: Tensor) -> Tensor:
         return x if self._atoms == 1 else x.unflatten(1, (-1, self._atoms))
+
+
+def features_of(w: Weights, obs: Tensor, activation: str) -> Tensor:
+    """Of images, or of numbers, which may have no encoder before the streams."""
+    if obs.dim() > 2:
+        return convolutions(w, obs)
+    return mlp(w, "encoder", obs, activation) if "encoder.0.weight" in w else obs
 
 
 def drawn_noise(run: Run, w: Weights) -> dict[str, list[tuple[Tensor, Tensor]]]:
@@ -261,9 +268,11 @@ def r2d2(run: Run, memory: Memory, weights: Weights) -> Weights:
     return learner.copy()
 
 
-def twin(w: Weights, x: Tensor, activation: str) -> Tensor:
+def twin(w: Weights, obs: Tensor, actions: Tensor | None, activation: str) -> Tensor:
     """Both critics, whose weights are ``[2, inputs, outputs]``: ``[2, M, outputs]``."""
     number, found = sum(".weights." in name for name in w), []
+    x = features_of(w, obs, activation)
+    x = x if actions is None else torch.cat((x, actions), -1)
     for critic in range(2):
         y = x
         for i in range(number):
@@ -291,13 +300,14 @@ def sac(run: Run, activation: str, weights: Weights) -> Weights:
 
     def soft_value(critics: Weights, obs: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expected min_i Q_i - alpha log pi, and the entropy, ``[M]`` each."""
-        inputs, alpha = mlp(policy.w, "pi", obs, activation), log_alpha.detach().exp()
+        features = features_of(policy.w, obs, activation)
+        inputs, alpha = mlp(policy.w, "pi", features, activation), log_alpha.detach().exp()
         if noise is None:
             logp = inputs.log_softmax(-1)
-            smaller = twin(critics, obs, activation).amin(0)
+            smaller = twin(critics, obs, None, activation).amin(0)
             return (logp.exp() * (smaller - alpha * logp)).sum(-1), -(logp.exp() * logp).sum(-1)
         actions, logp = squashed(inputs, noise)
-        smaller = twin(critics, torch.cat((obs, actions), -1), activation)[..., 0].amin(0)
+        smaller = twin(critics, obs, actions, activation)[..., 0].amin(0)
         return smaller - alpha * logp, -logp
 
     for steps, _ in replay.updates():
@@ -312,9 +322,9 @@ def sac(run: Run, activation: str, weights: Weights) -> Weights:
             following, _ = soft_value(target, new_obs, next_noise)
             targets = bellman(returns, discounts, over, following, h=False)
         if discrete:
-            values = twin(critic.w, obs, activation)[:, torch.arange(len(first)), actions]
+            values = twin(critic.w, obs, None, activation)[:, torch.arange(len(first)), actions]
         else:
-            values = twin(critic.w, torch.cat((obs, actions), -1), activation)[..., 0]
+            values = twin(critic.w, obs, actions, activation)[..., 0]
         errors = values - targets
         rates = [s.lr if lr is None else lr for lr in (s.critic_lr, s.lr, s.alpha_lr)]
         loss = 0.5 * (importance * errors.square()).mean(1).sum()

@@ -32,9 +32,31 @@ CASES = [(name, "PPO") for name in NETWORKS] + [
 ]
 
 
+def small(config, model, **training):
+    config = config.training(train_batch_size=36, lr=0.01, gamma=0.9, **training)
+    return config.model(**model).env_runners(num_envs_per_env_runner=2)
+
+
 @pytest.mark.parametrize(("network", "name"), CASES)
 def test_iterations_equal_the_transcription(network, name, tmp_path):
     model, net = NETWORKS[network]
     config, transcription, training = ALGORITHMS[name]
-    config = config().training(train_batch_size=36, lr=0.01, gamma=0.9, **training).model(**model)
-    compare(config.env_runners(num_envs_per_env_runner=2), transcription, net, tmp_path)
+    compare(small(config(), model, **training), transcription, net, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_autoreset_modes(mode, tmp_path):
+    model, net = NETWORKS["LSTM"]
+    vector = {"use": "logged_envs:logged_vector", "mode": mode}
+    compare(
+        small(PPOConfig(), model, minibatch_size=14, num_epochs=2), ppo, net, tmp_path, **vector
+    )
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_two_policies(network, tmp_path):
+    model, net = NETWORKS[network]
+    policies = {"a": {}, "b": {"training": {"lr": 0.002, "gamma": 0.8}}}
+    config = small(PPOConfig(), model, minibatch_size=14, num_epochs=1)
+    config = config.multi_agent(policies=policies, agents={"a": "a", "b": "b"})
+    compare(config, ppo, net, tmp_path, use="logged_envs:LoggedAgents")

@@ -56,6 +56,20 @@ def test_dqn(name, priorities, tmp_path):
     compare(q_learning(priorities, **switch), dqn, q_network(**switch), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["plain", "Rainbow"])
+def test_images(name, tmp_path):
+    # With a smaller epsilon Adam makes much of the rounding of small gradients.
+    switch = {**SWITCHES[name], "adam_epsilon": 1e-3}
+    config = q_learning(PRIORITIES, **switch).model(conv=[[4, 3, 1], [3, 2, 1]], conv_head=5)
+    compare(config, dqn, q_network(**switch), tmp_path, image=True)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_autoreset_modes(mode, tmp_path):
+    vector = {"use": "logged_envs:logged_vector", "mode": mode}
+    compare(q_learning(n_step=3), dqn, QNetwork(), tmp_path, **vector)
+
+
 def test_a_buffer_that_forgets(tmp_path):
     config = q_learning(PRIORITIES, n_step=3).replay(capacity=30)
     compare(config, dqn, QNetwork(), tmp_path)
@@ -76,8 +90,9 @@ def test_r2d2(memory, dueling, tmp_path):
 def test_sac(actions, activation, tmp_path):
     rates = {"critic_lr": [[0, 0.01], [60, 0.002]], "alpha_lr": 0.02, "tau": 0.1, "n_step": 2}
     config = replaying(SACConfig(), PRIORITIES, **rates, initial_alpha=0.5, grad_clip=2.0)
-    config = config.model(activation=activation)
-    compare(config, sac, activation, tmp_path, actions=actions)
+    image, convolutions = activation == "relu", {"conv": [[3, 3, 1]], "conv_head": 5}
+    config = config.model(activation=activation, **(convolutions if image else {}))
+    compare(config, sac, activation, tmp_path, actions=actions, image=image)
 
 
 @pytest.mark.parametrize("name", ["DQN", "SAC"])
