@@ -31,6 +31,25 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> import path of its function, and its line in the help."""
 
+RLLIB_OPTIONS: dict[str, str] = {
+    "--run": "--algorithm NAME",
+    "--config": "each setting as KEY=VALUE, such as training.lr=1e-3",
+    "--config-file": "the file as the first word",
+    "-f": "the file as the first word",
+    "--stop": "stop.KEY=VALUE, such as stop.env_steps=1e6",
+    "--checkpoint-freq": "checkpoint.every=N",
+    "--checkpoint-at-end": "checkpoint.at_end=true",
+    "--keep-checkpoints-num": "checkpoint.keep=N",
+    "--num-samples": "--seeds N",
+    "--experiment-name": "name=NAME",
+    "--local-dir": "--run-dir FOLDER",
+    "--ray-address": "--address",
+    "--local-mode": "env_runners.num_env_runners=0",
+    "--framework": "nothing: rlrun trains with PyTorch only",
+    "--out": "--save FILE",
+}
+"""Options of RLlib's commands, and what to write now."""
+
 # Rich's help panels would double the time of `rlrun --help`: 0.3 s of imports.
 _PLAIN: dict[str, Any] = {
     "add_completion": False,
@@ -60,7 +79,15 @@ class LazyGroup(TyperGroup):
             hint = suggestion(args[0], COMMANDS)
             ctx.fail(f"there is no command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
-        return name, (load_command(name) if name and command is not None else None), rest
+        if name is None or command is None:
+            return name, None, rest
+        loaded = load_command(name)
+        options = {option for parameter in loaded.params for option in parameter.opts}
+        for word in rest:
+            option = word.partition("=")[0]
+            if option in RLLIB_OPTIONS and option not in options:
+                ctx.fail(f"there is no option {option}; write {RLLIB_OPTIONS[option]}")
+        return name, loaded, rest
 
 
 def load_command(name: str) -> Any:

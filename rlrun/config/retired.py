@@ -212,6 +212,12 @@ CALLBACKS: dict[str, str] = {
 }
 """Methods of RLlib's callbacks that are not called here, and what to do instead."""
 
+VALUES: dict[tuple[str, str], str] = {
+    ("target_entropy", "auto"): "null is what RLlib calls auto",
+    ("activation", "swish"): "silu is its other name",
+}
+"""(key, value) of RLlib -> what to write for the value."""
+
 
 def advice(name: str) -> str | None:
     """What to say about a retired name, or None for one that never was."""

@@ -141,7 +141,7 @@ class _Translator(OldSettings):
         for name in [name for name in self.values if name in tables.KEPT]:
             node = self.values.pop(name)
             if node.origin != RLLIB_DEFAULT:
-                self.refuse(node, name, f"{self.algorithm.kind} has no such key")
+                self.refuse(node, f"config.{name}", f"{self.algorithm.kind} has no such key")
 
     # Keys
 

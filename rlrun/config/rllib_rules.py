@@ -373,6 +373,13 @@ def _device(old: OldSettings) -> None:
         old.ignore(node, "config.num_gpus", "learners.device: auto takes a GPU if there is one")
 
 
+def _activation(old: OldSettings) -> None:
+    names = {"swish": "silu", None: "linear"}
+    activation = old.value("model.activation")
+    if activation in (None, "swish") and "model.activation" in old.values:
+        old.derive("model.activation", names[activation], "model.activation")
+
+
 def _memory(old: OldSettings) -> None:
     if any(old.value(f"model.{name}") for name in MEMORY_SWITCHES):
         old.take("model.share_layers")
@@ -425,5 +432,5 @@ RULES: dict[str, Sequence[Rule]] = {
 }
 """Algorithm here -> its rules, in their order."""
 
-COMMON: Sequence[Rule] = (_horizon, _device, _memory, _evaluation, _conv)
+COMMON: Sequence[Rule] = (_horizon, _device, _activation, _memory, _evaluation, _conv)
 """Rules of all algorithms."""

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from rlrun.config import retired
 from rlrun.config.describe import describe, describe_field, describe_value, hint
-from rlrun.config.problems import Finding, Path
+from rlrun.config.problems import Finding, Path, join
 from rlrun.config.registry import ImportPathError, algorithm_class, nearest
 from rlrun.config.schema import ExperimentConfig, Section, TrainingConfig, sections
 from rlrun.config.section import MOST
@@ -136,7 +136,9 @@ def _message(
     if found is None:
         return f"{first['msg'][0].lower()}{first['msg'][1:]}, got {describe_value(value)}"
     expected, annotation = found
-    return f"expected {expected}, got {describe_value(value)}{hint(expected, annotation, value)}"
+    retired_value = retired.VALUES.get((join(path[-1:]), str(value)))
+    further = hint(expected, annotation, value) if retired_value is None else f"; {retired_value}"
+    return f"expected {expected}, got {describe_value(value)}{further}"
 
 
 def _find_type(

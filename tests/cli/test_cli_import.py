@@ -88,3 +88,15 @@ def test_check_and_train_read_an_old_file(old):
     )
     assert code == 0
     assert load_experiment("run/config.yaml").training.n_step == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "--run", "PPO"], "there is no option --run; write --algorithm NAME"),
+        (["train", "--config={}"], "there is no option --config; write each setting as KEY=VALUE"),
+        (["rollout", "run", "--out", "x"], "there is no option --out; write --save FILE"),
+    ],
+)
+def test_options_of_rllib_say_what_to_write_now(refused, words, says):
+    refused(words, says)

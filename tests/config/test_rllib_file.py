@@ -192,7 +192,7 @@ def test_settings_of_the_command_line_lie_over_the_translation(write):
         ("input: /tmp/data", "config.input: only 'sampler' is translated: rlrun learns from environments, not from recorded data"),
         ("vf_clip: 3", "config.vf_clip: unknown key - did you mean vf_error_clip?"),
         ("use_gae: false", "config.use_gae: only True is translated: advantages are always estimated by GAE; lambda: 1 is plain returns"),
-        ("minibatch_buffer_size: 3", "minibatch_buffer_size: PPO has no such key"),
+        ("minibatch_buffer_size: 3", "config.minibatch_buffer_size: PPO has no such key"),
         ("model: 3", "config.model: expected keys and values"),
         ("model: {custom_model: mine}", "config.model.custom_model: only None is translated: write the network as an RLModule, and name it in model.use"),
         ("exploration_config: {type: Curiosity}", "config.exploration_config.type: PPO explores by its policy's distribution"),

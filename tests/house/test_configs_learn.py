@@ -45,6 +45,18 @@ def test_config_reaches_its_return(name, seed, tmp_path):
     assert without_exploration >= trained - 0.1 * abs(trained)
 
 
+@pytest.mark.parametrize("name", ["ppo-cartpole", "simpleq-cartpole", "appo-frozenlake"])
+def test_an_experiment_of_rllib_reaches_the_return_of_its_own_stop(name, tmp_path):
+    outcome = run_experiment(
+        ROOT / "tests/config/rllib_examples.yaml",
+        [f"name={name}", "seed=1", "env_runners.num_env_runners=0"],
+        run_dir=tmp_path / "run",
+        console="quiet",
+    )
+    assert outcome.end == "finished"
+    assert outcome.reason.startswith("episode_return_mean"), outcome.reason
+
+
 @pytest.mark.parametrize("name", NEED_MEMORY)
 def test_without_memory_it_fails(name, tmp_path):
     overrides, most = NEED_MEMORY[name]
