@@ -19,6 +19,14 @@ training: {train_batch_size: 100}
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A key of the tests, which sign the run folders of one another, and not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _importable_by_workers() -> Iterator[None]:
     """Ray's workers can import what tests can; a Ray that was started ends with the session."""
     rooms = {str(path.parent) for path in HERE.rglob("*.py")}

@@ -129,7 +129,12 @@ class Algorithm(ABC, Generic[T_co]):
 
     @classmethod
     def from_checkpoint(
-        cls, path: str | Path, overrides: Sequence[str] = (), *, address: str | None = None
+        cls,
+        path: str | Path,
+        overrides: Sequence[str] = (),
+        *,
+        address: str | None = None,
+        trust: bool = False,
     ) -> Self:
         """The algorithm as it was when a checkpoint was written; `train` goes on from there.
 
@@ -137,13 +142,15 @@ class Algorithm(ABC, Generic[T_co]):
             path: a checkpoint, or a run folder, of which the best one is taken.
             overrides: ``KEY=VALUE`` texts laid over the experiment's settings.
             address: of a Ray cluster to join.
+            trust: import the code that it names, even if this user has not signed it.
 
         Raises:
             CheckpointError: there is none, or one of another class of algorithm.
+            TrustError: it names code that this user has not signed.
             ConfigError: of the settings.
         """
         checkpoint = checkpoint_at(Path(path))
-        experiment = load_experiment(checkpoint.path / "config.yaml", overrides)
+        experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
         kind = algorithm_class(experiment.algorithm)
         if not issubclass(kind, cls):
             raise CheckpointError(f"{path}: a checkpoint of {kind.__name__}, not of {cls.__name__}")

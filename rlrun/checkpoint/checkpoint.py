@@ -24,9 +24,9 @@ import numpy as np
 
 from rlrun.checkpoint.files import replace_directory
 from rlrun.checkpoint.state_codec import StateError, decode, encode
-from rlrun.config.dump import dump_yaml
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
+from rlrun.config.trust import signed_yaml
 from rlrun.data.results import plain_row
 
 FORMAT = "rlrun-checkpoint"
@@ -114,7 +114,7 @@ def take_checkpoint(
         row=plain_row(result),
         state=algorithm.get_state(),
         weights=weights,
-        config_yaml=config_yaml or dump_yaml(algorithm.config),
+        config_yaml=config_yaml or signed_yaml(algorithm.config),
     )
 
 

@@ -16,6 +16,9 @@ Words = Annotated[
     typer.Argument(metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False),
 ]
 Address = Annotated[str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import the code that a run folder of another user's names.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the outcome.")]
 
 

@@ -37,6 +37,7 @@ def check(
     from rlrun.config.group import group_overrides
     from rlrun.config.loader import load
     from rlrun.config.problems import ConfigError
+    from rlrun.config.trust import TrustError
     from rlrun.experiment.run import build_alone
     from rlrun.experiment.sweep.points import check_points
 
@@ -59,6 +60,9 @@ def check(
             build_alone(experiment.model_copy(update={"callbacks": ()})).stop()
         except ConfigError as error:
             problems += [_placed(problem, loaded, path) for problem in error.problems]
+            continue
+        except TrustError as error:
+            failed = errors.report(error)
             continue
         except Exception as error:  # of the environment's or the networks' code
             error.add_note(f"{file}: failed: {type(error).__name__}")

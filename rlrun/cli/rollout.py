@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rlrun.cli.arguments import Trust
+
 
 def rollout(  # noqa: PLR0913 - one parameter for each option
     run_or_checkpoint: Annotated[
@@ -30,6 +32,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         Path | None, typer.Option(metavar="FILE", help="Write all transitions as npz.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Roll out a trained policy: the run's best checkpoint, deterministic actions.
 
@@ -48,6 +51,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         render=render,
         video=video,
         save=save,
+        trust=trust,
     )
     lines = [json_module.dumps(done.to_json(), allow_nan=False)] if json else done.lines()
     typer.echo("\n".join(lines))

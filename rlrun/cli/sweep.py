@@ -9,6 +9,7 @@ from rlrun.cli import errors
 from rlrun.cli.arguments import (
     Address,
     Quiet,
+    Trust,
     Words,
     console_style,
     refuse_with_resume,
@@ -29,6 +30,7 @@ def sweep(
     address: Address = None,
     quiet: Quiet = False,
     plain: Annotated[bool, typer.Option("--plain", help="One line a trial.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Run the sweep: section of a file; every trial is a run folder.
 
@@ -45,7 +47,7 @@ def sweep(
 
     style = console_style(quiet=quiet, plain=plain)
     if resume is not None:
-        outcome = resume_sweep(resume, address=address, console=style)
+        outcome = resume_sweep(resume, address=address, console=style, trust=trust)
     else:
         assert file is not None
         outcome = run_sweep(file, overrides, run_dir=run_dir, address=address, console=style)

@@ -9,6 +9,7 @@ from rlrun.cli import errors
 from rlrun.cli.arguments import (
     Address,
     Quiet,
+    Trust,
     Words,
     console_style,
     refuse_with_resume,
@@ -52,6 +53,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
     address: Address = None,
     quiet: Quiet = False,
     plain: Annotated[bool, typer.Option("--plain", help="One line an iteration.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Train an experiment file until it stops.
 
@@ -86,10 +88,10 @@ def train(  # noqa: PLR0913 - one parameter for each option
     group = group_overrides(overrides, None if seeds is None else seeds_of(seeds))
     if resume is None or either:
         run = run_experiment if group is None else run_sweep
-        loaded = load(file, group or overrides)
+        loaded = load(file, group or overrides, trust=trust)
         outcome = run(loaded, run_dir=run_dir, resume=either, address=address, console=style)
     else:
-        outcome = _resume(resume, overrides, address, style)
+        outcome = _resume(resume, overrides, address, style, trust=trust)
     stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)
@@ -98,7 +100,12 @@ def train(  # noqa: PLR0913 - one parameter for each option
 
 
 def _resume(
-    path: Path, overrides: list[str], address: str | None, style: "ConsoleStyle | None"
+    path: Path,
+    overrides: list[str],
+    address: str | None,
+    style: "ConsoleStyle | None",
+    *,
+    trust: bool,
 ) -> "RunOutcome | SweepOutcome":
     """Resume a run or a group."""
     from rlrun.experiment.run import resume_experiment
@@ -106,6 +113,6 @@ def _resume(
     from rlrun.experiment.sweep.sweep import resume_sweep
 
     if not is_sweep_folder(path):
-        return resume_experiment(path, overrides, address=address, console=style)
+        return resume_experiment(path, overrides, address=address, console=style, trust=trust)
     refuse_with_resume("group", overrides=overrides)
-    return resume_sweep(path, address=address, console=style)
+    return resume_sweep(path, address=address, console=style, trust=trust)

@@ -5,7 +5,9 @@ signature: nothing is constructed. Must not know: environments (env_checks.py), 
 does with its arguments.
 """
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,19 +30,37 @@ _GIVEN_TO_CONNECTORS = {
     "module_to_env_connector": ("env", "seed", "module"),
 }
 
+_BASES = {
+    "environment": (
+        "gymnasium.core.Env",
+        "gymnasium.vector.vector_env.VectorEnv",
+        "rlrun.envs.multi_agent_env.MultiAgentEnv",
+    ),
+    "env runner": ("rlrun.sampling.env_runner.EnvRunner",),
+    "collector": ("rlrun.sampling.sample_collector.SampleCollector",),
+    "connector": ("rlrun.connectors.connector.Connector",),
+    "callback": ("rlrun.algorithms.callbacks.Callbacks",),
+    "policy": ("rlrun.policies.policy.Policy",),
+    "network": ("torch.nn.modules.module.Module",),
+    "sink": (),
+}
+"""What a class of rlrun's own must derive from to be used as one; the key is its kind."""
+
 
 def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that is wrong with the code that an experiment names, but for its environment."""
     settings = experiment.env_runners
     if settings.env_runner_cls is not None:
-        _, findings = find_callable(("env_runners", "env_runner_cls"), settings.env_runner_cls)
+        _, findings = find_callable(
+            ("env_runners", "env_runner_cls"), settings.env_runner_cls, "env runner"
+        )
         yield from findings
     collector, path = settings.sample_collector, ("env_runners", "sample_collector")
     if collector is not None and collector not in registry.COLLECTORS:
-        yield from _check_name(path, collector, tuple(registry.COLLECTORS))
+        yield from _check_name(path, collector, tuple(registry.COLLECTORS), "collector")
         alone = settings.remote_env_batch_wait_ms is not None  # sub-environments do not wait
         if (experiment.multi_agent.policies or alone) and _is_columnar(
-            find_callable(path, collector)[0]
+            find_callable(path, collector, "collector")[0]
         ):
             message = f"{collector} is for slots that act together, and here they come and go"
             yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
@@ -49,14 +69,14 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_training(experiment)
     for name, given in _GIVEN_TO_CONNECTORS.items():
         for i, connector in enumerate(getattr(settings, name)):
-            yield from _check_use(("env_runners", name, i), connector, given=given)
+            yield from _check_use(("env_runners", name, i), connector, "connector", given=given)
     for i, callback in enumerate(experiment.callbacks):
         yield from _check_callback(("callbacks", i), callback)
     for i, sink in enumerate(experiment.report.sinks):
         if registry.is_import_path(sink.use):
-            yield from _check_use(("report", "sinks", i), sink, given=_GIVEN_TO_SINKS)
+            yield from _check_use(("report", "sinks", i), sink, "sink", given=_GIVEN_TO_SINKS)
         elif sink.use not in registry.SINKS:
-            yield from _check_name(("report", "sinks", i), sink.use, registry.SINKS)
+            yield from _check_name(("report", "sinks", i), sink.use, registry.SINKS, "sink")
     yield from _check_policies(experiment.multi_agent)
 
 
@@ -67,7 +87,7 @@ def _is_columnar(found: Any) -> bool:
 
 def _check_callback(path: Path, spec: UseSpec) -> Iterator[Finding]:
     """A callback, none of whose ``on_*`` methods would never be called."""
-    findings = list(_check_use(path, spec))
+    findings = list(_check_use(path, spec, "callback"))
     yield from findings
     known = vars(import_object("rlrun.algorithms.callbacks:Callbacks"))
     found = None if findings else import_object(spec.use)
@@ -78,10 +98,12 @@ def _check_callback(path: Path, spec: UseSpec) -> Iterator[Finding]:
             yield Finding(path, f"{spec.use} has a method {name}, which is never called{hint}")
 
 
-def _check_name(path: Path, use: str, names: tuple[str, ...]) -> Iterator[Finding]:
+def _check_name(
+    path: Path, use: str, names: tuple[str, ...], kind: str | None
+) -> Iterator[Finding]:
     """Something that is none of these names must be an import path."""
     if registry.is_import_path(use):
-        yield from find_callable(path, use)[1]
+        yield from find_callable(path, use, kind)[1]
     else:
         expected = f'expected {", ".join(names)} or "package.module:attribute"'
         yield Finding(path, f"{expected}, got {use!r}{suggestion(use, names)}")
@@ -90,12 +112,13 @@ def _check_name(path: Path, use: str, names: tuple[str, ...]) -> Iterator[Findin
 def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
     for policy_id, policy in multi_agent.policies.items():
         if policy.use is not None:
-            yield from find_callable(("multi_agent", "policies", policy_id), policy.use)[1]
+            address = ("multi_agent", "policies", policy_id)
+            yield from find_callable(address, policy.use, "policy")[1]
     agents = multi_agent.agents
     if isinstance(agents, str) or (isinstance(agents, dict) and "use" in agents):
         path = ("multi_agent", "agents")
         spec, findings = validated(UseSpec, agents, path, None)
-        yield from findings or _check_use(path, spec, positional=lambda _: 2)
+        yield from findings or _check_use(path, spec, None, positional=lambda _: 2)
     if isinstance(multi_agent.policies_to_train, str):
         yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
 
@@ -116,9 +139,9 @@ def _check_model(model: ModelConfig) -> Iterator[Finding]:
     if model.use is None:
         return
     spec = UseSpec(use=model.use, kwargs=model.kwargs)
-    yield from _check_use(("model",), spec, positional=_positional_of_model)
+    yield from _check_use(("model",), spec, "network", positional=_positional_of_model)
     memories = [name for name in MEMORY_SWITCHES if getattr(model, name)]
-    found, _ = find_callable(("model",), model.use)
+    found, _ = find_callable(("model",), model.use, "network")
     if memories and found is not None and _positional_of_model(found) > 1:
         message = f"{model.use} is a whole RLModule, to which no memory is added; leave this out"
         yield Finding(("model", memories[0]), message)
@@ -129,7 +152,7 @@ def _check_training(experiment: ExperimentConfig) -> Iterator[Finding]:
     for prefix, settings in addressed_settings(experiment):
         path: Path = (*(part for part in prefix.split(".") if part), "training")
         for i, connector in enumerate(settings.training.learner_connectors):
-            yield from _check_use((*path, "learner_connectors", i), connector)
+            yield from _check_use((*path, "learner_connectors", i), connector, "connector")
         if settings.training.loss is not None:
             call = ("module", "rows", "loss", "statistics")
             yield from _check_called((*path, "loss"), settings.training.loss, call)
@@ -161,7 +184,7 @@ def _check_distributions(experiment: ExperimentConfig) -> Iterator[Finding]:
         address = tuple(part for part in prefix.split(".") if part)
         path = (*address, "model", "distribution")
         names = tuple(registry.DISTRIBUTIONS)
-        findings = [] if choice in names else list(_check_name(path, choice, names))
+        findings = [] if choice in names else list(_check_name(path, choice, names, None))
         yield from findings
         if not findings:
             kind = import_object(registry.DISTRIBUTIONS.get(choice, choice))
@@ -197,8 +220,30 @@ def _positional_of_model(found: Any) -> int:
     return 3 if isinstance(found, type) and issubclass(found, module) else 1
 
 
-def find_callable(path: Path, use: str) -> tuple[Any, list[Finding]]:
-    """The class or function at an import path, or None and the reason."""
+def _unsuitable(found: Any, kind: str | None) -> str | None:
+    """Why code of Python's library or of rlrun cannot be of this kind; it is never called.
+
+    Such a name is a mistake, or an attack: ``env: os:system``. Other code is the user's own.
+    """
+    while isinstance(found, functools.partial):
+        found = found.func
+    module = getattr(found, "__module__", None) or type(found).__module__
+    home = module.partition(".")[0]
+    if home in sys.stdlib_module_names:
+        return "it is of Python's standard library"
+    if home != "rlrun" or kind is None:
+        return None
+    ancestors = getattr(found, "__mro__", ())
+    names = [f"{ancestor.__module__}.{ancestor.__qualname__}" for ancestor in ancestors]
+    return None if set(_BASES[kind]).intersection(names) else f"it is rlrun's, and no {kind}"
+
+
+def find_callable(path: Path, use: str, kind: str | None = None) -> tuple[Any, list[Finding]]:
+    """The class or function at an import path, or None and the reason.
+
+    Args:
+        kind: key of `_BASES`; None for functions.
+    """
     try:
         found = import_object(use)
     except ImportPathError as error:
@@ -206,17 +251,20 @@ def find_callable(path: Path, use: str) -> tuple[Any, list[Finding]]:
     if not callable(found):
         message = f"{use} cannot be called, it is of type {type(found).__name__}"
         return None, [Finding(path, message)]
+    if (reason := _unsuitable(found, kind)) is not None:
+        return None, [Finding(path, f"{use} cannot be used here: {reason}")]
     return found, []
 
 
 def _check_use(
     path: Path,
     spec: UseSpec,
+    kind: str | None,
     positional: Callable[[Any], int] = lambda _: 0,
     given: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
     """As `check_arguments`, for code that may not exist; `positional` depends on the code."""
-    found, findings = find_callable(path, spec.use)
+    found, findings = find_callable(path, spec.use, kind)
     yield from findings
     if not findings:
         count = positional(found)

@@ -86,7 +86,8 @@ def check_env(env: EnvSpec, *, several: bool = False) -> Iterator[Finding]:
         yield from _check_pettingzoo_id(env)
     elif env.use in registry.SHIPPED_ENVS or registry.is_import_path(env.use):
         path = registry.SHIPPED_ENVS.get(env.use, env.use)
-        creator, findings = find_callable(("env", "use"), path)
+        kind = None if path in registry.SHIPPED_ENVS.values() else "environment"
+        creator, findings = find_callable(("env", "use"), path, kind)
         yield from findings
         if not findings:
             yield from _check_creator(env, creator, any_name=False)

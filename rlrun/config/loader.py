@@ -19,6 +19,7 @@ from rlrun.config.registry import experiment_file
 from rlrun.config.rllib_file import Translation, is_rllib, translate
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
+from rlrun.config.trust import is_run_file, require_trust
 from rlrun.config.validate import salvage, validate
 from rlrun.config.yaml_tree import Node
 
@@ -46,7 +47,7 @@ class Loaded:
 
 
 def load_experiment(
-    path: str | os.PathLike[str] | None, overrides: Sequence[str] = ()
+    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, trust: bool = False
 ) -> ExperimentConfig:
     """The experiment of a YAML file, checked as ``rlrun check`` does it.
 
@@ -54,21 +55,28 @@ def load_experiment(
         path: the file, or the name of a shipped one (``ppo_cartpole``); None where the overrides
             name algorithm and env.
         overrides: ``"training.lr=1e-3"``: values in YAML, laid over the file in their order.
+        trust: import the code that the file of a run folder names, even if it is not signed.
 
     Raises:
         ConfigError: with all problems, one line each.
+        TrustError: the file of a run folder names code that this user has not signed.
     """
-    return load(path, overrides).experiment
+    return load(path, overrides, trust=trust).experiment
 
 
-def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = ()) -> Loaded:
+def load(
+    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, trust: bool = False
+) -> Loaded:
     """Like `load_experiment`, with the origins of the values and the warnings."""
     if path is None:
         tree, stem = Node({}, COMMAND_LINE), ""
     else:
         file = experiment_file(FilePath(path))
         tree, stem = layers.read_file(file), file.stem
-        if is_rllib(tree):
+        if is_run_file(file):
+            if not trust:
+                require_trust(file, tree.plain())
+        elif is_rllib(tree):
             return _load_translated(tree, layers.override_of("name", overrides), overrides)
     return _load_over(tree, stem, overrides)
 

@@ -84,7 +84,7 @@ class Rollout:
         return [*lines, *(f"video {path}" for path in self.videos)]
 
 
-def rollout(
+def rollout(  # noqa: PLR0913 - one parameter for each option
     run_or_checkpoint: Path | str,
     *,
     episodes: int | None = None,
@@ -94,6 +94,7 @@ def rollout(
     render: bool = False,
     video: Path | str | None = None,
     save: Path | str | None = None,
+    trust: bool = False,
 ) -> Rollout:
     """Roll out a checkpoint: the one named, or the best of a run, or its newest if none is best.
 
@@ -106,15 +107,17 @@ def rollout(
         render: show the environment in a window; one episode at a time.
         video: folder for a video of each episode; one episode at a time.
         save: npz file for all transitions.
+        trust: import the code that the run names, even if this user has not signed it.
 
     Raises:
+        TrustError: the run names code that this user has not signed.
         RunFolderError, CheckpointError: there is no checkpoint. EnvError: the environment failed.
         InputError: a video cannot be made here.
     """
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"
     changes = {"episodes": episodes, "seed": seed, "num_envs": None if mode is None else 1}
-    algorithm = _restored(checkpoint, changes)
+    algorithm = _restored(checkpoint, changes, trust=trust)
     try:
         runner = algorithm.evaluator.runner(mode)
         transitions = None if save is None else TransitionRecorder()
@@ -157,17 +160,19 @@ def load_policy(
     num_envs: int = 1,
     explore: bool = False,
     seed: int = 0,
+    trust: bool = False,
 ) -> ActingPolicy:
     """A trained policy, with its connectors, for environments that the caller steps; without Ray.
 
     Args:
         run_or_checkpoint: as of `rollout`.
         policy_id, num_envs, explore, seed: as of `Algorithm.acting_policy`.
+        trust: as of `rollout`.
 
     Raises:
         InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.
     """
-    algorithm = _restored(find_checkpoint(Path(run_or_checkpoint)), {})
+    algorithm = _restored(find_checkpoint(Path(run_or_checkpoint)), {}, trust=trust)
     try:
         return algorithm.acting_policy(policy_id, num_envs=num_envs, explore=explore, seed=seed)
     finally:
@@ -179,14 +184,17 @@ def find_checkpoint(path: Path) -> Checkpoint:
     return checkpoint_at(path if os.path.isfile(path / MANIFEST) else resolve_run(path))
 
 
-def _restored(checkpoint: Checkpoint, evaluation: Mapping[str, int | None]) -> "Algorithm":
+def _restored(
+    checkpoint: Checkpoint, evaluation: Mapping[str, int | None], *, trust: bool
+) -> "Algorithm":
     """The algorithm of a checkpoint, in this process.
 
     Args:
         evaluation: changes of the section `evaluation`; None changes nothing.
     """
     overrides = [f"evaluation.{k}={value}" for k, value in evaluation.items() if value is not None]
-    algorithm = build_alone(load_experiment(checkpoint.path / "config.yaml", overrides))
+    experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
+    algorithm = build_alone(experiment)
     # The training episodes are not needed, and restoring their environments would take time.
     state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
     restore_checkpoint(algorithm, replace(checkpoint, state=state))

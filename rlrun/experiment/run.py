@@ -32,10 +32,13 @@ from rlrun.checkpoint.checkpoint_folder import (
 )
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.dump import dump_yaml
+from rlrun.config.layers import read_file
 from rlrun.config.loader import Loaded, load
 from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
+from rlrun.config.trust import code_of, signed_yaml
+from rlrun.config.yaml_tree import parse_yaml
 from rlrun.data.results import Row, plain_row
 from rlrun.experiment.outcome import End, RunOutcome, summary_lines
 from rlrun.experiment.report.console import (
@@ -93,12 +96,12 @@ def run_experiment(
     experiment, loaded = loaded_experiment(experiment, overrides)
     unfinished = unfinished_run(RunFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
-        return resume_experiment(unfinished, address=address, console=console)
+        return resume_experiment(unfinished, address=address, console=console, trust=True)
     experiment = with_seed(experiment)
     folder = RunFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         try:
-            replace_text(folder.config, dump_yaml(experiment))
+            replace_text(folder.config, signed_yaml(experiment))
         except OSError:
             folder.discard()
             raise
@@ -112,6 +115,7 @@ def resume_experiment(
     *,
     address: str | None = None,
     console: ConsoleStyle | None = None,
+    trust: bool = False,
 ) -> RunOutcome:
     """Resume a run from its newest checkpoint, in the same folder.
 
@@ -119,12 +123,16 @@ def resume_experiment(
     rewritten. A run without a checkpoint starts from the beginning. A finished run continues if
     ``overrides`` move its stop.
 
+    Args:
+        trust: import the code that the run names, even if this user has not signed it.
+
     Raises:
         RunFolderError, CheckpointError, ConfigError: it cannot be resumed; the folder is unchanged.
+        TrustError: the run names code that this user has not signed.
     """
     folder = RunFolder.open(Path(run))
     with closing(folder), RunLog(folder.log, print_error) as run_log:
-        loaded = load(folder.config, overrides)
+        loaded = load(folder.config, overrides, trust=trust)
         checkpoint = newest_checkpoint(folder.checkpoints)
         session = RunSession(loaded.experiment, folder, checkpoint, address, console)
         return session.go(run_log, overrides, _warnings(loaded))
@@ -179,8 +187,12 @@ def unfinished_run(
 
 
 def _is_run_of(folder: RunFolder, experiment: ExperimentConfig) -> bool:
+    text = dump_yaml(experiment)
     try:
-        own = load(folder.config).experiment
+        # Other code than the user's own file names is not imported.
+        if code_of(read_file(folder.config).plain()) != code_of(parse_yaml(text, "").plain()):
+            return False
+        own = load(folder.config, trust=True).experiment
     except ConfigError:  # of another version of rlrun, or of code that is no longer there
         return False
     seed = own.seed if experiment.seed is None else experiment.seed
@@ -248,7 +260,7 @@ class RunSession:
         console: ConsoleStyle | None,
     ) -> None:
         self.experiment, self.folder, self.resumed = experiment, folder, checkpoint
-        self.address, self._config_yaml = address, dump_yaml(experiment)
+        self.address, self._config_yaml = address, signed_yaml(experiment)
         smoothing = experiment.report.smoothing_episodes
         self.stop = StopCriteria(experiment.stop, smoothing_episodes=smoothing)
         wanted = any(spec.use == CONSOLE for spec in experiment.report.sinks)

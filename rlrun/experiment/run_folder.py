@@ -118,6 +118,7 @@ class RunFolder:
     def open(cls, path: Path) -> Self:
         """Lock an existing folder to resume it; ``runs/<name>`` stands for its ``latest``."""
         path = resolve_run(path, cls.CONFIG)
+        refuse_links_out(path)
         folder = cls(path)
         folder._acquire()
         return folder
@@ -228,6 +229,22 @@ def plain_settings(config: Path) -> dict[str, Any]:
     if not isinstance(env, dict) or not isinstance(plain.get("algorithm"), str):
         raise RunFolderError(f"{config}: the file is damaged: it names no algorithm or no env")
     return {**plain, "env": {"use": None, **env}}
+
+
+def refuse_links_out(path: Path) -> None:
+    """Raise if a link in a run folder leads out of it: what is written must stay in the folder."""
+    home = os.path.realpath(path)
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            link = os.path.join(folder, name)
+            if not os.path.islink(link):
+                continue
+            target = os.path.realpath(link)
+            if os.path.commonpath((home, target)) != home:
+                raise RunFolderError(
+                    f"{link}: a link out of the run folder, to {target}: nothing is written "
+                    "through it; put a copy in its place"
+                )
 
 
 def is_sweep_folder(path: Path) -> bool:

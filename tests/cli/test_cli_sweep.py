@@ -46,7 +46,7 @@ def test_a_file_with_overrides(sweep, stand_in):
 
 def test_resume(sweep, stand_in):
     assert sweep("--resume", "d", "--plain")[0] == 0
-    arguments = ((Path("d"),), {"address": None, "console": "lines"})
+    arguments = ((Path("d"),), {"address": None, "console": "lines", "trust": False})
     assert stand_in.calls == [("resume_sweep", *arguments)]
 
 

@@ -47,6 +47,27 @@ def test_right_code(write, text):
 CONNECTOR = "env_runners.env_to_module_connector"
 
 
+LIBRARY = "it is of Python's standard library"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("env=os:system", LIBRARY),
+        ("env=gymnasium.logger:warnings.warn", LIBRARY),
+        ("env=rlrun.checkpoint.files:remove_directory", "it is rlrun's, and no environment"),
+        ("callbacks=['rlrun.config.loader:load']", "it is rlrun's, and no callback"),
+        (f"{CONNECTOR}=['builtins:exec']", LIBRARY),
+        ("model={use: 'rlrun.actors.ray_runtime:stop_ray'}", "it is rlrun's, and no network"),
+        ("multi_agent={policies: [a], agents: 'subprocess:call'}", LIBRARY),
+        ("training.loss=builtins:print", LIBRARY),
+    ],
+)
+def test_code_of_the_library_or_of_rlrun_needs_the_right_type(write, override, message):
+    found = errors(write(), [override])
+    assert [line for line in found if "cannot be used here" in line and message in line]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -27,7 +27,8 @@ from rlrun.config.loader import Loaded, load
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.sweep import is_sweep
-from rlrun.config.yaml_tree import Node
+from rlrun.config.trust import TrustError, code_of, signed_yaml, untrusted
+from rlrun.config.yaml_tree import Node, parse_yaml
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import loaded_experiment, seed_of, unfinished_run, with_seed
@@ -78,43 +79,68 @@ def run_sweep(
     experiment, loaded = loaded_experiment(experiment, overrides)
     unfinished = unfinished_run(SweepFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
-        return resume_sweep(unfinished, address=address, console=console)
+        return resume_sweep(unfinished, address=address, console=console, trust=True)
     experiment = with_seed(experiment)
     planned = _Plan(experiment, loaded.tree if loaded else None, address)
     folder = SweepFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
-        replace_text(folder.config, dump_yaml(experiment))
+        replace_text(folder.config, signed_yaml(experiment))
         table = planned.new_table(folder)
         return _Sweep(experiment, folder, table, planned, address, console).go(run_log, overrides)
 
 
 def resume_sweep(
-    sweep: Path | str, *, address: str | None = None, console: ConsoleStyle | None = None
+    sweep: Path | str,
+    *,
+    address: str | None = None,
+    console: ConsoleStyle | None = None,
+    trust: bool = False,
 ) -> SweepOutcome:
     """Resume a sweep: trials that have not ended, or have failed, continue from their checkpoints.
 
+    Args:
+        trust: import the code that the sweep names, even if this user has not signed it.
+
     Raises:
         RunFolderError, ConfigError, ResourceError: it cannot be resumed; the folder is unchanged.
+        TrustError: the sweep names code that this user has not signed.
     """
     folder = SweepFolder.open(Path(sweep))
     with closing(folder), RunLog(folder.log, print_error) as run_log:
-        experiment = load(folder.config).experiment
+        experiment = load(folder.config, trust=trust).experiment
         settings = experiment.sweep
         planned = _Plan(experiment, None, address)
         if folder.trials.exists():
             table = TrialTable.read(folder.trials, metric=settings.metric, mode=settings.mode)
-            _read_settings(folder, table)
+            if not trust:
+                _require_known_code(folder, table, experiment)
+            _read_settings(folder, table, trust=trust)
         else:
             table = planned.new_table(folder)
         return _Sweep(experiment, folder, table, planned, address, console).go(run_log, ())
 
 
-def _read_settings(folder: SweepFolder, table: TrialTable) -> None:
+def _require_known_code(
+    folder: SweepFolder, table: TrialTable, experiment: ExperimentConfig
+) -> None:
+    """Raise TrustError if settings of trials name code that the sweep's own file does not name."""
+    known = [value for _, value in code_of(parse_yaml(dump_yaml(experiment), "").plain())]
+    code = [
+        found
+        for trial in table.trials
+        for found in code_of(dict(trial.settings))
+        if found[1] not in known
+    ]
+    if code:
+        raise TrustError(untrusted(str(folder.trials), code))
+
+
+def _read_settings(folder: SweepFolder, table: TrialTable, *, trust: bool) -> None:
     """Read the settings from the trials' own files, as PBT may have changed them."""
     for trial in table.trials:
         config = folder.path / trial.folder / "config.yaml"
         if not trial.ended and config.is_file():
-            tree = load(config).tree
+            tree = load(config, trust=trust).tree
             trial.settings = {
                 address: value_at(tree, address, old) for address, old in trial.settings.items()
             }

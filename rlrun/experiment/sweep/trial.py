@@ -18,9 +18,9 @@ from rlrun.checkpoint.checkpoint import Checkpoint, read_checkpoint
 from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
 from rlrun.checkpoint.files import replace_text
 from rlrun.config import registry
-from rlrun.config.dump import dump_yaml
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
+from rlrun.config.trust import signed_yaml
 from rlrun.data.results import Row, addresses, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
@@ -60,7 +60,7 @@ class TrialRun(RunSession):
             folder = stack.enter_context(closing(_opened(path)))
             run_log = stack.enter_context(RunLog(folder.log, print_error))
             if not folder.config.exists():
-                replace_text(folder.config, dump_yaml(experiment))
+                replace_text(folder.config, signed_yaml(experiment))
             checkpoint = take_over or newest_checkpoint(folder.checkpoints)
             super().__init__(experiment, folder, checkpoint, None, "quiet")
             self.begin(stack, run_log, ())
