@@ -157,7 +157,7 @@ class RunFolder:
 
     def read_meta(self) -> dict[str, Any]:
         """The content of meta.json; empty if it is missing or damaged, as nothing depends on it."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):
             return dict(json.loads(self.meta.read_text()))
         return {}
 

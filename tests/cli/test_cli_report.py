@@ -51,7 +51,7 @@ def folder(path, name, text):
 def test_code_that_the_settings_name_is_not_imported_and_a_damaged_rest_is_left_out(rlrun):
     folder("run", "config.yaml", SETTINGS)
     folder("run", "metrics.jsonl", '{"half a')
-    folder("run", "meta.json", "{")
+    folder("run", "meta.json", "[1]")
     code, out, _ = rlrun("report", "run")
     assert (code, out) == (0, "run/report.html\n")
     assert "raises_at_import:Algorithm on raises_at_import:make" in Path(out.strip()).read_text()
@@ -135,6 +135,7 @@ def test_a_chart_of_one_point_or_equal_values_is_drawn():
         ("empty", "not a run folder"),
         ("damaged", "config.yaml: the file is damaged: it names no algorithm or no env"),
         ("sweep", "trials.jsonl: cannot be read"),
+        ("points", "trials.jsonl: cannot be read"),
     ],
 )
 def test_wrong_input_is_exit_2_with_a_message(refused, path, says):
@@ -142,4 +143,7 @@ def test_wrong_input_is_exit_2_with_a_message(refused, path, says):
     folder("damaged", "config.yaml", "seed: 1\n")
     folder("sweep", "sweep.yaml", SETTINGS)
     folder("sweep", "trials.jsonl", "{}\n")
+    folder("points", "sweep.yaml", SETTINGS)
+    trials = [{"trial": 1, "point": point, "seed": 1, "settings": {}} for point in ({}, 1)]
+    folder("points", "trials.jsonl", "".join(json.dumps(trial) + "\n" for trial in trials))
     refused(["report", path], says)

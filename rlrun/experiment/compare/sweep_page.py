@@ -35,6 +35,7 @@ def sweep_page(path: Path) -> WebPage:
     try:
         metric, mode = lookup(plain, "sweep/metric"), lookup(plain, "sweep/mode")
         table = TrialTable.read(folder.trials, metric=metric, mode=mode)
+        table.ranked(), table.num_points  # raise here if the file is damaged
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise RunFolderError(f"{folder.trials}: cannot be read: {error}") from error
     name = f"{plain['algorithm']} on {plain['env']['use']}"
@@ -84,7 +85,7 @@ def _add_curves(page: WebPage, path: Path, table: TrialTable, metric: str, mode:
 
 def _add_settings(page: WebPage, table: TrialTable, metric: str) -> None:
     """What the settings do to the score, each by itself."""
-    scored = [trial for trial in table.trials if trial.score is not None]
+    scored = [trial for trial in table.trials if isinstance(trial.score, int | float)]
     settings = scored[0].settings if scored else {}
     varied = [key for key in settings if len({repr(t.settings.get(key)) for t in scored}) > 1]
     if not varied:
@@ -112,7 +113,7 @@ def importance(trials: Sequence[Trial], address: str) -> float:
     values' groups.
     """
     ranks = ranked([trial.score or 0.0 for trial in trials])
-    values = [trial.settings[address] for trial in trials]
+    values: list[Any] = [trial.settings.get(address) for trial in trials]
     names = [repr(value) for value in values]
     if _is_number(values) and len(set(names)) > len(names) / 2:
         return float(np.corrcoef(ranks, ranked(values))[0, 1] ** 2) if np.ptp(ranks) else 0.0
@@ -146,7 +147,7 @@ class _Values:
 
     @classmethod
     def of(cls, address: str, trials: Sequence[Trial]) -> "_Values":
-        values = [trial.settings[address] for trial in trials]
+        values: list[Any] = [trial.settings.get(address) for trial in trials]
         if _is_number(values):
             return cls(address, tuple(map(float, values)))
         names = tuple(dict.fromkeys(map(value_text, values)))

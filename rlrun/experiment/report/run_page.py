@@ -4,6 +4,7 @@ Owns the choice and the order of what is shown. Everything is read from the run 
 its settings name is imported. It must not know HTML.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -134,16 +135,11 @@ def _timers(rows: Sequence[Row]) -> Table:
     names = number_keys(rows[-1], "timers")
     seconds = {name: sum(number_at(row, f"timers/{name}") or 0.0 for row in rows) for name in names}
     total = sum(seconds.values()) or 1.0
-    ranked = sorted(seconds.items(), key=lambda item: -item[1])
-    cells = [
-        (
-            name.removesuffix("_s"),
-            f"{value:,.1f}",
-            f"{value / total:.0%}",
-            "█" * round(30 * value / total),
-        )
-        for name, value in ranked
-    ]
+    cells = []
+    for name, value in sorted(seconds.items(), key=lambda item: -item[1]):
+        share = value / total if math.isfinite(total) else 0.0  # of a damaged file
+        bar = "█" * round(30 * share)
+        cells.append((name.removesuffix("_s"), f"{value:,.1f}", f"{share:.0%}", bar))
     heads = ("phase", "seconds", "share", "")
     return Table(heads, cells, heads[1:3])
 
