@@ -76,7 +76,7 @@ class FaultTolerantActorManager:
         self._max_restarts = max_restarts
         self._restart_delay_s = restart_delay_s
         self._actors: dict[int, _Actor] = {}
-        self._next_id = first_id
+        self._first_id = first_id
         for _ in range(num_actors):
             self.add_actor()
 
@@ -106,9 +106,8 @@ class FaultTolerantActorManager:
         return time.monotonic() - min(started for _, started in calls) if calls else 0.0
 
     def add_actor(self) -> int:
-        """Start one more actor; returns its id."""
-        actor_id = self._next_id
-        self._next_id += 1
+        """Start one more actor; returns its id, the lowest behind all others."""
+        actor_id = max(self._actors, default=self._first_id - 1) + 1
         self._actors[actor_id] = _Actor(self._factory(actor_id, False))
         return actor_id
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlrun.actors.env_runner_group import EnvRunnerGroup
+from rlrun.actors.env_runner_group import EnvRunnerGroup, Round
 from rlrun.sampling.runner_messages import SampleRequest
 
 if TYPE_CHECKING:  # they import Ray, which runners in this process do without
@@ -81,12 +81,7 @@ class AsynchronousSampler:
         self._to_repeat: dict[int, deque[_Asked]] = {}  # of a checkpoint, not sent again yet
         self._wanted: set[int] = set()  # runners that `ask` has not given everything yet
         self._generation = 0  # answers to what was asked before a `reset` are dropped
-        self._started = False
-
-    @property
-    def num_waiting(self) -> int:
-        """Replies that have come and were not taken."""
-        return len(self._queue)
+        self._begun: set[int] = set()  # runners that were asked for something
 
     def set_weights(self, weights: Any, version: int) -> None:
         """Weights for all requests from now on; they must not be changed in place."""
@@ -104,9 +99,13 @@ class AsynchronousSampler:
         """
         if self._remote is None:
             return self._sample_here()
-        if not self._started:
-            self._started = True
-            for index in self._remote.actors.actor_ids:
+        while self._remote.ended:
+            index = self._remote.ended.pop()
+            self._asked.pop(index, None)
+            self._begun.discard(index)
+        for index in self._remote.actors.actor_ids:
+            if index not in self._begun:
+                self._begun.add(index)
                 self.ask(index)
         self.collect()
         while not self._queue:
@@ -129,7 +128,7 @@ class AsynchronousSampler:
         self._to_repeat.clear()
         self._wanted.clear()
         self._generation += 1
-        self._started = False
+        self._begun.clear()
 
     def get_state(self) -> dict[str, Any]:
         """Requests whose replies were not taken, their weights, and the present weights.
@@ -268,6 +267,60 @@ class AsynchronousSampler:
             return repeated.popleft()
         request = replace(self._next_request(), weights_version=self.weights_version)
         return _Asked(request, self.weights)
+
+
+class RoundAhead:
+    """A synchronous round that runs while the rows of the round before it are learned from.
+
+    It acts with the weights of before that learning, so its rows are one update older; equal runs
+    stay equal, and a resumed run asks for the same round again.
+
+    Args:
+        group: remote runners, which must not be sampled from otherwise.
+        request_of: see `AsynchronousSampler.set_state`.
+    """
+
+    def __init__(
+        self, group: EnvRunnerGroup, request_of: Callable[[Mapping[str, Any]], SampleRequest]
+    ) -> None:
+        self._group, self._request_of = group, request_of
+        self._asked: _Asked | None = None
+        self._lengths: list[int] = []
+        self._round: Round | None = None
+
+    def begin(self, request: SampleRequest, lengths: Sequence[int], weights: Any) -> None:
+        """Send the requests of a round, and go on.
+
+        Args:
+            lengths: steps of each sub-environment, by runner.
+        """
+        self._asked, self._lengths = _Asked(request, weights), list(lengths)
+        self._round = self._group.begin(request, lengths, weights)
+
+    def take(self, lengths: Sequence[int]) -> list[Any] | None:
+        """Wait for the round's replies; None if there is none of these lengths."""
+        begun, self._round, self._asked = self._round, None, None
+        if begun is not None and self._lengths != list(lengths):
+            self._group.set_states(self._group.get_states())  # as if it had not been asked for
+            begun = None
+        return None if begun is None else begun.replies()
+
+    def forget(self, policy_id: str) -> None:
+        """Nothing is kept by policy."""
+
+    def get_state(self) -> dict[str, Any]:
+        """The request under way, if there is one, and its weights."""
+        if self._asked is None:
+            return {}
+        asked = self._asked
+        request = asked.request.get_state()
+        return {"request": request, "lengths": self._lengths, "weights": asked.weights}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Ask for the round of a state; for none if there is another number of runners."""
+        self._round = self._asked = None
+        if state and len(state["lengths"]) == len(self._group.indices):
+            self.begin(self._request_of(state["request"]), state["lengths"], state["weights"])
 
 
 def _fragment(result: CallResult) -> int:

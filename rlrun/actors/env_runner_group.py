@@ -171,12 +171,19 @@ class EnvRunnerGroup:
         self._next_fragment = request.fragment + 1
         self._weights_version = request.weights_version
         if self.remote is not None:
-            by_runner = None if lengths is None else dict(zip(self.indices, lengths, strict=True))
-            replies: list[SampleReply] = Round(self.remote, request, weights, by_runner).replies()
+            replies: list[SampleReply] = self.begin(request, lengths, weights).replies()
             return replies
         if lengths is not None:
             request = replace(request, length=lengths[0])
         return [self.local_env_runner.sample_fragment(request, weights, with_state=False)]
+
+    def begin(
+        self, request: SampleRequest, lengths: Sequence[int] | None = None, weights: Any = None
+    ) -> Round:
+        """As `sample` of remote runners, without waiting; `Round.replies` does."""
+        assert self.remote is not None
+        by_runner = None if lengths is None else dict(zip(self.indices, lengths, strict=True))
+        return Round(self.remote, request, weights, by_runner)
 
     def spread(self, length: int) -> list[int]:
         """Divide vector steps among the healthy runners; 0 for the others, by runner."""
@@ -204,6 +211,31 @@ class EnvRunnerGroup:
             TypeError: the environment is a vector, whose sub-environments are no objects.
         """
         return self.foreach_env_runner(lambda runner: runner.foreach_env(function))
+
+    def sync_weights(self, weights: Mapping[str, Any]) -> None:
+        """Have all runners act with these weights, by policy id; other policies keep theirs.
+
+        They enter the object store once. `sample` takes weights along with its request instead.
+        """
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_weights(weights)
+        if self.remote is not None:
+            self.remote.sync_weights(weights)
+
+    def resize(self, num_env_runners: int) -> None:
+        """Have so many remote runners: end the last ones, or start more.
+
+        A new one begins its first episodes; one that was there before goes on where it stood.
+
+        Raises:
+            ValueError: there are no remote runners, or none would be left.
+            EnvError: or any other exception of a constructor.
+            EnvRunnersError: Ray found no place for an actor; the group is as it was.
+        """
+        if self.remote is None or num_env_runners < 1:
+            raise ValueError("only remote env runners come and go, and one of them stays")
+        self._num_remote = num_env_runners
+        self.remote.resize(num_env_runners)
 
     def get_states(self) -> dict[int, dict[str, Any] | None]:
         """The state of each runner after the last of its replies that was taken, by runner index.

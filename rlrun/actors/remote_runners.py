@@ -89,6 +89,7 @@ class RemoteRunners:
     Attributes:
         states: of each runner.
         actors: the runners' actors.
+        ended: runners that `resize` has ended, until an `AsynchronousSampler` forgets them.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class RemoteRunners:
     ) -> None:
         self._spec, self._tolerance = spec, tolerance
         self.states = RunnerStates()
+        self.ended: set[int] = set()
         self._process_ids: dict[int, int | None] = {}  # None on another node
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
@@ -130,6 +132,19 @@ class RemoteRunners:
         _raise_unless_ok(self._scheduled(self.actors.actor_ids))
         if self._spec.settings.validate_env_runners_after_construction:
             _raise_unless_ok(self._answers(dict.fromkeys(self.actors.actor_ids, ("ping",))))
+
+    def resize(self, number: int) -> None:
+        """See `EnvRunnerGroup.resize`."""
+        for index in self.actors.actor_ids[number:]:
+            self.actors.remove_actor(index)
+            self.ended.add(index)
+        added = [self.actors.add_actor() for _ in range(number - len(self.actors.actor_ids))]
+        try:
+            _raise_unless_ok(self._started_and_restored(added))
+        except BaseException:
+            for index in added:
+                self.actors.remove_actor(index)
+            raise
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -335,6 +350,10 @@ class RemoteRunners:
                 raise result.error
         return [result.value for result in results if result.ok]
 
+    def sync_weights(self, weights: Mapping[str, Any]) -> None:
+        """See `EnvRunnerGroup.sync_weights`."""
+        _raise_unless_ok(self.actors.foreach_actor("set_weights", ray.put(weights)))
+
     def stop(self) -> None:
         """Close all environments and end the actors."""
         if self.actors.num_in_flight() == 0:
@@ -433,6 +452,10 @@ class _RunnerHost:
         seed_generators(generators_seed(*self._place, request.fragment))
         reply: SampleReply = self._built().sample_fragment(request, weights)
         return reply
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """See `EnvRunner.set_weights`."""
+        self._built().set_weights(weights)
 
     def set_state(self, state: dict[str, Any] | None) -> None:
         """See `EnvRunner.set_state`; None is the state in which a runner is built."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Self, cast
 import numpy as np
 from typing_extensions import TypeVar
 
+from rlrun.actors.asynchronous import RoundAhead
 from rlrun.algorithms.callbacks import make_callbacks
 from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.policies import Part, Policies
@@ -31,7 +32,12 @@ from rlrun.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from rlrun.checkpoint.checkpoint_folder import checkpoint_at
-from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems, stream_problems
+from rlrun.config.batch_arithmetic import (
+    fragment_lengths,
+    fragment_problems,
+    round_after_round,
+    stream_problems,
+)
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.loader import load_experiment
 from rlrun.config.policies import PolicySettings
@@ -109,13 +115,14 @@ class Algorithm(ABC, Generic[T_co]):
         self.timers.restart()
 
     def _build(self, config: ExperimentConfig, address: str | None) -> None:
-        batch_size = self.training.train_batch_size
-        self._fragment_lengths = fragment_lengths(batch_size, config.env_runners)
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
         settings = self.policies.settings
         spec = runner_spec(config, self.seed, settings, factories, self._callbacks)
-        self.env_runner_group = start_env_runners(config, spec, address)
-        self.policies.build(spec, *find_spaces(spec, self.env_runner_group), self.make_learner)
+        self.env_runner_group = group = start_env_runners(config, spec, address)
+        self._ahead: RoundAhead | None = None
+        if config.env_runners.sample_async:
+            self._ahead = self.keep("ahead", RoundAhead(group, self.repeated_request))
+        self.policies.build(spec, *find_spaces(spec, group), self.make_learner)
         self.evaluator = Evaluator(config, spec, self.policies, self.explorations)
         self.setup()
         self.policies.acting_weights = self.policies.present_weights()
@@ -290,27 +297,36 @@ class Algorithm(ABC, Generic[T_co]):
         """
         with self.timers.phase("sample"):
             replies: list[SampleReply] = []
-            for lengths in self._fragment_lengths if rounds is None else rounds:
-                replies += self.sample_round(lengths)
+            if rounds is None:
+                size = self.training.train_batch_size
+                rounds = fragment_lengths(size, self.config.env_runners)
+            for lengths, following in round_after_round(rounds):
+                replies += self.sample_round(lengths, following)
             return self.train_batch(replies).unwrapped()
 
-    def sample_round(self, lengths: Sequence[int]) -> list[SampleReply]:
+    def sample_round(
+        self, lengths: Sequence[int], following: Sequence[int] | None = None
+    ) -> list[SampleReply]:
         """One fragment from each runner, acted with the present weights.
 
         The steps of runners that are lost are sampled by the others, in a round of their own.
 
         Args:
             lengths: steps of each sub-environment, by runner.
+            following: those of the next round, which begins at once with `sample_async`.
         """
         weights, group = self.policies.acting_weights, self.env_runner_group
-        replies = group.sample(self.next_request(), lengths, weights)
+        replies = None if self._ahead is None else self._ahead.take(lengths)
+        if replies is None:
+            replies = group.sample(self.next_request(), lengths, weights)
         self.count(replies)
-        if len(replies) == len(lengths):
-            return replies
-        delivered = {reply.runner_index for reply in replies}
-        missing = sum(n for i, n in zip(group.indices, lengths, strict=True) if i not in delivered)
-        if missing:
-            replies += self.sample_round(group.spread(missing))
+        if len(replies) < len(lengths):
+            there = {reply.runner_index for reply in replies}
+            missing = sum(n for i, n in zip(group.indices, lengths, strict=True) if i not in there)
+            if missing:
+                replies += self.sample_round(group.spread(missing))
+        if self._ahead is not None and following is not None:
+            self._ahead.begin(self.next_request(), following, weights)
         return replies
 
     def next_request(self, length: int = 0) -> SampleRequest:
@@ -329,7 +345,7 @@ class Algorithm(ABC, Generic[T_co]):
         progress.next_fragment += 1
         return request
 
-    def repeated_request(self, state: Mapping[str, Any], length: int) -> SampleRequest:
+    def repeated_request(self, state: Mapping[str, Any], length: int = 0) -> SampleRequest:
         """A request for the same fragment again, without the policies removed since.
 
         Args:
@@ -412,6 +428,20 @@ class Algorithm(ABC, Generic[T_co]):
         """Call this method of each of the user's callbacks."""
         for callbacks in self._callbacks:
             getattr(callbacks, name)(self, *arguments)
+
+    def resize_env_runners(self, num_env_runners: int) -> None:
+        """Sample with so many remote env runners from now on; a train batch stays as large.
+
+        Raises:
+            ValueError: there are no remote runners, or so many cannot share the train batch.
+            EnvRunnersError: Ray found no place for one; all is as it was.
+        """
+        settings = self.config.env_runners.model_copy(update={"num_env_runners": num_env_runners})
+        config = self.config.model_copy(update={"env_runners": settings})
+        for key, message in self.validate(config):
+            raise ValueError(f"{key}: {message}")
+        self.env_runner_group.resize(num_env_runners)
+        self.config = config
 
     # -- acting --------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
-from rlrun.config.batch_arithmetic import short_fragment_lengths
+from rlrun.config.batch_arithmetic import round_after_round, short_fragment_lengths
 from rlrun.config.memory_checks import TRANSITION_BYTES, check_fits
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schedules import value_at
@@ -216,9 +216,7 @@ class Replay(Generic[U]):
         self.updaters = ByPolicy(make_updater, algorithm.policies.trained)
         self.buffer = MultiAgentReplayBuffer(make_buffer, mode=self._settings.mode)
         self._updates_due = ByPolicy(self._new_due)
-        self._rounds = short_fragment_lengths(
-            algorithm.training.train_batch_size, algorithm.config.env_runners, round_steps
-        )
+        self._round_steps = round_steps
 
     def _new_due(self, policy_id: str) -> _UpdatesDue:
         algorithm = self._algorithm
@@ -242,8 +240,10 @@ class Replay(Generic[U]):
             policy_id: _Learned(self.updaters[policy_id].coefficients(algorithm.env_steps))
             for policy_id in algorithm.policies.trained
         }
-        for lengths in self._rounds:
-            self._round(lengths, learned)
+        size, settings = algorithm.training.train_batch_size, algorithm.config.env_runners
+        rounds = short_fragment_lengths(size, settings, self._round_steps)
+        for lengths, following in round_after_round(rounds):
+            self._round(lengths, following, learned)
         result: Result = {}
         for policy_id, own in learned.items():
             row = {
@@ -255,13 +255,18 @@ class Replay(Generic[U]):
             result |= algorithm.learner_result(own.num_rows, row, policy_id)
         return result
 
-    def _round(self, lengths: Sequence[int], learned: Mapping[str, _Learned]) -> None:
+    def _round(
+        self,
+        lengths: Sequence[int],
+        following: Sequence[int],
+        learned: Mapping[str, _Learned],
+    ) -> None:
         """Sample and store a fragment of each runner, and make the updates that are due for it."""
         algorithm, policies = self._algorithm, self._algorithm.policies
         phase, progress = algorithm.timers.phase, algorithm.progress
         before = progress.counted_steps
         with phase("sample"):
-            sampled = algorithm.train_batch(algorithm.sample_round(lengths))
+            sampled = algorithm.train_batch(algorithm.sample_round(lengths, following))
         steps = (counted := progress.counted_steps) - before
         batches = dict(policies.train_batches(sampled, progress))
         # Updates learn from buffers, so `policies_to_train` is asked without a batch.

@@ -119,6 +119,14 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         )
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     yield from _check_remote_envs(experiment)
+    if settings.sample_async:
+        message = ""
+        if getattr(algorithm_class(experiment.algorithm), "asynchronous", False):
+            message = f"{experiment.algorithm} samples while it learns; leave it out"
+        elif not settings.num_env_runners:
+            message = "the training process cannot do both; set env_runners.num_env_runners to 1"
+        if message:
+            yield Finding(("env_runners", "sample_async"), message)
     for path, is_on, connector, pipeline in (
         (
             ("env_runners", "observation_filter"),
@@ -165,6 +173,7 @@ def _check_horizon_terminates(settings: EnvRunnersConfig) -> Iterator[Finding]:
 _NOT_IN_EVALUATION = {
     "num_env_runners": "set evaluation.num_env_runners instead",
     "num_envs_per_env_runner": "set evaluation.num_envs instead",
+    "sample_async": "set evaluation.parallel_to_training instead",
     "explore": "set evaluation.explore instead",
     "remote_env_batch_wait_ms": "evaluation waits for all sub-environments; leave it out",
     **dict.fromkeys(

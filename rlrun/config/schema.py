@@ -68,6 +68,8 @@ class EnvRunnersConfig(Section):
     """Wait until each new env runner has built its environments; raise its error if it fails."""
     sample_timeout_s: Positive = 60.0
     """Seconds for a fragment, after which an env runner is restarted and asked for it again."""
+    sample_async: bool = False
+    """Sample the next round while the last one is learned from, with weights one update older."""
     rollout_fragment_length: Count | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" divides the train batch exactly."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"

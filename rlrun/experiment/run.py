@@ -218,6 +218,7 @@ def build_alone(experiment: ExperimentConfig) -> "Algorithm":
         "num_env_runners": 0,
         "num_envs_per_env_runner": 1,
         "rollout_fragment_length": "auto",
+        "sample_async": False,
         "remote_worker_envs": False,
         "remote_env_batch_wait_ms": None,
     }

@@ -71,11 +71,6 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
             {**columns, col.WEIGHTS: np.repeat(weights, lengths), col.SEQ_LENS: lengths}
         )
 
-    def update_sequence_priorities(self, batch: SampleBatch, priorities: Array) -> None:
-        """Give the first steps of sampled sequences new priorities ``[S]``."""
-        starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
-        self.update_priorities(batch.column(col.ITEM_IDS)[starts], priorities)
-
 
 class ItemReplayBuffer(ReplayBuffer):
     """A ring of transitions that are sampled an episode or a fragment at a time.

@@ -47,8 +47,8 @@ def test_sequences_are_drawn_by_the_priority_of_their_first_step():
     buffer.add(experience.batch(20))
     buffer.update_priorities(np.arange(40), np.full(40, 1e-6))
     drawn = buffer.sample(5, experience.rng)
-    buffer.update_sequence_priorities(drawn, np.where(np.arange(5) == 2, 1e6, 1e-6))
     favourite = drawn[col.ITEM_IDS][sequences(drawn)[2][0]]
+    buffer.update_priorities(np.array([favourite]), np.array([1e6]))
     again = buffer.sample(10, experience.rng)
     assert {int(again[col.ITEM_IDS][rows[0]]) for rows in sequences(again)} == {int(favourite)}
 

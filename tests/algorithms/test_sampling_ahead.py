@@ -1,0 +1,102 @@
+"""`sample_async`, and runners that come and go while an algorithm trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import ALGORITHMS, BATCH, FILTERED, assert_equal_weights, build, train
+
+from rlrun.algorithms.algorithm import Algorithm
+from rlrun.config.problems import ConfigError
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+AHEAD = {"env_runners": {**FILTERED["env_runners"], "sample_async": True}}
+
+
+def learned(row: dict[str, Any]) -> dict[str, Any]:
+    """A result without what says that runners were restarted."""
+    return {key: value for key, value in row.items() if not key.startswith("env_runners")}
+
+
+@pytest.mark.parametrize(("name", "env"), [("PPO", "MultiAgentCartPole"), ("DQN", "CartPole-v1")])
+def test_runners_sample_while_policies_learn_and_equal_runs_are_equal(
+    built: Any, tmp_path: Path, name: str, env: str
+) -> None:
+    first = built(build, name, env, runners=2, **AHEAD)
+    second = built(build, name, env, runners=2, **AHEAD)
+    train(first, 2)
+    assert first.env_runner_group.num_in_flight == 2
+    first.save(tmp_path / "checkpoint")
+    rows = train(first, 2)
+    train(second, 2)
+    os.kill(second.env_runner_group.foreach_env_runner(lambda _: os.getpid())[0], signal.SIGKILL)
+    for row, other in zip(rows, train(second, 2), strict=True):
+        assert learned(row) == learned(other)
+    resumed = built(Algorithm.from_checkpoint, tmp_path / "checkpoint")
+    assert train(resumed, 2) == rows
+    assert_equal_weights(resumed, first)
+    assert [row["env_steps"] for row in rows] == [3 * BATCH, 4 * BATCH]
+
+
+def test_a_batch_sampled_ahead_is_one_update_old(built: Any) -> None:
+    algorithm = built(build, "PPO", runners=1, env_runners={"sample_async": True})
+    ages: list[int] = []
+    count = algorithm.count
+
+    def noting(replies: Any) -> None:
+        ages.extend(algorithm.policies.weights_version - one.weights_version for one in replies)
+        count(replies)
+
+    algorithm.count = noting
+    train(algorithm, 3)
+    assert ages == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("DQN", {"sample_async": True}), ("IMPALA", {}), ("A3C", {})]
+)
+def test_runners_come_and_go_and_batches_stay_as_large(
+    built: Any, name: str, settings: dict[str, Any]
+) -> None:
+    algorithm = built(build, name, runners=1, env_runners=settings)
+    train(algorithm, 1)
+    for number in (2, 1, 2):
+        algorithm.resize_env_runners(number)
+        row = algorithm.train()
+        assert row["env_steps_this_iter"] == BATCH
+        assert row["env_runners"]["healthy"] == number
+    with pytest.raises(ValueError, match="one of them stays"):
+        algorithm.resize_env_runners(0)
+
+
+def test_a_runner_that_comes_back_goes_on_where_it_stood(built: Any) -> None:
+    algorithm = built(build, "PPO", runners=2)
+    train(algorithm, 1)
+    before = algorithm.env_runner_group.get_states()[2]
+    algorithm.resize_env_runners(1)
+    train(algorithm, 1)
+    algorithm.resize_env_runners(2)
+    numbers = algorithm.env_runner_group.foreach_env_runner(lambda runner: runner.get_state())
+    np.testing.assert_array_equal(numbers[1]["episodes"]["number"], before["episodes"]["number"])
+    with pytest.raises(ValueError, match=r"training.train_batch_size: 64 is too small"):
+        built(
+            build, "PPO", runners=2, env_runners={"rollout_fragment_length": 16}
+        ).resize_env_runners(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "runners", "message"),
+    [("PPO", 0, "set env_runners.num_env_runners to 1"), ("IMPALA", 1, "samples while it learns")],
+)
+def test_where_nothing_could_be_sampled_ahead_it_is_refused(
+    name: str, runners: int, message: str
+) -> None:
+    config = ALGORITHMS[name]().environment("CartPole-v1")
+    config.env_runners(num_env_runners=runners, sample_async=True)
+    with pytest.raises(ConfigError, match=f"env_runners.sample_async: .*{message}"):
+        config.experiment()
