@@ -78,7 +78,6 @@ NO_EFFECT: dict[str, str] = {
     "worker_health_probe_timeout_s": (
         "an env runner that has not answered after env_runners.sample_timeout_s is replaced"
     ),
-    "sample_async": "IMPALA, APPO and A3C sample while they learn",
     "enable_connectors": "connectors are always in use",
     **dict.fromkeys(
         (

@@ -274,6 +274,10 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "input": (("sampler",), "rlrun learns from environments, not from recorded data"),
     "output": ((None,), "`rlrun rollout --save FILE` records transitions"),
     "_separate_vf_optimizer": ((False,), "one optimizer trains policy and value function"),
+    "sample_async": (
+        (True, False),
+        "IMPALA, APPO and A3C sample while they learn, others in turns",
+    ),
     "custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
     "model.custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
     "model.custom_action_dist": ((None,), "name the distribution in model.distribution"),
