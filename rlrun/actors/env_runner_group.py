@@ -185,11 +185,17 @@ class EnvRunnerGroup:
         by_runner = None if lengths is None else dict(zip(self.indices, lengths, strict=True))
         return Round(self.remote, request, weights, by_runner)
 
-    def spread(self, length: int) -> list[int]:
-        """Divide vector steps among the healthy runners; 0 for the others, by runner."""
+    def left_over(self, lengths: Sequence[int], replies: Sequence[SampleReply]) -> list[int]:
+        """Divide the vector steps of runners that did not reply among the healthy ones.
+
+        Returns:
+            Steps of each sub-environment, by runner; 0 for the lost ones.
+        """
+        there = {reply.runner_index for reply in replies}
+        missing = sum(n for i, n in zip(self.indices, lengths, strict=True) if i not in there)
         able = self.indices if self.remote is None else self.remote.actors.healthy_actor_ids
         able = able or self.indices[:1]  # with none left, the next round waits and counts the tries
-        share, rest = divmod(length, len(able))
+        share, rest = divmod(missing, len(able))
         of_runner = {index: share + (i < rest) for i, index in enumerate(able)}
         return [of_runner.get(index, 0) for index in self.indices]
 

@@ -23,7 +23,7 @@ from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.policies import Part, Policies
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
-from rlrun.algorithms.runners import find_spaces, runner_spec, start_env_runners
+from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners
 from rlrun.checkpoint.checkpoint import (
     CheckpointError,
     read_checkpoint,
@@ -32,12 +32,7 @@ from rlrun.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from rlrun.checkpoint.checkpoint_folder import checkpoint_at
-from rlrun.config.batch_arithmetic import (
-    fragment_lengths,
-    fragment_problems,
-    round_after_round,
-    stream_problems,
-)
+from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems, stream_problems
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.loader import load_experiment
 from rlrun.config.policies import PolicySettings
@@ -116,12 +111,13 @@ class Algorithm(ABC, Generic[T_co]):
 
     def _build(self, config: ExperimentConfig, address: str | None) -> None:
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
-        settings = self.policies.settings
-        spec = runner_spec(config, self.seed, settings, factories, self._callbacks)
+        spec = runner_spec(config, self.seed, self.policies.settings, factories, self._callbacks)
+        self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)
         self.env_runner_group = group = start_env_runners(config, spec, address)
-        self._ahead: RoundAhead | None = None
-        if config.env_runners.sample_async:
-            self._ahead = self.keep("ahead", RoundAhead(group, self.repeated_request))
+        ahead = config.env_runners.sample_async
+        self._ahead = (
+            self.keep("ahead", RoundAhead(group, self.repeated_request)) if ahead else None
+        )
         self.policies.build(spec, *find_spaces(spec, group), self.make_learner)
         self.evaluator = Evaluator(config, spec, self.policies, self.explorations)
         self.setup()
@@ -243,8 +239,7 @@ class Algorithm(ABC, Generic[T_co]):
         Raises:
             DivergedError: a loss, a gradient or a weight is NaN or infinite.
         """
-        seed = generators_seed(self.seed, Role.TRAIN, 0, self.progress.iteration)
-        with seeded_generators(seed):
+        with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0, self.progress.iteration)):
             return self._train()
 
     def _train(self) -> Result:
@@ -297,10 +292,8 @@ class Algorithm(ABC, Generic[T_co]):
         """
         with self.timers.phase("sample"):
             replies: list[SampleReply] = []
-            if rounds is None:
-                size = self.training.train_batch_size
-                rounds = fragment_lengths(size, self.config.env_runners)
-            for lengths, following in round_after_round(rounds):
+            rounds = self._rounds if rounds is None else rounds
+            for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
                 replies += self.sample_round(lengths, following)
             return self.train_batch(replies).unwrapped()
 
@@ -320,11 +313,8 @@ class Algorithm(ABC, Generic[T_co]):
         if replies is None:
             replies = group.sample(self.next_request(), lengths, weights)
         self.count(replies)
-        if len(replies) < len(lengths):
-            there = {reply.runner_index for reply in replies}
-            missing = sum(n for i, n in zip(group.indices, lengths, strict=True) if i not in there)
-            if missing:
-                replies += self.sample_round(group.spread(missing))
+        if len(replies) < len(lengths) and any(left := group.left_over(lengths, replies)):
+            replies += self.sample_round(left)
         if self._ahead is not None and following is not None:
             self._ahead.begin(self.next_request(), following, weights)
         return replies
@@ -364,12 +354,7 @@ class Algorithm(ABC, Generic[T_co]):
 
     def explorations(self) -> dict[str, Exploration]:
         """Exploration settings of all policies that have some, by policy id."""
-        settings = {}
-        for policy_id in self.policies.settings:
-            exploration = self.exploration(policy_id)
-            if exploration is not None:
-                settings[policy_id] = exploration
-        return settings
+        return {k: own for k in self.policies.settings if (own := self.exploration(k)) is not None}
 
     def count(self, replies: Sequence[SampleReply]) -> None:
         """Count what replies say: steps, episodes, timings, statistics of connectors."""
@@ -434,14 +419,11 @@ class Algorithm(ABC, Generic[T_co]):
 
         Raises:
             ValueError: there are no remote runners, or so many cannot share the train batch.
-            EnvRunnersError: Ray found no place for one; all is as it was.
         """
-        settings = self.config.env_runners.model_copy(update={"num_env_runners": num_env_runners})
-        config = self.config.model_copy(update={"env_runners": settings})
-        for key, message in self.validate(config):
-            raise ValueError(f"{key}: {message}")
+        config = resized(self.config, num_env_runners, self.validate)
         self.env_runner_group.resize(num_env_runners)
         self.config = config
+        self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)
 
     # -- acting --------------------------------------------------------------------------------
 

@@ -24,13 +24,14 @@ from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
-from rlrun.config.batch_arithmetic import round_after_round, short_fragment_lengths
+from rlrun.config.batch_arithmetic import short_fragment_lengths
 from rlrun.config.memory_checks import TRANSITION_BYTES, check_fits
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schedules import value_at
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
     Count,
+    EnvRunnersConfig,
     ExperimentConfig,
     ExplorationConfig,
     ReplayConfig,
@@ -217,6 +218,8 @@ class Replay(Generic[U]):
         self.buffer = MultiAgentReplayBuffer(make_buffer, mode=self._settings.mode)
         self._updates_due = ByPolicy(self._new_due)
         self._round_steps = round_steps
+        self._planned_for: EnvRunnersConfig | None = None
+        self._rounds: list[list[int]] = []
 
     def _new_due(self, policy_id: str) -> _UpdatesDue:
         algorithm = self._algorithm
@@ -240,9 +243,12 @@ class Replay(Generic[U]):
             policy_id: _Learned(self.updaters[policy_id].coefficients(algorithm.env_steps))
             for policy_id in algorithm.policies.trained
         }
-        size, settings = algorithm.training.train_batch_size, algorithm.config.env_runners
-        rounds = short_fragment_lengths(size, settings, self._round_steps)
-        for lengths, following in round_after_round(rounds):
+        settings = algorithm.config.env_runners
+        if settings is not self._planned_for:  # at first, and when runners have come or gone
+            size, self._planned_for = algorithm.training.train_batch_size, settings
+            self._rounds = short_fragment_lengths(size, settings, self._round_steps)
+        rounds = self._rounds
+        for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
             self._round(lengths, following, learned)
         result: Result = {}
         for policy_id, own in learned.items():

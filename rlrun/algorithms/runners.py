@@ -5,7 +5,7 @@ Owns what runners are built from, and the spaces that policies have because of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup
@@ -73,6 +73,19 @@ def start_env_runners(
         runner_class=runner_class(spec),
         wait=False,
     )
+
+
+def resized(
+    config: ExperimentConfig,
+    num_env_runners: int,
+    validate: Callable[[ExperimentConfig], Iterable[tuple[str, str]]],
+) -> ExperimentConfig:
+    """The experiment with so many env runners; raises ValueError for the first problem of it."""
+    settings = config.env_runners.model_copy(update={"num_env_runners": num_env_runners})
+    config = config.model_copy(update={"env_runners": settings})
+    for key, message in validate(config):
+        raise ValueError(f"{key}: {message}")
+    return config
 
 
 def runner_class(spec: RunnerSpec) -> Any:

@@ -1,6 +1,6 @@
 """How a train batch is divided among env runners, exactly. Must not know: algorithms, runners."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from math import gcd
 
@@ -40,13 +40,6 @@ def short_fragment_lengths(
     ends = [per_env * i // num_rounds for i in range(num_rounds + 1)]
     rounds = [divmod(end - begin, runners) for begin, end in pairwise(ends)]
     return [[whole + (runner < rest) for runner in range(runners)] for whole, rest in rounds]
-
-
-def round_after_round(
-    rounds: Sequence[Sequence[int]],
-) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Each round with the one that follows it, after the last one the first of the next batch."""
-    return zip(rounds, [*rounds[1:], rounds[0]], strict=True)
 
 
 def stream_length(

@@ -19,11 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from rlrun.envs.env import (
-    form_problem,
-    observation_problem,
-    time_limit_of,
-)
+from rlrun.envs.env import form_problem, observation_problem, time_limit_of
 from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,

@@ -161,7 +161,7 @@ def test_a_late_runner_is_lost_where_failures_are_ignored(make_group: Any) -> No
     replies = group.sample(FakeRequest(0), [5, 5])
     assert [reply.runner_index for reply in replies] == [2]
     assert group.faults()["dropped_env_steps"] == 5
-    assert group.spread(5) == [0, 5]
+    assert group.left_over([5, 5], replies) == [0, 5]
 
 
 def test_an_environment_that_fails_while_it_is_restored_costs_one_restart_more(
