@@ -344,9 +344,8 @@ class Algorithm(ABC, Generic[T_co]):
         """
         then = state["policies"]
         policies = None if then is None else {k: v for k, v in self.policies.items() if k in then}
-        left_out = dict(self.policies.reads.left_out)
-        changes = {"length": length, "policies": policies, "leave_out": left_out}
-        return SampleRequest(**{**state, **changes})
+        new = {"length": length, "policies": policies}
+        return SampleRequest(**{**state, **new, "leave_out": dict(self.policies.reads.left_out)})
 
     def exploration(self, policy_id: str) -> Exploration | None:
         """Exploration settings of a policy in env runners at this point of the run."""
@@ -368,9 +367,8 @@ class Algorithm(ABC, Generic[T_co]):
 
     def train_batch(self, replies: Sequence[SampleReply]) -> MultiAgentBatch:
         """The batches of these replies as one, which callbacks may change."""
-        batch = replies[0].batches
-        if len(replies) > 1:
-            batch = concat_samples([reply.batches for reply in replies]).as_multi_agent()
+        parts = [reply.batches for reply in replies]
+        batch = concat_samples(parts).as_multi_agent() if len(parts) > 1 else parts[0]
         if self.config.env_runners.compress_observations:
             batch.decompress_if_needed()
         if self._callbacks:
@@ -404,8 +402,9 @@ class Algorithm(ABC, Generic[T_co]):
     def evaluate(self) -> Result:
         """Evaluate as `evaluation` says; changes nothing that training depends on."""
         self._call_back("on_evaluate_start")
-        episodes = self.evaluator.evaluate()
-        result = evaluation_result(episodes, [*self.policies], self.policies.agents)
+        result = evaluation_result(
+            self.evaluator.evaluate(), [*self.policies], self.policies.agents
+        )
         self._call_back("on_evaluate_end", result)
         return result
 
@@ -504,9 +503,8 @@ class Algorithm(ABC, Generic[T_co]):
         """Go on where `get_state` was called; the weights have come already."""
         self.progress.set_state(state["progress"])
         self.policies.set_state(state["policies"])
-        self.env_runner_group.set_states(
-            {int(index): runner for index, runner in state["env_runners"].items()}
-        )
+        runners = {int(index): runner for index, runner in state["env_runners"].items()}
+        self.env_runner_group.set_states(runners)
         for name, part in self._parts.items():
             part.set_state(state["algorithm"][name])
         self._call_back("on_checkpoint_loaded")
@@ -514,16 +512,10 @@ class Algorithm(ABC, Generic[T_co]):
 
     def match_policies(self, state: Mapping[str, Any]) -> None:
         """Have the policies that there were at `get_state`, here and in env runners."""
-        if not self.policies.several:
-            return
-        then = state["policies"]
-        for policy_id in [name for name in self.policies if name not in then["ids"]]:
-            self._forget(policy_id)
-        for policy_id, made in then["added"].items():
-            if policy_id not in self.policies:
-                self.policies.add(policy_id, str(made["like"]), bool(made["train"]))
-        now = dict(self.policies)
-        self.env_runner_group.foreach_env_runner(lambda runner: runner.set_policies(now))
+        if self.policies.several:
+            self.policies.match(state["policies"], self._forget)
+            now = dict(self.policies)
+            self.env_runner_group.foreach_env_runner(lambda runner: runner.set_policies(now))
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint into the folder ``path``."""

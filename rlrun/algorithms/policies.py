@@ -285,6 +285,14 @@ class Policies(Mapping[str, PolicySettings]):
             weights = self.learners[like].named_weights()
             self.learners[policy_id].load_named_weights(weights)
 
+    def match(self, state: Mapping[str, Any], remove: Callable[[str], None]) -> None:
+        """Have the policies of a state, with `remove` for those that it lacks."""
+        for policy_id in [name for name in self if name not in state["ids"]]:
+            remove(policy_id)
+        for policy_id, made in state["added"].items():
+            if policy_id not in self:
+                self.add(policy_id, str(made["like"]), bool(made["train"]))
+
     def remove(self, policy_id: str) -> None:
         """Drop a policy that was added; ValueError for any other."""
         if policy_id not in self.settings:
