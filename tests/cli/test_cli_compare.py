@@ -66,7 +66,7 @@ def test_numbers_of_straight_lines(rlrun, two):
         {"training.lr": 0.0001},
     ]
     assert [run["seed"] for run in best["runs"]] == [0, 1, 2, 3, 4]
-    assert (found["env_steps"], found["threshold_is"]) == (1000, "as asked")
+    assert (found["env_steps"], found["threshold_is"]) == (1000, "as given")
     assert best["final"]["value"] == pytest.approx(1200)
     assert best["final"]["kind"] == "interval"
     assert 1000 <= best["final"]["low"] < 1200 < best["final"]["high"] <= 1400
@@ -105,7 +105,7 @@ def test_few_seeds_get_a_range_and_no_interval(rlrun, make_run):
     found = compared(rlrun, "runs/*")
     final = found["configurations"][0]["final"]
     assert final == {"value": 2000, "low": 1000, "high": 3000, "kind": "range"}
-    assert "too few seeds: 3 seeds" in found["notes"][0]
+    assert "too few seeds: A has 3, an interval needs 5" in found["notes"][0]
     out = rlrun("compare", "runs/*")[1]
     assert "(1,000 to 3,000)" in out
     assert "rlrun train FILE --seeds 5" in out

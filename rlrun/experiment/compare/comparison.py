@@ -296,24 +296,23 @@ def _threshold(
     drafts: Sequence[Configuration], runs: Sequence[ReadRun], given: float | None, sign: float
 ) -> tuple[float, str]:
     if given is not None:
-        return given, "as asked"
+        return given, "as given"
     goals = {run.goal for run in runs}
     if len(goals) == 1 and (goal := goals.pop()) is not None:
         return goal, "the goal of the runs' stop"
     worst: Callable[[Iterable[float]], float] = min if sign > 0 else max
-    return worst(each.final.value for each in drafts), "where the last one ends"
+    return worst(each.final.value for each in drafts), "the worst final value"
 
 
 def _note_few_seeds(drafts: Sequence[Configuration], notes: list[str]) -> None:
-    few = min(len(each.runs) for each in drafts)
-    if few >= MIN_RUNS:
+    counts = {_letter(i): len(each.runs) for i, each in enumerate(drafts)}
+    few = {name: count for name, count in counts.items() if count < MIN_RUNS}
+    if not few:
         return
-    shown = "one seed shows nothing of the spread" if few == 1 else "the range is shown instead"
-    seeds = f"{few} seed{'s' if few > 1 else ''}"
-    notes.append(
-        f"too few seeds: {seeds} for some configurations; an interval needs {MIN_RUNS} or more, "
-        f"{shown}: rlrun train FILE --seeds {MIN_RUNS}"
-    )
+    named = "too few seeds: " + ", ".join(f"{name} has {count}" for name, count in few.items())
+    shown = "the range is shown" if max(few.values()) > 1 else "one run has no spread"
+    advice = f"rlrun train FILE --seeds {MIN_RUNS}"
+    notes.append(f"{named}, an interval needs {MIN_RUNS} seeds: {shown} ({advice})")
 
 
 def _letter(index: int) -> str:

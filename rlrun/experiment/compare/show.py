@@ -88,9 +88,9 @@ def _legend(comparison: Comparison) -> str:
     kinds = {each.final.kind for each in comparison.configurations}
     spread = "; a range of too few seeds in brackets" if "range" in kinds else ""
     return (
-        f"Interquartile means with bootstrap intervals{spread}. area: mean of the curve. The "
-        f"threshold is {comparison.threshold_is}: median of the seeds, with the number of seeds "
-        "that are there if not all."
+        f"Interquartile means with bootstrap intervals{spread}. area: mean of the curve. Steps and "
+        f"seconds to the threshold ({comparison.threshold_is}): median of the seeds, with how many "
+        "reach it if not all do."
     )
 
 
