@@ -49,6 +49,7 @@ SUCCESSORS: dict[str, str] = {
     "evaluation_num_episodes": "evaluation.episodes",
     "metrics_num_episodes_for_smoothing": "report.smoothing_episodes",
     "metrics_smoothing_episodes": "report.smoothing_episodes",
+    "min_time_s_per_reporting": "report.min_time_s_per_iteration",
     "min_iter_time_s": "report.min_time_s_per_iteration",
     "timesteps_per_iteration": "report.min_sample_timesteps_per_iteration",
     "checkpoint_freq": "checkpoint.every",
@@ -88,7 +89,7 @@ NO_EFFECT: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("learner_queue_timeout", "num_multi_gpu_tower_stacks"),
+            *("learner_queue_timeout", "num_multi_gpu_tower_stacks", "num_multi_acc_tower_stacks"),
             *("num_aggregation_workers", "num_data_loader_buffers", "num_data_load_threads"),
             *(
                 "max_sample_requests_in_flight_per_worker",
@@ -112,6 +113,7 @@ NO_EFFECT: dict[str, str] = {
             *("collect_metrics_timeout", "metrics_episode_collection_timeout_s"),
             *("num_cpus_for_driver", "num_cpus_for_local_worker", "num_cpus_for_main_process"),
             *(
+                "enable_async_evaluation",
                 "always_attach_evaluation_results",
                 "in_evaluation",
                 "extra_python_environs_for_driver",

@@ -203,10 +203,11 @@ class _Translator(OldSettings):
     def _key(self, name: str, written: str, node: Node, known: dict[str, Any]) -> None:
         """One key of `config`; `name` has dots for mappings, in one spelling."""
         own = name.rpartition(".")[2]
+        only = tables.ONLY.get(f"{self.algorithm.name}.{name}", tables.ONLY.get(name))
         if name == "optimizer":
             self.ignore(node, written, "Ray's actors of replay and learning are no part of rlrun")
-        elif name in tables.ONLY:
-            values, why = tables.ONLY[name]
+        elif only is not None:
+            values, why = only
             if node.plain() in values:
                 self.ignore(node, written, why)
             else:

@@ -228,7 +228,7 @@ def _replay_buffer(old: OldSettings) -> None:
     last = old.values.pop("final_prioritized_replay_beta", None)
     steps = old.take("prioritized_replay_beta_annealing_timesteps") or 20_000
     if last is not None:
-        points = [[0, old.value("replay.beta")], [steps, last.value]]
+        points = [[0, old.value("replay.beta", 0.4)], [steps, last.value]]
         old.set("replay.beta", points, last, "final_prioritized_replay_beta")
 
 

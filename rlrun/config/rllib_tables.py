@@ -191,7 +191,11 @@ mean what they mean there (rllib_file.py)."""
 ADDRESSES: dict[str, str] = {
     "Q_model.fcnet_hiddens": "model.hidden",
     "Q_model.fcnet_activation": "model.activation",
+    "Q_model.hidden_layer_sizes": "model.hidden",
+    "Q_model.hidden_activation": "model.activation",
     "policy_model.fcnet_hiddens": "model.hidden",
+    "policy_model.hidden_layer_sizes": "model.hidden",
+    "policy_model.hidden_activation": "model.activation",
     "policy_model.fcnet_activation": "model.activation",
     "buffer_size": "replay.capacity",
     "learning_starts": "training.num_steps_sampled_before_learning_starts",
@@ -231,6 +235,7 @@ ADDRESSES: dict[str, str] = {
     "epsilon": "training.rmsprop_epsilon",
     "evaluation_config.explore": "evaluation.explore",
     "evaluation_config.seed": "evaluation.seed",
+    "evaluation_config.num_workers": "evaluation.num_env_runners",
     "evaluation_config.num_envs_per_worker": "evaluation.num_envs",
     "evaluation_config.num_envs_per_env_runner": "evaluation.num_envs",
 }
@@ -267,6 +272,7 @@ KEPT = (
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_gae": ((True,), "advantages are always estimated by GAE; lambda: 1 is plain returns"),
     "use_critic": ((True,), "the value function is always trained"),
+    "DQN.tau": ((1.0,), "the target network becomes a copy of the network"),
     "replay_proportion": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
     "replay_ratio": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
     "momentum": ((0,), "RMSProp has no momentum here"),
@@ -296,7 +302,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "callbacks": ((None, {}), "its successor is `callbacks` of rlrun's form: a list of classes"),
     "before_learn_on_batch": ((None,), "its successor is training.learner_connectors"),
 }
-"""Key -> the values that need nothing here, and why no other value is translated."""
+"""Key, or ALGORITHM.KEY -> the values that need nothing here, and why others are refused."""
 
 EXPLORATIONS = (
     *("EpsilonGreedy", "PerWorkerEpsilonGreedy", "SoftQ", "Random", "StochasticSampling"),
@@ -323,6 +329,8 @@ ENV_ARGUMENTS: dict[str, str | None] = {
     "p_crash": "crash_probability",
     "p_crash_reset": None,
     "init_time_s": None,
+    "init_time_s_min": None,
+    "init_time_s_max": None,
     "crash_after_n_steps": None,
 }
 """Argument of those classes -> its name here; None has no counterpart."""

@@ -253,6 +253,26 @@ def test_older_and_newer_names_mean_the_same(write, spellings, address, value):
         assert value_at(load(file).experiment, address) == value
 
 
+@pytest.mark.parametrize(
+    ("run", "config", "values"),
+    [
+        ("SAC", "exploration_config: {type: GaussianNoise, stddev: 0.2}", {"exploration.type": "GaussianNoise", "exploration.stddev": 0.2, "exploration.scale": ((0, 1.0), (10_000, 0.02)), "exploration.random_steps": 1000}),
+        ("SAC", "exploration_config: {type: OrnsteinUhlenbeckNoise, ou_theta: 0.2, ou_sigma: 0.3, random_timesteps: 7}", {"exploration.theta": 0.2, "exploration.sigma": pytest.approx(0.06), "exploration.random_steps": 7}),
+        ("SAC", "Q_model: {hidden_layer_sizes: [8], hidden_activation: swish}", {"model.hidden": (8,), "model.activation": "silu"}),
+        ("DQN", "exploration_config: {warmup_timesteps: 5, epsilon_timesteps: 10}", {"exploration.epsilon": ((0, 1.0), (5, 1.0), (15, 0.02))}),
+        ("DQN", "tau: 1.0, final_prioritized_replay_beta: 1.0", {"replay.beta": ((0, 0.4), (20_000, 1.0))}),
+        ("DQN", "prioritized_replay: false, training_intensity: 4", {"replay.prioritized": False, "training.training_intensity": 4.0}),
+        ("DQN", "noisy: true, exploration_config: {final_epsilon: 0.0}", {"exploration.epsilon": 0.0}),
+        ("IMPALA", "opt_type: rmsprop, epsilon: 0.1, train_batch_size: 100", {"training.optimizer": "rmsprop", "training.rmsprop_epsilon": 1e-5, "training.grad_clip": 0.4}),
+    ],
+)  # fmt: skip
+def test_what_belongs_to_an_algorithm_means_the_same(write, run, config, values):
+    env = "Pendulum-v1" if run == "SAC" else "CartPole-v1"
+    file = write(f"old: {{run: {run}, env: {env}, config: {{{config}}}}}", minimal=False)
+    experiment = load(file).experiment
+    assert {address: value_at(experiment, address) for address in values} == values
+
+
 def test_beside_config_stand_checkpoints_and_samples(write):
     file = write(
         "old: {run: PPO, env: CartPole-v1, num_samples: 3, checkpoint_freq: 5, checkpoint_at_end: false,\n"
