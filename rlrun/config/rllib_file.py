@@ -361,20 +361,12 @@ class _Translator(OldSettings):
         return Translation(self.name, root, sources, tuple(self.without_effect))
 
     def _finish_sweep(self) -> None:
-        """Without a setting that varies, seeds are no sweep: the first one is trained."""
+        """Settings that vary, and seeds; `rlrun train` trains the first of both."""
         space, seeds = self.sweep.get("space"), self.sweep.get("seeds")
-        if space is not None and space.value:
-            return
-        self.sweep.clear()
-        if seeds is None:
-            return
-        several = seeds.plain()
-        first = several[0] if isinstance(several, list) else None
-        if first is not None:
-            self.set("seed", first, seeds, "seed")
-        text = ",".join(map(str, several)) if isinstance(several, list) else str(several)
-        reason = f"one run is trained; `rlrun train FILE --seeds {text}` repeats it"
-        self.ignore(seeds, "num_samples" if first is None else "config.seed", reason)
+        if space is not None and not space.value:
+            del self.sweep["space"]
+        if seeds is not None and isinstance(seeds.value, list):
+            self.set("seed", seeds.value[0].plain(), seeds, "seed")
 
 
 def _place(address: str) -> int:

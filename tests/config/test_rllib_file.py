@@ -70,7 +70,13 @@ MEANINGS: dict[str, dict[str, Any]] = {
         "training.kl_coeff": 0.0,
         "training.vf_loss_coeff": 0.5,
     },
-    "impala-cartpole": {"training.grad_clip": 0.08, "seed": 512, "learners.device": "cpu"},
+    "impala-cartpole": {
+        "training.grad_clip": 0.08,
+        "learners.device": "cpu",
+        "seed": 512,
+        "sweep.seeds": (512, 42, 144),
+        "sweep.space": {},
+    },
     "impala-multi-agent-cartpole": {
         "env.num_agents": 4,
         "multi_agent.agents": {f"agent_{i}": f"p{i}" for i in range(4)},
