@@ -115,7 +115,7 @@ class _Translator(OldSettings):
         self.sweep: dict[str, Node] = {}
 
     def translate(self) -> None:
-        """Fill `settings`; problems are collected."""
+        """Fill `values`; problems are collected."""
         known = {"env": self._env, "run": self._run, "stop": self._stop, "config": self._config}
         for key in ("run", *(key for key in self.experiment.value if key != "run")):
             node = self.experiment.value.get(key)
@@ -165,7 +165,8 @@ class _Translator(OldSettings):
         """A key of Ray Tune."""
         reason = tables.WITHOUT_COUNTERPART.get(key)
         if key == "num_samples":
-            self._num_samples(node)
+            if node.value != 1:
+                self.sweep["seeds"] = node
         elif key == "checkpoint_score_attr":
             metric = str(node.value)
             name = metric.removeprefix("min-")
@@ -180,10 +181,6 @@ class _Translator(OldSettings):
         else:
             names = (*_OF_THE_FORM, "num_samples", "checkpoint_freq", "checkpoint_at_end")
             self.refuse(node, key, no_such("key beside config", key, names))
-
-    def _num_samples(self, node: Node) -> None:
-        if node.value != 1:
-            self.sweep["seeds"] = node
 
     def _config(self, node: Node) -> None:
         if not isinstance(node.value, dict):
@@ -320,6 +317,8 @@ class _Translator(OldSettings):
     def vary(self, path: Path, node: Node, variants: Sequence["_Translator"]) -> None:
         """Vary the setting that the values of a grid change."""
         if path == ("config", "seed"):
+            if "seeds" in self.sweep:
+                self.refuse(node, "config.seed", "num_samples repeats each seed; leave one out")
             self.sweep["seeds"] = node
             return
         for variant in variants:
@@ -341,8 +340,7 @@ class _Translator(OldSettings):
     def finish(self) -> Translation:
         """The translation. Raises ConfigError with all problems."""
         if self.problems:
-            line = lambda problem: (problem.origin.line or 0, problem.origin.column or 0)  # noqa: E731
-            raise ConfigError(sorted(dict.fromkeys(self.problems), key=line))
+            raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
         self._finish_sweep()
         tree = {
             "algorithm": Node(self.algorithm.name, self.experiment.value["run"].origin),
@@ -367,6 +365,10 @@ class _Translator(OldSettings):
             del self.sweep["space"]
         if seeds is not None and isinstance(seeds.value, list):
             self.set("seed", seeds.value[0].plain(), seeds, "seed")
+
+
+def _line(problem: Problem) -> tuple[int, int]:
+    return problem.origin.line or 0, problem.origin.column or 0
 
 
 def _place(address: str) -> int:

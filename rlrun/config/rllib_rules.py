@@ -305,10 +305,10 @@ def _epsilon(old: OldSettings) -> None:
 def _noise(old: OldSettings, kind: Node) -> None:
     """Noise that is added to actions: how its scale falls, and its units."""
     first, last, steps, scale, sigma = (
-        DEFAULT_NOISE[key]
+        tables.NOISE_DEFAULTS[key]
         if f"{_EXPLORES}{key}" not in old.values
         else old.take(f"{_EXPLORES}{key}")
-        for key in DEFAULT_NOISE
+        for key in tables.NOISE_DEFAULTS
     )
     old.set("exploration.scale", [[0, first], [steps, last]], kind, "initial_scale to final_scale")
     if kind.value == "OrnsteinUhlenbeckNoise" and isinstance(scale, int | float):
@@ -319,13 +319,6 @@ def _noise(old: OldSettings, kind: Node) -> None:
         old.set("exploration.random_steps", 1000, kind, DEFAULT)
 
 
-DEFAULT_NOISE = {
-    "initial_scale": 1.0,
-    "final_scale": 0.02,
-    "scale_timesteps": 10_000,
-    "ou_base_scale": 0.1,
-    "ou_sigma": 0.2,
-}
 _EPSILON_KEYS = ("epsilon_timesteps", "final_epsilon", "initial_epsilon", "warmup_timesteps")
 
 

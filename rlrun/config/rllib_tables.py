@@ -310,6 +310,15 @@ EXPLORATIONS = (
 )
 """Values of `exploration_config.type` that are translated."""
 
+NOISE_DEFAULTS: dict[str, Any] = {
+    "initial_scale": 1.0,
+    "final_scale": 0.02,
+    "scale_timesteps": 10_000,
+    "ou_base_scale": 0.1,
+    "ou_sigma": 0.2,
+}
+"""RLlib's defaults of noise that is added to actions, in the order in which they are read."""
+
 ENVS: dict[str, str] = {
     "RepeatAfterMeEnv": "RepeatAfterMe",
     "StatelessCartPole": "StatelessCartPole",

@@ -37,6 +37,8 @@ def test_result_keys_that_there_are_or_may_be(known, text):
     [
         ("stop: {episode_return: 3}", "3:8: stop.episode_return: no result has the key episode_return - did you mean episode_return_m"),
         ("stop: {zzz: 3}", "3:8: stop.zzz: no result has the key zzz; there is training_iteration, env_steps"),
+        ("env_runners: {horizon_terminates: true}", "3:15: env_runners.horizon_terminates: there is no horizon; set env_runners.horizon, or leave this out"),
+        ("env_runners: {horizon: 9, horizon_terminates: true, no_done_at_end: true}", "3:27: env_runners.horizon_terminates: no_done_at_end says that nothing ends at the horizon; leave one out"),
         ("model: {activation: swish}", '3:9: model.activation: expected "tanh", "relu", "elu", "silu", "gelu" or "linear", got the text \'swish\'; silu is its other name'),
         ("stop: {timesteps_total: 3}", "3:8: stop.timesteps_total: retired result key timesteps_total; its successor is env_steps"),
         ("stop: {evaluation/x: 3}", "3:8: stop.evaluation/x: evaluation/x never appears: evaluation.interval is null; evaluation.interval: 10 works"),

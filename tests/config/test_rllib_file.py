@@ -298,6 +298,15 @@ def test_beside_config_stand_checkpoints_and_samples(write):
     assert found.sweep.space == {"training.lr": {"grid": [1e-3, 1e-4]}}
 
 
+def test_seeds_and_samples_exclude_each_other(write):
+    file = write(
+        "old: {run: PG, env: CartPole-v1, num_samples: 2, config: {seed: {grid_search: [1, 2]}}}",
+        minimal=False,
+    )
+    (found,) = errors(file)
+    assert found.endswith("config.seed: num_samples repeats each seed; leave one out")
+
+
 def test_a_grid_that_changes_two_settings_is_refused(write):
     file = write(
         "old: {run: A2C, env: CartPole-v1, config: {train_batch_size: {grid_search: [40, 80]}}}",
