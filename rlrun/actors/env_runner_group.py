@@ -15,8 +15,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rlrun.config.old_names import OldNames
 from rlrun.config.schema import FaultToleranceConfig
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import Role
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class EnvRunnerGroup:
+class EnvRunnerGroup(OldNames):
     """One local runner, or ``num_env_runners`` remote ones.
 
     Args:
@@ -49,6 +51,15 @@ class EnvRunnerGroup:
     Raises:
         EnvError: from a runner's constructor, as it was raised there.
     """
+
+    old_names = MappingProxyType(
+        {
+            "foreach_worker": "its successor is foreach_env_runner()",
+            "local_worker": "its successor is local_env_runner, no method",
+            "remote_workers": "runners are addressed by foreach_env_runner()",
+            **dict.fromkeys(("add_workers", "remove_workers"), "its successor is resize()"),
+        }
+    )
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ import ray
 
 from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
 from rlrun.actors.ray_runtime import STACK_SIGNAL, last_error_line, python_stacks
+from rlrun.config.problems import InputError
 from rlrun.config.schema import FaultToleranceConfig
 from rlrun.data.seeding import generators_seed, seed_generators
 from rlrun.envs.errors import EnvError
@@ -100,6 +101,7 @@ class RemoteRunners:
         tolerance: FaultToleranceConfig,
         arguments: Callable[[int, bool], Mapping[str, Any]],
     ) -> None:
+        _require_sendable(spec)
         self._spec, self._tolerance = spec, tolerance
         self.states = RunnerStates()
         self.ended: set[int] = set()
@@ -480,6 +482,26 @@ class _RunnerHost:
         if self._failure is not None:
             raise self._failure
         return self._runner
+
+
+def _require_sendable(spec: RunnerSpec) -> None:
+    """Raise InputError if code that has no import path cannot be pickled."""
+    try:
+        ray.cloudpickle.dumps(spec)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        names = [name for name, code in spec.code.items() if not _is_sendable(code)]
+        raise InputError(
+            f"{', '.join(names) or 'what runners are made of'} cannot be sent to env runners "
+            f"({error}): put it at the top of a module, or set env_runners.num_env_runners to 0"
+        ) from None
+
+
+def _is_sendable(code: Any) -> bool:
+    try:
+        ray.cloudpickle.dumps(code)  # type: ignore[no-untyped-call]
+    except Exception:
+        return False
+    return True
 
 
 def _raise_unless_ok(results: Iterable[CallResult]) -> None:

@@ -25,18 +25,16 @@ from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners
 from rlrun.checkpoint.checkpoint import (
-    CheckpointError,
     read_checkpoint,
     restore_checkpoint,
     take_checkpoint,
     write_checkpoint,
 )
-from rlrun.checkpoint.checkpoint_folder import checkpoint_at
+from rlrun.checkpoint.checkpoint_folder import algorithm_at
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems, stream_problems
-from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.loader import load_experiment
+from rlrun.config.builder import AlgorithmConfig, experiment_of
+from rlrun.config.old_names import OF_ALGORITHMS, OldNames
 from rlrun.config.policies import PolicySettings
-from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
@@ -61,7 +59,7 @@ T_co = TypeVar("T_co", bound=TrainingConfig, covariant=True, default=TrainingCon
 P = TypeVar("P", bound=Part)
 
 
-class Algorithm(ABC, Generic[T_co]):
+class Algorithm(OldNames, ABC, Generic[T_co]):
     """Base of all algorithms; ``Algorithm[T]`` with the type of their training settings.
 
     Args:
@@ -93,11 +91,16 @@ class Algorithm(ABC, Generic[T_co]):
     trains_several_policies: ClassVar[bool] = False
     """Whether `training_step` goes through `train_batches`, and so takes `multi_agent`."""
 
+    old_names = OF_ALGORITHMS
+
     def __init__(
-        self, config: ExperimentConfig | AlgorithmConfig, *, address: str | None = None
+        self,
+        config: ExperimentConfig | AlgorithmConfig | None = None,
+        *,
+        address: str | None = None,
+        **old: Any,
     ) -> None:
-        if isinstance(config, AlgorithmConfig):
-            config = config.experiment()
+        config = experiment_of(type(self), config, old)
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config: ExperimentConfig = config.model_copy(update={"seed": self.seed})
         config = self.config
@@ -152,18 +155,8 @@ class Algorithm(ABC, Generic[T_co]):
             TrustError: it names code that this user has not signed.
             ConfigError: of the settings.
         """
-        checkpoint = checkpoint_at(Path(path))
-        experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
-        kind = algorithm_class(experiment.algorithm)
-        if not issubclass(kind, cls):
-            raise CheckpointError(f"{path}: a checkpoint of {kind.__name__}, not of {cls.__name__}")
-        algorithm: Self = kind(experiment, address=address)
-        try:
-            restore_checkpoint(algorithm, checkpoint)
-        except BaseException:
-            algorithm.stop()
-            raise
-        return algorithm
+        found: Self = algorithm_at(Path(path), cls, overrides, address=address, trust=trust)
+        return found
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ links the newest checkpoint is found by its name.
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from rlrun.checkpoint.checkpoint import (
     CheckpointVersionError,
     read_checkpoint,
     read_manifest,
+    restore_checkpoint,
     write_checkpoint,
 )
 from rlrun.checkpoint.files import remove_directory, remove_leftovers, replace_link
+from rlrun.config.loader import load_experiment
+from rlrun.config.registry import algorithm_class
 from rlrun.data.results import counts_already, number_at
 
 CHECKPOINTS = "checkpoints"
@@ -150,6 +153,31 @@ def _first_whole(path: Path, iterations: Iterable[int]) -> Checkpoint | None:
     if errors:
         raise errors[0]
     return None
+
+
+def algorithm_at(
+    path: Path,
+    expected: type,
+    overrides: Sequence[str],
+    *,
+    address: str | None,
+    trust: bool,
+) -> Any:
+    """See `Algorithm.from_checkpoint`, of the class ``expected``."""
+    checkpoint = checkpoint_at(path)
+    experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
+    kind = algorithm_class(experiment.algorithm)
+    if not issubclass(kind, expected):
+        raise CheckpointError(
+            f"{path}: a checkpoint of {kind.__name__}, not of {expected.__name__}"
+        )
+    algorithm = kind(experiment, address=address)
+    try:
+        restore_checkpoint(algorithm, checkpoint)
+    except BaseException:
+        algorithm.stop()
+        raise
+    return algorithm
 
 
 def checkpoint_at(path: Path) -> Checkpoint:

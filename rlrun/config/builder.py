@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Final, Self
 
 from rlrun.config import retired
 from rlrun.config.loader import resolve
+from rlrun.config.old_names import OldNames
 from rlrun.config.problems import ConfigError, Origin, Problem
-from rlrun.config.registry import algorithm_class, import_path_of
+from rlrun.config.registry import algorithm_class, code_name
 from rlrun.config.schema import ExperimentConfig, TrainingConfig, sections
 from rlrun.config.validate import unknown_key
 from rlrun.config.yaml_tree import from_plain
@@ -34,7 +35,15 @@ NotProvided: Final = _NotProvided()
 """Default of every argument: leaves the setting as it is. None is a value like any other."""
 
 
-class AlgorithmConfig:
+_CODE = (
+    *("use", "env", "env_runner_cls", "sample_collector", "distribution", "loss", "sinks"),
+    *("env_to_module_connector", "module_to_env_connector", "learner_connectors"),
+    *("agents", "policies_to_train", "scheduler"),
+)
+"""Settings that name code, and take a class or function itself, too."""
+
+
+class AlgorithmConfig(OldNames):
     """Base of the algorithms' builders; a subclass sets `algorithm` and nothing else.
 
     Every method takes keys of its section as keyword arguments and returns the builder; other keys
@@ -46,6 +55,16 @@ class AlgorithmConfig:
     """
 
     algorithm: ClassVar[str]
+    old_names: ClassVar[Mapping[str, str]] = {
+        "framework": "rlrun trains with PyTorch only; leave the call out",
+        "rollouts": "its successor is env_runners()",
+        "offline_data": "rlrun learns from environments, not from recorded data",
+        "rl_module": "its successor is model(use=...)",
+        "build_algo": "its successor is build()",
+        **dict.fromkeys(
+            ("api_stack", "experimental", "python_environment"), "there is no such choice here"
+        ),
+    }
 
     def __init__(self, config: Mapping[str, Any] | None = None, *, env: Any = NotProvided) -> None:
         self._values: dict[str, Any] = {"algorithm": self.algorithm}
@@ -59,7 +78,7 @@ class AlgorithmConfig:
         """The environment: id, import path, class or function, and its keyword arguments."""
         self._check_open()
         if env is not NotProvided:
-            self._values["env"] = env if isinstance(env, dict) else {"use": _as_name("env", env)}
+            self._values["env"] = _named(env if isinstance(env, dict) else {"use": env})
         arguments = {} if env_config is NotProvided else env_config or {}
         given = {**arguments, **_provided(kwargs)}
         if given:
@@ -69,13 +88,10 @@ class AlgorithmConfig:
     def env_runners(self, **settings: Any) -> Self:
         """Section `env_runners`: how experience is collected.
 
-        Connectors may be classes, functions, import paths or ``{"use": ..., key: value}``.
+        Code (connectors, the collector, the class of the runners) may be classes or functions,
+        import paths or ``{"use": ..., key: value}``. So it is in all sections.
         """
-        given = _provided(settings)
-        for key in given.keys() & {"env_to_module_connector", "module_to_env_connector"}:
-            items = given[key] if isinstance(given[key], list | tuple) else [given[key]]
-            given[key] = [_as_name(f"env_runners.{key}", item) for item in items]
-        return self._set("env_runners", given)
+        return self._set("env_runners", settings)
 
     def connectors(self, **settings: Any) -> Self:
         """Section `connectors`: how actions and rewards are transformed."""
@@ -105,9 +121,9 @@ class AlgorithmConfig:
 
     def multi_agent(self, **settings: Any) -> Self:
         """Section `multi_agent`: several policies, for environments with several agents."""
-        for key in ("agents", "policies_to_train"):
-            if callable(settings.get(key)):
-                settings[key] = _as_name(f"multi_agent.{key}", settings[key])
+        policies = settings.get("policies")
+        if isinstance(policies, dict):
+            settings["policies"] = {name: _policy(own) for name, own in policies.items()}
         return self._set("multi_agent", settings)
 
     def evaluation(self, **settings: Any) -> Self:
@@ -133,7 +149,7 @@ class AlgorithmConfig:
     def callbacks(self, *callbacks: Any) -> Self:
         """Classes, import paths or ``{"use": ..., key: value}``; they replace earlier ones."""
         self._check_open()
-        self._values["callbacks"] = copy.deepcopy([_as_name("callbacks", c) for c in callbacks])
+        self._values["callbacks"] = copy.deepcopy([_named(c) for c in callbacks])
         return self
 
     def debugging(self, *, seed: Any = NotProvided, name: Any = NotProvided) -> Self:
@@ -217,7 +233,9 @@ class AlgorithmConfig:
 
     def _set(self, section: str, settings: Mapping[str, Any]) -> Self:
         self._check_open()
-        given = _provided(settings)
+        given = _with_names(_provided(settings))
+        if section == "evaluation" and callable(settings.get("env")):
+            given["env"] = {"use": _named(settings["env"])}
         fields = sections(self._training_class())[section].model_fields
         names_code = given.get("use") or self._values.get("model", {}).get("use")
         if section != "model" or names_code is None:
@@ -248,18 +266,41 @@ class AlgorithmConfig:
         return Origin(type(self).__name__)
 
 
+def experiment_of(algorithm: Any, given: Any, old: Mapping[str, Any]) -> ExperimentConfig:
+    """The experiment that an algorithm's class is called with.
+
+    Raises:
+        TypeError: it is called as RLlib's classes are, with a dict or with ``old`` arguments.
+    """
+    experiment = given.experiment() if isinstance(given, AlgorithmConfig) else given
+    if old or not isinstance(experiment, ExperimentConfig):
+        call = f"{algorithm.Config.__name__}(config, env=env).build()"
+        raise TypeError(f"{algorithm.__name__} takes an experiment: write {call}")
+    return experiment
+
+
 def _provided(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not NotProvided}
 
 
-def _as_name(key: str, value: Any) -> Any:
-    """The import path of a class or function, which files and workers need; else the value."""
-    if not callable(value):
-        return value
-    path = import_path_of(value)
-    if path is None:
-        message = f"{value!r} has no import path: put it at the top of a module"
-        if key == "env":
-            message += ", or name it with register_env()"
-        raise ConfigError([Problem(Origin("AlgorithmConfig"), key, message)])
-    return path
+def _named(value: Any) -> Any:
+    """A class or function by its name; so in lists, and as the `use` of a mapping."""
+    if callable(value):
+        return code_name(value)
+    if isinstance(value, list | tuple):
+        return [_named(item) for item in value]
+    if isinstance(value, dict) and callable(value.get("use")):
+        return {**value, "use": code_name(value["use"])}
+    return value
+
+
+def _with_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _named(value) if key in _CODE else value for key, value in settings.items()}
+
+
+def _policy(own: Any) -> Any:
+    """One of `multi_agent.policies`: its settings, or the class of a `Policy`."""
+    if not isinstance(own, dict):
+        return {"use": _named(own)} if callable(own) else own
+    parts = {key: _with_names(part) for key, part in own.items() if isinstance(part, dict)}
+    return {**_named(own), **parts}

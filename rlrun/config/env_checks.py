@@ -90,7 +90,8 @@ def check_env(env: EnvSpec, *, several: bool = False) -> Iterator[Finding]:
         creator, findings = find_callable(("env", "use"), path, kind)
         yield from findings
         if not findings:
-            yield from _check_creator(env, creator, any_name=False)
+            any_name = registry.takes_a_config(env.use, creator)
+            yield from _check_creator(env, creator, any_name=any_name)
     else:
         yield from _check_gymnasium_id(env)
         if several:

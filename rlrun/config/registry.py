@@ -8,6 +8,7 @@ rlrun at import time; the tables hold import paths.
 import difflib
 import importlib
 import importlib.util
+import itertools
 import os
 import re
 import sys
@@ -29,6 +30,10 @@ ALGORITHMS: dict[str, str] = {
 
 ENVS: dict[str, Callable[..., Any]] = {}
 """Name -> callable that makes the environment; filled by `rlrun.register_env`."""
+
+GIVEN: dict[str, Any] = {}
+"""``__main__:NAME`` -> a class or function that Python code gave in place of an import path, and
+that has none which other processes could import; they are sent it."""
 
 SHIPPED_ENVS: dict[str, str] = {
     "PlayCards": "rlrun.envs.examples:PlayCards",
@@ -109,6 +114,8 @@ def import_object(path: str) -> Any:
     Raises ImportPathError where the path is malformed, a module is missing or raises while it is
     imported, or the attribute is missing.
     """
+    if path in GIVEN:
+        return GIVEN[path]
     if not is_import_path(path):
         raise ImportPathError(f'expected "package.module:attribute", got {path!r}')
     module_name, _, attributes = path.partition(":")
@@ -120,6 +127,9 @@ def import_object(path: str) -> Any:
         try:
             found = getattr(found, attribute)
         except AttributeError:
+            if module_name == "__main__":
+                message = "stands for code of the Python program that gave it, which this is not"
+                raise ImportPathError(f"{path} {message}: put it at the top of a module") from None
             hint = suggestion(attribute, [name for name in dir(found) if not name.startswith("_")])
             raise ImportPathError(f"{module_name} has no {attribute!r}{hint}") from None
     return found
@@ -150,17 +160,26 @@ def import_path_of(found: Any) -> str | None:
         return None
 
 
-def env_name(creator: Callable[..., Any]) -> str:
-    """The name of a class or function that makes an environment; without an import path, it is
-    registered.
+def code_name(code: Callable[..., Any]) -> str:
+    """The name of a class or function in a config: its import path.
+
+    Code of the main program, lambdas and what is defined inside of functions are `GIVEN` a name.
     """
-    path = import_path_of(creator)
-    if path is not None:
+    path = import_path_of(code)
+    if path is not None and not path.startswith("__main__:"):
         return path
-    known = next((name for name, other in ENVS.items() if other is creator), None)
-    name = known or f"{getattr(creator, '__name__', type(creator).__name__)} {len(ENVS) + 1}"
-    ENVS[name] = creator
-    return name
+    own = getattr(code, "__name__", type(code).__name__)
+    base = "__main__:" + re.sub(r"\W", "", own)
+    names = itertools.chain([base], (f"{base}_{k}" for k in itertools.count(2)))
+    return next(name for name in names if GIVEN.setdefault(name, code) is code)
+
+
+def takes_a_config(use: str, creator: Any) -> bool:
+    """Whether the only argument of what makes an environment is its config, whatever its name.
+
+    So it is of code that was registered, or given as a function.
+    """
+    return ":" not in use or (use in GIVEN and not isinstance(creator, type))
 
 
 def algorithm_class(name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from rlrun.config.registry import ENVS
+from rlrun.config.registry import ENVS, GIVEN
 from rlrun.config.schedules import Coefficient, LearningRate, Probability, Schedule, Temperature
 from rlrun.config.section import (
     CodeSection,
@@ -40,7 +40,7 @@ class EnvSpec(UseSpec):
 
     def __getstate__(self) -> dict[Any, Any]:
         """With what makes the environment: another process does not know registered names."""
-        return {**super().__getstate__(), "creator": ENVS.get(self.use)}
+        return {**super().__getstate__(), "creator": {**ENVS, **GIVEN}.get(self.use)}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         creator = state.pop("creator")

@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rlrun.config.registry import takes_a_config
 from rlrun.data.nested import ACTION_MASK
 from rlrun.data.seeding import drawn_from
 from rlrun.envs.errors import EnvError, EnvPhase
@@ -120,7 +121,7 @@ def make_env_or_vector(
         optional = {"num_envs": num_envs}
         if render_mode is not None:
             optional["render_mode"] = render_mode  # type: ignore[assignment]
-        return call_creator(creator, place, optional, any_name=":" not in spec.use)
+        return call_creator(creator, place, optional, any_name=takes_a_config(spec.use, creator))
     except EnvError:
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rlrun.config.registry import takes_a_config
 from rlrun.config.schema import EnvSpec
 from rlrun.data.seeding import drawn_from
 from rlrun.envs import pettingzoo_envs
@@ -161,7 +162,7 @@ def make_multi_agent_env(
             creator = find_creator(spec.use)
             if creator is None:
                 raise TypeError(f"{spec.use} has one agent; make_multi_agent() gives it several")
-            env = call_creator(creator, place, optional, any_name=":" not in spec.use)
+            env = call_creator(creator, place, optional, any_name=takes_a_config(spec.use, creator))
     except EnvError:
         raise
     except Exception as error:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
+from rlrun.config.old_names import OldNames
 from rlrun.config.policies import PolicySettings
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import (
@@ -60,7 +62,7 @@ from rlrun.sampling.runner_messages import (
 from rlrun.sampling.sampling_loop import SamplingLoop
 
 
-class EnvRunner:
+class EnvRunner(OldNames):
     """Steps several copies of an environment with the policies of its agents.
 
     Standalone: ``EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"))).sample()`` is one fragment; with
@@ -87,6 +89,8 @@ class EnvRunner:
         EnvError: an environment cannot be built, does not do what its spaces say, or its agents do
             not fit the policies.
     """
+
+    old_names = MappingProxyType({"policy_map": "its successor is `policies`"})
 
     def __init__(
         self,

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlrun.config.policies import PolicySettings
-from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, env_name, import_object
+from rlrun.config.registry import (
+    COLLECTORS,
+    DEFAULT_COLLECTOR,
+    ENVS,
+    GIVEN,
+    code_name,
+    import_object,
+)
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.connectors.rewards import RewardPipeline
 from rlrun.data.nested import row_form
@@ -68,8 +75,22 @@ class RunnerSpec:
     def __post_init__(self) -> None:
         env: Any = self.env
         if not isinstance(env, EnvSpec):
-            use = env_name(env) if callable(env) else env
+            use = code_name(env) if callable(env) else env
             object.__setattr__(self, "env", EnvSpec(use=use))
+
+    @property
+    def code(self) -> dict[str, Any]:
+        """What it names that has no import path, and so is sent along, by name."""
+        text = repr(vars(self))
+        return {name: code for name, code in {**ENVS, **GIVEN}.items() if f"'{name}'" in text}
+
+    def __getstate__(self) -> dict[str, Any]:
+        given = {name: code for name, code in self.code.items() if name in GIVEN}
+        return {**vars(self), "given": given}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        GIVEN.update(state.pop("given"))
+        vars(self).update(state)
 
 
 @dataclass(frozen=True)

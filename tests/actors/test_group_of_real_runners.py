@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from typing import Any
 
 import gymnasium
@@ -12,14 +13,16 @@ import numpy as np
 import pytest
 import ray
 
-from rlrun import register_env
+from rlrun import PPOConfig, register_env
 from rlrun.actors.env_runner_group import EnvRunnerGroup, synchronous_parallel_sample
 from rlrun.config import registry
+from rlrun.config.problems import InputError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.simple_list_collector import SimpleListCollector
 
 
 def spec_of(env: EnvSpec, **settings: Any) -> RunnerSpec:
@@ -151,3 +154,30 @@ def test_rounds_are_whole_and_add_up_to_the_limit() -> None:
     with pytest.raises(ValueError, match="not both"):
         synchronous_parallel_sample(group, max_env_steps=1, max_agent_steps=1)
     group.stop()
+
+
+def test_code_without_an_import_path_is_sent_along_or_refused(local_ray: None) -> None:
+    length = 7
+
+    class OwnCollector(SimpleListCollector):
+        pass
+
+    config = PPOConfig().environment(lambda own: gymnasium.make("CartPole-v1"))
+    config.env_runners(num_env_runners=1, num_cpus_per_env_runner=0.1)
+    config.env_runners(sample_collector=OwnCollector, rollout_fragment_length=length)
+    config.training(train_batch_size=length, minibatch_size=length)
+    algorithm = config.build()
+    try:
+        assert algorithm.train()["env_steps"] == length
+        kinds = algorithm.env_runner_group.foreach_env_runner(
+            lambda runner: type(runner.actors["default_policy"].collector).__name__
+        )
+        assert kinds == ["OwnCollector"]
+    finally:
+        algorithm.stop()
+    lock = threading.Lock()
+    locked = config.copy().environment(lambda own: lock and gymnasium.make("CartPole-v1"))
+    with pytest.raises(
+        InputError, match=r"__main__:lambda\w* cannot be sent .*num_env_runners to 0"
+    ):
+        locked.build()

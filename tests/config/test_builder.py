@@ -3,9 +3,11 @@
 import pytest
 from fake_algorithm import Callback, Fake, FakeConfig, Maze
 
+from rlrun import PPO
 from rlrun.config.builder import NotProvided
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
+from rlrun.config.registry import import_object
 
 
 def base():
@@ -73,8 +75,65 @@ def test_env_by_class_name_and_arguments():
     by_path = FakeConfig().environment("fake_algorithm:Maze", env_config={"size": 3})
     assert by_class == by_path.experiment().env
     assert by_class.use == "fake_algorithm:Maze"
-    with pytest.raises(ConfigError, match="register_env"):
-        FakeConfig().environment(lambda: None)
+
+
+class Main:
+    """Stands for a class of the main program, which no other process can import."""
+
+
+Main.__module__ = "__main__"
+
+
+@pytest.mark.parametrize(
+    ("configure", "key"),
+    [
+        (lambda code: FakeConfig().environment(code), "env.use"),
+        (lambda code: base().env_runners(env_runner_cls=code), "env_runners.env_runner_cls"),
+        (lambda code: base().env_runners(sample_collector=code), "env_runners.sample_collector"),
+        (lambda code: base().model(use=code), "model.use"),
+        (lambda code: base().training(loss=code), "training.loss"),
+        (lambda code: base().callbacks({"use": code}), "callbacks.0.use"),
+        (lambda code: base().multi_agent(agents=code), "multi_agent.agents"),
+        (lambda code: base().multi_agent(policies={"a": code}), "multi_agent.policies.a.use"),
+        (lambda code: base().evaluation(env=code), "evaluation.env.use"),
+    ],
+)
+def test_classes_and_functions_stand_for_their_names(configure, key):
+    def found(code):
+        value = configure(code).to_dict()
+        for part in key.split("."):
+            value = value[int(part) if part.isdigit() else part]
+        return value
+
+    assert found(Maze) == "fake_algorithm:Maze"
+    for code in (Main, lambda config: None, lambda: None):
+        name = found(code)
+        assert name.startswith("__main__:")
+        assert import_object(name) is code
+        assert found(code) == name
+
+
+def test_code_of_another_program_is_named_and_arguments_are_left_alone(write):
+    text = "algorithm: PPO\nenv: CartPole-v1\nenv_runners: {sample_collector: '__main__:gone'}"
+    with pytest.raises(ConfigError, match=r"3:15: .*__main__:gone stands for code of the Python"):
+        load_experiment(write(text, minimal=False))
+    assert FakeConfig().environment("X", make=Maze).to_dict()["env"]["make"] is Maze
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: FakeConfig().framework("torch"), AttributeError, "PyTorch only"),
+        (lambda: FakeConfig().rollouts(), AttributeError, r"its successor is env_runners\(\)"),
+        (lambda: FakeConfig().enviroment("x"), AttributeError, "did you mean environment"),
+        (lambda: FakeConfig().resources(num_gpus=1), ConfigError, "learners.device"),
+        (lambda: PPO(env="X", config={}), TypeError, r"write PPOConfig\(config, env=env\).build"),
+        (lambda: PPO({"lr": 1}), TypeError, r"write PPOConfig\(config, env=env\).build"),
+    ],
+)
+def test_old_names_are_answered_with_what_to_write_now(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 @pytest.mark.parametrize(

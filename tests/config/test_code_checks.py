@@ -9,7 +9,6 @@ from loading import errors
 from rlrun import Connector, PPOConfig
 from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import load_experiment
-from rlrun.config.problems import ConfigError
 from rlrun.config.registry import ImportPathError, import_object, import_path_of, nearest
 from rlrun.config.schema import UseSpec
 
@@ -145,8 +144,3 @@ def test_connectors_that_are_written_are_read_again(write):
     config = PPOConfig().environment("CartPole-v1").env_runners(env_to_module_connector=[plain])
     file = write(dump_yaml(config.experiment()), minimal=False)
     assert load_experiment(file).env_runners == config.experiment().env_runners
-
-
-def test_a_function_without_an_import_path_is_refused():
-    with pytest.raises(ConfigError, match="put it at the top of a module"):
-        PPOConfig().env_runners(env_to_module_connector=lambda env: Scale(1.0))
