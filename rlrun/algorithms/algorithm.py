@@ -18,7 +18,7 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from rlrun.actors.asynchronous import RoundAhead
-from rlrun.algorithms.callbacks import make_callbacks
+from rlrun.algorithms.callbacks import call_back, make_callbacks
 from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.policies import Part, Policies
 from rlrun.algorithms.progress import Progress
@@ -196,12 +196,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def build_module(
         self, policy_id: str = DEFAULT_POLICY_ID, factory: ModuleFactory | None = None
     ) -> RLModule:
-        """A policy's module, its initial weights drawn from the run's seed.
-
-        Args:
-            factory: makes another network of the policy's; `module_factory` makes the one it acts
-                with.
-        """
+        """A policy's module, or another network of its own; the run's seed gives the weights."""
         spaces, model = self.policies.module_spaces(policy_id), self.policies[policy_id].model
         seed = weights_seed(self.seed, *_key_of(policy_id))
         return seeded_module(factory or self.module_factory(policy_id), *spaces, model, seed)
@@ -277,11 +272,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously.
 
         Args:
-            rounds: steps of each sub-environment, by round and runner, for other numbers of env
-                steps.
-
-        Returns:
-            A SampleBatch, or a MultiAgentBatch of several policies.
+            rounds: steps of each sub-environment, by round and runner, for other numbers of steps.
         """
         with self.timers.phase("sample"):
             replies: list[SampleReply] = []
@@ -346,7 +337,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def explorations(self) -> dict[str, Exploration]:
         """Exploration settings of all policies that have some, by policy id."""
-        return {k: own for k in self.policies.settings if (own := self.exploration(k)) is not None}
+        found = {}
+        for policy_id in self.policies.settings:
+            if (own := self.exploration(policy_id)) is not None:
+                found[policy_id] = own
+        return found
 
     def count(self, replies: Sequence[SampleReply]) -> None:
         """Count what replies say: steps, episodes, timings, statistics of connectors."""
@@ -360,8 +355,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def train_batch(self, replies: Sequence[SampleReply]) -> MultiAgentBatch:
         """The batches of these replies as one, which callbacks may change."""
-        parts = [reply.batches for reply in replies]
-        batch = concat_samples(parts).as_multi_agent() if len(parts) > 1 else parts[0]
+        batch = replies[0].batches
+        if len(replies) > 1:
+            batch = concat_samples([reply.batches for reply in replies]).as_multi_agent()
         if self.config.env_runners.compress_observations:
             batch.decompress_if_needed()
         if self._callbacks:
@@ -395,16 +391,14 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def evaluate(self) -> Result:
         """Evaluate as `evaluation` says; changes nothing that training depends on."""
         self._call_back("on_evaluate_start")
-        result = evaluation_result(
-            self.evaluator.evaluate(), [*self.policies], self.policies.agents
-        )
+        episodes = self.evaluator.evaluate()
+        result = evaluation_result(episodes, [*self.policies], self.policies.agents)
         self._call_back("on_evaluate_end", result)
         return result
 
     def _call_back(self, name: str, *arguments: Any) -> None:
-        """Call this method of each of the user's callbacks."""
-        for callbacks in self._callbacks:
-            getattr(callbacks, name)(self, *arguments)
+        if self._callbacks:
+            call_back(self._callbacks, name, self, *arguments)
 
     def resize_env_runners(self, num_env_runners: int) -> None:
         """Sample with so many remote env runners from now on; a train batch stays as large.
@@ -433,22 +427,14 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             num_envs: environments that it acts in together.
             explore: sample actions instead of taking the most probable ones.
             seed: of what exploration draws.
-
-        Raises:
-            KeyError: there is no such policy.
         """
         return self.evaluator.acting_policy(policy_id, num_envs, explore=explore, seed=seed)
 
     def compute_single_action(
         self, observation: Any, policy_id: str = DEFAULT_POLICY_ID, *, explore: bool = False
     ) -> Any:
-        """The action for the first observation of an episode; `acting_policy` goes on from there.
-
-        Of a policy without a memory it is the action for every observation.
-        """
+        """The action for an episode's first observation, without a memory for any observation."""
         return self.acting_policy(policy_id, explore=explore).compute_single_action(observation)
-
-    # -- policies that come and go -------------------------------------------------------------
 
     def add_policy(self, policy_id: str, *, like: str, train: bool = False) -> None:
         """Add a policy with the settings and present weights of another; for episodes to come.

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlrun.config.registry import import_object
 from rlrun.config.schema import UseSpec
+from rlrun.sampling.episode_callbacks import METHODS, LiveEpisode
+from rlrun.sampling.runner_messages import RunnerCallbacks
 
 if TYPE_CHECKING:
     from rlrun.algorithms.result import Result
     from rlrun.data.sample_batch import SampleBatch
     from rlrun.sampling.episodes import EpisodeRecord
 
+_log = logging.getLogger(__name__)
+
 
 class Callbacks:
-    """Methods to override; all but one of them run in the training process.
+    """Methods to override; those with an ``env_runner`` or ``worker`` run in the env runners.
+
+    There they are called on an instance of the env runner's own, which no checkpoint keeps; the
+    others run in the training process.
 
     `callbacks: [{use: "my.code:Record", every: 20}]` calls ``Record(every=20)`` once a run. An
-    exception in a callback ends the run with its traceback. ``algorithm`` is the run's
+    exception in a method that takes part in training ends the run with its traceback; after one in
+    a method that observes (`OBSERVING`) the run goes on without these callbacks, and the log says
+    so. ``algorithm`` is the run's
     `rlrun.Algorithm`; a subclass may annotate it with the class that it expects.
     """
 
@@ -30,6 +40,18 @@ class Callbacks:
 
         Numbers added to ``episode.custom_metrics`` are reported, as ``custom_metrics/<name>_mean``,
         ``_min`` and ``_max``.
+        """
+
+    def on_episode_created(self, env_runner: Any, episode: LiveEpisode) -> None:
+        """An episode is about to be shown; nothing of it is known yet. In the env runner."""
+
+    def on_episode_start(self, env_runner: Any, episode: LiveEpisode) -> None:
+        """An episode has begun, of training or of an evaluation (`env_runner.role`)."""
+
+    def on_episode_step(self, env_runner: Any, episode: LiveEpisode) -> None:
+        """A step of an episode has been made; the last one has `terminated` or `truncated` set.
+
+        What `episode.custom_metrics` holds after it is reported as that of `on_episode_end` is.
         """
 
     def on_create_policy(self, algorithm: Any, policy_id: str) -> None:
@@ -61,8 +83,8 @@ class Callbacks:
     ) -> None:
         """A chunk, one agent's part of an episode in a fragment, is about to enter a train batch.
 
-        Runs in the env runner, with an instance of its own there that no checkpoint keeps. Change
-        `postprocessed_batch` in place; all chunks of a policy must end up with the same columns.
+        Change `postprocessed_batch` in place; all chunks of a policy must end up with the same
+        columns.
 
         Args:
             worker: the env runner; None in the trial that finds out which columns are needed.
@@ -89,11 +111,47 @@ def make_callbacks(specs: Iterable[UseSpec]) -> list[Callbacks]:
     return [import_object(spec.use)(**spec.kwargs) for spec in specs]
 
 
-def postprocessors(specs: Sequence[UseSpec], callbacks: Sequence[Callbacks]) -> tuple[UseSpec, ...]:
-    """Callbacks with an `on_postprocess_trajectory` of their own, which env runners call."""
-    own = Callbacks.on_postprocess_trajectory
-    return tuple(
-        spec
-        for spec, made in zip(specs, callbacks, strict=True)
-        if getattr(type(made), "on_postprocess_trajectory", own) is not own
+OBSERVING = frozenset(
+    (
+        *("on_episode_end", "on_train_result", "on_evaluate_start", "on_evaluate_end"),
+        "on_env_runners_recreated",
     )
+)
+"""Methods on whose outcome training does not depend."""
+
+
+def call_back(callbacks: list[Callbacks], name: str, *arguments: Any) -> None:
+    """Call this method of each; one that raises while it only observes leaves the list."""
+    for each in tuple(callbacks):
+        try:
+            getattr(each, name)(*arguments)
+        except Exception as error:
+            if name not in OBSERVING:
+                raise
+            callbacks.remove(each)
+            _log.warning(
+                "%s.%s raised %r: these callbacks are set aside, the log has the traceback",
+                type(each).__name__,
+                name,
+                error,
+                exc_info=True,
+            )
+
+
+_IN_RUNNERS = (*METHODS, "on_postprocess_trajectory")
+
+
+def runner_callbacks(
+    specs: Sequence[UseSpec], callbacks: Sequence[Callbacks]
+) -> tuple[RunnerCallbacks, ...]:
+    """The callbacks that env runners call, with the methods that they define themselves."""
+    found = []
+    for spec, made in zip(specs, callbacks, strict=True):
+        own = {
+            name
+            for name in _IN_RUNNERS
+            if getattr(type(made), name, None) not in (None, getattr(Callbacks, name))
+        }
+        if own:
+            found.append(RunnerCallbacks(spec, frozenset(own)))
+    return tuple(found)

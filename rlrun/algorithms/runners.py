@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup
-from rlrun.algorithms.callbacks import Callbacks, postprocessors
+from rlrun.algorithms.callbacks import Callbacks, runner_callbacks
 from rlrun.config.policies import PolicySettings, evaluation_runners
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
@@ -48,7 +48,7 @@ def runner_spec(
         seed=seed,
         gamma=config.training.gamma,
         restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
-        postprocessors=postprocessors(config.callbacks, callbacks),
+        callbacks=runner_callbacks(config.callbacks, callbacks),
         info_keys=config.report.info_keys,
         policy_factory=next(iter(factories.values())),
         multi_agent=multi_agent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,8 @@ class RecordedStep:
     """Number of the episode that each environment runs; None once it has run all of its own."""
     agents: Sequence[AgentTransition] = ()
     """Transitions of agents that this step has completed."""
+    infos: Mapping[int, Mapping[str, Any]] | None = None
+    """By environment, where an environment has one agent; None for no infos at all."""
 
 
 Recorder = Callable[[RecordedStep], bool | None]

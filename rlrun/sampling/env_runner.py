@@ -18,6 +18,7 @@ from typing import Any
 
 from rlrun.config.old_names import OldNames
 from rlrun.config.policies import PolicySettings
+from rlrun.config.registry import import_object
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import (
     Role,
@@ -39,6 +40,7 @@ from rlrun.envs.vector_env import make_sub_envs, make_vector_env
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.agent_envs import AgentEnvs
+from rlrun.sampling.episode_callbacks import METHODS, EpisodeCallbacks
 from rlrun.sampling.episodes import (
     AgentEpisodes,
     EndlessPlan,
@@ -48,7 +50,7 @@ from rlrun.sampling.episodes import (
 )
 from rlrun.sampling.lock_step_envs import LockStepEnvs
 from rlrun.sampling.policy_actor import PolicyActor
-from rlrun.sampling.postprocessing import Postprocessing, make_postprocessors, only_agent
+from rlrun.sampling.postprocessing import Postprocessing, only_agent
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import (
     RunnerSpec,
@@ -121,10 +123,13 @@ class EnvRunner(OldNames):
         self._settings: dict[str, PolicySettings | None] = {}
         self.actors: dict[str, PolicyActor] = {}
         self.policies: dict[str, Policy] = {}
+        made = [(import_object(one.spec.use)(**one.spec.kwargs), one) for one in spec.callbacks]
+        self._callbacks = [(callbacks, one.methods) for callbacks, one in made]
         plan = EndlessPlan(spec.seed, role, runner_index)
-        self._slot_envs = self.slot_envs(plan)
+        self._watch = self.episode_callbacks()
+        self._slot_envs = self.slot_envs(plan, recorder=self._watch)
         self._loop = SamplingLoop(self._slot_envs, self.actors)
-        self.postprocess = Postprocessing({}, make_postprocessors(spec.postprocessors), self)
+        self.postprocess = Postprocessing({}, self._with("on_postprocess_trajectory"), self)
         if spec.multi_agent is None:
             self._set_policies({DEFAULT_POLICY_ID: None})
         else:
@@ -192,6 +197,14 @@ class EnvRunner(OldNames):
             count_agent_steps=spec.multi_agent is not None and spec.multi_agent.count_agent_steps,
             **place,
         )
+
+    def episode_callbacks(self) -> EpisodeCallbacks | None:
+        """What shows episodes to callbacks; None where none has a method for them."""
+        by_method = {name: found for name in METHODS if (found := self._with(name))}
+        return EpisodeCallbacks(by_method, self) if by_method else None
+
+    def _with(self, method: str) -> list[Any]:
+        return [callbacks for callbacks, methods in self._callbacks if method in methods]
 
     def foreach_env(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(env)`` of each sub-environment, in the process in which it is.
@@ -397,7 +410,10 @@ class EnvRunner(OldNames):
         self._next_fragment = request.fragment + 1
         loop.policy_s = loop.env_s = 0.0
         self._begin_fragment(request)
-        env_steps, vector_steps = envs.collect(loop.step, self.actors, request.length)
+        step = loop.step
+        if self._watch is not None:
+            step = self._watch.stepping(step, envs.episodes)
+        env_steps, vector_steps = envs.collect(step, self.actors, request.length)
         envs.end_fragment(self.actors)
         batches = self._build()
         timings = {"policy": loop.policy_s, "env": loop.env_s, "other": 0.0}
@@ -468,7 +484,9 @@ class EnvRunner(OldNames):
 
         Plain numbers and arrays.
         """
+        watched = {} if self._watch is None else {"live_episodes": self._watch.get_state()}
         return {
+            **watched,
             "next_fragment": self._next_fragment,
             "policies": {name: actor.get_state() for name, actor in self.actors.items()},
             **self._slot_envs.get_state(self.actors),
@@ -479,6 +497,8 @@ class EnvRunner(OldNames):
         self._next_fragment = int(state["next_fragment"])
         self.weights_version = -1  # weights of another run may have the same number
         self._slot_envs.set_state(state, self.actors, state["policies"])
+        if self._watch is not None:
+            self._watch.set_state(state.get("live_episodes", ()))
 
     def ping(self) -> int:
         """Answer a health probe."""

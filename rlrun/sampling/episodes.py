@@ -44,6 +44,8 @@ class EpisodeRecord:
     custom_metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of the last step's info (`report.info_keys`), to which `Callbacks.on_episode_end` may
     add; the result has their means."""
+    hist_data: dict[str, list[float]] = field(default_factory=dict)
+    """Lists of numbers that callbacks have kept while it ran (`LiveEpisode`)."""
 
 
 class RewardError(ValueError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlrun.data.seeding import Role, generators_seed, seeded_generators
-from rlrun.envs.recorded_step import Recorder
+from rlrun.envs.recorded_step import RecordedStep, Recorder
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import CountedPlan, EpisodeRecord
@@ -89,16 +89,23 @@ def _run(
         )
         for policy_id, actor in runner.actors.items()
     }
-    envs = runner.slot_envs(plan, collects=False, recorder=recorder)
+    watch = runner.episode_callbacks()
+    recorders = [each for each in (watch, recorder) if each is not None]
+
+    def record(step: RecordedStep) -> bool:
+        return any(each(step) for each in recorders)  # the callbacks' end nothing
+
+    envs = runner.slot_envs(plan, collects=False, recorder=record if recorders else None)
     if isinstance(envs, AgentEnvs):
         envs.set_policies(runner.policy_spaces(), actors)
     loop = SamplingLoop(envs, actors)
     _begin_fragment(loop)
     envs.begin_fragment(actors)
     envs.start(actors, update=False)
+    step = loop.step if watch is None else watch.stepping(loop.step, envs.episodes)
     steps = 0
     while len(envs.episodes.records) < num_episodes and not envs.stopped:
-        loop.step()
+        step()
         steps += 1
         if steps % _STEPS_KEPT == 0:
             for actor in actors.values():

@@ -170,7 +170,7 @@ class LockStepEnvs:
             for k, runs in zip(number.tolist(), counted.tolist(), strict=True)
         ]
         flags = step.terminateds, step.truncateds
-        shown = RecordedStep(before, sent, self._raw, step.rewards, *flags, numbers)
+        shown = RecordedStep(before, sent, self._raw, step.rewards, *flags, numbers, (), step.infos)
         self.stopped = bool(self._recorder(shown))
 
     def settle(self, actors: Mapping[str, PolicyActor]) -> None:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rlrun.config.registry import import_object
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch, concat_samples
 from rlrun.data.sequences import change_points
 from rlrun.policies.policy import Policy
 
 if TYPE_CHECKING:
-    from rlrun.config.schema import UseSpec
+    pass
 
 ONLY_AGENT = "agent0"
 """What the agent of an environment without names for agents is called."""
@@ -122,8 +121,3 @@ def _trajectories(
         episode, index = int(trajectory[col.EPS_ID][0]), int(trajectory[col.AGENT_INDEX][0])
         agent = agent_name(episode, index)
         yield _Trajectory(policy_id, agent, episode, trajectory, trajectory.copy(shallow=True))
-
-
-def make_postprocessors(specs: Sequence[UseSpec]) -> list[Any]:
-    """The callbacks that these name, for one process."""
-    return [import_object(spec.use)(**spec.kwargs) for spec in specs]

@@ -51,6 +51,15 @@ class MultiAgentSpec:
 
 
 @dataclass(frozen=True)
+class RunnerCallbacks:
+    """Callbacks some of whose methods run in env runners."""
+
+    spec: UseSpec
+    methods: frozenset[str]
+    """Those that their class defines."""
+
+
+@dataclass(frozen=True)
 class RunnerSpec:
     """All that a runner needs to know; cheap to pickle, free of the algorithm's settings."""
 
@@ -63,8 +72,8 @@ class RunnerSpec:
     restart_failed_sub_environments: bool = False
     gamma: float = 0.99
     """Discount of the return whose standard deviation `normalize_rewards` divides by."""
-    postprocessors: tuple[UseSpec, ...] = ()
-    """Callbacks whose `on_postprocess_trajectory` the runner calls, with instances of its own."""
+    callbacks: tuple[RunnerCallbacks, ...] = ()
+    """Callbacks that the runner calls, with instances of its own."""
     info_keys: tuple[str, ...] = ()
     """Numbers of an episode's last info that its record gets."""
     policy_factory: PolicyFactory = build_policy

@@ -140,8 +140,8 @@ class Old(Callbacks):
         pass
 
 
-class Stepping(Callbacks):
-    def on_episode_step(self, algorithm):
+class Creating(Callbacks):
+    def on_environment_created(self, algorithm):
         pass
 
 
@@ -150,10 +150,46 @@ class Stepping(Callbacks):
     [
         ("Misnamed", "on_episod_end, which is never called - did you mean on_episode_end?"),
         ("Old", "never called; its successor is on_algorithm_init"),
-        ("Stepping", "never called; env runners call no callbacks"),
+        ("Creating", "never called; let `env` be a function of yours that makes the environ"),
     ],
 )
 def test_a_method_that_would_never_be_called_is_refused(name, message):
     config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:{name}")
     with pytest.raises(ConfigError, match=re.escape(message)):
         config.experiment()
+
+
+class Failing(Callbacks):
+    def __init__(self, method):
+        setattr(self, method, self.fail)
+
+    def fail(self, *arguments):
+        raise OSError("the board is down")
+
+
+@pytest.mark.parametrize("method", ["on_train_result", "on_episode_end", "on_evaluate_end"])
+def test_callbacks_that_fail_to_observe_are_set_aside_once_and_the_run_goes_on(
+    built, method, caplog
+):
+    config = PPOConfig().environment("CartPole-v1").evaluation(interval=1, episodes=1)
+    config = config.training(train_batch_size=100, minibatch_size=100, num_epochs=1)
+    config = config.callbacks(
+        {"use": f"{__name__}:Failing", "method": method}, f"{__name__}:Recording"
+    )
+    calls.clear()
+    algorithm = built(config)
+    for _ in range(2):
+        algorithm.train()
+    (told,) = [record for record in caplog.records if "set aside" in record.message]
+    assert f"Failing.{method} raised" in told.message
+    assert "the board is down" in caplog.text
+    assert calls["result"] == 2
+
+
+@pytest.mark.parametrize("method", ["on_sample_end", "on_learn_on_batch"])
+def test_callbacks_that_fail_to_change_a_batch_end_the_run(built, method):
+    config = PPOConfig().environment("CartPole-v1")
+    config = config.training(train_batch_size=100, minibatch_size=100)
+    algorithm = built(config.callbacks({"use": f"{__name__}:Failing", "method": method}))
+    with pytest.raises(OSError, match="the board is down"):
+        algorithm.train()

@@ -13,6 +13,7 @@ from rlrun.config.schema import ModelConfig, TrainingConfig, UseSpec
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.postprocessing import Postprocessing
+from rlrun.sampling.runner_messages import RunnerCallbacks
 
 
 class Postprocessed(RecordingPolicy):
@@ -50,6 +51,10 @@ class NextActions(rlrun.Callbacks):
         )
 
 
+def postprocessor(name):
+    return RunnerCallbacks(UseSpec(use=name), frozenset({"on_postprocess_trajectory"}))
+
+
 def postprocessing_runner(num_envs=1, *, views=None, states=False, callbacks=(), **settings):
     def policy(observation_space, action_space):
         made = Postprocessed(observation_space, action_space, states)
@@ -58,7 +63,7 @@ def postprocessing_runner(num_envs=1, *, views=None, states=False, callbacks=(),
         made.shown = []
         return made
 
-    more = {"postprocessors": tuple(UseSpec(use=name) for name in callbacks)}
+    more = {"callbacks": tuple(postprocessor(name) for name in callbacks)}
     env = settings.pop("env", {})
     spec = counting_spec(num_envs, policy=policy, settings=settings, more=more, **env)
     return EnvRunner(spec)
@@ -212,7 +217,7 @@ class CentralCritic(rlrun.Callbacks):
 
 
 def test_a_centralised_critic_sees_what_the_other_saw_in_the_same_step():
-    spec = {"postprocessors": (UseSpec(use=f"{__name__}:CentralCritic"),)}
+    spec = {"callbacks": (postprocessor(f"{__name__}:CentralCritic"),)}
     env = f"{EXAMPLES}:MultiAgentCartPole"
     runner = make(env, {"agent_0": MLP, "agent_1": MLP}, num_envs=2, spec=spec)
     batches = sample(runner, 0, 60).batch.policy_batches

@@ -1,0 +1,99 @@
+"""Episodes as callbacks in env runners see them: every step, in order, through restarts."""
+
+import numpy as np
+import pytest
+
+from rlrun import Callbacks, PPOConfig
+from rlrun.data.seeding import Role
+
+SEEN = []  # of the callbacks in this process
+
+
+class Watching(Callbacks):
+    """Counts, in each of the places that last as long as the episode."""
+
+    def on_episode_created(self, env_runner, episode):
+        assert (episode.length, episode.user_data) == (0, {})
+        episode.user_data["order"] = ["created"]
+
+    def on_episode_start(self, env_runner, episode):
+        episode.user_data["order"].append("start")
+
+    def on_episode_step(self, env_runner, episode):
+        if episode.length == 1:
+            episode.user_data["order"].append("step")
+        assert episode.user_data["order"] == ["created", "start", "step"]
+        over = episode.terminated or episode.truncated
+        lengths = episode.hist_data.setdefault("lengths", [])
+        lengths.append(float(episode.length))
+        assert lengths == list(range(1, episode.length + 1))
+        pushes = sum(int(action) for action in episode.actions.values())
+        episode.user_data["pushes"] = episode.user_data.get("pushes", 0) + pushes
+        episode.custom_metrics["pushes"] = float(episode.user_data["pushes"])
+        if over:
+            SEEN.append((env_runner.role, episode))
+
+    def on_episode_end(self, algorithm, episode):
+        if not algorithm.config.env_runners.num_env_runners:
+            *_, live = [each for _, each in SEEN if each.id == episode.episode_id]
+            assert live.length == episode.length
+            assert live.episode_return == episode.episode_return
+            assert live.env_index == episode.env_index
+        assert len(episode.hist_data["lengths"]) == episode.length
+        assert 0 <= episode.custom_metrics["pushes"] <= 2 * episode.length
+
+
+def watched(built, env="CartPole-v1", runners=0, **evaluation):
+    config = PPOConfig().environment(env).callbacks(f"{__name__}:Watching").debugging(seed=2)
+    config = config.training(train_batch_size=120, minibatch_size=60, num_epochs=1)
+    if env != "CartPole-v1":
+        config = config.multi_agent(policies=["agent_0", "agent_1"])
+    config = config.env_runners(
+        num_env_runners=runners, num_envs_per_env_runner=2, num_cpus_per_env_runner=0.1
+    )
+    return built(config.evaluation(**evaluation))
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "MultiAgentCartPole"])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
+def test_what_callbacks_keep_of_an_episode_lasts_to_its_end_and_through_a_resume(
+    built, env, runners
+):
+    SEEN.clear()
+    straight, resumed = watched(built, env, runners), watched(built, env, runners)
+    straight.train()
+    state, weights = straight.get_state(), straight.get_weights()
+    expected = straight.train()["custom_metrics"]
+    assert expected["pushes_max"] > expected["pushes_min"]
+    resumed.set_weights(weights)
+    resumed.set_state(state)
+    assert resumed.train()["custom_metrics"] == expected
+
+
+def test_the_last_step_is_there_in_the_environments_own_values(built):
+    SEEN.clear()
+    watched(built).train()
+    for _, episode in SEEN:
+        assert episode.terminated
+        assert not episode.truncated
+        assert episode.observations["agent0"].shape == (4,)
+        assert abs(episode.observations["agent0"][2]) > 0.2  # the pole has fallen
+        assert episode.rewards == {"agent0": 1.0}
+        assert episode.infos == {"agent0": {}}
+
+
+def test_agents_have_returns_and_policies_of_their_own(built):
+    SEEN.clear()
+    watched(built, "MultiAgentCartPole").train()
+    for _, episode in SEEN:
+        assert set(episode.returns) == {"agent_0", "agent_1"} == set(episode.policies.values())
+        assert sum(episode.returns.values()) == episode.episode_return
+        assert set(map(np.shape, episode.observations.values())) == {(4,)}
+
+
+def test_episodes_of_evaluations_are_shown_and_only_those_that_are_asked_for(built):
+    SEEN.clear()
+    algorithm = watched(built, episodes=3, num_envs=2)
+    algorithm.evaluate()
+    assert [role for role, _ in SEEN] == [Role.EVALUATION] * 3
+    assert sorted(episode.id for _, episode in SEEN) == [0, 1, 2]
