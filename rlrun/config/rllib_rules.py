@@ -173,11 +173,13 @@ def _appo(old: OldSettings) -> None:
     if not old.take("use_kl_loss"):
         old.derive("training.kl_coeff", 0.0, "use_kl_loss", "no KL term")
     passes, kept = old.number("training.num_epochs", 1), old.number("minibatch_buffer_size", 1)
-    old.derive(
-        "training.target_network_update_freq", int(passes * kept), "training.num_epochs", "updates"
-    )
     buffer = old.values.pop("minibatch_buffer_size", None)
-    if buffer is not None and passes > 1 and kept > 1:
+    in_turns = buffer is not None and passes > 1 and kept > 1
+    # There a target is older than so many env steps: num_sgd_iter minibatch_buffer_size.
+    num_batches = int(passes * kept // old.number(_BATCH, 1)) + 1
+    frequency = num_batches * int(passes if in_turns else 1)
+    old.derive("training.target_network_update_freq", frequency, "training.num_epochs", "updates")
+    if buffer is not None and in_turns:
         why = "uses of each batch, in turns"
         old.derive(
             "training.circular_buffer_iterations_per_batch", passes, "training.num_epochs", why

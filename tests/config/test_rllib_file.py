@@ -66,6 +66,7 @@ MEANINGS: dict[str, dict[str, Any]] = {
     "appo-pendulum": {
         "training.circular_buffer_num_batches": 16,
         "training.circular_buffer_iterations_per_batch": 10,
+        "training.target_network_update_freq": 20,
         "training.num_epochs": 1,
         "training.kl_coeff": 0.0,
         "training.vf_loss_coeff": 0.5,
