@@ -18,6 +18,7 @@ batches and the uses that each has left. See
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -151,6 +152,12 @@ class APPO(Algorithm[APPOTraining]):
         learner, training = self.learners[policy_id], self.training_of(policy_id)
         return APPOUpdater(learner, self.build_module(policy_id), training)
 
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Take over weights by name; target policies become copies of them."""
+        super().set_weights(weights)
+        for updater in self.updaters.values():
+            updater.target.copy()
+
     def training_step(self) -> Result:
         """One iteration: a train batch as it arrives, updates, a broadcast if due."""
         return asynchronous_step(self, self.batches, self._update)
@@ -164,11 +171,14 @@ class APPOUpdater:
 
     Args:
         target: another network like the learner's.
+
+    Attributes:
+        target: the target policy.
     """
 
     def __init__(self, learner: Learner, target: RLModule, training: APPOTraining) -> None:
         self._learner, self._training = learner, training
-        self._target = TargetNetwork(target, learner)
+        self.target = TargetNetwork(target, learner)
         self._buffer: CircularBuffer[tuple[SampleBatch, LoadedBatch]] = CircularBuffer(
             training.circular_buffer_num_batches, training.circular_buffer_iterations_per_batch
         )
@@ -197,7 +207,7 @@ class APPOUpdater:
                     drawn.epochs(appo_loss, arguments, minibatch_size=training.minibatch_size)
                 )
             self._num_updates += 1
-            self._target.copy_if_due(self._num_updates, training.target_network_update_freq)
+            self.target.copy_if_due(self._num_updates, training.target_network_update_freq)
         means = average(epochs)
         self._kl.adapt(means.get("kl"))
         return {**means, **traced, "lr": policy.lr, **in_force}
@@ -206,7 +216,7 @@ class APPOUpdater:
         """V-trace from mu to the target policy, with the learner's values."""
         rows, training = policy.rows, self._training
         traced = add_vtrace(
-            rows, policy.batch, policy.module, training.vtrace, target=self._target.module
+            rows, policy.batch, policy.module, training.vtrace, target=self.target.module
         )
         if training.normalize_advantages:
             rows.columns = standardized_advantages(rows.columns)
@@ -215,7 +225,7 @@ class APPOUpdater:
     def get_state(self) -> dict[str, Any]:
         """The target policy, the buffer, the weight of the KL term, the updates so far."""
         return {
-            "target": self._target.get_state(),
+            "target": self.target.get_state(),
             "buffer": [[batch_state(batch), left] for (batch, _), left in self._buffer.contents()],
             "filled": self._buffer.filled,
             "num_updates": self._num_updates,
@@ -224,7 +234,7 @@ class APPOUpdater:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state from `get_state`."""
-        self._target.set_state(state["target"])
+        self.target.set_state(state["target"])
         self._kl.set_state(state["kl"])
         self._num_updates = int(state["num_updates"])
         self._buffer.filled = bool(state["filled"])

@@ -17,7 +17,7 @@ without it a resumed run differs from an uninterrupted one: it learns on once it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -309,6 +309,11 @@ class DQN(Algorithm[DQNTraining]):
         # Horgan et al. 2018, arXiv:1803.00933, appendix D.
         exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
         return tuple({"epsilon": common["epsilon"] ** each} for each in exponents)
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Take over weights by name; target networks become copies of them."""
+        super().set_weights(weights)
+        self.replay.copy_targets()
 
     def training_step(self) -> Result:
         """One iteration: rounds of sampling, each followed by the updates that are due."""

@@ -348,6 +348,11 @@ class Replay(Generic[U]):
             if np.isfinite(errors).all():  # else the loss is not finite either, and training ends
                 buffer.update_priorities(ids, errors + self._settings.epsilon)
 
+    def copy_targets(self) -> None:
+        """Let target networks become the networks that they follow."""
+        for updater in self.updaters.values():
+            updater.target.copy()
+
     def forget(self, policy_id: str) -> None:
         """Drop the updater, buffer and due updates of a policy."""
         for kept in (self.updaters, self.buffer, self._updates_due):

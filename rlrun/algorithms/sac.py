@@ -311,7 +311,7 @@ class SAC(Algorithm[SACTraining]):
         return weights
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over weights by name."""
+        """Take over weights by name; the critics' targets become copies of them."""
         rest = dict(weights)
         for policy_id in self.learners:
             prefix = f"{policy_id}/{CRITICS}"
@@ -323,6 +323,7 @@ class SAC(Algorithm[SACTraining]):
             if self.policies[policy_id].train:  # it may have learned before and be frozen now
                 self.replay.updaters[policy_id].critic.load_named_weights(named)
         super().set_weights(rest)
+        self.replay.copy_targets()
 
 
 class SACUpdater(Updater):

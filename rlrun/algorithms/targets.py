@@ -83,10 +83,14 @@ class TargetNetwork:
         self._parameters.load(self._source.vector)
         self._copied_at = 0
 
+    def copy(self) -> None:
+        """Become the learner's network."""
+        self._parameters.load(self._source.vector)
+
     def copy_if_due(self, steps: int, every: int) -> None:
         """Become the learner's network, if that is ``every`` steps of the run ago."""
         if steps - self._copied_at >= every:
-            self._parameters.load(self._source.vector)
+            self.copy()
             self._copied_at = steps
 
     def follow_if_due(self, steps: int, every: int, tau: float) -> None:

@@ -31,12 +31,8 @@ class DrawsKept:
         return draw
 
 
-def trained(
-    config: Any, log: Path, **env: Any
-) -> tuple[Any, list[dict[str, Weights]], dict[str, Any]]:
-    """An algorithm after its iterations, and by policy its first weights, those of its targets (as
-    it was built, before weights were changed) and its learner's draws.
-    """
+def trained(config: Any, log: Path, **env: Any) -> tuple[Any, dict[str, Weights], dict[str, Any]]:
+    """An algorithm after its iterations, its first weights and the learners' draws, by policy."""
     name = env.pop("use", "logged_envs:LoggedEnv")
     config = config.environment(name, log=str(log), **env).debugging(seed=5)
     algorithm = config.env_runners(disable_env_checking=True).build()
@@ -44,8 +40,8 @@ def trained(
     algorithm.set_weights(
         {k: v + 0.3 * rng.standard_normal(v.shape, dtype=np.float32) for k, v in fresh.items()}
     )
-    first = [by_policy(weights) for weights in (algorithm.get_weights(), fresh)]
-    draws: dict[str, Any] = {policy_id: [] for policy_id in first[0]}
+    first = by_policy(algorithm.get_weights())
+    draws: dict[str, Any] = {policy_id: [] for policy_id in first}
     learner_rng = algorithm.learner_rng
 
     def kept(policy_id: str = "default_policy") -> DrawsKept:
@@ -82,7 +78,7 @@ def compare(
         connect: what connectors make of the streams, given the steps of a fragment.
         env: arguments of the environment; ``use`` names another one.
     """
-    algorithm, (first, targets), draws = trained(config, log, **env)
+    algorithm, first, draws = trained(config, log, **env)
     settings, last = algorithm.config, by_policy(algorithm.get_weights())
     actions = env.get("actions", "discrete")
     for policy_id, weights in first.items():
@@ -102,7 +98,6 @@ def compare(
             replay=settings.replay,
             streams=connect(streams, length) if connect else streams,
             draws=draws[policy_id],
-            target=targets[policy_id],
             length=length,
             fragments=steps // length,
             envs=envs,

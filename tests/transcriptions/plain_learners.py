@@ -34,7 +34,6 @@ class Run:
         settings: of training; ``replay``: of the buffer.
         actions: a name of `logged_envs.ACTIONS`.
         draws: what the learner's random numbers were: method and result, in order.
-        target: first weights of target networks.
         length: steps of each sub-environment in a fragment.
         fragments: in an iteration.
         max_seq_len: of a network with a memory.
@@ -44,7 +43,6 @@ class Run:
     replay: Any
     streams: list[Rows]
     draws: list[tuple[str, Any]]
-    target: Weights
     length: int
     fragments: int
     envs: int
@@ -364,7 +362,7 @@ def impala(run: Run, net: Any, weights: Weights) -> Weights:
 def appo(run: Run, net: Any, weights: Weights) -> Weights:
     """Luo et al. 2020 (IMPACT), algorithm 1: batches are used several times, beside a target."""
     learner, s = Learner(weights, run.settings), run.settings
-    target, kl_coeff, updates = Learner(run.target, s).copy(), s.kl_coeff, 0
+    target, kl_coeff, updates = learner.copy(), s.kl_coeff, 0
     buffer, filled = list[list[Any]](), False  # batch, log mu, uses left
     for steps, new_batch, new_mu in behaviour_batches(run, net, learner):
         uses, kls = s.circular_buffer_iterations_per_batch, list[float]()

@@ -151,7 +151,7 @@ def dqn(run: Run, net: QNetwork, weights: Weights) -> Weights:
     """Mnih et al. 2015, algorithm 1, and the parts of Hessel et al. 2018."""
     learner, target, s = (
         Learner(weights, run.settings),
-        Learner(run.target, run.settings),
+        Learner(weights, run.settings),
         run.settings,
     )
     replay, copied_at = Replay(run), 0
@@ -209,7 +209,7 @@ def r2d2(run: Run, memory: Memory, weights: Weights) -> Weights:
     """Kapturowski et al. 2019, section 2.3: sequences from stored states, behind a burn-in."""
     learner, target, s = (
         Learner(weights, run.settings),
-        Learner(run.target, run.settings),
+        Learner(weights, run.settings),
         run.settings,
     )
     net, replay, copied_at = RecurrentQ(memory, dueling=s.dueling), Replay(run, by_priority=True), 0
@@ -286,11 +286,8 @@ def sac(run: Run, activation: str, weights: Weights) -> Weights:
     """Haarnoja et al. 2018, algorithm 1 with section 5; Christodoulou 2019 for discrete actions."""
     s, replay, prefix = run.settings, Replay(run), "critics."
     discrete = run.actions == "discrete"
-    parts = [
-        {name.removeprefix(prefix): v for name, v in of.items() if name.startswith(prefix)}
-        for of in (weights, run.target)
-    ]
-    critic, target = Learner(parts[0], s), Learner(parts[1], s).copy()
+    of_critics = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+    critic, target = Learner(of_critics, s), Learner(of_critics, s).copy()
     policy = Learner({k: v for k, v in weights.items() if not k.startswith(prefix)}, s)
     log_alpha = torch.tensor([s.initial_alpha]).double().log().requires_grad_()
     temperature = torch.optim.Adam([log_alpha], eps=1e-8)
