@@ -18,6 +18,7 @@ from rlrun.actors.env_runner_group import EnvRunnerGroup, synchronous_parallel_s
 from rlrun.config import registry
 from rlrun.config.problems import InputError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
+from rlrun.data.compression import is_packed
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
@@ -181,3 +182,50 @@ def test_code_without_an_import_path_is_sent_along_or_refused(local_ray: None) -
         InputError, match=r"__main__:lambda\w* cannot be sent .*num_env_runners to 0"
     ):
         locked.build()
+
+
+def test_a_failing_constructor_shows_at_once_or_with_the_first_round(local_ray: None) -> None:
+    env = EnvSpec(use="counting_envs:FailsInConstructor")
+    with pytest.raises(EnvError, match="no env"):
+        group_of(spec_of(env), 1)
+    group = group_of(spec_of(env, validate_env_runners_after_construction=False), 1)
+    try:
+        with pytest.raises(EnvError, match="no env"):
+            group.sample()
+    finally:
+        group.stop()
+
+
+@pytest.mark.parametrize("also_here", [False, True])
+def test_an_environment_of_the_training_process_does_not_sample(
+    local_ray: None, also_here: bool
+) -> None:
+    env = EnvSpec(use="CartPole-v1")
+    group = group_of(spec_of(env, create_env_on_local_worker=also_here), 1)
+    try:
+        assert [reply.runner_index for reply in group.sample()] == [1]
+        built = group.foreach_env(lambda env: env.spec.id)
+        assert built == [["CartPole-v1"] * 2] * (1 + also_here)
+    finally:
+        group.stop()
+
+
+def test_compressed_observations_are_what_they_were(local_ray: None) -> None:
+    found = []
+    for compressed in (False, True):
+        spec = spec_of(EnvSpec(use="CartPole-v1"), compress_observations=compressed)
+        batch = EnvRunner(spec, runner_index=1).sample()
+        assert is_packed(batch["obs"]) is compressed
+        found.append(batch.decompress_if_needed()["actions"].tolist())
+        found.append(batch["obs"].tolist())
+    assert found[:2] == found[2:]
+    assert not is_packed(EnvRunner(spec).sample()["obs"])  # here it does not travel
+
+
+def test_runners_explore_unless_they_are_told_not_to() -> None:
+    for explore in (True, False):
+        spec = spec_of(EnvSpec(use="CartPole-v1"), explore=explore, rollout_fragment_length=50)
+        runner = EnvRunner(spec)
+        batch = runner.sample()
+        best = runner.policy.compute_actions(batch["obs"], explore=False)[0]
+        assert np.array_equal(batch["actions"], best) is not explore

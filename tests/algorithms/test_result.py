@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from rlrun.algorithms.result import (
     EpisodeStatistics,
     RunnerStatistics,
@@ -96,3 +98,20 @@ def test_wall_clock_keys():
     assert is_wall_clock("env_runners/vector_step_env_ms")
     assert not is_wall_clock("env_steps")
     assert not is_wall_clock("env_runners/restarts")
+
+
+@pytest.mark.parametrize(("coefficient", "expected"), [(None, [8, 6, 4]), (0.5, [4, 4, 2])])
+def test_timings_are_plain_or_moving_averages(coefficient, expected):
+    statistics = RunnerStatistics(coefficient)
+    found = []
+    for env_ms in (8, 4, 0):
+        reply = SimpleNamespace(
+            runner_index=1,
+            faulty_episodes=0,
+            longest_running_episode=0,
+            vector_steps=10,
+            timings_s={"policy": 0.0, "env": env_ms / 100, "other": 0.0},
+        )
+        statistics.add(reply)
+        found.append(statistics.result()["vector_step_env_ms"])
+    assert found == pytest.approx(expected)
