@@ -26,6 +26,7 @@ ALGORITHMS = {
     "A3C": (lambda: small(A3CConfig(), length=8, **CRITIC), a3c),
     "PPO": (lambda: clipping(clip_param=0.1), ppo),
     "PPO, KL": (lambda: clipping(kl_coeff=0.5, kl_target=0.02, vf_clip_param=0.3), ppo),
+    "PPO, high KL": (lambda: clipping(kl_coeff=0.5, kl_target=0.001), ppo),
     "PPO, early": (lambda: clipping(target_kl=0.01, normalize_advantages="batch"), ppo),
     "PPO, plain": (lambda: clipping(normalize_advantages=None, grad_clip_by="norm"), ppo),
     "PPO, fragments": (lambda: small(clipping(grad_clip_by="value"), length=4), ppo),
