@@ -102,8 +102,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     ) -> None:
         config = experiment_of(type(self), config, old)
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
-        self.config: ExperimentConfig = config.model_copy(update={"seed": self.seed})
-        config = self.config
+        self.config = config = config.model_copy(update={"seed": self.seed})
         self.policies, self.progress = Policies(config), Progress(config)
         self.learners, self.timers = self.policies.learners, self.progress.timers
         self._parts: dict[str, Part] = {}
@@ -151,9 +150,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             trust: import the code that it names, even if this user has not signed it.
 
         Raises:
-            CheckpointError: there is none, or one of another class of algorithm.
-            TrustError: it names code that this user has not signed.
-            ConfigError: of the settings.
+            CheckpointError: there is none, or one of another class. Others as `load_experiment`.
         """
         found: Self = algorithm_at(Path(path), cls, overrides, address=address, trust=trust)
         return found

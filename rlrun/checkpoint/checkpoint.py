@@ -15,6 +15,7 @@ state.safetensors    the arrays that state.json refers to
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,9 @@ class Checkpointed(Protocol):
     def match_policies(self, state: Mapping[str, Any]) -> None:
         """Add and remove policies to match a state, before weights and state are loaded."""
 
+    def stop(self) -> None:
+        """Stop its processes; it is of no use any more."""
+
 
 def take_checkpoint(
     algorithm: Checkpointed, result: Mapping[str, Any], config_yaml: str | None = None
@@ -119,7 +123,19 @@ def take_checkpoint(
 
 
 def restore_checkpoint(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
-    """Set weights and state of ``algorithm``; CheckpointError if they do not fit."""
+    """Set weights and state of ``algorithm``, or stop it: a half restored one is of no use.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
+    try:
+        _restore(algorithm, checkpoint)
+    except BaseException:
+        algorithm.stop()
+        raise
+
+
+def _restore(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
     expected = algorithm.config.algorithm
     if checkpoint.algorithm != expected:
         raise CheckpointError(
@@ -169,7 +185,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Read and check the manifest and the sizes of the files that it lists, not their contents."""
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise CheckpointError(f"{directory}: no such checkpoint")
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())

@@ -9,6 +9,7 @@ links the newest checkpoint is found by its name.
 
 import logging
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -172,11 +173,7 @@ def algorithm_at(
             f"{path}: a checkpoint of {kind.__name__}, not of {expected.__name__}"
         )
     algorithm = kind(experiment, address=address)
-    try:
-        restore_checkpoint(algorithm, checkpoint)
-    except BaseException:
-        algorithm.stop()
-        raise
+    restore_checkpoint(algorithm, checkpoint)
     return algorithm
 
 
@@ -186,7 +183,7 @@ def checkpoint_at(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: there is none.
     """
-    if (path / MANIFEST).is_file():
+    if os.path.isfile(path / MANIFEST):
         return read_checkpoint(path.parent / path.readlink() if path.is_symlink() else path)
     checkpoint = best_checkpoint(path / CHECKPOINTS)
     if checkpoint is None:

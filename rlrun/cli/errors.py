@@ -21,8 +21,16 @@ RUN_FAILED = 1
 INPUT_WRONG = 2
 INTERRUPTED = 130
 
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-"""A disk that is full or must not be written: no traceback would say more."""
+_REFUSALS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.ENAMETOOLONG,
+    errno.EISDIR,
+    errno.ENOTDIR,
+}
+"""A disk that is full, or a path that cannot be written: no traceback would say more."""
 
 
 def report(error: Exception) -> int:
@@ -58,7 +66,7 @@ def report(error: Exception) -> int:
 
 
 def _refusal(error: OSError) -> str:
-    """A full or read-only disk in one line."""
+    """Path and reason in one line."""
     parts = (error.filename, error.strerror or str(error))
     return ": ".join(str(part) for part in parts if part)
 

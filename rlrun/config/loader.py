@@ -180,5 +180,5 @@ def _named(tree: Node, stem: str) -> Node:
         algorithm = layers.find(tree, ("algorithm",)).value
         parts = [part for part in (algorithm, env) if isinstance(part, str)]
         stem = "_".join(part.rpartition(":")[2] for part in parts).lower()
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("._-") or "experiment"
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("._-")[:200] or "experiment"
     return Node({"name": Node(safe, origin), **tree.value}, tree.origin)

@@ -451,7 +451,7 @@ class SweepConfig(Section):
 class ExperimentConfig(Section):
     """One experiment: everything that the run depends on."""
 
-    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")
     """Name of the folder under runs/; by default the name of the file."""
     algorithm: str
     """A registered algorithm (`rlrun list algorithms`) or "package.module:Class"."""

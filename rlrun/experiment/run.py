@@ -9,6 +9,7 @@ report, the checkpoint folder stores. The trials of a sweep take the same steps 
 
 import copy
 import logging
+import os
 import secrets
 import shlex
 import sys
@@ -168,7 +169,7 @@ def unfinished_run(
     """
     if run_dir is not None:
         path = Path(run_dir)
-        if not kind(path).config.is_file():
+        if not os.path.isfile(kind(path).config):
             return None
         if _is_run_of(kind(path), experiment):
             return path
@@ -349,12 +350,8 @@ class RunSession:
         algorithm: Algorithm = algorithm_class(self.experiment.algorithm)(
             self.experiment, address=self.address
         )
-        try:
-            if self.resumed is not None:
-                restore_checkpoint(algorithm, self.resumed)
-        except BaseException:
-            algorithm.stop()
-            raise
+        if self.resumed is not None:
+            restore_checkpoint(algorithm, self.resumed)
         replace_text(self.folder.config, self._config_yaml)
         if self.resumed is not None:
             self.checkpoints.set_aside_after(self.resumed.iteration)

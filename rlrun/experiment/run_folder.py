@@ -249,7 +249,7 @@ def refuse_links_out(path: Path) -> None:
 
 def is_sweep_folder(path: Path) -> bool:
     """Whether ``path`` names a sweep, itself or by its ``latest``."""
-    return any((home / SWEEP_CONFIG).is_file() for home in (path, path / LATEST))
+    return any(os.path.isfile(home / SWEEP_CONFIG) for home in (path, path / LATEST))
 
 
 def is_in_use(path: Path) -> bool:

@@ -84,7 +84,7 @@ def find_runs(words: Iterable[str | Path]) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return RunFolder(path).config.is_file() or is_sweep_folder(path)
+    return os.path.isfile(RunFolder(path).config) or is_sweep_folder(path)
 
 
 def _runs_of(path: Path) -> Iterator[Path]:
