@@ -5,7 +5,9 @@ several repetitions of enough calls each. Sizes as in `EqualWork`: 8 envs, 128 s
 """
 
 import argparse
+import importlib.util
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,6 +81,33 @@ def policy_parts() -> Parts:
             distribution.log_prob(actions).numpy(), critic(tensor).numpy()
 
     yield "act, 8 observations: torch, Categorical and value", textbook
+
+
+def single_parts() -> Parts:
+    """The most probable action for one observation, and loading what chooses it."""
+    from rlrun import PPOConfig, load_policy
+
+    observation = np.random.default_rng(0).normal(size=4).astype(np.float32)
+    made = PPOConfig().environment("CartPole-v1")
+    algorithm = made.model(hidden=WORK.hidden, share_layers=False).build()
+    policy = algorithm.acting_policy()
+    yield "one action: rlrun", lambda: policy.compute_single_action(observation)
+    actor = textbook_mlp(2)
+
+    def textbook() -> int:
+        with torch.no_grad():
+            return int(actor(torch.as_tensor(observation)[None]).argmax())
+
+    yield "one action: torch", textbook
+    if importlib.util.find_spec("stable_baselines3"):
+        from stable_baselines3 import PPO
+
+        peer = PPO("MlpPolicy", "CartPole-v1", device="cpu")
+        yield "one action: Stable-Baselines3", lambda: peer.predict(observation, deterministic=True)
+    with tempfile.TemporaryDirectory() as folder:
+        algorithm.save(f"{folder}/checkpoint")
+        yield "load_policy: rlrun", lambda: load_policy(f"{folder}/checkpoint")
+    algorithm.stop()
 
 
 def env_parts() -> Parts:
@@ -259,6 +288,7 @@ def ray_parts() -> Parts:
 
 GROUPS: dict[str, Callable[[], Parts]] = {
     "policy": policy_parts,
+    "single": single_parts,
     "env": env_parts,
     "gae": gae_parts,
     "update": update_parts,
