@@ -7,8 +7,10 @@ proxy. Must not know what the environments are, with one agent or with several.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import signal
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -244,9 +246,20 @@ class ProcessEnv(EnvProxy):
         self._process.join()
 
 
+def _die_with_parent() -> None:
+    """Let Linux kill this process when its parent ends, even in the middle of a step.
+
+    A process that hangs in its environment would stay after a run that was killed, with the lock of
+    the run folder that it has inherited. Elsewhere it ends when it reads from the connection next.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _serve(connection: Connection, other_end: Connection, make: Callable[[], Any]) -> None:
     """Answer calls until the other process closes the connection, or ends."""
     other_end.close()
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its processes itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     host = EnvHost(make)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -381,3 +385,37 @@ def test_sub_environments_know_their_place() -> None:
     env: Any = make_vector_env(spec, 2, EnvRunnersConfig(), context)
     assert [env_index.place for env_index in env.envs] == [(2, 0, 5, True), (2, 1, 5, True)]
     assert [env_index.size for env_index in env.envs] == [4, 4]
+
+
+HANGS = """
+import multiprocessing
+import time
+import gymnasium as gym
+from rlrun.envs.env_process import ProcessEnv
+
+class Hangs(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        print("resets", flush=True)
+        time.sleep(600)
+
+env = ProcessEnv(Hangs)
+env.wait_until_built()
+print(multiprocessing.active_children()[0].pid, flush=True)
+env.reset(seed=1)
+"""
+
+
+@pytest.mark.faults
+def test_an_environment_that_hangs_ends_with_the_process_that_is_killed() -> None:
+    command = [sys.executable, "-c", HANGS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert parent.stdout.readline() == "resets\n"
+        parent.kill()
+    process = Path(f"/proc/{child}/cmdline")
+    end = time.monotonic() + 20
+    while process.exists() and process.read_bytes():  # a process that nobody waits for has none
+        assert time.monotonic() < end, "the environment's process has outlived its parent"
+        time.sleep(0.05)
