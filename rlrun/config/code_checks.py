@@ -231,7 +231,8 @@ def _unsuitable(found: Any, kind: str | None) -> str | None:
     home = module.partition(".")[0]
     if home in sys.stdlib_module_names:
         return "it is of Python's standard library"
-    if home != "rlrun" or kind is None:
+    made = "<locals>" in getattr(found, "__qualname__", "")  # by `rlrun.make_multi_agent`
+    if home != "rlrun" or kind is None or made:
         return None
     ancestors = getattr(found, "__mro__", ())
     names = [f"{ancestor.__module__}.{ancestor.__qualname__}" for ancestor in ancestors]

@@ -28,6 +28,14 @@ ALGORITHMS: dict[str, str] = {
 }
 """Name -> import path of the algorithm class."""
 
+_SETTINGS_OF_DQN = {
+    "SimpleQ": "training.double_q: false and training.dueling: false",
+    "APEX": "exploration.runner_exponent: 7 and replay.prioritized: true",
+    "R2D2": "model.use_lstm: true",
+    "Rainbow": "training.noisy: true, num_atoms: 51, n_step: 3, and replay.prioritized: true",
+}
+"""Algorithms of other libraries, and what makes DQN of it."""
+
 ENVS: dict[str, Callable[..., Any]] = {}
 """Name -> callable that makes the environment; filled by `rlrun.register_env`."""
 
@@ -187,6 +195,8 @@ def algorithm_class(name: str) -> Any:
 
     Raises ImportPathError for a name that is neither.
     """
+    if name in _SETTINGS_OF_DQN:
+        raise ImportPathError(f"{name} is DQN with {_SETTINGS_OF_DQN[name]}")
     if name not in ALGORITHMS and not is_import_path(name):
         raise ImportPathError(no_such("algorithm", name, ALGORITHMS))
     return import_object(ALGORITHMS.get(name, name))

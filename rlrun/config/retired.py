@@ -157,7 +157,10 @@ RULES: dict[str, str] = {
     "q_model_config": "critics and policy have the layers of `model`",
     "policy_model_config": "critics and policy have the layers of `model`",
     "replay_buffer_config": "set replay.capacity, replay.prioritized, replay.alpha and replay.beta",
-    "exploration_config": "set the section `exploration`, for example exploration.type: SoftQ",
+    "exploration_config": (
+        "DQN and SAC take the section `exploration`, for example exploration.type: SoftQ; others "
+        "explore by their policy's distribution"
+    ),
     "multiagent": "its successor is the section `multi_agent`",
     "policy_mapping_fn": "its successor is multi_agent.agents",
     "minibatch_buffer_size": "its successor in APPO is training.circular_buffer_num_batches",

@@ -431,12 +431,18 @@ class SamplingPolicy(Policy):
     ) -> None:
         super().__init__(observation_space, action_space)
         self.sampler, self._with_logp = sampler, with_logp
+        self._lasting = 0.0
+
+    def let_noise_last(self, correlation: float) -> None:
+        """Have this `noise_correlation`, but for actions that are random by intention."""
+        self.noise_correlation = self._lasting = correlation
 
     def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array:
         return self.sampler.draw(rng, length, slots)
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
         self.sampler.set_exploration(settings)
+        self.noise_correlation = 0.0 if settings.get("random") else self._lasting
 
     def fragment_columns(
         self, columns: Mapping[str, Array], *, explore: bool = True

@@ -36,7 +36,8 @@ class Policy:
         explores: whether actions are sampled where a caller leaves it to the policy; an env runner
             sets it to `env_runners.explore`.
         draws_for_fragments: whether `begin_fragment` does something.
-        noise_correlation: how much of a step's noise lasts into the next, in [0, 1): what
+        noise_correlation: how much of a step's noise lasts into the next, in [0, 1), or 0 for the
+            first random steps of a run; a policy that ever has some begins with it: what
             `draw_noise` returns must be standard normal then, and the policy is given the
             autoregressive process that `sampling.action_noise` makes of it.
     """

@@ -14,6 +14,7 @@ from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.data.nested import space_without_mask
 from rlrun.policies.action_sampling import (
     ActionSampler,
+    SamplingPolicy,
     SquashedGaussianSampler,
     action_layout,
     action_sampler,
@@ -54,7 +55,7 @@ def build_sac_policy(
         raise ConfigError([Problem(origin, "training.noise_correlation", message)])
     sampler = exploring_sampler(sampler, exploration, action_space)
     policy = _policy(observation_space, action_space, model, sampler)
-    policy.noise_correlation = noise_correlation or lasting_noise(exploration)
+    policy.let_noise_last(noise_correlation or lasting_noise(exploration))
     return policy
 
 
@@ -63,7 +64,7 @@ def _policy(
     action_space: gym.Space[Any],
     model: ModelConfig,
     sampler: ActionSampler,
-) -> Policy:
+) -> SamplingPolicy:
     # Without log-probabilities: when rows are replayed, the policy is another.
     spaces = observation_space, action_space
     if MLPPolicy.supports(observation_space, model):

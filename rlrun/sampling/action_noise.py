@@ -36,7 +36,7 @@ class ActionNoise:
     """Noise for the slots of one policy; None throughout if the policy draws none."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy, self._correlation = policy, policy.noise_correlation
+        self._policy = policy
         self._fragment: tuple[np.random.Generator, int, int] | None = None
         self._rows: Array | None = None  # [T, S, K] of the fragment
         self._row = 0
@@ -102,7 +102,7 @@ class ActionNoise:
                 self.begin_fragment(*self._fragment)
             noise = self._rows[self._row]
             self._row += 1
-        if noise is None or not self._correlation:
+        if noise is None or not self._policy.noise_correlation:
             return noise
         return self._correlated(noise, slice(None) if slots is None else slots)
 
@@ -127,7 +127,7 @@ class ActionNoise:
     def _correlated(self, fresh: Array, slots: Any) -> Array:
         if self._last is None:
             self._last = np.zeros((len(self._first), *fresh.shape[1:]), fresh.dtype)
-        rho = self._correlation
+        rho = self._policy.noise_correlation
         lasting = rho * self._last[slots] + math.sqrt(1.0 - rho**2) * fresh
         noise = np.where(self._first[slots, None], fresh, lasting)
         self._last[slots], self._first[slots] = noise, False

@@ -177,3 +177,9 @@ def test_what_no_memory_learns_from_is_refused():
     config = DQNConfig().environment("CartPole-v1").model(use_gru=True).training(num_atoms=51)
     with pytest.raises(ConfigError, match=r"training\.num_atoms.*memory"):
         config.experiment()
+
+
+def test_the_error_that_is_reported_is_the_mean_of_the_minibatch(built):
+    algorithm = built(build(num_steps_sampled_before_learning_starts=16))
+    statistics = [statistics_of(algorithm) for _ in range(2)][-1]
+    assert 0.1 < statistics["td_error_mean"] < 3.0  # rewards of 1, and values near 0

@@ -38,10 +38,16 @@ def drawn(distribution: Distribution, inputs: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(sampler.sample(inputs.numpy(), noise))
 
 
-@pytest.mark.parametrize("name", ["beta", "squashed_gaussian"])
-def test_bounded_samples_follow_the_density_that_is_learned(name: str) -> None:
-    distribution = made(name, BOX)
-    inputs = torch.tensor([0.4, -0.7, -0.3, 0.2])
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("beta", [0.4, -0.7, -0.3, 0.2]),
+        ("beta", [6.0, 3.0, 9.0, 2.5]),  # concentrations far above 1
+        ("squashed_gaussian", [0.4, -0.7, -0.3, 0.2]),
+    ],
+)
+def test_bounded_samples_follow_the_density_that_is_learned(name: str, inputs: list[float]) -> None:
+    distribution, inputs = made(name, BOX), torch.tensor(inputs)
     actions = drawn(distribution, inputs.expand(N, -1))
     assert (actions.abs() <= 1).all()
     grid = torch.linspace(-0.9995, 0.9995, 2000)

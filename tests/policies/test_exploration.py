@@ -116,6 +116,20 @@ def test_ornstein_uhlenbeck_noise_is_the_process_of_each_episode():
     assert process.std() == pytest.approx(stationary, rel=0.1)
 
 
+def test_random_first_steps_are_independent_even_where_noise_lasts():
+    noise = {"type": "OrnsteinUhlenbeckNoise", "random_steps": 4000, "theta": 0.2}
+    config = SACConfig().environment("Pendulum-v1").exploration(**noise).debugging(seed=4)
+    config = config.env_runners(num_envs_per_env_runner=20).training(train_batch_size=4000)
+    built = config.build()
+    try:
+        first, second = (built.sample([[200]])["actions"].reshape(20, 200) for _ in range(2))
+    finally:
+        built.stop()
+    assert abs(np.corrcoef(first[:, 1:].ravel(), first[:, :-1].ravel())[0, 1]) < 0.05
+    assert first.std() == pytest.approx(np.sqrt(1 / 3), abs=0.02)  # uniform in [-1, 1]
+    assert np.corrcoef(second[:, 1:].ravel(), second[:, :-1].ravel())[0, 1] > 0.7
+
+
 @pytest.mark.parametrize("kind", ["GaussianNoise", "OrnsteinUhlenbeckNoise"])
 def test_noise_on_discrete_actions_is_refused(kind):
     with pytest.raises(ConfigError, match=rf"exploration.type: {kind} cannot draw .*Discrete\(4\)"):

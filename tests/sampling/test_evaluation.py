@@ -5,7 +5,9 @@ import pytest
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data.seeding import Role
+from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.episodes import CountedPlan
 from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec
 
@@ -74,3 +76,13 @@ def test_the_recorder_sees_every_step_of_every_episode_and_may_stop():
                 returns[k] += rewards[env_index]
     assert returns == {record.episode_id: record.episode_return for record in records}
     assert run_episodes(make_runner(2), range(3), seed=0, recorder=lambda step: True) == []
+
+
+def test_a_plan_numbers_the_episodes_that_nobody_asked_for_behind_those_asked_for():
+    plan = CountedPlan([4, 5, 6], seed=0, num_envs=2, env_id="env")
+    assert [plan.first(0), plan.first(1)] == [4, 5]
+    assert plan.num_episodes == 7
+    assert [plan.next(4), plan.next(5), plan.next(6), plan.next(8)] == [6, 7, 8, 10]
+    assert [plan.instead(0, 5) for _ in range(100)] == [5] * 100
+    with pytest.raises(EnvError, match="failed 101 times in one evaluation"):
+        plan.instead(0, 5)
