@@ -102,13 +102,13 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     ) -> None:
         config = experiment_of(type(self), config, old)
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
-        self.config = config = config.model_copy(update={"seed": self.seed})
-        self.policies, self.progress = Policies(config), Progress(config)
+        self.config: ExperimentConfig = config.model_copy(update={"seed": self.seed})
+        self.policies, self.progress = Policies(self.config), Progress(self.config)
         self.learners, self.timers = self.policies.learners, self.progress.timers
         self._parts: dict[str, Part] = {}
         self._callbacks = make_callbacks(config.callbacks)
         with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)):
-            self._build(config, address)
+            self._build(self.config, address)
         self.timers.restart()
 
     def _build(self, config: ExperimentConfig, address: str | None) -> None:

@@ -23,7 +23,13 @@ def learned(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith("env_runners")}
 
 
-@pytest.mark.parametrize(("name", "env"), [("PPO", "MultiAgentCartPole"), ("DQN", "CartPole-v1")])
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        pytest.param("PPO", "MultiAgentCartPole", marks=pytest.mark.faults),
+        ("DQN", "CartPole-v1"),
+    ],
+)
 def test_runners_sample_while_policies_learn_and_equal_runs_are_equal(
     built: Any, tmp_path: Path, name: str, env: str
 ) -> None:
@@ -58,7 +64,12 @@ def test_a_batch_sampled_ahead_is_one_update_old(built: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("DQN", {"sample_async": True}), ("IMPALA", {}), ("A3C", {})]
+    ("name", "settings"),
+    [
+        ("DQN", {"sample_async": True}),
+        ("IMPALA", {}),
+        pytest.param("A3C", {}, marks=pytest.mark.faults),
+    ],
 )
 def test_runners_come_and_go_and_batches_stay_as_large(
     built: Any, name: str, settings: dict[str, Any]
