@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -72,7 +72,7 @@ class Policies(Mapping[str, PolicySettings]):
         )
         self.before_learning: Callable[[str, SampleBatch], None] | None = None
         self._seed = config.seed or 0
-        self._learner_connectors: dict[str, list[Callable[[SampleBatch], SampleBatch]]] = {}
+        self._learner_connectors: dict[str, list[LearnerConnector]] = {}
         self._rows: dict[str, Any] = {}  # of the result, for policies without a learner's step
 
     def __getitem__(self, policy_id: str) -> PolicySettings:
@@ -133,15 +133,18 @@ class Policies(Mapping[str, PolicySettings]):
 
     def _connected(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
         """A policy's train batch behind its learner connectors."""
-        specs = self.settings[policy_id].training.learner_connectors
-        if policy_id not in self._learner_connectors:
-            made = [import_object(spec.use)(**spec.kwargs) for spec in specs]
-            self._learner_connectors[policy_id] = made
-        for connector in self._learner_connectors[policy_id]:
+        for connector in self._connectors_of(policy_id):
             batch = connector(batch)
         if self.before_learning is not None:
             self.before_learning(policy_id, batch)
         return batch
+
+    def _connectors_of(self, policy_id: str) -> list[LearnerConnector]:
+        if policy_id not in self._learner_connectors:
+            specs = self.settings[policy_id].training.learner_connectors
+            made = [import_object(spec.use)(**spec.kwargs) for spec in specs]
+            self._learner_connectors[policy_id] = made
+        return self._learner_connectors[policy_id]
 
     def train_batches(
         self, batch: MultiAgentBatch, progress: Progress
@@ -321,6 +324,13 @@ class Policies(Mapping[str, PolicySettings]):
             "connectors": self.connectors.get_state(),
             "learners": {name: learner.get_state() for name, learner in self.learners.items()},
             "scratch": {name: policy.get_state() for name, policy in self.scratch.items()},
+            "learner_connectors": {
+                name: [
+                    made.get_state() if isinstance(made, Stateful) else None for made in connectors
+                ]
+                for name in self.settings
+                if (connectors := self._connectors_of(name))
+            },
             "columns_left_out": self.reads.get_state(),
         }
 
@@ -331,6 +341,10 @@ class Policies(Mapping[str, PolicySettings]):
             learner.set_state(state["learners"][policy_id])
         for policy_id, policy_state in state["scratch"].items():
             self.scratch[policy_id].set_state(policy_state)
+        for policy_id, states in state.get("learner_connectors", {}).items():
+            for made, kept in zip(self._connectors_of(policy_id), states, strict=True):
+                if isinstance(made, Stateful):
+                    made.set_state(kept)
         self.reads.set_state(state["columns_left_out"])
         self.acting_weights = self.present_weights()
         self.weights_version = int(state["weights_version"])
@@ -393,6 +407,14 @@ class CentralConnectors:
             connectors.set_state(state[policy_id])
 
 
+class LearnerConnector(Protocol):
+    """Code of `training.learner_connectors`."""
+
+    def __call__(self, batch: SampleBatch) -> SampleBatch:
+        """The train batch to learn from."""
+
+
+@runtime_checkable
 class Stateful(Protocol):
     """What can be written into a checkpoint."""
 

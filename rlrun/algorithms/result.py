@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
@@ -59,8 +59,9 @@ class EpisodeStatistics:
     def add(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes, in the order of their runners."""
         for e in episodes:
-            self._names |= dict.fromkeys(e.custom_metrics)
-            ended = _Ended(e.episode_return, e.length, e.agents, e.custom_metrics)
+            custom = {name: _number(name, value) for name, value in e.custom_metrics.items()}
+            self._names |= dict.fromkeys(custom)
+            ended = _Ended(e.episode_return, e.length, e.agents, custom)
             self._this_iteration.append(ended)
 
     def end_iteration(self) -> Result:
@@ -269,6 +270,13 @@ def is_wall_clock(address: str) -> bool:
     """Whether the number at ``a/b`` depends on the machine's speed rather than on the seed."""
     last = address.rpartition("/")[2]
     return last.endswith(("_s", "_ms")) or last == "in_flight"
+
+
+def _number(name: str, value: SupportsFloat | str) -> float:
+    """A custom metric of an episode; TypeError if it is no number."""
+    if isinstance(value, SupportsFloat):
+        return float(value)
+    raise TypeError(f"a callback's episode.custom_metrics[{name!r}] is no number: {value!r}")
 
 
 def _mean(values: Sequence[float]) -> float | None:

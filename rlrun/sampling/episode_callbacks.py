@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.data.column_data import map_leaves
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.recorded_step import RecordedStep
 from rlrun.sampling.episodes import EpisodeRecord, Episodes
 from rlrun.sampling.postprocessing import ONLY_AGENT
@@ -102,6 +103,7 @@ class EpisodeCallbacks:
                 seen, action = _row(shown.next_obs, i), _row(shown.actions, i)
                 self._take(episode, ONLY_AGENT, seen, action, shown.rewards[i])
                 episode.infos[ONLY_AGENT] = (shown.infos or {}).get(i, {})
+                episode.policies[ONLY_AGENT] = DEFAULT_POLICY_ID
         for done in shown.agents:
             episode = by_id.get(done.episode)
             if episode is not None:

@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch, concat_samples
 from rlrun.data.sequences import change_points
 from rlrun.policies.policy import Policy
-
-if TYPE_CHECKING:
-    pass
 
 ONLY_AGENT = "agent0"
 """What the agent of an environment without names for agents is called."""

@@ -186,6 +186,18 @@ def test_callbacks_that_fail_to_observe_are_set_aside_once_and_the_run_goes_on(
     assert calls["result"] == 2
 
 
+class Worded(Callbacks):
+    def on_episode_end(self, algorithm, episode):
+        episode.custom_metrics["level"] = "high"
+
+
+def test_a_custom_metric_that_is_no_number_is_named(built):
+    config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:Worded")
+    algorithm = built(config.training(train_batch_size=100, minibatch_size=100))
+    with pytest.raises(TypeError, match=r"custom_metrics\['level'\] is no number: 'high'"):
+        algorithm.train()
+
+
 @pytest.mark.parametrize("method", ["on_sample_end", "on_learn_on_batch"])
 def test_callbacks_that_fail_to_change_a_batch_end_the_run(built, method):
     config = PPOConfig().environment("CartPole-v1")

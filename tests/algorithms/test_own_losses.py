@@ -85,6 +85,34 @@ def test_learner_connectors_change_what_is_learned_from_and_not_the_metrics(buil
     assert shifted[1] == plain[1]
 
 
+class Growing:
+    """A learner connector with a state: it adds more to the rewards of each batch."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, batch):
+        self.calls += 1
+        batch[col.REWARDS] = batch[col.REWARDS] + 10.0 * self.calls
+        return batch
+
+    def get_state(self):
+        return {"calls": self.calls}
+
+    def set_state(self, state):
+        self.calls = state["calls"]
+
+
+def test_the_state_of_learner_connectors_is_part_of_a_checkpoint(built) -> None:
+    config = ALGORITHMS["PPO"]().environment("CartPole-v1").debugging(seed=0)
+    config = config.training(learner_connectors=[f"{__name__}:Growing", f"{__name__}:Shift"])
+    straight, resumed = built(config), built(config)
+    straight.train()
+    resumed.set_weights(straight.get_weights())
+    resumed.set_state(straight.get_state())
+    assert learner_stats(resumed) == learner_stats(straight)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -80,6 +80,7 @@ def test_the_last_step_is_there_in_the_environments_own_values(built):
         assert abs(episode.observations["agent0"][2]) > 0.2  # the pole has fallen
         assert episode.rewards == {"agent0": 1.0}
         assert episode.infos == {"agent0": {}}
+        assert episode.policies == {"agent0": "default_policy"}
 
 
 def test_agents_have_returns_and_policies_of_their_own(built):
