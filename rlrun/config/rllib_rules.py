@@ -267,7 +267,7 @@ def _exploration(old: OldSettings) -> None:
     elif kind is not None and name in tables.EXPLORATIONS:
         old.set("exploration.type", name, kind, "exploration_config.type")
         if name in _NOISES:
-            _noise(old, kind)
+            _noise(old, kind, name)
     elif kind is not None:
         message = f"there is {', '.join(tables.EXPLORATIONS)}, and no {name}"
         old.refuse(kind, f"config.{_EXPLORES}type", message)
@@ -304,7 +304,7 @@ def _epsilon(old: OldSettings) -> None:
         old.take(f"{_EXPLORES}{key}")
 
 
-def _noise(old: OldSettings, kind: Node) -> None:
+def _noise(old: OldSettings, kind: Node, name: str) -> None:
     """Noise that is added to actions: how its scale falls, and its units."""
     first, last, steps, scale, sigma = (
         tables.NOISE_DEFAULTS[key]
@@ -313,7 +313,7 @@ def _noise(old: OldSettings, kind: Node) -> None:
         for key in tables.NOISE_DEFAULTS
     )
     old.set("exploration.scale", [[0, first], [steps, last]], kind, "initial_scale to final_scale")
-    if kind.value == "OrnsteinUhlenbeckNoise" and isinstance(scale, int | float):
+    if name == "OrnsteinUhlenbeckNoise" and isinstance(scale, int | float):
         # RLlib multiplies it by the whole range of an action, here half of that is 1.
         sigma = 2 * scale * sigma if isinstance(sigma, int | float) else sigma
         old.set("exploration.sigma", sigma, kind, "2 ou_base_scale ou_sigma")

@@ -384,7 +384,8 @@ class FaultToleranceConfig(Section):
     delay_between_env_runner_restarts_s: NonNegative = 0.0
     """Seconds to wait before an env runner is started again."""
     restart_failed_sub_environments: bool = False
-    """Rebuild an environment that raised and drop its episode, instead of losing the env runner."""
+    """Rebuild an environment that raised and drop its episode, instead of losing the env runner;
+    after 100 failures of one without a whole episode between them the run ends."""
     num_consecutive_env_runner_failures_tolerance: Whole = 100
     """Failures in a row, with nothing sampled between, after which the run ends."""
     env_runner_restore_timeout_s: Positive = 1800.0

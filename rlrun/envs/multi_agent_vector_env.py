@@ -10,9 +10,7 @@ action of its own: it counts nowhere.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +31,7 @@ from rlrun.envs.env import time_limit_of
 from rlrun.envs.errors import EnvError, EnvPhase
 from rlrun.envs.horizon import ALL, Flags, Horizon, time_limit
 from rlrun.envs.multi_agent_env import Dicts, SubEnvs
+from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.recorded_step import AgentTransition, RecordedStep, Recorder
 from rlrun.policies.policy_mapping import (
     AgentMapping,
@@ -48,10 +47,8 @@ Ended = dict[int, tuple[bool, float]]
 """Episodes that ended in a step, by sub-environment: whether by themselves, and their returns."""
 
 _MOST_SILENT_STEPS = 1000  # env steps in a row in which no agent acts
-_MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
 _FOUR_DICTS = (dict,) * 4
 _BACK = "it has an observation after it has left"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +120,8 @@ class MultiAgentVectorEnv:
         self.num_steps = 0
         self._idle = False  # whether a sub-environment has run all its episodes
         self._resetting: list[SubEnv] = []  # elsewhere
-        self._horizon, self._rebuild, self._recorder = horizon, rebuild, recorder
+        self._horizon, self._recorder = horizon, recorder
+        self._rebuilder = None if rebuild is None else Rebuilder(rebuild, env_id)
         self._env_id, self._runner_index = env_id, runner_index
         # agent -> its action without an answer: episode, step, observation, action
         self._open: dict[AgentSlot, tuple[int, int, Any, Any]] = {}
@@ -199,27 +197,24 @@ class MultiAgentVectorEnv:
     def reset(self, sub: SubEnv) -> Mapping[Any, Any]:
         """Reset the environment for its episode; the first observations, by agent."""
         assert sub.episode is not None
-        tries = _MOST_RESET_TRIES if self._rebuild is not None else 1
         while True:
-            tries -= 1
             try:
                 observations, _ = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
             except Exception as error:
-                if not tries:
-                    raise self.raised(error, sub, "reset") from None
-                self._build_again(sub, error)
+                self._build_again_or_raise(sub, error, "reset")
                 continue
             if isinstance(observations, Mapping):
                 return observations
             reason = "reset() must return a dict of observations by agent, and one of infos"
             raise self._error(sub, "reset", reason)
 
-    def _build_again(self, sub: SubEnv, error: Exception) -> None:
-        assert self._rebuild is not None
-        _log.warning("%s is built again in sub-env %d: %r", self._env_id, sub.index, error)
-        with suppress(Exception):
-            self.envs.envs[sub.index].close()
-        self.envs.envs[sub.index] = self._rebuild(sub.index)
+    def _build_again_or_raise(self, sub: SubEnv, error: Exception, phase: EnvPhase) -> None:
+        env = None
+        if self._rebuilder is not None:
+            env = self._rebuilder.build(self.envs.envs[sub.index], sub.index, error)
+        if env is None:
+            raise self.raised(error, sub, phase) from None
+        self.envs.envs[sub.index] = env
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -292,9 +287,7 @@ class MultiAgentVectorEnv:
             try:
                 dicts = self.envs.envs[sub.index].step(actions)
             except Exception as error:
-                if self._rebuild is None:
-                    raise self.raised(error, sub, "step") from None
-                self._build_again(sub, error)
+                self._build_again_or_raise(sub, error, "step")
                 self.failed.append(sub.index)
                 continue
             came.append((sub, dicts))
@@ -458,6 +451,8 @@ class MultiAgentVectorEnv:
             reason = "the episode ended before any agent had an observation"
             raise self._error(sub, "step", reason, sub.step - 1)
         agents = list(sub.agents.values())
+        if self._rebuilder is not None:
+            self._rebuilder.episode_ended(sub.index)
         self.plan.ended(sub.index, sub.total, sub.step, agents, goes_on=go_on_with is not None)
         # Slots of those that leave are still theirs: the next episode's agents take others.
         self._start(sub, go_on_with)

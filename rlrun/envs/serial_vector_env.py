@@ -9,9 +9,7 @@ connectors or Ray.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -29,15 +27,11 @@ from rlrun.envs.episode_vector_env import (
     check_rows,
 )
 from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.rebuilder import Rebuilder
 
 
 def _is_float_box(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-
-
-_log = logging.getLogger(__name__)
-
-_MOST_RESET_TRIES = 10  # of an environment that raises whenever it is reset
 
 
 class SerialVectorEnv:
@@ -65,7 +59,7 @@ class SerialVectorEnv:
         self.envs = list(envs)
         self.every_step_counts = rebuild is None
         self.failed_envs: Sequence[int] = ()
-        self._rebuild = rebuild
+        self._rebuilder = None if rebuild is None else Rebuilder(rebuild, env_id)
         self.num_envs = len(self.envs)
         self.single_observation_space = self.envs[0].observation_space
         self.single_action_space = self.envs[0].action_space
@@ -120,6 +114,8 @@ class SerialVectorEnv:
         for env_index in np.flatnonzero(mask).tolist():
             observation = self._first_observation(env_index, int(seeds[env_index]))
             self._episode_starts[env_index] = self._vector_steps
+            if self._rebuilder is not None and env_index not in self.failed_envs:
+                self._rebuilder.episode_ended(env_index)
             if self._in_place:
                 if not (
                     observation.__class__ is np.ndarray
@@ -135,30 +131,21 @@ class SerialVectorEnv:
         return self._buffer
 
     def _first_observation(self, env_index: int, seed: int) -> Any:
-        tries = _MOST_RESET_TRIES if self._rebuild is not None else 1
         while True:
-            tries -= 1
             try:
                 return self.envs[env_index].reset(seed=seed)[0]
             except Exception as error:
-                if not tries:
-                    raise self._error(error, env_index, "reset") from None
-                self._build_again(env_index, error)
+                self._build_again_or_raise(env_index, error, "reset")
 
-    def _build_again_or_raise(self, env_index: int, error: Exception) -> None:
+    def _build_again_or_raise(self, env_index: int, error: Exception, phase: EnvPhase) -> None:
         if isinstance(error, EnvError):
             raise error
-        if self._rebuild is None:
-            raise self._error(error, env_index, "step") from None
-        self._build_again(env_index, error)
-
-    def _build_again(self, env_index: int, error: Exception) -> None:
-        assert self._rebuild is not None
-        _log.warning("%s is built again in sub-env %d: %r", self._env_id, env_index, error)
-        with suppress(Exception):
-            self.envs[env_index].close()
-        self.envs[env_index] = self._rebuild(env_index)
-        self._step_functions[env_index] = self.envs[env_index].step
+        env = None
+        if self._rebuilder is not None:
+            env = self._rebuilder.build(self.envs[env_index], env_index, error)
+        if env is None:
+            raise self._error(error, env_index, phase) from None
+        self.envs[env_index], self._step_functions[env_index] = env, env.step
 
     def step(self, actions: Batched) -> StepResult:
         """Step each sub-environment with its row of ``actions``."""
@@ -187,7 +174,7 @@ class SerialVectorEnv:
                         by_env[i] = info
                 break
             except Exception as error:
-                self._build_again_or_raise(i, error)
+                self._build_again_or_raise(i, error, "step")
                 # The iterator is past the failed one: the loop goes on with the next.
                 failed.append(i)
                 rewards[i], terminateds[i], truncateds[i] = 0.0, False, False

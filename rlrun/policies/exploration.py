@@ -1,4 +1,4 @@
-"""Ways to explore: samplers for `exploration.type`, beside those of the action distributions.
+"""Samplers for the values of `exploration.type`.
 
 Each is made of the noise numbers that its space has anyway, so all are drawn per fragment or
 episode from the seed tree, and a run resumes to the bit. Must not import torch.

@@ -164,6 +164,7 @@ def test_a_late_runner_is_lost_where_failures_are_ignored(make_group: Any) -> No
     assert group.left_over([5, 5], replies) == [0, 5]
 
 
+@pytest.mark.faults
 def test_an_environment_that_fails_while_it_is_restored_costs_one_restart_more(
     make_group: Any,
 ) -> None:

@@ -77,6 +77,7 @@ class Draws(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, drawn, *rest
 
 
+@pytest.mark.faults
 def test_global_generators_of_remote_runners_are_seeded_also_in_one_that_replaces_another(
     local_ray: None,
 ) -> None:

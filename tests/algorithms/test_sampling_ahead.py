@@ -23,10 +23,11 @@ def learned(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith("env_runners")}
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "env"),
     [
-        pytest.param("PPO", "MultiAgentCartPole", marks=pytest.mark.faults),
+        ("PPO", "MultiAgentCartPole"),
         ("DQN", "CartPole-v1"),
     ],
 )
@@ -63,12 +64,13 @@ def test_a_batch_sampled_ahead_is_one_update_old(built: Any) -> None:
     assert ages == [0, 1, 1]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("DQN", {"sample_async": True}),
         ("IMPALA", {}),
-        pytest.param("A3C", {}, marks=pytest.mark.faults),
+        ("A3C", {}),
     ],
 )
 def test_runners_come_and_go_and_batches_stay_as_large(
@@ -85,6 +87,7 @@ def test_runners_come_and_go_and_batches_stay_as_large(
         algorithm.resize_env_runners(0)
 
 
+@pytest.mark.faults
 def test_a_runner_that_comes_back_goes_on_where_it_stood(built: Any) -> None:
     algorithm = built(build, "PPO", runners=2)
     train(algorithm, 1)

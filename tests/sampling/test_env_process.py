@@ -97,7 +97,11 @@ def test_it_does_not_matter_where_sub_environments_are(kind: str, several: bool)
 
 @pytest.mark.parametrize(
     ("kind", "how", "length"),
-    [("process", "raises", 20), ("process", "dies", 20), ("actor", "dies", 8)],
+    [
+        ("process", "raises", 20),
+        ("process", "dies", 20),
+        pytest.param("actor", "dies", 8, marks=pytest.mark.faults),
+    ],
 )
 def test_a_failed_environment_is_replaced_and_its_episode_dropped(
     kind: str, how: str, length: int

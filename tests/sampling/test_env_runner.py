@@ -261,6 +261,32 @@ def test_an_env_that_raises_at_every_reset_ends_the_run_with_its_traceback(monke
         collect(runner, [20])
 
 
+class Hopeless(CountingEnv):
+    """Works for one whole episode of five steps, and then never again."""
+
+    steps = 0
+
+    def step(self, action):
+        Hopeless.steps += 1
+        if Hopeless.steps > 5:
+            raise RuntimeError("worn out")
+        return super().step(action)
+
+
+def test_an_env_that_never_ends_an_episode_any_more_ends_the_run_with_its_traceback(caplog):
+    more = {"restart_failed_sub_environments": True}
+    runner = EnvRunner(counting_spec(1, use=f"{__name__}:Hopeless", length=5, more=more))
+    with pytest.raises(EnvError, match="worn out") as caught:
+        collect(runner, [100])
+    assert "in step" in caught.value.user_traceback
+    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == [
+        f"{__name__}:Hopeless is built again",
+        f"{__name__}:Hopeless has been built again 10 times, now",
+        f"{__name__}:Hopeless has been built again 100 times, now",
+    ]
+    assert caplog.records[0].exc_info
+
+
 def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):
     monkeypatch.setattr("rlrun.sampling.episodes.LONGEST_RESTORED", 25)
     runner = EnvRunner(counting_spec(num_envs=1, length=10**9))

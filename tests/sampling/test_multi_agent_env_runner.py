@@ -210,6 +210,14 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
     assert sample(successor, 3, 1).faulty_episodes >= replies[-1].faulty_episodes
     with pytest.raises(EnvError, match="the cart went off the rails"):
         sample(make(env, {"p": MLP}), 0, 500)
+    hopeless = make(
+        env | {"crash_probability": 1.0},
+        {"p": MLP},
+        spec={"restart_failed_sub_environments": True},
+        disable_env_checking=True,  # which would raise
+    )
+    with pytest.raises(EnvError, match="the cart went off the rails"):
+        sample(hopeless, 0, 40)
 
 
 @pytest.mark.parametrize(
