@@ -262,6 +262,7 @@ def test_a_runner_of_which_nothing_was_taken_begins_again(make_sampler: Any, ref
     assert reply.state["count"] == 1
 
 
+@pytest.mark.faults
 def test_silence_ends_the_run_unless_a_new_runner_answers(make_faulty: Any) -> None:
     late = {"sample_timeout_s": 0.5, "number": 1}
     sampler, group = make_faulty({(1, 0): "sleep", "sleep_s": 60.0}, **late)

@@ -120,6 +120,7 @@ def test_an_error_in_the_constructor_is_raised_at_once_and_as_it_is(make_group: 
     assert caught.value.phase == "constructor"
 
 
+@pytest.mark.faults
 def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
     make_group: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -185,6 +185,7 @@ def test_code_without_an_import_path_is_sent_along_or_refused(local_ray: None) -
         locked.build()
 
 
+@pytest.mark.faults
 def test_a_failing_constructor_shows_at_once_or_with_the_first_round(local_ray: None) -> None:
     env = EnvSpec(use="counting_envs:FailsInConstructor")
     with pytest.raises(EnvError, match="no env"):

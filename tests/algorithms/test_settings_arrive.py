@@ -111,7 +111,12 @@ def test_losses_have_their_coefficients_at_this_point_of_the_run(
         *((config, "CartPole-v1", False, {}) for config in (IMPALAConfig, APPOConfig)),
         (A3CConfig, "CartPole-v1", True, {}),
         (DQNConfig, "CartPole-v1", True, REPLAYED),
-        (SACConfig, "Pendulum-v1", True, REPLAYED),
+        (
+            SACConfig,
+            "Pendulum-v1",
+            True,
+            {**REPLAYED, "minibatch_size": 16, "training_intensity": 16},
+        ),
     ],
 )
 def test_learning_rates_follow_their_schedule(learning, monkeypatch, config, env, within, settings):
