@@ -137,6 +137,7 @@ def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
     }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("restarts", "wanted"), [(1, True), (0, False)])
 def test_a_runner_that_is_late_again_ends_the_run(
     make_group: Any, restarts: int, wanted: bool

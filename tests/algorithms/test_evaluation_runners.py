@@ -51,6 +51,7 @@ def test_runners_of_its_own_evaluate_the_same_episodes(
     assert numbers(agents(config(num_env_runners=2, **more))) == here
 
 
+@pytest.mark.faults
 def test_a_killed_evaluation_runner_comes_back_and_its_episodes_are_the_same(
     local_ray: None,
 ) -> None:

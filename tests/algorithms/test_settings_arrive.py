@@ -115,7 +115,7 @@ def test_losses_have_their_coefficients_at_this_point_of_the_run(
             SACConfig,
             "Pendulum-v1",
             True,
-            {**REPLAYED, "minibatch_size": 16, "training_intensity": 16},
+            {**REPLAYED, "training_intensity": 16},
         ),
     ],
 )

@@ -111,6 +111,7 @@ def test_a_failed_trial_does_not_end_the_others_and_is_run_again(counting_sweep)
     assert (outcome.folder / failed.log).read_text().count("the fake fails") > 2
 
 
+@pytest.mark.faults
 def test_seeds_alone_are_a_sweep_that_a_restarted_job_goes_on_with(counting, capsys):
     """A finished sweep is left alone."""
 
