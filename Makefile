@@ -76,6 +76,7 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+	$(PYTEST) -m types
 
 check: lint types test
 

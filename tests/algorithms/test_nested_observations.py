@@ -60,6 +60,7 @@ def test_parts_are_learned_from_as_the_flat_observation_is(built):
     assert_equal_weights(flat, nested)
 
 
+@pytest.mark.learning
 def test_several_learners_share_nested_minibatches(built, local_ray):
     learners = {"learners": {"num_learners": 2}}
     one, two = built("PPO", SIGHTS), built("PPO", SIGHTS, **learners)

@@ -25,6 +25,8 @@ THIRD_PARTY = ("numpy", "torch", "ray", "gymnasium", "pydantic", "rich", "typer"
 # They plan batches and policies on behalf of algorithms.
 READS_FOR_OTHERS = ("rlrun.config.batch_arithmetic", "rlrun.config.policies")
 
+pytestmark = pytest.mark.types  # a quarter of a minute
+
 Read = tuple[str, str]  # qualified name of the class, attribute
 
 

@@ -39,6 +39,7 @@ def run_verify(env_steps, notices):
     return verify(cases=[case(env_steps)], seeds=[1], results="results", notice=notices.append)
 
 
+@pytest.mark.faults
 def test_a_run_is_like_any_other():
     done = run_verify(256, [])
     (seed,) = done.results[0].seeds
