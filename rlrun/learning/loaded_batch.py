@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ from rlrun.data import columns as col
 from rlrun.data.column_data import map_leaves, pick
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.policies.networks import channels_first, channels_last
 from rlrun.policies.rl_module import RLModule
 
 Rows = dict[str, Tensor]
@@ -63,9 +65,10 @@ class LoadedBatch:
             Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
             of what the step led to.
         """
-        chunks = []
+        chunks, storage = [], self.storage
         for a in range(0, self._num_stored, max_rows):
-            obs = _rows_of(self.storage, slice(a, a + max_rows))
+            rows = slice(a, a + max_rows)
+            obs = storage[rows] if isinstance(storage, Tensor) else pick(storage, rows)
             chunks.append(module.forward_train({col.OBS: obs}))
         inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
         values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
@@ -80,12 +83,12 @@ class LoadedBatch:
         for _ in range(num_epochs):
             permutation = torch.from_numpy(rng.permutation(self.size)).to(self._device)
             # Small columns are shuffled once an epoch; observations, which may be large, are not.
-            shuffled = [column[permutation].split(size) for column in self.columns.values()]
-            index = self.obs_index[permutation].split(size)
-            storage, flat = self.storage, isinstance(self.storage, Tensor)
+            in_order = (self.obs_index, *self.columns.values())
+            index, *shuffled = [c.index_select(0, permutation).split(size) for c in in_order]
+            select = row_selector(self.storage)
             for rows, *parts in zip(index, *shuffled, strict=True):
                 minibatch = dict(zip(self.columns, parts, strict=True))
-                minibatch[col.OBS] = storage[rows] if flat else pick(storage, rows)
+                minibatch[col.OBS] = select(rows)
                 yield minibatch
 
     def microbatches(self, size: int | None) -> Iterator[Rows]:
@@ -93,7 +96,7 @@ class LoadedBatch:
         for begin in range(0, self.size, size or self.size):
             rows = slice(begin, begin + (size or self.size))
             microbatch = {name: column[rows] for name, column in self.columns.items()}
-            microbatch[col.OBS] = _rows_of(self.storage, self.obs_index[rows])
+            microbatch[col.OBS] = row_selector(self.storage)(self.obs_index[rows])
             yield microbatch
 
     def to(self, device: torch.device) -> Self:
@@ -112,7 +115,9 @@ class LoadedBatch:
         # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.
         if not array.flags.writeable:
             array = array.copy()
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        moved = torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        is_image = moved.dim() == 4 and channels_first(moved.shape[1:])
+        return channels_last(moved) if is_image else moved
 
 
 @dataclass(frozen=True)
@@ -135,9 +140,17 @@ class Minibatches:
         return replace(self, batch=self.batch.to(device))
 
 
-def _rows_of(storage: Any, rows: slice | Tensor) -> Any:
-    """These rows of a storage that may be nested."""
-    return storage[rows] if isinstance(storage, Tensor) else pick(storage, rows)
+def row_selector(storage: Any) -> Callable[[Tensor], Any]:
+    """Function that copies rows ``[M]`` of a storage that may be nested.
+
+    `index_select` copies whole rows, where indexing goes through them element by element.
+    """
+    if not isinstance(storage, Tensor):
+        return lambda rows: map_leaves(lambda leaf: row_selector(leaf)(rows), storage)
+    if not storage.is_contiguous():  # images whose channels are last in memory; so are the copies
+        select = row_selector(storage.permute(0, 2, 3, 1))
+        return lambda rows: select(rows).permute(0, 3, 1, 2)
+    return partial(storage.index_select, 0)
 
 
 def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:

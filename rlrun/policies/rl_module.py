@@ -245,7 +245,7 @@ def as_features(obs: Any, *, flatten: bool) -> Any:
         return map_leaves(partial(as_features, flatten=False), obs)
     if obs.dtype != torch.float32:
         scale = 1.0 / 255.0 if obs.dtype == torch.uint8 else 1.0
-        obs = obs.to(torch.float32) * scale
+        obs = obs.to(torch.float32).mul_(scale)
     return obs.flatten(1) if flatten and obs.dim() > 2 else obs
 
 
