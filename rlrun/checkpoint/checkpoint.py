@@ -13,6 +13,7 @@ state.safetensors    the arrays that state.json refers to
 ===================  =============================================================
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -34,6 +35,7 @@ FORMAT = "rlrun-checkpoint"
 FORMAT_VERSION = 4  # 3: one layout for one and for several agents; 4: a sha256 of the manifest
 
 MANIFEST = "manifest.json"
+_LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")
 
 
@@ -49,6 +51,11 @@ class CheckpointWriteError(CheckpointError):
     """The disk is full, or a value cannot be written; older checkpoints are intact."""
 
     exit_code = 1
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the path, not the space on the disk, is the reason: waiting will not help."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno in _LASTING
 
 
 @dataclass(frozen=True)

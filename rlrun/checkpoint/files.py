@@ -68,7 +68,8 @@ def replace_directory(directory: Path, contents: Mapping[str, bytes]) -> None:
 def remove_directory(directory: Path) -> None:
     """Remove a directory; a kill on the way leaves no part of it under its name."""
     doomed = directory.with_name(f".old-{directory.name}")
-    os.rename(directory, doomed)
+    with suppress(FileNotFoundError):  # the user was faster
+        os.rename(directory, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 

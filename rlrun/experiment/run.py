@@ -13,6 +13,7 @@ import os
 import secrets
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -53,12 +54,19 @@ from rlrun.experiment.report.progress import RunHeader
 from rlrun.experiment.report.sinks import (
     CONSOLE,
     DiskRefusedError,
+    JsonlSink,
     Sink,
     make_sinks,
     read_rows,
     repair,
 )
-from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog, is_in_use
+from rlrun.experiment.run_folder import (
+    FolderLostError,
+    RunFolder,
+    RunFolderError,
+    RunLog,
+    is_in_use,
+)
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 
 if TYPE_CHECKING:
@@ -267,12 +275,7 @@ class RunSession:
         self.stop = StopCriteria(experiment.stop, smoothing_episodes=smoothing)
         wanted = any(spec.use == CONSOLE for spec in experiment.report.sinks)
         self.style: ConsoleStyle = console or (choose_style() if wanted else "quiet")
-        settings = experiment.checkpoint
-        self.checkpoints = CheckpointFolder(
-            folder.checkpoints,
-            keep=settings.keep,
-            score=score_by(settings.metric, settings.mode, smoothing_episodes=smoothing),
-        )
+        self.checkpoints = self._checkpoints_of(folder)
         # The last result, of an earlier session at first.
         self.last_row: Row | None = checkpoint.row if checkpoint else None
         self.sinks: list[Sink] = []
@@ -282,8 +285,17 @@ class RunSession:
         self._writing, self._holding = Pace(_CHECKPOINT_EVERY_S), Pace(0.0)
         self._held: Checkpoint | None = None
         """The state after an iteration since the newest checkpoint, for a run that fails."""
+        self._refused = False
+        """Whether the run folder has refused that state."""
         # Not twice in memory where it holds the replay buffers.
-        self._may_hold = settings.every is not None and not experiment.replay.store_in_checkpoints
+        every = experiment.checkpoint.every
+        self._may_hold = every is not None and not experiment.replay.store_in_checkpoints
+
+    def _checkpoints_of(self, folder: RunFolder) -> CheckpointFolder:
+        settings = self.experiment.checkpoint
+        smoothing = self.experiment.report.smoothing_episodes
+        score = score_by(settings.metric, settings.mode, smoothing_episodes=smoothing)
+        return CheckpointFolder(folder.checkpoints, keep=settings.keep, score=score)
 
     def go(self, run_log: RunLog, overrides: Sequence[str], warnings: Sequence[str]) -> RunOutcome:
         """Run until the end; however it ends, the outcome is noted and everything is closed."""
@@ -362,7 +374,8 @@ class RunSession:
         result: dict[str, Any] | None = None
         for result in iterate(algorithm, self.stop, lambda: interrupts.requested):
             self.take(algorithm, result)
-        if result is not None and (self.experiment.checkpoint.at_end or interrupts.requested):
+        wanted = self.experiment.checkpoint.at_end or interrupts.requested
+        if result is not None and (wanted or not self.folder.is_there()):
             self.save(algorithm, result, must=True)
 
     def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> Row:
@@ -370,7 +383,7 @@ class RunSession:
         with algorithm.timers.phase("report"):
             row = self._report(result)
         with algorithm.timers.phase("checkpoint"):
-            if self._is_due(result):
+            if self._is_due(result) or not self.folder.is_there():
                 with self._writing.timed():
                     self.save(algorithm, result)
             elif self._may_hold and self._holding.is_due():
@@ -388,14 +401,40 @@ class RunSession:
         return every is not None and result["training_iteration"] % every == 0
 
     def rescue(self) -> None:
-        """Write the last state that was held in memory, as the run cannot go on from its own."""
+        """Write the last state that was held in memory, as the run cannot go on from its own.
+
+        If the run folder does not take it, a new one does, beside it or with the temporary files.
+        """
         held, newest = self._held, self.checkpoints.newest
-        if held is None or (newest is not None and newest >= held.iteration):
+        takes_it = not self._refused and self.folder.is_there()
+        if held is None or (takes_it and newest is not None and newest >= held.iteration):
             return
         try:
-            self.checkpoints.save(held)
+            if takes_it:
+                self.checkpoints.save(held)
+                return
         except CheckpointWriteError as error:
             log.warning("%s", error)
+        refusals = []
+        for home in (self.folder.path.absolute().parent, Path(tempfile.gettempdir())):
+            try:
+                self._move(home, held)
+                return
+            except (OSError, CheckpointWriteError) as error:
+                refusals.append(f"{home}: {_in_words(error)}")
+        log.warning("%s", "; ".join(refusals))
+
+    def _move(self, home: Path, state: Checkpoint) -> None:
+        """Make a folder of this run in ``home`` to resume from, with the state as checkpoint."""
+        metrics = b"".join(sink.content() for sink in self.sinks if isinstance(sink, JsonlSink))
+        folder = self.folder.duplicate(home, self._config_yaml, metrics)
+        checkpoints = self._checkpoints_of(folder)
+        try:
+            checkpoints.save(state)
+        except CheckpointWriteError:
+            folder.discard()
+            raise
+        self.folder, self.checkpoints = folder, checkpoints
 
     def _report(self, result: dict[str, Any]) -> Row:
         if self.last_row is None:
@@ -421,13 +460,21 @@ class RunSession:
         self._close_sink(sink)
 
     def save(self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False) -> None:
-        """Write a checkpoint, unless it exists; a full disk ends the run only with ``must``."""
-        if self.checkpoints.newest == result["training_iteration"]:
+        """Write a checkpoint, unless it exists; a full disk ends the run only with ``must``.
+
+        A run whose folder has disappeared, or cannot be written any more, ends in any case.
+        """
+        is_there = self.folder.is_there()
+        if is_there and self.checkpoints.newest == result["training_iteration"]:
             return
+        state = self._taken(algorithm, result)
         try:
-            path = self.checkpoints.save(self._taken(algorithm, result))
+            if not is_there:
+                raise FolderLostError(f"{self.folder.path}: the run folder has disappeared")
+            path = self.checkpoints.save(state)
         except CheckpointWriteError as error:
-            if must:
+            if must or error.is_lasting:
+                self._held, self._refused = state, True
                 raise
             self._warn_once("checkpoints", str(error))
             return
@@ -475,6 +522,8 @@ class RunSession:
 
     def _how_to_resume(self) -> str:
         newest = self.checkpoints.newest
+        if not self.folder.is_there():
+            return "the run failed, and its last state could not be written anywhere"
         if newest is None:
             return f"the run failed before its first checkpoint; its folder is {self.folder.path}"
         return (
@@ -494,8 +543,12 @@ class RunSession:
     def note_failure(self, error: BaseException) -> None:
         """Write the traceback to the log, the reason to meta.json, and the last state held."""
         log.error("the run failed", exc_info=error)
-        self._note_outcome("failed", f"{type(error).__name__}: {error}")
+        first, reason = self.folder, f"{type(error).__name__}: {error}"
+        if first.is_there():
+            self._note_outcome("failed", reason)
         self.rescue()
+        if self.folder is not first:
+            self._note_outcome("failed", reason)
 
     def note_end(self, outcome: str, reason: str) -> None:
         """Write the outcome of the session to the log and to meta.json."""

@@ -23,6 +23,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -32,7 +33,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
-from rlrun.checkpoint.checkpoint import MANIFEST
+from rlrun.checkpoint.checkpoint import MANIFEST, CheckpointWriteError
 from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, LATEST
 from rlrun.checkpoint.files import replace_link, replace_text
 from rlrun.config.problems import InputError
@@ -49,6 +50,12 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 class RunFolderError(InputError):
     """A folder cannot be used; the message says what to do instead."""
+
+
+class FolderLostError(CheckpointWriteError):
+    """The folder of a run has disappeared while the run was going; the run ends."""
+
+    is_lasting = True
 
 
 class RunFolder:
@@ -71,6 +78,10 @@ class RunFolder:
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
         self._lock: IO[str] | None = None
+        self._directory: os.stat_result | None = None
+        """The directory that is locked."""
+        self._noted: dict[str, Any] = {}
+        """Content of meta.json as this process has written it."""
 
     @classmethod
     def create(cls, name: str, seed: int, *, at: Path | str | None = None) -> Self:
@@ -136,7 +147,7 @@ class RunFolder:
         except OSError:
             # Some network file systems have no locks; runs must work there, too.
             pass
-        self._lock = lock
+        self._lock, self._directory = lock, os.stat(self.path)
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -150,6 +161,32 @@ class RunFolder:
         link = self.path.parent / LATEST
         if link.is_symlink() and not link.exists():
             link.unlink()
+
+    def is_there(self) -> bool:
+        """Whether the directory is still the one that was locked, with the config in it."""
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return False
+        same = self._directory is None or os.path.samestat(self._directory, now)
+        return same and os.path.isfile(self.config)
+
+    def duplicate(self, home: Path, config_yaml: str, metrics: bytes) -> Self:
+        """A new folder in ``home`` with the config, meta.json and metrics of this one, unlocked.
+
+        Raises:
+            OSError: ``home`` cannot be written; nothing is left behind.
+        """
+        path = tempfile.mkdtemp(prefix=f"{self.path.absolute().name}-saved-", dir=home)
+        folder = type(self)(Path(path))
+        try:
+            replace_text(folder.config, config_yaml)
+            folder.metrics.write_bytes(metrics)
+            folder._write_meta(self._noted)
+        except OSError:
+            folder.discard()
+            raise
+        return folder
 
     def is_finished(self) -> bool:
         """Whether nothing is left to resume."""
@@ -186,12 +223,13 @@ class RunFolder:
 
     def end_session(self, outcome: str, reason: str, iteration: int | None) -> None:
         """Note the outcome, "finished", "interrupted" or "failed", and its reason."""
-        meta = self.read_meta()
+        meta = self.read_meta() or self._noted
         if meta.get("sessions"):
             meta["sessions"][-1] |= {"ended": _now(), "outcome": outcome, "reason": reason}
         self._write_meta(meta | {"outcome": outcome, "training_iteration": iteration})
 
     def _write_meta(self, meta: dict[str, Any]) -> None:
+        self._noted = meta
         replace_text(self.meta, json.dumps(meta, indent=2) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -366,6 +367,53 @@ def test_a_full_disk_at_the_last_checkpoint_fails_the_run(monkeypatch):
         train()
     assert meta("run")["outcome"] == "failed"
     assert len(rows("run")) == 6
+
+
+class DamagesItsFolder:
+    """A sink that leaves no run folder, or one that takes no checkpoint, after the third result."""
+
+    def __init__(self, path, put_a_file):
+        self.path, self.put_a_file = Path(path), put_a_file
+
+    def write(self, result):
+        if result["training_iteration"] == 3:
+            shutil.rmtree(self.path)
+            if self.put_a_file:
+                self.path.write_text("")
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "put_a_file", "temporary", "saved_in"),
+    [
+        ("home/run", False, "tmp", "home"),
+        pytest.param("home/run/checkpoints", True, "tmp", "home", marks=pytest.mark.faults),
+        pytest.param("home", False, "tmp", "tmp", marks=pytest.mark.faults),
+        ("home", False, "missing", None),
+    ],
+)
+def test_a_run_that_loses_its_folder_ends_and_says_where_its_last_state_is(
+    monkeypatch, path, put_a_file, temporary, saved_in
+):
+    Path("tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", os.path.abspath(temporary))
+    sink = f"{{use: '{__name__}:DamagesItsFolder', path: {path}, put_a_file: {put_a_file}}}"
+    with pytest.raises(CheckpointWriteError) as caught:
+        train(f"report.sinks=[jsonl, {sink}]", run_dir="home/run")
+    assert caught.value.exit_code == 1
+    (note,) = caught.value.__notes__
+    if saved_in is None:
+        assert note == "the run failed, and its last state could not be written anywhere"
+        return
+    (saved,) = Path(saved_in).absolute().glob("run-saved-*")
+    assert note.endswith(f"is valid: rlrun train --resume {saved}")
+    assert meta(saved)["sessions"][-1]["outcome"] == "failed"
+    assert int((saved / "checkpoints/latest").readlink().name) == iterations(saved)[-1]
+    resume("stop.training_iteration=9", "report.sinks=[jsonl]", run_dir=saved)
+    train("stop.training_iteration=9", run_dir="whole")
+    assert_equal_runs(saved, "whole")
 
 
 def test_an_unknown_stop_key_ends_the_run_after_one_iteration_without_a_folder():

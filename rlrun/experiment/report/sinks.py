@@ -44,7 +44,7 @@ class JsonlSink:
         self._path = path
         self._template: Row | None = next(iter(read_rows(path)), None)
         self._known = set(addresses(self._template)) if self._template is not None else set()
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("a+b", buffering=0)
         self._pending: list[bytes] = []
 
     def write(self, result: dict[str, Any]) -> None:
@@ -57,6 +57,11 @@ class JsonlSink:
         self._note_late_keys(row)
         self._pending.append(json_line(row))
         self._flush()
+
+    def content(self) -> bytes:
+        """All lines, pending ones included, even of a file that has been removed since."""
+        descriptor = self._file.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0) + b"".join(self._pending)
 
     def close(self) -> None:
         """Write the pending lines, if the disk allows, and close the file."""
