@@ -415,14 +415,12 @@ class RunSession:
                 return
         except CheckpointWriteError as error:
             log.warning("%s", error)
-        refusals = []
         for home in (self.folder.path.absolute().parent, Path(tempfile.gettempdir())):
             try:
                 self._move(home, held)
                 return
             except (OSError, CheckpointWriteError) as error:
-                refusals.append(f"{home}: {_in_words(error)}")
-        log.warning("%s", "; ".join(refusals))
+                log.info("%s: %s", home, _in_words(error))
 
     def _move(self, home: Path, state: Checkpoint) -> None:
         """Make a folder of this run in ``home`` to resume from, with the state as checkpoint."""
