@@ -7,15 +7,20 @@ runners. With ``num_env_runners: 0`` none of this is imported.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
+import resource
+import shutil
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +33,18 @@ _OBJECT_STORE_BYTES = 256 * 2**20  # of a local Ray: fragments and weights, a fe
 STACK_SIGNAL = signal.SIGUSR2
 """Has a worker write its stack to stderr."""
 _STACK_S = 0.3  # that it has for it
+_REMOVALS = 10  # of a session folder, until its processes have ended
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
 
 
 class ResourceError(InputError):
     """The machine or cluster cannot hold the experiment; raised before any actor starts."""
+
+
+class RayStartError(InputError):
+    """Ray cannot be started or reached; the message says what the machine has left."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -137,6 +149,7 @@ def start_ray(
     address: str | None = None,
     learners: LearnersConfig | None = None,
     evaluation: EnvRunnersConfig | None = None,
+    start_timeout_s: float = 60.0,
 ) -> None:
     """Start a local Ray, or connect to the cluster at ``address``, for runners and learners.
 
@@ -145,8 +158,12 @@ def start_ray(
     process is connected to already is used as it is. Modules in the working directory can be
     imported by the runners (on a cluster: if its nodes see that directory).
 
+    Args:
+        start_timeout_s: that a local Ray has to start, and each of its workers.
+
     Raises:
         ResourceError: the resources do not suffice; for a local Ray before it starts.
+        RayStartError: Ray does not start, or the cluster does not answer.
     """
     if address is None and not is_running():
         preflight(settings, local_resources(), learners=learners, evaluation=evaluation)
@@ -156,14 +173,17 @@ def start_ray(
     if ray.is_initialized():
         preflight(settings, cluster_resources(), "the running Ray", learners, evaluation)
     elif address is None:
-        _start_local()
+        _start_local(start_timeout_s)
     else:
-        ray.init(
-            address=address,
-            runtime_env={"env_vars": _worker_variables()},
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        try:
+            ray.init(
+                address=address,
+                runtime_env={"env_vars": _worker_variables()},
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            raise RayStartError(f"no Ray cluster at {address}: {_first_line(error)}") from error
         try:
             where = f"the cluster at {address}"
             preflight(settings, cluster_resources(), where, learners, evaluation)
@@ -190,9 +210,20 @@ def node_resources() -> Iterator[dict[str, float]]:
 
 
 def stop_ray() -> None:
-    """End a local Ray and its processes, or leave the cluster."""
+    """End a local Ray and its processes, and remove its session folder, or leave the cluster."""
     if is_running():
         sys.modules["ray"].shutdown()
+    while _SESSIONS:
+        folder = _SESSIONS.pop()
+        # Workers that are about to end may still write to their logs.
+        for _ in range(_REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(_STACK_S)
+        latest = folder.parent / "session_latest"
+        if latest.is_symlink() and not latest.exists():
+            latest.unlink(missing_ok=True)
 
 
 def is_running() -> bool:
@@ -201,20 +232,65 @@ def is_running() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
-def _start_local() -> None:
+def _start_local(timeout_s: float) -> None:
     import ray
+    from ray._private import worker
 
     there = local_resources()
-    with environment_variables({**_worker_variables(), **_RAY_VARIABLES}), _single_machine():
-        ray.init(
-            address="local",
-            num_cpus=max(1, math.floor(there.cpus)),
-            num_gpus=int(there.gpus),
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+    variables = {**_worker_variables(), **_RAY_VARIABLES, **_time_limits(timeout_s)}
+    with environment_variables(variables), _single_machine(timeout_s):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(1, math.floor(there.cpus)),
+                num_gpus=int(there.gpus),
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            ray.shutdown()
+            raise RayStartError(
+                f"Ray could not be started within fault_tolerance.env_runner_start_timeout_s="
+                f"{timeout_s:g}: {_first_line(error)}\nThis machine has left: {_what_is_left()}"
+            ) from error
+    node: Any = worker._global_node
+    _SESSIONS.append(Path(node.get_session_dir_path()))
+    atexit.register(stop_ray)  # of a script, or a run that failed
+
+
+_SESSIONS: list[Path] = []
+"""Session folders of the local Rays that this process has started."""
+
+
+def _time_limits(timeout_s: float) -> dict[str, str]:
+    """Ray's own limits for starting its processes, none below ours."""
+    seconds = math.ceil(max(timeout_s, 60.0))
+    return {
+        "RAY_gcs_server_port_wait_time_s": str(seconds),
+        "RAY_raylet_start_wait_time_s": str(seconds),
+        "RAY_worker_register_timeout_seconds": str(seconds),
+        "RAY_agent_register_timeout_ms": str(1000 * seconds),
+    }
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _what_is_left() -> str:
+    """What a Ray needs to start, and how much of it this machine has now."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = [f"{os.getloadavg()[0]:.1f} processes wait for {_local_cpus():g} CPUs"]
+    for name, path in (("shared memory", "/dev/shm"), ("disk", tempfile.gettempdir())):
+        with suppress(OSError):
+            left.append(f"{shutil.disk_usage(path).free / 2**20:,.0f} MiB of {name} in {path}")
+    with suppress(ValueError, OSError):
+        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        left.append(f"{memory / 2**20:,.0f} MiB of memory")
+    return ", ".join([*left, f"a limit of {files:,} open files"])
 
 
 _RAY_VARIABLES = {
@@ -248,8 +324,11 @@ def environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _single_machine() -> Iterator[None]:
+def _single_machine(timeout_s: float) -> Iterator[None]:
     """Have Ray start for this machine alone: on the loopback interface, without three processes.
+
+    A signal to the process group of this process, as a scheduler sends it, does not reach Ray's
+    processes, which save what they run when this process asks for it.
 
     They are the server behind the dashboard (Ray starts it even without one), the autoscaler's
     monitor and the process that copies the workers' output to the driver's terminal: half of the
@@ -257,7 +336,7 @@ def _single_machine() -> Iterator[None]:
     one for the interface when it is imported; should a version of Ray not have these names, it
     starts as it always does.
     """
-    from ray._private import ray_constants, worker
+    from ray._private import ray_constants, services, worker
     from ray._private.node import Node
 
     changes: list[tuple[Any, str, Any]] = [(ray_constants, "ENABLE_RAY_CLUSTER", False)]
@@ -265,6 +344,10 @@ def _single_machine() -> Iterator[None]:
     changes.append((worker, "listen_error_messages", lambda *_: None))
     for method in ("start_api_server", "start_monitor", "start_log_monitor"):
         changes.append((Node, method, lambda *_, **__: None))
+    if sys.platform.startswith("linux"):  # elsewhere they end with the process group
+        apart = partial(services.ConsolePopen, start_new_session=True)
+        changes.append((services, "ConsolePopen", apart))
+    changes.append((services, "get_node", _patient(services.get_node, timeout_s)))  # 30 s for it
     changes = [change for change in changes if change[1] in vars(change[0])]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
     for owner, name, value in changes:
@@ -274,6 +357,22 @@ def _single_machine() -> Iterator[None]:
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
+
+
+def _patient(function: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
+    """The function, called until it raises no RuntimeError, or so many seconds are over."""
+
+    def until_ready(*arguments: Any) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return function(*arguments)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    return until_ready
 
 
 def _local_cpus() -> float:

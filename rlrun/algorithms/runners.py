@@ -65,7 +65,8 @@ def start_env_runners(
     if any(actors) or settings.remote_worker_envs or evaluation.remote_worker_envs:
         from rlrun.actors.ray_runtime import start_ray
 
-        start_ray(settings, address, config.learners, evaluation)
+        limit_s = config.fault_tolerance.env_runner_start_timeout_s
+        start_ray(settings, address, config.learners, evaluation, limit_s)
     return EnvRunnerGroup(
         spec,
         num_env_runners=settings.num_env_runners,

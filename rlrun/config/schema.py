@@ -391,7 +391,8 @@ class FaultToleranceConfig(Section):
     env_runner_restore_timeout_s: Positive = 1800.0
     """Seconds that a restarted env runner has to restore its state."""
     env_runner_start_timeout_s: Positive = 60.0
-    """Seconds that Ray has to find a place for an env runner and to start its process."""
+    """Seconds that Ray has to start, and then to find a place for an env runner and to start its
+    process."""
 
 
 class CheckpointConfig(Section):

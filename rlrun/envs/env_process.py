@@ -260,8 +260,9 @@ def _serve(connection: Connection, other_end: Connection, make: Callable[[], Any
     """Answer calls until the other process closes the connection, or ends."""
     other_end.close()
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its processes itself
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The run, which receives the signals of its process group as well, ends its processes itself.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     host = EnvHost(make)
     while True:
         try:

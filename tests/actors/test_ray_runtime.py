@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlrun.actors import ray_runtime
-from rlrun.actors.ray_runtime import ResourceError, Resources, preflight
+from rlrun.actors.ray_runtime import RayStartError, ResourceError, Resources, preflight
 from rlrun.config.schema import EnvRunnersConfig
 
 
@@ -92,6 +93,25 @@ def test_ray_listens_on_the_loopback_interface_only(local_ray: None) -> None:
     listening = _listening_addresses(_children_of(os.getpid()))
     assert listening
     assert all(address.is_loopback for address in listening)
+
+
+def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    def fail(**settings: Any) -> None:
+        assert os.environ["RAY_WORKER_REGISTER_TIMEOUT_SECONDS"] == "90"
+        raise RuntimeError("The current node timed out.\nSee the logs.")
+
+    for name, function in (("is_initialized", bool), ("shutdown", lambda: None), ("init", fail)):
+        monkeypatch.setattr(ray, name, function)
+    with pytest.raises(RayStartError) as caught:
+        ray_runtime.start_ray(settings(), start_timeout_s=90)
+    assert caught.value.exit_code == 1
+    first, second = str(caught.value).splitlines()
+    assert first.endswith("env_runner_start_timeout_s=90: The current node timed out.")
+    assert re.search(r"wait for \d+ CPUs, .* MiB of disk .*, a limit of .* open files", second)
 
 
 @pytest.mark.faults

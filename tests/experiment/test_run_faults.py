@@ -4,8 +4,10 @@ import os
 import pty
 import signal
 import sys
+import tempfile
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from run_folders import assert_equal_runs, rows, start_rlrun, timeless, wait_for
@@ -80,6 +82,37 @@ def _read_to_the_end(terminal):
     with suppress(OSError):
         while os.read(terminal, 65536):
             pass
+
+
+@pytest.mark.parametrize(
+    ("number", "settings"),
+    [
+        (signal.SIGTERM, "num_env_runners: 1, num_cpus_per_env_runner: 0.5"),
+        (signal.SIGTERM, "gym_env_vectorize_mode: async"),
+        (signal.SIGHUP, "gym_env_vectorize_mode: async"),
+    ],
+)
+def test_a_run_is_saved_when_all_of_its_processes_get_a_signal(whole, number, settings):
+    """As a scheduler and a terminal send it; Ray's session folder goes with the run."""
+    folder = whole.parent / f"group-{number.name}-{settings[:3]}"
+    process = start_rlrun(
+        *("train", whole.parent / "ppo.yaml", "--run-dir", folder, "--quiet"),
+        f"env_runners={{{settings}, num_envs_per_env_runner: 4}}",
+        start_new_session=True,
+    )
+    wait_for(lambda: len(rows(folder)) >= 3)
+    assert len(ray_sessions(process)) == ("num_env_runners" in settings)
+    os.killpg(process.pid, number)
+    assert process.wait(60) == 130
+    assert not ray_sessions(process)
+    last = timeless(folder)[-1]["training_iteration"]
+    assert read_checkpoint(folder / "checkpoints/latest").iteration == last
+
+
+def ray_sessions(process):
+    """Folders of the Ray that a process has started."""
+    home = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
+    return list(home.glob(f"session_*_{process.pid}"))
 
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)

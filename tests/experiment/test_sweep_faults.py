@@ -106,11 +106,14 @@ def test_a_killed_trial_does_not_end_the_others_and_is_resumed(whole):
     same(folder, whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_all_trials_save(whole, number):
+# A scheduler signals all processes of a job, Ray's among them.
+@pytest.mark.parametrize(
+    ("number", "send"), [(signal.SIGINT, os.kill), (signal.SIGTERM, os.killpg)]
+)
+def test_a_signal_lets_all_trials_save(whole, number, send):
     folder = whole.parent / number.name
     process = start(folder, until=(2, 3), start_new_session=True)
-    os.kill(process.pid, number)
+    send(process.pid, number)
     code, out, err = finish(process)
     assert code == 130
     assert f"rlrun sweep --resume {folder}" in out

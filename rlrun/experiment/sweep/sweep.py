@@ -281,7 +281,8 @@ class _Sweep:
         if not is_running():
             stack.callback(stop_ray)
         # Checked for one trial at a time: all together may need more, and take turns.
-        start_ray(EnvRunnersConfig(), self.address)
+        limit_s = self.experiment.fault_tolerance.env_runner_start_timeout_s
+        start_ray(EnvRunnersConfig(), self.address, start_timeout_s=limit_s)
         if self.address:
             check_fits(self.plan.experiments, _capacity(f"the cluster at {self.address}"))
 
