@@ -101,7 +101,7 @@ def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left
     import ray
 
     def fail(**settings: Any) -> None:
-        assert os.environ["RAY_WORKER_REGISTER_TIMEOUT_SECONDS"] == "90"
+        assert os.environ["RAY_worker_register_timeout_seconds"] == "90"  # noqa: SIM112
         raise RuntimeError("The current node timed out.\nSee the logs.")
 
     for name, function in (("is_initialized", bool), ("shutdown", lambda: None), ("init", fail)):
