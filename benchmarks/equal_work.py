@@ -18,6 +18,8 @@ CONTENDERS = (
     harness.RLRUN_COMPILED,
     harness.RLRUN_1,
     harness.RLRUN_2,
+    harness.RLRUN_1_AHEAD,
+    harness.RLRUN_2_AHEAD,
     harness.SB3,
     harness.CLEANRL,
     harness.RLLIB,

@@ -62,6 +62,15 @@ RLRUN = Contender("rlrun, 0 runners", "rlrun", "rlrun")
 RLRUN_COMPILED = Contender("rlrun, 0 runners, compiled", "rlrun-compile", "rlrun", ("--compile",))
 RLRUN_1 = Contender("rlrun, 1 runner", "rlrun-1", "rlrun", ("--runners", "1"))
 RLRUN_2 = Contender("rlrun, 2 runners", "rlrun-2", "rlrun", ("--runners", "2"))
+RLRUN_1_AHEAD, RLRUN_2_AHEAD = (
+    Contender(
+        f"{one.name}, sampling ahead",
+        f"{one.key}-ahead",
+        "rlrun",
+        (*one.arguments, "--sample-async"),
+    )
+    for one in (RLRUN_1, RLRUN_2)
+)
 SB3 = Contender("Stable-Baselines3", "sb3", "sb3")
 CLEANRL = Contender("CleanRL ppo.py", "cleanrl", "cleanrl")
 RLLIB = Contender("RLlib, 0 runners", "rllib", "rllib")

@@ -17,6 +17,8 @@ CONTENDERS = (
     harness.RLRUN,
     harness.RLRUN_1,
     harness.RLRUN_2,
+    harness.RLRUN_1_AHEAD,
+    harness.RLRUN_2_AHEAD,
     harness.SB3,
     harness.RLLIB,
     harness.RLLIB_2,

@@ -56,6 +56,7 @@ def task_from_command_line(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--task", choices=["throughput", "start_up", "solve"], required=True)
     parser.add_argument("--runners", type=int, default=0, help="Ray actors that sample")
+    parser.add_argument("--sample-async", action="store_true", help="rlrun: sample while learning")
     parser.add_argument("--compile", action="store_true", help="compile the update")
     parser.add_argument("--env", default="CartPole-v1", help="gymnasium id or module:Class")
     parser.add_argument("--warmup-steps", type=int, default=8_192)

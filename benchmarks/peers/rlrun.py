@@ -20,6 +20,7 @@ def trainer(task: Any) -> Callable[[], Iteration]:
         .env_runners(
             num_env_runners=task.runners,
             num_envs_per_env_runner=work.num_envs,
+            sample_async=task.sample_async,
         )
         .model(hidden=list(work.hidden), activation="tanh", share_layers=False)
         .training(

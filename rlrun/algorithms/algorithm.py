@@ -276,6 +276,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             rounds = self._rounds if rounds is None else rounds
             for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
                 replies += self.sample_round(lengths, following)
+            if self._ahead is not None:
+                self.progress.note_policy_lag(self.policies.weights_version, replies)
             return self.train_batch(replies).unwrapped()
 
     def sample_round(
@@ -481,8 +483,12 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.policies.set_state(state["policies"])
         runners = {int(index): runner for index, runner in state["env_runners"].items()}
         self.env_runner_group.set_states(runners)
+        parts = state["algorithm"]
+        if self._ahead is not None and "ahead" not in parts:  # it ran without sample_async
+            parts = {**parts, "ahead": {}}
+            self.policies.reads.set_state({})  # what its batches left out may be read now
         for name, part in self._parts.items():
-            part.set_state(state["algorithm"][name])
+            part.set_state(parts[name])
         self._call_back("on_checkpoint_loaded")
         self.timers.restart()
 

@@ -22,8 +22,6 @@ from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.on_policy import (
     ActorCriticTraining,
-    PolicyUpdate,
-    Statistics,
     Update,
     update_policies,
 )
@@ -114,10 +112,8 @@ class AsynchronousBatches(FragmentStream):
         self._training = training
         self._policies: list[str] = []  # at the last broadcast
 
-    def next(self) -> tuple[MultiAgentBatch, dict[str, float]]:
-        """The next train batch; ``policy_lag_mean`` and ``policy_lag_max``, the age of the weights
-        that acted in it.
-        """
+    def next(self) -> MultiAgentBatch:
+        """The next train batch."""
         algorithm, training = self._algorithm, self._training
         replies: list[SampleReply] = []
         # A policy that has been added has no acting weights until the next broadcast.
@@ -129,12 +125,8 @@ class AsynchronousBatches(FragmentStream):
                 reply: SampleReply = self.sampler.take()
                 algorithm.count([reply])
                 replies.append(reply)
-            batch = algorithm.train_batch(replies)
-        lags = [algorithm.policies.weights_version - reply.weights_version for reply in replies]
-        return batch, {
-            "policy_lag_mean": sum(lags) / len(lags),
-            "policy_lag_max": float(max(lags)),
-        }
+            algorithm.progress.note_policy_lag(algorithm.policies.weights_version, replies)
+            return algorithm.train_batch(replies)
 
     def broadcast_if_due(self) -> None:
         """Broadcast the weights if there were `broadcast_interval` updates since the last time."""
@@ -164,12 +156,7 @@ def asynchronous_step(
 ) -> Result:
     """One iteration: a train batch as it arrives, updates, a broadcast if due."""
     steps_before = algorithm.env_steps
-    train_batch, lag = batches.next()
-
-    def with_lag(policy: PolicyUpdate[T]) -> Statistics:
-        return {**update(policy), **lag}
-
-    result = update_policies(algorithm, train_batch, with_lag, env_steps=steps_before)
+    result = update_policies(algorithm, batches.next(), update, env_steps=steps_before)
     algorithm.sync_weights()
     batches.broadcast_if_due()
     return result

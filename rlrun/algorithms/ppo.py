@@ -208,7 +208,9 @@ class PPO(Algorithm[PPOTraining]):
     def _update(self, policy: PolicyUpdate[PPOTraining]) -> Statistics:
         """Estimate advantages, then take epochs of minibatch steps."""
         training, rows, module = policy.training, policy.rows, policy.module
-        explained = add_advantages(rows, policy.batch, module, training.gamma, training.lambda_)
+        advantages_of = rows, policy.batch, module, training.gamma, training.lambda_
+        ahead = self.config.env_runners.sample_async
+        explained = add_advantages(*advantages_of, acted_earlier=ahead)
         if training.normalize_advantages == "batch":
             rows.columns = standardized_advantages(rows.columns)
         elif training.normalize_advantages == "minibatch":

@@ -34,6 +34,7 @@ class Progress:
         next_fragment: number of the next request to env runners.
         time_s: seconds of all finished iterations.
         episodes, env_runners: statistics.
+        policy_lag: age of the weights that acted in the last train batch, for the result.
         timers: where the time of this iteration goes; the experiment counts its own phases, too.
     """
 
@@ -47,6 +48,7 @@ class Progress:
         self.episodes = EpisodeStatistics(report.smoothing_episodes, report.info_keys)
         self.env_runners = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
         self.timers = PhaseTimers()
+        self.policy_lag: dict[str, float] = {}
         self.begin_iteration()
 
     @property
@@ -62,13 +64,19 @@ class Progress:
             self.episodes.add(reply.episodes)
         self.env_runners.add(reply)
 
+    def note_policy_lag(self, weights_version: int, replies: Sequence[SampleReply]) -> None:
+        """Report with what is learned next how many updates ago the weights that acted were new."""
+        lags = [weights_version - reply.weights_version for reply in replies]
+        mean, most = sum(lags) / len(lags), float(max(lags))
+        self.policy_lag = {"policy_lag_mean": mean, "policy_lag_max": most}
+
     def learner_result(
         self, trained_steps: int, statistics: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID
     ) -> Result:
         """One policy's row of the result's `learners`; its steps are counted."""
         self.trained_steps += trained_steps
-        row = {"num_agent_steps_trained": trained_steps, "learner_stats": dict(statistics)}
-        return {policy_id: row}
+        stats = {**statistics, **self.policy_lag}
+        return {policy_id: {"num_agent_steps_trained": trained_steps, "learner_stats": stats}}
 
     # -- iterations ----------------------------------------------------------------------------
 

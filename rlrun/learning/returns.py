@@ -168,13 +168,23 @@ def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def add_advantages(
-    rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
+    rows: LoadedBatch,
+    batch: SampleBatch,
+    module: RLModule,
+    gamma: float,
+    lambda_: float,
+    *,
+    acted_earlier: bool = False,
 ) -> float | None:
     """Add the columns that losses compare with: action_logp, vf_preds, advantages, value_targets.
 
     One forward pass over the T + 1 observations of each slot, and the final ones of episodes, gives
     V(s) and V(s') of every row. The old log-probabilities come from it too, so that the probability
     ratio of the first minibatch is exactly 1, even if numpy computed the actions.
+
+    Args:
+        acted_earlier: earlier weights than the module's may have acted: the old log-probabilities
+            are the acting policy's, so that the ratio corrects for the difference.
 
     Returns:
         The explained variance of the values, None where the targets do not vary.
@@ -191,7 +201,10 @@ def add_advantages(
         lambda_=lambda_,
     )
     rows.add(col.ACTION_DIST_INPUTS, inputs)
-    rows.add(col.ACTION_LOGP, module.distribution.logp(inputs, rows.columns[col.ACTIONS]))
+    if acted_earlier:
+        rows.add(col.ACTION_LOGP, batch.column(col.ACTION_LOGP))
+    else:
+        rows.add(col.ACTION_LOGP, module.distribution.logp(inputs, rows.columns[col.ACTIONS]))
     rows.add(col.VF_PREDS, old_values)
     rows.add(col.ADVANTAGES, advantages)
     # The targets use the advantages before any normalisation.

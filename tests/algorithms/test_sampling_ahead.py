@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import ALGORITHMS, BATCH, FILTERED, assert_equal_weights, build, train
+from tiny import ALGORITHMS, BATCH, FILTERED, assert_equal_weights, build, learner_stats, train
 
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.config.problems import ConfigError
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-AHEAD = {"env_runners": {**FILTERED["env_runners"], "sample_async": True}}
+AHEAD = {
+    "env_runners": {**FILTERED["env_runners"], "sample_async": True},
+    "evaluation": {"interval": 1, "episodes": 2},
+}
+ONE_STEP = {"num_epochs": 1, "minibatch_size": BATCH, "lr": 0.05}
 
 
 def learned(row: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +32,7 @@ def learned(row: dict[str, Any]) -> dict[str, Any]:
     ("name", "env"),
     [
         ("PPO", "MultiAgentCartPole"),
+        ("PPO, LSTM", "CartPole-v1"),
         ("DQN", "CartPole-v1"),
     ],
 )
@@ -50,18 +55,34 @@ def test_runners_sample_while_policies_learn_and_equal_runs_are_equal(
     assert [row["env_steps"] for row in rows] == [3 * BATCH, 4 * BATCH]
 
 
-def test_a_batch_sampled_ahead_is_one_update_old(built: Any) -> None:
-    algorithm = built(build, "PPO", runners=1, env_runners={"sample_async": True})
-    ages: list[int] = []
-    count = algorithm.count
+def test_a_batch_sampled_ahead_is_one_update_old_and_the_ratio_corrects_for_it(
+    built: Any,
+) -> None:
+    ahead = {"env_runners": {"sample_async": True}, "training": ONE_STEP}
+    algorithm = built(build, "PPO", runners=1, **ahead)
+    rows = [learner_stats(algorithm) for _ in range(3)]
+    assert [row["policy_lag_max"] for row in rows] == [0, 1, 1]
+    assert [row["policy_lag_mean"] for row in rows] == [0, 1, 1]
+    # Before the only gradient step of an update, policies differ by the update before.
+    assert rows[0]["approx_kl"] < 1e-9
+    assert all(row["approx_kl"] > 1e-5 for row in rows[1:])
 
-    def noting(replies: Any) -> None:
-        ages.extend(algorithm.policies.weights_version - one.weights_version for one in replies)
-        count(replies)
 
-    algorithm.count = noting
-    train(algorithm, 3)
-    assert ages == [0, 1, 1]
+@pytest.mark.faults
+def test_a_run_that_took_turns_goes_on_sampling_ahead_and_back(built: Any, tmp_path: Path) -> None:
+    in_turns = built(build, "PPO", runners=1)
+    train(in_turns, 1)
+    in_turns.save(tmp_path / "in_turns")
+    ahead = built(
+        Algorithm.from_checkpoint, tmp_path / "in_turns", ["env_runners.sample_async=true"]
+    )
+    train(ahead, 2)
+    ahead.restore(tmp_path / "in_turns")  # what is under way is forgotten
+    assert [learner_stats(ahead)["policy_lag_max"] for _ in range(2)] == [0, 1]
+    ahead.save(tmp_path / "ahead")
+    back = built(Algorithm.from_checkpoint, tmp_path / "ahead", ["env_runners.sample_async=false"])
+    assert "policy_lag_max" not in learner_stats(back)
+    assert back.env_steps == 4 * BATCH
 
 
 @pytest.mark.faults

@@ -45,6 +45,14 @@ def test_config_reaches_its_return(name, seed, tmp_path):
     assert without_exploration >= trained - 0.1 * abs(trained)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_cartpole_is_learned_from_batches_sampled_ahead(seed, tmp_path):
+    config, budget = ROOT / "configs/ppo_cartpole.yaml", "stop.env_steps=100_000"
+    ahead = ["env_runners.sample_async=true", budget, f"seed={seed}"]
+    outcome = run_experiment(config, ahead, run_dir=tmp_path / "run", console="quiet")
+    assert outcome.reason.startswith("episode_return_mean"), outcome.reason
+
+
 @pytest.mark.parametrize("name", ["ppo-cartpole", "simpleq-cartpole", "appo-frozenlake"])
 def test_an_experiment_of_rllib_reaches_the_return_of_its_own_stop(name, tmp_path):
     outcome = run_experiment(
