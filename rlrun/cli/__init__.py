@@ -1,1 +1,1 @@
-"""What a user types: one file a command, argument parsing and nothing else."""
+"""What a user types: one file a command or family of commands, and nothing but arguments."""

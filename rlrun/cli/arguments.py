@@ -3,18 +3,84 @@
 Owns their help and how they are read. It must not know what a command does with them.
 """
 
+import os
+from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rlrun.experiment.report.console import ConsoleStyle
 
+RUNS = Path("runs")
+"""Where runs are, unless a folder is named; runs may be named below it."""
+
+
+def run_path(text: str) -> Path:
+    """The path that a word names: itself, or below RUNS where only that exists."""
+    below = RUNS / text
+    return below if not _leads_to_any(Path(text)) and _leads_to_any(below) else Path(text)
+
+
+def _leads_to_any(path: Path) -> bool:
+    return os.path.exists(path) or bool(glob(str(path)))
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """The runs, groups and sweeps below RUNS, and the names that stand for their latest."""
+    names = [path.parent.relative_to(RUNS) for path in sorted(RUNS.glob("*/*/config.yaml"))]
+    names += [path.parent.relative_to(RUNS) for path in sorted(RUNS.glob("*/*/sweep.yaml"))]
+    words = dict.fromkeys([name.parts[0] for name in names] + list(map(str, names)))
+    return [word for word in words if word.startswith(incomplete)] + complete_paths(incomplete)
+
+
+def complete_files(incomplete: str) -> list[str]:
+    """The experiment files here, and the names of the shipped ones."""
+    from rlrun.config.registry import configs_folder
+
+    shipped = [file.stem for file in sorted(configs_folder().glob("*.yaml"))]
+    return [name for name in shipped if name.startswith(incomplete)] + complete_paths(incomplete)
+
+
+def complete_paths(incomplete: str) -> list[str]:
+    """The experiment files and folders whose path begins so."""
+    found = sorted(glob(f"{escape(incomplete)}*"))
+    folders = [f"{path}/" for path in found if os.path.isdir(path)]
+    return [path for path in found if path.endswith((".yaml", ".yml"))] + folders
+
+
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False),
+    typer.Argument(
+        metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False, autocompletion=complete_files
+    ),
 ]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run, group or sweep: its folder, its name below runs/, or runs/NAME.",
+        parser=run_path,
+        autocompletion=complete_runs,
+    ),
+]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="Runs, groups, sweeps, or patterns.",
+        parser=run_path,
+        autocompletion=complete_runs,
+    ),
+]
+
+
+def resume_option(text: str) -> Any:
+    """The option ``--resume RUN`` with its help."""
+    return typer.Option(help=text, parser=run_path, autocompletion=complete_runs)
+
+
 Address = Annotated[str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Import the code that a run folder of another user's names.")

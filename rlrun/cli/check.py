@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlrun.cli import errors
+from rlrun.cli.arguments import complete_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,9 @@ def check(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE... [KEY=VALUE ...]", help="Files or run folders, then overrides."
+            metavar="FILE... [KEY=VALUE ...]",
+            help="Files or run folders, then overrides.",
+            autocompletion=complete_files,
         ),
     ],
     show: Annotated[

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from rlrun.cli.arguments import Runs
+
 Mode = Literal["max", "min"]
 
 
 def compare(  # noqa: PLR0913 - one parameter for each option
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs, groups, sweeps, or patterns.")
-    ],
+    runs: Runs,
     *,
     metric: Annotated[
         str, typer.Option(help="Key of the results, a/b for nested ones.")

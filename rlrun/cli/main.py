@@ -21,6 +21,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("rlrun.cli.train:train", "Train an experiment file."),
     "sweep": ("rlrun.cli.sweep:sweep", "Search settings with Ray Tune."),
     "rollout": ("rlrun.cli.rollout:rollout", "Roll out a trained policy."),
+    "ls": ("rlrun.cli.runs:ls", "List runs: state, progress, best value, size, age."),
+    "show": ("rlrun.cli.runs:show", "Show one run, group or sweep."),
+    "tail": ("rlrun.cli.runs:tail", "Follow the results of a run."),
+    "diff": ("rlrun.cli.runs:diff", "Show how two runs differ."),
+    "rerun": ("rlrun.cli.runs:rerun", "Train a run again, in a new folder."),
+    "rm": ("rlrun.cli.runs:rm", "Remove runs, after asking."),
+    "du": ("rlrun.cli.runs:du", "Show the disk use of runs."),
     "report": ("rlrun.cli.report:report", "Write a run or a sweep as one page."),
     "compare": ("rlrun.cli.compare:compare", "Compare runs, groups and sweeps."),
     "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
@@ -52,7 +59,6 @@ RLLIB_OPTIONS: dict[str, str] = {
 
 # Rich's help panels would double the time of `rlrun --help`: 0.3 s of imports.
 _PLAIN: dict[str, Any] = {
-    "add_completion": False,
     "pretty_exceptions_enable": False,
     "rich_markup_mode": None,
 }
@@ -73,6 +79,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, imported. Raises UsageError with the nearest name."""
+        if ctx.resilient_parsing and (not args or args[0] not in COMMANDS):  # to complete a word
+            return None, None, args
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from rlrun.config.registry import suggestion
 
@@ -93,7 +101,7 @@ class LazyGroup(TyperGroup):
 def load_command(name: str) -> Any:
     """Import a command's module and make the command."""
     module, _, function = COMMANDS[name][0].partition(":")
-    single = typer.Typer(**_PLAIN)
+    single = typer.Typer(**_PLAIN, add_completion=False)
     single.command(name)(getattr(import_module(module), function))
     return typer.main.get_command(single)
 
@@ -126,7 +134,7 @@ def _rlrun(
 def main() -> None:
     """Run the command that sys.argv names, and exit with its code."""
     try:
-        app()
+        app(prog_name="rlrun")
     except Exception as error:
         raise SystemExit(errors.report(error)) from None
     except KeyboardInterrupt:

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from rlrun.cli.arguments import Run
+
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a group or a sweep.")],
+    run: Run,
     *,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The page; default report.html in RUN.")

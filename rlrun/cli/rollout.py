@@ -6,12 +6,18 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import Trust
+from rlrun.cli.arguments import Trust, complete_runs, run_path
 
 
 def rollout(  # noqa: PLR0913 - one parameter for each option
     run_or_checkpoint: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Run folder, or one checkpoint.")
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT",
+            help="Run folder, or one checkpoint.",
+            parser=run_path,
+            autocompletion=complete_runs,
+        ),
     ],
     *,
     episodes: Annotated[

@@ -13,6 +13,7 @@ from rlrun.cli.arguments import (
     Words,
     console_style,
     refuse_with_resume,
+    resume_option,
     split_words,
 )
 
@@ -20,9 +21,7 @@ from rlrun.cli.arguments import (
 def sweep(
     words: Words = None,
     *,
-    resume: Annotated[
-        Path | None, typer.Option(help="Resume this sweep, also after a kill.")
-    ] = None,
+    resume: Annotated[Path | None, resume_option("Resume this sweep, also after a kill.")] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Exact folder; default runs/<name>/<date>-<time>-sweep-s<seed>."),

@@ -13,6 +13,7 @@ from rlrun.cli.arguments import (
     Words,
     console_style,
     refuse_with_resume,
+    resume_option,
     seeds_of,
     split_words,
 )
@@ -30,9 +31,9 @@ def train(  # noqa: PLR0913 - one parameter for each option
     *,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            help="Resume this run folder or group, also after a kill; with a FILE and `auto` the "
-            "newest unfinished one of it, or start one."
+        resume_option(
+            "Resume this run or group, also after a kill; with a FILE and `auto` the newest "
+            "unfinished one of it, or start one."
         ),
     ] = None,
     algorithm: Annotated[

@@ -102,7 +102,7 @@ class RunFolder:
             replace_link(home / LATEST, candidate)
             break
         folder = cls(path)
-        folder._acquire()
+        folder.lock()
         return folder
 
     @classmethod
@@ -122,7 +122,7 @@ class RunFolder:
                 else "name a new folder"
             )
             raise RunFolderError(f"{path}: the folder is not empty: {way_out}")
-        folder._acquire()
+        folder.lock()
         return folder
 
     @classmethod
@@ -131,11 +131,15 @@ class RunFolder:
         path = resolve_run(path, cls.CONFIG)
         refuse_links_out(path)
         folder = cls(path)
-        folder._acquire()
+        folder.lock()
         return folder
 
-    def _acquire(self) -> None:
-        """Lock the folder until ``close`` or the end of the process."""
+    def lock(self) -> None:
+        """Lock the folder until ``close`` or the end of the process.
+
+        Raises:
+            RunFolderError: another process has it locked.
+        """
         lock = (self.path / _LOCK).open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

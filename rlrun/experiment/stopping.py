@@ -74,6 +74,12 @@ class StopCriteria:
                 texts.append(f"{criterion.address} {got} of {number(criterion.bound)}")
         return texts
 
+    def used_budget(self, result: Mapping[str, Any]) -> float | None:
+        """Used share of the budget, 0 to 1, None without a budget; goals do not count."""
+        budgets = [each for each in self.criteria if each.address in COUNTERS and each.bound > 0]
+        shares = [(number_at(result, each.address) or 0.0) / each.bound for each in budgets]
+        return min(1.0, max(shares)) if shares else None
+
     def check_keys(self, result: Mapping[str, Any]) -> None:
         """Raise InputError if ``result`` lacks the key of a criterion.
 

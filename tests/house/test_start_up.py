@@ -44,6 +44,28 @@ print("LOADED", *sys.modules)
         assert len(modules) < 200
 
 
+def test_runs_are_managed_without_torch_ray_or_their_code(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.yaml").write_text("algorithm: PPO\nenv: raises_at_import:Env\n")
+    (tmp_path / "raises_at_import.py").write_text("raise RuntimeError")
+    run, home = str(tmp_path / "a"), str(tmp_path)
+    calls = [["ls", home], ["show", run], ["diff", run, run], ["du", home], ["tail", run]]
+    code = f"""
+import sys
+from rlrun.cli.main import main
+for words in {[*calls, ["rm", "--yes", run]]!r}:
+    sys.argv = ["rlrun", *words]
+    try:
+        main()
+    except SystemExit as exit:
+        assert not exit.code, (words, exit.code)
+print("LOADED", *{{name.partition(".")[0] for name in sys.modules}})
+"""
+    done = _python(code, "-W", "error")
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "ray", "gymnasium"} & set(done.stdout.rsplit("LOADED", 1)[1].split())
+
+
 def test_importing_rlrun_imports_nothing_heavy():
     done = _python("import sys, rlrun; print(*{n.split('.')[0] for n in sys.modules})")
     assert not set(done.stdout.split()) & (HEAVY | {"pydantic", "yaml", "rich", "typer"})

@@ -9,7 +9,8 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,6 +136,33 @@ def read_rows(path: Path, *, warn: bool = True) -> Iterator[Row]:
                 yield row
             elif warn:
                 log.warning("%s:%d: the line is damaged and left out", path, number)
+
+
+def follow_rows(
+    path: Path, is_live: Callable[[], bool], *, last: int, pause_s: float = 0.5
+) -> Iterator[Row]:
+    """The last rows of a metrics.jsonl, then each that is added while the run is live."""
+    start = 0
+    while True:
+        goes_on = is_live()  # asked first: a run writes its last rows before it ends
+        rows, end = _rows_from(path, start)
+        yield from rows if start else rows[max(0, len(rows) - last) :]
+        if not goes_on:
+            return
+        start = end
+        time.sleep(pause_s)
+
+
+def _rows_from(path: Path, start: int) -> tuple[list[Row], int]:
+    """The good rows after so many bytes, and the end of the last whole line."""
+    if not path.exists():
+        return [], start
+    with path.open("rb") as file:
+        # A resumed run drops the rows after its checkpoint.
+        file.seek(min(start, os.fstat(file.fileno()).st_size))
+        lines = file.read().splitlines(keepends=True)
+        end = file.tell() - (0 if not lines or lines[-1].endswith(b"\n") else len(lines.pop()))
+    return [row for row in map(_row, lines) if row is not None], end
 
 
 def _refuse_constant(name: str) -> None:

@@ -232,7 +232,8 @@ class _Sweep:
                 raise
             outcome = self._sum_up(interrupts.requested)
             end = "failed" if outcome.end == "finished" and outcome.any_failed else outcome.end
-            self.folder.end_session(end, str(self.table.counts()), None)
+            counts = (f"{count} {status}" for status, count in self.table.counts().items())
+            self.folder.end_session(end, ", ".join(counts), None)
             self.console.close()
             self.console.summary(sweep_lines(outcome, self.table))
             return outcome

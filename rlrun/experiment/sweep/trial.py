@@ -25,7 +25,6 @@ from rlrun.data.results import Row, addresses, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
 from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog
-from rlrun.experiment.stopping import COUNTERS
 from rlrun.experiment.sweep.points import PointBuilder, plain_settings
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
 
@@ -84,12 +83,7 @@ class TrialRun(RunSession):
         """Used share of the run's budget, 0 to 1; goals do not count until they are reached."""
         if self.last_row is None:
             return 0.0
-        shares = [
-            self.last_row[criterion.address] / criterion.bound
-            for criterion in self.stop.criteria
-            if criterion.address in COUNTERS and criterion.bound > 0
-        ]
-        return 1.0 if self.done else min(1.0, max(shares, default=0.0))
+        return 1.0 if self.done else self.stop.used_budget(self.last_row) or 0.0
 
     def advance(self) -> Row:
         """Run and report one iteration, and write a checkpoint if one is due."""

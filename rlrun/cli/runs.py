@@ -1,0 +1,212 @@
+"""The commands that manage runs: ls, show, diff, rerun, rm, du, tail (experiment/run_index.py)."""
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rlrun.cli.arguments import (
+    RUNS,
+    Address,
+    Quiet,
+    Run,
+    Runs,
+    Trust,
+    complete_paths,
+    run_path,
+)
+
+if TYPE_CHECKING:
+    from rlrun.experiment.run_index import RunEntry
+
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="[FOLDER]",
+        help="Where to look; of a sweep its runs.",
+        parser=run_path,
+        autocompletion=complete_paths,
+    ),
+]
+SortKey = Literal["age", "name", "state", "progress", "best", "size"]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+def ls(
+    folder: Folder = RUNS,
+    *,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Only runs with this setting or state; patterns such as 'env=*Pole*'.",
+        ),
+    ] = None,
+    sort: Annotated[SortKey, typer.Option(help="What comes first.")] = "age",
+    members: Annotated[
+        bool, typer.Option("--members", help="Show the runs of groups and sweeps, too.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List runs: state, progress, best value, size and age. Groups and sweeps are one row.
+
+    rlrun ls
+
+    rlrun ls --where state=failed --where training.lr=1e-3 --sort best
+
+    rlrun ls runs/ppo_cartpole/latest
+    """
+    from rlrun.experiment.report.run_lines import SORT_KEYS, list_table, style_of, to_json
+    from rlrun.experiment.report.tables import print_table
+
+    filters = dict(_filter(text) for text in where or ())
+    found = [entry for entry in _entries(folder) if entry.matches(filters)]
+    found.sort(key=SORT_KEYS[sort])
+    if json:
+        typer.echo(json_module.dumps([to_json(entry) for entry in found], allow_nan=False))
+    elif found:
+        print_table(list_table(found, folder, members=members), style_of)
+    else:
+        typer.echo(f"no {'such ' if filters else ''}runs in {folder}", err=True)
+
+
+def _filter(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"expected KEY=VALUE, got {text!r}", param_hint="--where")
+    return key, value
+
+
+def _entries(folder: Path) -> "list[RunEntry]":
+    """The entries below a folder; none where runs were never kept."""
+    from rlrun.experiment.run_index import read_index
+
+    return read_index(folder) if folder != RUNS or folder.exists() else []
+
+
+def show(run: Run, *, json: Json = False) -> None:
+    """Show a run, or a sweep and its runs: outcome, results, checkpoints, size, command, code.
+
+    rlrun show runs/ppo_cartpole
+    """
+    from rlrun.experiment.report.run_lines import show_lines, to_json
+    from rlrun.experiment.run_index import find_entry
+
+    entry = find_entry(run)
+    text = json_module.dumps(to_json(entry), allow_nan=False) if json else show_lines(entry)
+    typer.echo(text if isinstance(text, str) else "\n".join(text))
+
+
+def diff(first: Run, second: Run, *, json: Json = False) -> None:
+    """Show how two runs differ: settings, versions and commits, results.
+
+    rlrun diff runs/ppo_cartpole runs/ppo_cartpole/20260101-120000-s1
+    """
+    from rlrun.config.problems import InputError
+    from rlrun.experiment.report.run_lines import difference_lines, differences
+    from rlrun.experiment.run_index import find_entry
+
+    left, right = find_entry(first), find_entry(second)
+    for entry in (left, right):
+        if not entry.settings:
+            raise InputError(entry.reason)
+    if json:
+        typer.echo(json_module.dumps(differences(left, right), allow_nan=False))
+    else:
+        typer.echo("\n".join(difference_lines(left, right)))
+
+
+def rerun(
+    run: Run,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)
+    ] = None,
+    *,
+    run_dir: Annotated[Path | None, typer.Option(help="Exact folder of the new run.")] = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    trust: Trust = False,
+) -> None:
+    """Train a run, group or sweep again from the start, with its settings, in a new folder.
+
+    rlrun rerun runs/ppo_cartpole
+
+    rlrun rerun runs/ppo_cartpole training.lr=1e-4
+    """
+    from rlrun.cli.sweep import sweep
+    from rlrun.cli.train import train
+    from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder, is_sweep_folder, resolve_run
+
+    is_sweep = is_sweep_folder(run)
+    config = SWEEP_CONFIG if is_sweep else RunFolder.CONFIG
+    words = [str(resolve_run(run, config) / config), *(overrides or ())]
+    command = sweep if is_sweep else train
+    command(words, run_dir=run_dir, address=address, quiet=quiet, trust=trust)
+
+
+def rm(
+    runs: Runs,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+) -> None:
+    """Remove runs, groups and sweeps, after asking; those that are running are refused.
+
+    rlrun rm runs/ppo_cartpole/20260101-120000-s1
+
+    rlrun rm 'runs/ppo_cartpole/*' --yes
+    """
+    from rlrun.experiment.report.run_lines import list_table, style_of
+    from rlrun.experiment.report.tables import print_table
+    from rlrun.experiment.run_index import matching, removable, remove
+
+    entries = [removable(path) for word in runs for path in matching(word)]
+    if not yes:
+        print_table(list_table(entries, RUNS, members=False), style_of)
+        question = f"Remove {'this run' if len(entries) == 1 else f'these {len(entries)} runs'}?"
+        typer.confirm(question, abort=True)
+    for entry in entries:
+        remove(entry.path)
+        typer.echo(f"removed {entry.path}")
+
+
+def du(folder: Folder = RUNS, *, json: Json = False) -> None:
+    """Show how much of the disk runs use, the largest first.
+
+    rlrun du
+    """
+    from rlrun.experiment.report.run_lines import usage_table
+    from rlrun.experiment.report.tables import print_table
+
+    entries = _entries(folder)
+    if json:
+        sizes = {str(entry.path): entry.sizes() for entry in entries}
+        typer.echo(json_module.dumps(sizes))
+    else:
+        print_table(usage_table(entries, folder), lambda row: None)
+
+
+def tail(
+    run: Run,
+    *,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Rows to begin with.")] = 10,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="One more column."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print rows as JSON lines.")] = False,
+) -> None:
+    """Show the last results of a run, and follow those of one that is running.
+
+    rlrun tail runs/ppo_cartpole --key evaluation/episode_return_mean
+    """
+    from rlrun.experiment.report.run_lines import RowLines
+    from rlrun.experiment.report.sinks import follow_rows
+    from rlrun.experiment.run_folder import RunFolder, is_in_use, resolve_run
+
+    folder = RunFolder(resolve_run(run))
+    lines = RowLines(key or ())
+    if not json:
+        typer.echo(lines.heading())
+    for row in follow_rows(folder.metrics, lambda: is_in_use(folder.path), last=rows):
+        typer.echo(json_module.dumps(row) if json else lines.line(row))

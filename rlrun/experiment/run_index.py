@@ -1,0 +1,293 @@
+"""The index of runs: which folders below a path are runs or sweeps, and what each of them shows.
+
+Owns how the state, the progress and the best value of a run are read from its folder, and how runs
+are removed. No code that a run's settings name is imported, and a damaged folder is an entry with
+that state. It must not know how entries are shown.
+"""
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, LATEST
+from rlrun.checkpoint.files import remove_directory, replace_link
+from rlrun.config.problems import ConfigError
+from rlrun.config.yaml_tree import parse_scalar
+from rlrun.data.results import Row, counts_already, lookup, number_at
+from rlrun.experiment.report.sinks import read_rows
+from rlrun.experiment.run_folder import (
+    SWEEP_CONFIG,
+    RunFolder,
+    RunFolderError,
+    is_in_use,
+    is_sweep_folder,
+    plain_settings,
+    resolve_run,
+)
+from rlrun.experiment.stopping import StopCriteria
+
+TRIALS = "trials"
+TRIALS_FILE = "trials.jsonl"
+_MOST_LEVELS = 3  # runs/<name>/<run> and one more
+_FILES_OF_RUNS = (RunFolder.CONFIG, SWEEP_CONFIG, "meta.json", "metrics.jsonl", CHECKPOINTS)
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """What the folder of a run shows, or that of a group or sweep, with its members."""
+
+    path: Path
+    state: str
+    """The outcome in meta.json; ``killed`` where no process is left that would write it; else
+    ``running``, or ``damaged``."""
+    reason: str
+    """Why it ended, or what is damaged."""
+    settings: Mapping[str, Any]
+    """Plain values, nested as in the file; empty if it is damaged."""
+    meta: Mapping[str, Any]
+    """The content of meta.json; empty if it is damaged."""
+    created: datetime
+    last: Row
+    """The last result; empty without any."""
+    metric: str
+    """The result key of the best value, `checkpoint.metric`."""
+    best: float | None
+    """The best value that counts, of any result."""
+    progress: float | None
+    """Used share of the budget in ``stop:``, 0 to 1; None without a budget."""
+    members: tuple["RunEntry", ...] = ()
+    """The runs of a group or sweep."""
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether it is a group or sweep."""
+        return is_sweep_folder(self.path)
+
+    def matches(self, filters: Mapping[str, str]) -> bool:
+        """Whether settings, and ``state``, equal values or match patterns, by address."""
+        known = {**self.settings, "state": self.state}
+        known["env"] = known.get("env", {}).get("use")
+        for address, wanted in filters.items():
+            try:
+                source = self.settings if address.startswith("env.") else known
+                value = lookup(source, address.replace(".", "/"))
+            except KeyError:
+                return False
+            if value != parse_scalar(wanted) and not fnmatchcase(str(value), wanted):
+                return False
+        return True
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes by entry of the folder; links count nothing."""
+        with os.scandir(self.path) as entries:
+            return {entry.name: _size(entry) for entry in entries}
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        if not entry.is_dir(follow_symlinks=False):
+            return 0 if entry.is_symlink() else entry.stat().st_size
+        with os.scandir(entry) as entries:
+            return sum(map(_size, entries))
+    except FileNotFoundError:  # of a run that is going on
+        return 0
+
+
+def read_index(path: Path) -> list[RunEntry]:
+    """The runs and sweeps below ``path``, newest first; of a sweep its members, of a run itself.
+
+    Raises:
+        RunFolderError: there is no such folder.
+    """
+    if not path.is_dir():
+        raise RunFolderError(f"{path}: no such folder")
+    if is_sweep_folder(path):
+        found: Iterable[Path] = _trials(resolve_run(path, SWEEP_CONFIG))
+    else:
+        found = _folders(path, _MOST_LEVELS)
+    return sorted(map(read_entry, found), key=lambda entry: entry.created, reverse=True)
+
+
+def _folders(path: Path, levels: int) -> Iterator[Path]:
+    """The folders of runs and sweeps, down to so many levels; links are not followed."""
+    if _is_listed(path):
+        yield path
+    elif levels:
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _folders(Path(entry.path), levels - 1)
+
+
+def _is_listed(path: Path) -> bool:
+    return any(os.path.lexists(path / name) for name in _FILES_OF_RUNS)
+
+
+def _trials(sweep: Path) -> list[Path]:
+    home = sweep / TRIALS
+    return sorted(path for path in home.iterdir() if path.is_dir()) if home.is_dir() else []
+
+
+def find_entry(path: Path) -> RunEntry:
+    """The entry of a run or sweep, damaged or not, or of the ``latest`` of ``runs/<name>``.
+
+    Raises:
+        RunFolderError: it is none.
+    """
+    if is_sweep_folder(path):
+        return read_entry(resolve_run(path, SWEEP_CONFIG))
+    return read_entry(path if _is_listed(path) else resolve_run(path))
+
+
+def read_entry(path: Path) -> RunEntry:
+    """The entry of one folder."""
+    folder, is_sweep = RunFolder(path), (path / SWEEP_CONFIG).is_file()
+    members = tuple(map(read_entry, _trials(path))) if is_sweep else ()
+    try:
+        settings = plain_settings(path / SWEEP_CONFIG if is_sweep else folder.config)
+        damage = None
+    except (RunFolderError, ConfigError) as error:
+        settings, damage = {}, str(error).partition("\n")[0]
+    meta = folder.read_meta()
+    if not meta:
+        damage = damage or f"{folder.meta}: missing or damaged"
+    rows = list(read_rows(folder.metrics, warn=False))
+    last = rows[-1] if rows else {}
+    state, reason = _state(folder, meta, damage)
+    goal = _Goal(settings, "sweep" if is_sweep else "checkpoint")
+    values = [member.best for member in members] if is_sweep else map(goal.value, rows)
+    return RunEntry(
+        path=path,
+        state=state,
+        reason=reason,
+        settings=settings,
+        meta=meta,
+        created=_created(path, meta),
+        last=last,
+        metric=goal.metric,
+        best=goal.best(values),
+        progress=1.0 if state == "finished" else _progress(path, goal.stop, last, members),
+        members=members,
+    )
+
+
+def _state(folder: RunFolder, meta: Mapping[str, Any], damage: str | None) -> tuple[str, str]:
+    if is_in_use(folder.path):
+        return "running", ""
+    if damage is not None:
+        return "damaged", damage
+    outcome, sessions = str(meta.get("outcome")), meta.get("sessions")
+    if outcome == "running":
+        return "killed", "its process is gone"
+    session = sessions[-1] if isinstance(sessions, list) and sessions else None
+    return outcome, str(session.get("reason") or "") if isinstance(session, dict) else ""
+
+
+def _created(path: Path, meta: Mapping[str, Any]) -> datetime:
+    try:
+        return datetime.fromisoformat(str(meta.get("created"))).astimezone()
+    except ValueError:
+        return datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+
+
+class _Goal:
+    """What makes a result of a run better than others, and what ends the run."""
+
+    def __init__(self, settings: Mapping[str, Any], section: str) -> None:
+        chosen = settings.get(section)
+        chosen = chosen if isinstance(chosen, dict) else {}
+        self.metric = str(chosen.get("metric") or "episode_return_mean")
+        self.best_of = min if chosen.get("mode") == "min" else max
+        window = int(number_at(settings, "report/smoothing_episodes") or 1)
+        self._smoothing_episodes = window
+        stop = settings.get("stop")
+        bounds = {key: number_at(stop, key) for key in stop} if isinstance(stop, dict) else {}
+        self.stop = StopCriteria(
+            {key: bound for key, bound in bounds.items() if bound is not None},
+            smoothing_episodes=window,
+        )
+
+    def value(self, row: Row) -> float | None:
+        """The value of a result; None if it has none that counts yet."""
+        if not counts_already(self.metric, row, self._smoothing_episodes):
+            return None
+        return number_at(row, self.metric)
+
+    def best(self, values: Iterable[float | None]) -> float | None:
+        """The best of these; None without any."""
+        return self.best_of((value for value in values if value is not None), default=None)
+
+
+def _progress(
+    path: Path, stop: StopCriteria, last: Row, members: Sequence[RunEntry]
+) -> float | None:
+    if not members:
+        return stop.used_budget(last)
+    try:
+        trials = (path / TRIALS_FILE).read_text(encoding="utf-8").count("\n")
+    except OSError:
+        trials = 0
+    known = sum(member.progress or 0.0 for member in members)
+    return known / max(trials, len(members))
+
+
+def matching(path: Path) -> list[Path]:
+    """The runs and sweeps that a pattern names; a path that exists stands for itself.
+
+    Raises:
+        RunFolderError: nothing matches.
+    """
+    if os.path.lexists(path) or not glob.has_magic(str(path)):
+        return [path]
+    found = sorted(map(Path, glob.glob(str(path))))
+    found = [each for each in found if _is_listed(each) and not each.is_symlink()]
+    if not found:
+        raise RunFolderError(f"{path}: nothing that matches is a run or a sweep")
+    return found
+
+
+def removable(path: Path) -> RunEntry:
+    """The run or sweep in a folder, if it may be removed.
+
+    Raises:
+        RunFolderError: it is running, one of a sweep's trials, or a folder of several runs.
+    """
+    if path.is_symlink():
+        path = path.parent / path.readlink()
+    if not _is_listed(path):
+        resolve_run(path, SWEEP_CONFIG if is_sweep_folder(path) else RunFolder.CONFIG)
+        raise RunFolderError(f"{path}: a folder of runs; name one, or '{path}/*' for all of them")
+    if path.parent.name == TRIALS and is_sweep_folder(path.parent.parent):
+        raise RunFolderError(f"{path}: one of a sweep's runs; only {path.parent.parent} as a whole")
+    entry = read_entry(path)
+    running = [each for each in (entry, *entry.members) if each.state == "running"]
+    if running:
+        raise RunFolderError(f"{running[0].path}: a process is running in this folder")
+    return entry
+
+
+def remove(path: Path) -> None:
+    """Remove the folder of a run or sweep; ``latest`` then leads to the newest that is left.
+
+    Raises:
+        RunFolderError: a process is running in the folder. OSError: it cannot be removed.
+    """
+    folder = RunFolder(path)
+    folder.lock()
+    home, link = path.parent, path.parent / LATEST
+    with closing(folder):
+        remove_directory(path)
+    if not link.is_symlink() or link.exists():
+        return
+    left = [entry.path.name for entry in read_index(home) if entry.path.parent == home]
+    if left:
+        replace_link(link, left[0])
+    else:
+        link.unlink()
+        with suppress(OSError):  # it holds something else
+            home.rmdir()
