@@ -55,9 +55,9 @@ class League(Callbacks):
 def main_against_others(agent: str, episode: EpisodeStart, main: str = "main") -> str:
     """``main`` for one of two agents, drawn by the episode's seed; any other policy for the other.
 
-    The names of the agents end in 0 and 1.
+    The names of the agents end in two consecutive digits, as ``player_0`` and ``player_1`` do.
     """
-    if int(agent[-1]) == episode.seed % 2:
+    if int(agent[-1]) % 2 == episode.seed % 2:
         return main
     others = [policy for policy in episode.policies if policy != main]
     return others[int(episode.rng.integers(len(others)))]

@@ -15,6 +15,7 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
+from rlrun.envs.wrappers import find_wrappers
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import (
@@ -104,7 +105,11 @@ def find_spaces(spec: RunnerSpec, group: EnvRunnerGroup) -> tuple[dict[str, Spac
     """
     local = group.local_env_runner
     if spec.multi_agent is not None:
-        env = make_multi_agent_env(spec.env) if local is None else local.envs.envs[0]
+        if local is None:
+            wrappers = find_wrappers(spec.settings.env_wrappers)
+            env = make_multi_agent_env(spec.env, wrappers=wrappers)
+        else:
+            env = local.envs.envs[0]
         mapping = AgentMapping(spec.multi_agent.agents)
         try:
             spaces = policy_spaces(env, mapping, spec.multi_agent.policies)

@@ -37,7 +37,7 @@ NotProvided: Final = _NotProvided()
 
 _CODE = (
     *("use", "env", "env_runner_cls", "sample_collector", "distribution", "loss", "sinks"),
-    *("env_to_module_connector", "module_to_env_connector", "learner_connectors"),
+    *("env_wrappers", "env_to_module_connector", "module_to_env_connector", "learner_connectors"),
     *("agents", "policies_to_train", "scheduler"),
 )
 """Settings that name code, and take a class or function itself, too."""

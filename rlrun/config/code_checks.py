@@ -17,6 +17,7 @@ from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import ImportPathError, import_object, nearest, suggestion
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
+    EnvRunnersConfig,
     ExperimentConfig,
     ModelConfig,
     MultiAgentConfig,
@@ -29,6 +30,18 @@ _GIVEN_TO_CONNECTORS = {
     "env_to_module_connector": ("env", "seed"),
     "module_to_env_connector": ("env", "seed", "module"),
 }
+
+_NOT_AS_WRAPPERS = {
+    "NormalizeObservation": "set env_runners.observation_filter: MeanStdFilter instead, whose "
+    "statistics all env runners share and checkpoints hold",
+    "NormalizeReward": "set connectors.normalize_rewards: true instead, whose statistics all env "
+    "runners share and checkpoints hold",
+    "Autoreset": "env runners reset environments; leave it out",
+    "RecordVideo": "`rlrun rollout RUN --video DIR` records videos; leave it out",
+    "HumanRendering": "`rlrun rollout RUN --render` shows the environment; leave it out",
+    "vector": "it is a module",
+}
+"""Names of gymnasium.wrappers that do nothing good here, and what to do instead."""
 
 _BASES = {
     "environment": (
@@ -43,6 +56,7 @@ _BASES = {
     "policy": ("rlrun.policies.policy.Policy",),
     "network": ("torch.nn.modules.module.Module",),
     "sink": (),
+    "wrapper": ("gymnasium.core.Wrapper",),
 }
 """What a class of rlrun's own must derive from to be used as one; the key is its kind."""
 
@@ -64,6 +78,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         ):
             message = f"{collector} is for slots that act together, and here they come and go"
             yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
+    yield from _check_wrappers(experiment)
     yield from _check_model(experiment.model)
     yield from _check_distributions(experiment)
     yield from _check_training(experiment)
@@ -78,6 +93,46 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         elif sink.use not in registry.SINKS:
             yield from _check_name(("report", "sinks", i), sink.use, registry.SINKS, "sink")
     yield from _check_policies(experiment.multi_agent)
+
+
+def _check_wrappers(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """The wrappers of environments, of those that evaluate, too."""
+    settings, own = experiment.env_runners, experiment.evaluation.env_runners
+    yield from _check_wrappers_of(experiment, settings, ("env_runners", "env_wrappers"))
+    if {"env_wrappers", "gym_env_vectorize_mode"}.intersection(own):
+        fields = {name: getattr(settings, name) for name in EnvRunnersConfig.model_fields}
+        merged, findings = validated(EnvRunnersConfig, {**fields, **own}, (), None)
+        if not findings and (merged.env_wrappers or "env_wrappers" in own):
+            path = ("evaluation", "env_runners", "env_wrappers")
+            yield from _check_wrappers_of(experiment, merged, path)
+
+
+def _check_wrappers_of(
+    experiment: ExperimentConfig, settings: EnvRunnersConfig, path: Path
+) -> Iterator[Finding]:
+    mode = settings.gym_env_vectorize_mode
+    if settings.env_wrappers and mode in ("envpool", "vector_entry_point"):
+        message = (
+            f"with env_runners.gym_env_vectorize_mode: {mode} there are no single environments"
+        )
+        yield Finding(path, f"{message} to wrap; leave one out")
+    import gymnasium.wrappers
+
+    names = [name for name in gymnasium.wrappers.__all__ if name not in _NOT_AS_WRAPPERS]
+    for i, wrapper in enumerate(settings.env_wrappers):
+        name = wrapper.use.removeprefix("gymnasium.wrappers:")
+        if name in _NOT_AS_WRAPPERS:
+            yield Finding((*path, i), f"{name} cannot be used here: {_NOT_AS_WRAPPERS[name]}")
+        elif not registry.is_import_path(wrapper.use) and name not in names:
+            expected = 'expected a name of gymnasium.wrappers or "package.module:Wrapper"'
+            near = suggestion(name, names)
+            yield Finding((*path, i), f"{expected}, got {wrapper.use!r}{near}")
+        elif experiment.multi_agent.policies and name in names:
+            message = f"gymnasium's {name} wraps environments with one agent, and here are several"
+            yield Finding((*path, i), message)
+        else:
+            spec = UseSpec(use=registry.wrapper_path(wrapper.use), kwargs=wrapper.kwargs)
+            yield from _check_use((*path, i), spec, "wrapper", positional=lambda _: 1)
 
 
 def _is_columnar(found: Any) -> bool:

@@ -202,6 +202,11 @@ def algorithm_class(name: str) -> Any:
     return import_object(ALGORITHMS.get(name, name))
 
 
+def wrapper_path(name: str) -> str:
+    """The import path of an environment wrapper: other names are of gymnasium.wrappers."""
+    return name if is_import_path(name) else f"gymnasium.wrappers:{name}"
+
+
 def is_installed(module: str) -> bool:
     """Whether `module` can be imported, without importing it."""
     return importlib.util.find_spec(module) is not None

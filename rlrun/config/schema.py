@@ -98,6 +98,9 @@ class EnvRunnersConfig(Section):
     """Sample actions from the policy's distribution; false takes the most probable ones."""
     create_env_on_local_worker: bool = False
     """Also build the environment in the training process when there are remote env runners."""
+    env_wrappers: UseSpecs = ()
+    """Wrappers around each sub-environment, the innermost first: names of gymnasium.wrappers,
+    import paths, or {use: ..., key: value}."""
     preprocessor_pref: Literal["deepmind", "rllib"] | None = "deepmind"
     """How Atari frames are prepared: "deepmind" warps them; null keeps raw observations."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"

@@ -183,10 +183,6 @@ class OwnGenerators:
         finally:
             self._generators.swap()
 
-    def has_wrapper_attr(self, name: str) -> bool:
-        """False: an environment's own state lacks the generators', so actions are replayed."""
-        return False
-
 
 def seed_generators(seed: int) -> None:
     """Seed all global generators of this process; ``seed`` has 32 bits at most."""

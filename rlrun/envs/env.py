@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -20,6 +20,7 @@ from rlrun.config.registry import takes_a_config
 from rlrun.data.nested import ACTION_MASK
 from rlrun.data.seeding import drawn_from
 from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.wrappers import EnvWrapper, has_info_mask
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvSpec
@@ -80,6 +81,7 @@ def make_env(
     render_mode: str | None = None,
     *,
     preprocessor_pref: str | None = "deepmind",
+    wrappers: Sequence[EnvWrapper] = (),
 ) -> gymnasium.Env[Any, Any]:
     """Build one copy of the environment that ``spec`` names.
 
@@ -87,7 +89,11 @@ def make_env(
         EnvError: phase "constructor", for every failure, with the user's traceback.
     """
     env = make_env_or_vector(
-        spec, context, render_mode=render_mode, preprocessor_pref=preprocessor_pref
+        spec,
+        context,
+        render_mode=render_mode,
+        preprocessor_pref=preprocessor_pref,
+        wrappers=wrappers,
     )
     if not isinstance(env, gymnasium.Env):
         kind = f"{type(env).__module__}.{type(env).__qualname__}"
@@ -106,6 +112,7 @@ def make_env_or_vector(
     num_envs: int = 1,
     render_mode: str | None = None,
     preprocessor_pref: str | None = "deepmind",
+    wrappers: Sequence[EnvWrapper] = (),
 ) -> Any:
     """Like `make_env`, but a user's function may also return a vector environment.
 
@@ -114,14 +121,23 @@ def make_env_or_vector(
     place = EnvContext() if context is None else copy.copy(context)
     if not place:
         place.update(copy.deepcopy(spec.kwargs))
+    env: Any
     try:
         creator = find_creator(spec.use)
         if creator is None:
-            return _make_registered_id(spec.use, place, render_mode, preprocessor_pref)
-        optional = {"num_envs": num_envs}
-        if render_mode is not None:
-            optional["render_mode"] = render_mode  # type: ignore[assignment]
-        return call_creator(creator, place, optional, any_name=takes_a_config(spec.use, creator))
+            env = _make_registered_id(spec.use, place, render_mode, preprocessor_pref)
+        else:
+            optional = {"num_envs": num_envs}
+            if render_mode is not None:
+                optional["render_mode"] = render_mode  # type: ignore[assignment]
+            any_name = takes_a_config(spec.use, creator)
+            env = call_creator(creator, place, optional, any_name=any_name)
+        for wrap in wrappers:
+            if not isinstance(env, gymnasium.Env):
+                kind = type(env).__name__
+                raise TypeError(f"env_runners.env_wrappers: {wrap.name} cannot wrap a {kind}")
+            env = wrap(env)
+        return env
     except EnvError:
         raise
     except Exception as error:
@@ -224,38 +240,49 @@ def time_limit_of(env: gymnasium.Env[Any, Any]) -> Any:
     return None
 
 
-def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> bool:
-    """Reset and step ``env`` once; what it returns must be what it promised.
+class CheckedEnv(NamedTuple):
+    """What is known of an environment after one reset and step."""
 
-    Returns:
-        Whether it drew from a global generator.
+    draws_globally: bool
+    """Whether it drew from a global generator."""
+    has_info_mask: bool
+    """Whether its infos say which actions are allowed."""
+
+
+def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> CheckedEnv:
+    """Reset and step ``env`` once; what it returns must be what it promised.
 
     Raises:
         EnvError: naming the environment, what it was doing and what is wrong.
     """
     before = drawn_from()
     try:
-        _check_env(env, env_id)
+        info = _check_env(env, env_id)
     except EnvError as error:
         error.runner_index = runner_index
         raise
-    return drawn_from() != before
+    return CheckedEnv(drawn_from() != before, has_info_mask(env, info))
 
 
-def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> None:
+def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
+    """Raise as `check_env` does; returns the info of the reset."""
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
             raise EnvError(env_id, "constructor", f"{name} is not a gymnasium space")
     result = _guarded(env_id, "reset", lambda: env.reset(seed=0))
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvError(env_id, "reset", "reset() must return (observation, info)")
-    check_observation(env.observation_space, result[0], env_id, step=-1)
-    action = random_action(env.action_space, result[0], seed=0)
+    observation, info = result
+    check_observation(env.observation_space, observation, env_id, step=-1)
+    action = random_action(
+        env.action_space, info if has_info_mask(env, info) else observation, seed=0
+    )
     result = _guarded(env_id, "step", lambda: env.step(action))
     problem = _step_problem(result)
     if problem is not None:
         raise EnvError(env_id, "step", problem, env_step=0)
     check_observation(env.observation_space, result[0], env_id, step=0)
+    return info
 
 
 def random_action(space: spaces.Space[Any], observation: Any, *, seed: int) -> Any:

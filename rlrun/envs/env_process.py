@@ -126,10 +126,6 @@ class EnvProxy(ABC):
         self.begin("apply", CloudpickleWrapper(function))  # type: ignore[arg-type]
         return self.finish()
 
-    def has_wrapper_attr(self, name: str) -> bool:
-        """False: states of environments are not fetched, their actions are replayed."""
-        return False
-
     @abstractmethod
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None: ...
 

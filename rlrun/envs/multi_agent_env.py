@@ -26,6 +26,7 @@ from rlrun.envs.env import (
 )
 from rlrun.envs.errors import EnvError, EnvPhase
 from rlrun.envs.horizon import ALL
+from rlrun.envs.wrappers import EnvWrapper
 
 Agent = Hashable
 Dicts = tuple[
@@ -145,9 +146,14 @@ def make_multi_agent(env: str | Callable[..., gym.Env[Any, Any]]) -> Callable[..
 
 
 def make_multi_agent_env(
-    spec: EnvSpec, context: EnvContext | None = None, render_mode: str | None = None
+    spec: EnvSpec,
+    context: EnvContext | None = None,
+    render_mode: str | None = None,
+    wrappers: Sequence[EnvWrapper] = (),
 ) -> Any:
     """Build the multi-agent environment that ``spec`` names; PettingZoo's are adapted.
+
+    Wrappers are called with the environment as it was made.
 
     Raises:
         EnvError: phase "constructor", for every failure.
@@ -163,6 +169,8 @@ def make_multi_agent_env(
             if creator is None:
                 raise TypeError(f"{spec.use} has one agent; make_multi_agent() gives it several")
             env = call_creator(creator, place, optional, any_name=takes_a_config(spec.use, creator))
+        for wrap in wrappers:
+            env = wrap(env)
     except EnvError:
         raise
     except Exception as error:

@@ -28,6 +28,7 @@ from rlrun.envs.episode_vector_env import (
 )
 from rlrun.envs.errors import EnvError, EnvPhase
 from rlrun.envs.rebuilder import Rebuilder
+from rlrun.envs.wrappers import state_holder
 
 
 def _is_float_box(space: spaces.Space[Any]) -> bool:
@@ -195,14 +196,12 @@ class SerialVectorEnv:
         return [env.render() for env in self.envs]
 
     def get_state(self) -> dict[str, Any] | None:
-        """The environments' own states where they offer ``get_state``, else None."""
-        if not all(
-            env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state")
-            for env in self.envs
-        ):
+        """The environments' own states where they offer all of it by ``get_state``, else None."""
+        holders = [state_holder(env) for env in self.envs]
+        if None in holders:
             return None
         return {
-            "envs": [env.get_wrapper_attr("get_state")() for env in self.envs],
+            "envs": [holder.get_state() for holder in holders],
             "elapsed_steps": [_elapsed_steps(env) for env in self.envs],
         }
 
@@ -211,7 +210,7 @@ class SerialVectorEnv:
         for env, own_state, elapsed in zip(
             self.envs, state["envs"], state["elapsed_steps"], strict=True
         ):
-            env.get_wrapper_attr("set_state")(own_state)
+            state_holder(env).set_state(own_state)
             _set_elapsed_steps(env, elapsed)
 
     def close(self) -> None:

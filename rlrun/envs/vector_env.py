@@ -11,6 +11,7 @@ The default is in `serial_vector_env`, adapters for gymnasium's own vector envir
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from rlrun.envs.horizon import time_limit
 from rlrun.envs.multi_agent_env import Copies, SubEnvs, check_multi_agent_env, make_multi_agent_env
 from rlrun.envs.multi_agent_vector_env import raise_time_limits
 from rlrun.envs.serial_vector_env import ParallelVectorEnv, SerialVectorEnv
+from rlrun.envs.wrappers import InfoActionMask, find_wrappers
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -49,7 +51,8 @@ def make_vector_env(
         settings: for ``gym_env_vectorize_mode`` ("auto" and "sync" step the sub-environments one
             after the other in this process, "async" in a process each, "vector_entry_point" is the
             environment's own vectorisation, "envpool" is EnvPool's environment of that name),
-            ``preprocessor_pref`` and ``disable_env_checking``.
+            ``env_wrappers``, ``preprocessor_pref`` and ``disable_env_checking``. The check finds
+            out whether infos have an ``action_mask``, which then is put into observations.
         context: the constructors' `EnvContext`, but for the index of the sub-environment.
         training: False in evaluation and rollout, see `EnvContext`.
         render_mode: passed to each sub-environment.
@@ -66,24 +69,8 @@ def make_vector_env(
         return native.from_entry_point(spec, num_envs, place, render_mode)
     if mode == "envpool":
         return _from_envpool(spec, num_envs, settings, place, render_mode)
-
-    def make_sub_env(env_index: int) -> Any:
-        return make_env_or_vector(
-            spec,
-            place.for_sub_env(env_index),
-            num_envs=num_envs,
-            render_mode=render_mode,
-            preprocessor_pref=settings.preprocessor_pref,
-        )
-
-    def make_limited(env_index: int) -> Any:
-        env = make_sub_env(env_index)
-        wrapper = time_limit_of(env)
-        if wrapper is not None:
-            wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
-        return env
-
-    first = make_limited(0)
+    make_wrapped = _maker(spec, num_envs, settings, place, render_mode)
+    first = make_wrapped(0)
     if not isinstance(first, gymnasium.Env):
         if restart_failed:
             reason = "its sub-environments cannot be built again one by one; set "
@@ -91,12 +78,17 @@ def make_vector_env(
             raise EnvError(spec.use, "constructor", reason, runner_index=runner)
         return native.adapt(first, spec.use, num_envs, runner_index=runner)
     check = not settings.disable_env_checking
-    draws_globally = check and check_env(first, spec.use, runner_index=runner)
+    draws_globally = masked = False
+    if check:
+        draws_globally, masked = check_env(first, spec.use, runner_index=runner)
     arguments: dict[str, Any] = {"runner_index": runner, "check": check}
 
-    def make_again(env_index: int) -> Any:
-        env = make_limited(env_index)
+    def finished(env: Any) -> Any:
+        env = InfoActionMask(env) if masked else env
         return OwnGenerators(env) if draws_globally else env
+
+    def make_again(env_index: int) -> Any:
+        return finished(make_wrapped(env_index))
 
     kind = _elsewhere(settings)
     if kind is not None:
@@ -104,10 +96,36 @@ def make_vector_env(
         maker = ProxyMaker(kind, make_again, spec.use, runner)
         arguments["rebuild"] = maker if restart_failed else None
         return ParallelVectorEnv(maker.all(num_envs), spec.use, **arguments)
-    envs = [OwnGenerators(first) if draws_globally else first]
-    envs += [make_again(env_index) for env_index in range(1, num_envs)]
+    envs = [finished(first), *map(make_again, range(1, num_envs))]
     arguments["rebuild"] = make_again if restart_failed else None
     return SerialVectorEnv(envs, spec.use, **arguments)
+
+
+def _maker(
+    spec: EnvSpec,
+    num_envs: int,
+    settings: EnvRunnersConfig,
+    place: EnvContext,
+    render_mode: str | None,
+) -> Callable[[int], Any]:
+    """What makes the environment of a sub-environment, with its wrappers and its time limit."""
+    wrappers = find_wrappers(settings.env_wrappers)
+
+    def make(env_index: int) -> Any:
+        env = make_env_or_vector(
+            spec,
+            place.for_sub_env(env_index),
+            num_envs=num_envs,
+            render_mode=render_mode,
+            preprocessor_pref=settings.preprocessor_pref,
+            wrappers=wrappers,
+        )
+        wrapper = time_limit_of(env)
+        if wrapper is not None:
+            wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
+        return env
+
+    return make
 
 
 def make_sub_envs(
@@ -128,20 +146,30 @@ def make_sub_envs(
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.
     """
-    runner, draws_globally = place.worker_index, False
+    runner, draws_globally, masked = place.worker_index, False, False
+    wrappers = find_wrappers(settings.env_wrappers)
+
+    def make_single(own_place: EnvContext) -> Any:
+        pref = settings.preprocessor_pref
+        env = make_env(spec, own_place, render_mode, preprocessor_pref=pref, wrappers=wrappers)
+        return InfoActionMask(env) if masked else env
 
     def make(env_index: int) -> Any:
         own_place = place.for_sub_env(env_index)
         if several:
-            env = make_multi_agent_env(spec, own_place, render_mode)
+            env = make_multi_agent_env(spec, own_place, render_mode, wrappers)
         else:
-            prepared = {"preprocessor_pref": settings.preprocessor_pref}
-            env = Copies(lambda: make_env(spec, own_place, render_mode, **prepared), 1)
+            env = Copies(lambda: make_single(own_place), 1)
         raise_time_limits(env, settings)
         return OwnGenerators(env) if draws_globally else env
 
     first = make(0)
     if not settings.disable_env_checking:
+        if isinstance(first, Copies) and not several:
+            (env,) = first.copies.values()
+            masked = check_env(env, spec.use, runner_index=runner).has_info_mask
+            first.close()
+            first = make(0)
         draws_globally = check_multi_agent_env(first, spec.use, runner_index=runner)
     kind = _elsewhere(settings)
     if kind is None:

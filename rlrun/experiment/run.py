@@ -41,6 +41,7 @@ from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.trust import code_of, signed_yaml
 from rlrun.config.yaml_tree import parse_yaml
+from rlrun.data.nested import has_action_mask
 from rlrun.data.results import Row, plain_row
 from rlrun.experiment.outcome import End, RunOutcome, summary_lines
 from rlrun.experiment.report.console import (
@@ -351,6 +352,9 @@ class RunSession:
         """Make the algorithm and the sinks; ``stack`` closes them."""
         algorithm = self._build_algorithm()
         stack.callback(algorithm.stop)
+        if any(has_action_mask(observed) for observed, _ in algorithm.policies.spaces.values()):
+            env = self.experiment.env.use
+            self.console.notice(f"{env}: policies take only actions that its action_mask allows")
         self.sinks = make_sinks(self.experiment.report.sinks, self.folder)
         stack.callback(self._close_sinks)
         return algorithm

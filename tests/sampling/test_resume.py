@@ -37,6 +37,11 @@ def several(env, policy, **settings):
     return make(f"{EXAMPLES}:{env}", policies, table, num_envs=2, **settings)
 
 
+WRAPPERS = [
+    {"use": "TimeLimit", "max_episode_steps": 13},
+    "TimeAwareObservation",
+    {"use": "FrameStackObservation", "stack_size": 3},
+]
 SOFT = {"horizon": 5, "soft_horizon": True}
 CASES = {
     **{env: lambda _env=env, **kw: filtered(_env, **kw) for env in ("CartPole-v1", "Pendulum-v1")},
@@ -47,6 +52,7 @@ CASES = {
     "hard horizon": lambda **kw: counting(env={"length": 11}, horizon=4, **kw),
     "soft horizon": lambda **kw: counting(env={"length": 11}, **SOFT, **kw),
     "connectors": lambda **kw: filtered("CartPole-v1", **ALL_KINDS, **kw),
+    "wrappers": lambda **kw: filtered("CartPole-v1", env_wrappers=WRAPPERS, **kw),
     "nested": lambda **kw: filtered(
         "counting_envs:NestedCounter",
         env_to_module_connector="custom_connectors:Picked",
