@@ -20,6 +20,7 @@ from rlrun.config.policies import PolicySettings, policy_settings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.column_reads import ReadsByPolicy
+from rlrun.data.nested import has_action_mask
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import policy_key, weights_seed
 from rlrun.learning.learner import Learner
@@ -113,6 +114,11 @@ class Policies(Mapping[str, PolicySettings]):
         torch.manual_seed(weights_seed(self._seed, policy_key(policy_id)))
         made = import_object(settings.use)(*self.module_spaces(policy_id), dict(settings.kwargs))
         self.scratch[policy_id] = made
+
+    @property
+    def masked(self) -> bool:
+        """Whether any observations say which actions are allowed."""
+        return any(has_action_mask(observations) for observations, _ in self.spaces.values())
 
     def module_spaces(self, policy_id: str) -> Spaces:
         """Observation and action space of the policy itself, between its connectors."""

@@ -8,7 +8,11 @@ before the first rollout. Knows nothing of vectorisation, policies or Ray.
 from __future__ import annotations
 
 import copy
+import ctypes.util
 import inspect
+import logging
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
     from rlrun.config.schema import EnvSpec
 
 EnvCreator = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 _CONTEXT_PARAMETERS = ("context", "env_context")
 _CONFIG_PARAMETERS = ("config", "env_config")
@@ -132,6 +139,8 @@ def make_env_or_vector(
                 optional["render_mode"] = render_mode  # type: ignore[assignment]
             any_name = takes_a_config(spec.use, creator)
             env = call_creator(creator, place, optional, any_name=any_name)
+        if render_mode == "rgb_array":
+            _choose_opengl()
         for wrap in wrappers:
             if not isinstance(env, gymnasium.Env):
                 kind = type(env).__name__
@@ -229,6 +238,25 @@ def _make_registered_id(
         env_spec.order_enforce = False
         env = gymnasium.make(env_spec, disable_env_checker=True, **kwargs)
     return atari.deepmind(env, training=context.training) if deepmind else env
+
+
+def _choose_opengl() -> None:
+    """Choose what MuJoCo renders with where there is no display: EGL, else OSMesa.
+
+    Left alone, it takes GLFW, which needs a display. It reads the choice at its first frame.
+    """
+    chosen = sys.platform != "linux" or any(os.environ.get(name) for name in _DISPLAYS)
+    if chosen or "MUJOCO_GL" in os.environ or "mujoco" not in sys.modules:
+        return
+    for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+        if ctypes.util.find_library(library) is not None:
+            os.environ["MUJOCO_GL"] = backend
+            _log.warning("there is no display: MuJoCo renders with MUJOCO_GL=%s", backend)
+            return
+    raise OSError(
+        "MuJoCo renders without a display only with EGL or OSMesa, which are not installed: "
+        "apt install libegl1 (or libosmesa6)"
+    )
 
 
 def time_limit_of(env: gymnasium.Env[Any, Any]) -> Any:

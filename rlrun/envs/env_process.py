@@ -19,6 +19,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+import gymnasium
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rlrun.data.seeding import seed_generators
@@ -57,7 +58,7 @@ class EnvHost:
             if method == "build":
                 self._env = self._make()
                 return {
-                    name: dict(value) if isinstance(value, Mapping) else value
+                    name: value if isinstance(value, gymnasium.Space) else _plain(value)
                     for name in _DESCRIPTION
                     if (value := getattr(self._env, name, None)) is not None
                 }
@@ -135,6 +136,10 @@ class EnvProxy(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the environment and end its process."""
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _render(env: Any) -> Any:

@@ -41,7 +41,6 @@ from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.trust import code_of, signed_yaml
 from rlrun.config.yaml_tree import parse_yaml
-from rlrun.data.nested import has_action_mask
 from rlrun.data.results import Row, plain_row
 from rlrun.experiment.outcome import End, RunOutcome, summary_lines
 from rlrun.experiment.report.console import (
@@ -333,9 +332,7 @@ class RunSession:
         run_log.notice = self.console.notice
         start = "the beginning" if iteration is None else f"iteration {iteration}"
         if iteration is None and self.folder.metrics.exists():
-            self.console.notice(
-                f"{self.folder.path} has no checkpoint: it starts from the beginning"
-            )
+            self.console.notice(f"{self.folder.path} has no checkpoint: starts from the beginning")
         log.info("a session starts from %s: %s", start, shlex.join(sys.argv))
 
     def _train_to_end(self, stack: ExitStack, interrupts: Interrupts) -> RunOutcome:
@@ -352,9 +349,8 @@ class RunSession:
         """Make the algorithm and the sinks; ``stack`` closes them."""
         algorithm = self._build_algorithm()
         stack.callback(algorithm.stop)
-        if any(has_action_mask(observed) for observed, _ in algorithm.policies.spaces.values()):
-            env = self.experiment.env.use
-            self.console.notice(f"{env}: policies take only actions that its action_mask allows")
+        if algorithm.policies.masked:
+            self.console.notice("policies take only actions that the action_mask allows")
         self.sinks = make_sinks(self.experiment.report.sinks, self.folder)
         stack.callback(self._close_sinks)
         return algorithm

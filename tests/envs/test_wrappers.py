@@ -3,13 +3,14 @@
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import Counter
+from counting_envs import Counter, NestedCounter
 from gymnasium import spaces
 
 from rlrun import EnvRunner, RunnerSpec, load_experiment
 from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.envs.env_process import EnvHost
 from rlrun.envs.errors import EnvError
 from rlrun.envs.wrappers import state_holder
 
@@ -96,6 +97,13 @@ def test_every_discrete_algorithm_obeys_masks_in_infos(name):
     results = [algorithm.train() for _ in range(2)]
     algorithm.stop()
     assert results[-1]["evaluation"]["episode_return_mean"] == 7
+
+
+def test_nested_spaces_come_out_of_other_processes_as_they_are():
+    assert (
+        EnvHost(NestedCounter).call("build")["observation_space"]
+        == NestedCounter().observation_space
+    )
 
 
 def test_an_info_that_lost_its_mask_is_an_error():
