@@ -11,6 +11,7 @@ has ended, no evaluation was due) is None.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ import numpy as np
 
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.runner_messages import SampleReply
+
+log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 
@@ -236,7 +239,9 @@ class RunnerStatistics:
         self._faulty_episodes: dict[int, int] = {}
 
     def add(self, reply: SampleReply) -> None:
-        """Count one fragment."""
+        """Count one fragment, and pass on its warnings."""
+        for warning in reply.warnings:
+            log.warning("%s", warning)
         self._faulty_episodes[reply.runner_index] = reply.faulty_episodes
         self._running_episodes[reply.runner_index] = reply.longest_running_episode
         self._count += 1

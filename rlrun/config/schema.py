@@ -124,6 +124,11 @@ class EnvRunnersConfig(Section):
     """Weight of a new value in the moving average of sampler timings; null averages all values."""
     compress_observations: bool = False
     """Compress observations on their way to the learner: less traffic, more computation."""
+    observation_check_interval: Count | None = 1000
+    """Vector steps between two comparisons of all observations with the bounds of their space, of
+    which the first is after 10; null compares only the first observations."""
+    observations_out_of_bounds: Literal["warn", "error"] = "warn"
+    """What an observation outside of its space does: one warning, or the end of the run."""
     disable_env_checking: bool = False
     """Skip the check of one reset and step of the environment, of all agents, at the start."""
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rlrun.data.seeding import mapping_rng
 from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, PolicySlots, SlotStep
-from rlrun.envs.errors import NO_ALLOWED_ACTION, EnvError
+from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import MappingError, Spaces
 from rlrun.sampling.episodes import LONGEST_RESTORED, AgentEpisodes
@@ -222,12 +222,12 @@ class AgentEnvs:
         self.unsettled = bool(self.env.failed)
         return steps
 
-    def no_allowed_action(self, policy_id: str, due: Due, row: int) -> EnvError:
+    def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
         """See `SlotEnvs`."""
         assert due.slots is not None
         agent = self.env.policies[policy_id].agents[due.slots[row]]
         assert agent is not None
-        return self.env.fault(agent, NO_ALLOWED_ACTION, int(due.steps[row]))
+        return self.env.fault(agent, reason, int(due.steps[row]))
 
     def settle(self, actors: Mapping[str, PolicyActor]) -> None:
         """Give up the episodes of environments that raised, and begin others."""

@@ -40,6 +40,7 @@ from rlrun.envs.vector_env import make_sub_envs, make_vector_env
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.agent_envs import AgentEnvs
+from rlrun.sampling.bounds_check import BoundsCheck
 from rlrun.sampling.episode_callbacks import METHODS, EpisodeCallbacks
 from rlrun.sampling.episodes import (
     AgentEpisodes,
@@ -136,6 +137,9 @@ class EnvRunner(OldNames):
             self.set_policies(spec.multi_agent.policies)
         self.weights_version = -1
         self._next_fragment = 0
+        self._bounds: BoundsCheck | None = None
+        if spec.settings.observation_check_interval and not spec.settings.disable_env_checking:
+            self._bounds = BoundsCheck(spec.settings, self._slot_envs, self.policy_spaces)
 
     # -- environments --------------------------------------------------------------------------
 
@@ -413,6 +417,11 @@ class EnvRunner(OldNames):
         step = loop.step
         if self._watch is not None:
             step = self._watch.stepping(step, envs.episodes)
+        bounds = self._bounds
+        if bounds is not None and bounds.left <= request.length:
+            step = bounds.stepping(step)
+        elif bounds is not None:
+            bounds.left -= request.length
         env_steps, vector_steps = envs.collect(step, self.actors, request.length)
         envs.end_fragment(self.actors)
         batches = self._build()
@@ -434,7 +443,10 @@ class EnvRunner(OldNames):
             timings_s=timings,
             longest_running_episode=envs.longest_episode,
             faulty_episodes=envs.episodes.num_failed,
+            warnings=() if bounds is None else tuple(bounds.warnings),
         )
+        if reply.warnings:
+            self._bounds = None
         timings["other"] = perf_counter() - started - loop.policy_s - loop.env_s
         return reply
 

@@ -20,7 +20,7 @@ from rlrun.data.column_data import pick
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv
-from rlrun.envs.errors import NO_ALLOWED_ACTION, EnvError
+from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import Horizon
 from rlrun.envs.recorded_step import RecordedStep, Recorder
 from rlrun.sampling.episodes import LockStepEpisodes, RewardError
@@ -47,6 +47,7 @@ class LockStepEnvs:
         unsettled: whether `settle` has something to do after this step.
         stopped: whether the recorder has ended the rollout.
         started: whether episodes run.
+        raw: observations [B, ...] that the last step or reset returned.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class LockStepEnvs:
         self._ended = np.zeros(0, np.int64)  # those sub-environments
         self._infos: EnvInfos | None = None
         self._t = 0
-        self._raw: Any = None  # what the last step or reset returned
+        self.raw: Any = None
         self._first: list[tuple[int, Array, Any]] = []  # t, slots, raw first observations
         self._unseen: tuple[Array, Any] | None = None  # slots, raw first observations
         self._unfiltered: Array | None = None  # of a state that was taken over
@@ -86,8 +87,8 @@ class LockStepEnvs:
         actor = actors[DEFAULT_POLICY_ID]
         if not self.started:
             self.started = True
-            self._raw = self.envs.reset(self.episodes.seeds)
-            self._begin(actor, self._all, self._raw, update=update)
+            self.raw = self.envs.reset(self.episodes.seeds)
+            self._begin(actor, self._all, self.raw, update=update)
         if self._unseen is not None:
             (slots, first), self._unseen = self._unseen, None
             self._begin(actor, slots, first, update=update)
@@ -133,9 +134,9 @@ class LockStepEnvs:
     def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
         """Step all sub-environments; what it brought to each slot."""
         sent, envs, step = actions[DEFAULT_POLICY_ID], self.envs, self._step
-        before = _copied(self._raw) if self._recorder is not None else None
+        before = _copied(self.raw) if self._recorder is not None else None
         try:
-            self._raw, rewards, terminateds, truncateds, self._infos = envs.step(sent)
+            self.raw, rewards, terminateds, truncateds, self._infos = envs.step(sent)
         except EnvError as error:
             raise self._placed(_blamed(error, sent), self._t) from None
         valid, infos = envs.valid, self._infos
@@ -148,7 +149,7 @@ class LockStepEnvs:
             terminateds, truncateds = self.horizon.flags(steps, terminateds, truncateds, valid)
         self._done = done = terminateds | truncateds
         (self._ended,) = done.nonzero()
-        step.observations, step.rewards, step.valid = self._raw, rewards, valid
+        step.observations, step.rewards, step.valid = self.raw, rewards, valid
         step.terminateds, step.truncateds = terminateds, truncateds
         step.infos = None if infos is None else infos.by_env
         self.unsettled = (
@@ -170,7 +171,7 @@ class LockStepEnvs:
             for k, runs in zip(number.tolist(), counted.tolist(), strict=True)
         ]
         flags = step.terminateds, step.truncateds
-        shown = RecordedStep(before, sent, self._raw, step.rewards, *flags, numbers, (), step.infos)
+        shown = RecordedStep(before, sent, self.raw, step.rewards, *flags, numbers, (), step.infos)
         self.stopped = bool(self._recorder(shown))
 
     def settle(self, actors: Mapping[str, PolicyActor]) -> None:
@@ -238,7 +239,7 @@ class LockStepEnvs:
             return
         first = raw[slots] if type(raw) is np.ndarray else pick(raw, slots)
         if self._recorder is not None:
-            self._raw = raw
+            self.raw = raw
         if self._collects:
             self._first.append((self._t, slots, first))
         self._begin(actor, slots, first, update=self._collects)
@@ -252,11 +253,10 @@ class LockStepEnvs:
             error.env_step = int(self.episodes.steps(t)[error.env_index])
         return error
 
-    def no_allowed_action(self, policy_id: str, due: Due, row: int) -> EnvError:
+    def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
         """See `SlotEnvs`."""
-        return self._placed(
-            EnvError(self._env_id, "observation", NO_ALLOWED_ACTION, env_index=row), self._t
-        )
+        error = EnvError(self._env_id, "observation", reason, env_index=row)
+        return self._placed(error, self._t)
 
     def _reward_error(self, error: RewardError) -> EnvError:
         return EnvError(
@@ -287,7 +287,7 @@ class LockStepEnvs:
             return None
         if self._unfiltered is not None:
             return self._unfiltered
-        unfiltered = np.array(actor.preprocess(self._raw))
+        unfiltered = np.array(actor.preprocess(self.raw))
         for t, slots, first in self._first:
             if t == self._t:
                 unfiltered[slots] = actor.preprocess(first)

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from rlrun.envs.agent_slots import Due, SlotStep
-from rlrun.envs.errors import EnvError
+from rlrun.envs.errors import NO_ALLOWED_ACTION, EnvError
 from rlrun.policies.action_mask import NoAllowedActionError
 from rlrun.sampling.policy_actor import PolicyActor
 
@@ -37,8 +37,8 @@ class SlotEnvs(Protocol):
     def step(self, actions: Mapping[str, Any]) -> Mapping[str, SlotStep]:
         """Step the sub-environments; what it brought, by policy."""
 
-    def no_allowed_action(self, policy_id: str, due: Due, row: int) -> EnvError:
-        """The error to raise for a slot, one of those due, whose action mask allows nothing."""
+    def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
+        """The error to raise for the observation of a slot, one of those due."""
 
     def settle(self, actors: Mapping[str, Any]) -> None:
         """Begin the episodes that follow others, where the step itself has not done it."""
@@ -68,7 +68,8 @@ class SamplingLoop:
             try:
                 sent = actor.act(due)
             except NoAllowedActionError as error:
-                raise envs.no_allowed_action(policy_id, due, error.row) from None
+                reason = NO_ALLOWED_ACTION
+                raise envs.observation_error(policy_id, due, error.row, reason) from None
             if actor.converts:
                 sent = actor.to_env(sent)
             actions[policy_id] = sent if due.slots is None else (due.slots, sent)
