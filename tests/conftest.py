@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+# The workers of `make test` share the cores; threads that wait for one another take them away.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 COUNTING = """
 algorithm: "counting_algorithm:CountingAlgorithm"
 env: CartPole-v1

@@ -165,6 +165,9 @@ class ModelConfig(CodeSection):
     """Convolutions as [channels, kernel, stride]; null takes the Nature CNN for images."""
     conv_head: Count = 512
     """Width of the layer after the convolutions."""
+    conv_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the arithmetic up to and including that layer, acting and learning. bfloat16 is
+    faster on processors and GPUs that have it; weights and gradients stay in float32."""
     distribution: str | None = None
     """Of actions: "beta", "squashed_gaussian", "deterministic", "autoregressive", or the import
     path of a `Distribution`; null takes the action space's default."""

@@ -13,6 +13,7 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.attention import AttentionActorCritic
 from rlrun.policies.masked_module import ModuleFactory, with_action_mask
+from rlrun.policies.networks import ConvEncoder, conv_error
 from rlrun.policies.policy import state_views
 from rlrun.policies.recurrent import RecurrentActorCritic
 from rlrun.policies.rl_module import ActorCritic, RLModule
@@ -63,13 +64,21 @@ def seeded_module(
     model: ModelConfig,
     seed: int,
 ) -> RLModule:
-    """A module whose initial weights follow from the seed alone."""
+    """A module whose initial weights follow from the seed alone.
+
+    Raises:
+        ConfigError: when convolutions are given a dtype and there are none.
+    """
     # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return with_action_mask(factory, observation_space, action_space, model)
+            module = with_action_mask(factory, observation_space, action_space, model)
     finally:
         torch.set_num_threads(num_threads)
+    has_images = any(isinstance(part, ConvEncoder) for part in module.modules())
+    if model.conv_dtype != "float32" and not has_images:
+        raise conv_error("no image reaches a convolution here; leave it out", "conv_dtype")
+    return module

@@ -324,6 +324,7 @@ class ConvEncoder(nn.Module):
             for small images.
         output_size: width of the linear layer.
         init: a key of `INITS`.
+        bfloat16: compute in this precision; images and features are float32 in any case.
 
     Raises:
         ValueError: when a layer's kernel is larger than what is left of the image.
@@ -335,10 +336,12 @@ class ConvEncoder(nn.Module):
         conv: Sequence[Sequence[int]] | None,
         output_size: int,
         init: str = "orthogonal",
+        bfloat16: bool = False,
     ) -> None:
         super().__init__()
+        self._bfloat16 = bfloat16
         if len(shape) not in (2, 3):
-            raise _conv_error(f"convolutions need 2-D or 3-D observations, not {tuple(shape)}")
+            raise conv_error(f"convolutions need 2-D or 3-D observations, not {tuple(shape)}")
         self._shape = shape = (*shape, 1) if len(shape) == 2 else tuple(shape)
         self._channels_first = channels_first(shape)
         channels, height, width = shape if self._channels_first else (shape[2], *shape[:2])
@@ -349,7 +352,7 @@ class ConvEncoder(nn.Module):
         self.conv = nn.ModuleList()
         for i, (num_filters, kernel, stride) in enumerate(conv):
             if kernel > min(height, width):
-                raise _conv_error(
+                raise conv_error(
                     f"layer {i} has a {kernel}x{kernel} kernel, but only "
                     f"{height}x{width} pixels are left of the {tuple(shape)} image; "
                     "use fewer layers or smaller kernels and strides"
@@ -368,10 +371,12 @@ class ConvEncoder(nn.Module):
         x = x.reshape(-1, *self._shape)
         x = x if self._channels_first else x.permute(0, 3, 1, 2)
         x = channels_last(x)
-        for layer in self.conv:
-            x = torch.relu_(layer(x))
-        return torch.relu(self.fc(x.flatten(1)))
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
+            for layer in self.conv:
+                x = torch.relu_(layer(x))
+            return torch.relu(self.fc(x.flatten(1))).float()
 
 
-def _conv_error(message: str) -> ConfigError:
-    return ConfigError([Problem(Origin("this environment"), "model.conv", message)])
+def conv_error(message: str, setting: str = "conv") -> ConfigError:
+    """The error of a setting of convolutions that does not fit the environment."""
+    return ConfigError([Problem(Origin("this environment"), f"model.{setting}", message)])

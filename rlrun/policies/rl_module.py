@@ -14,7 +14,7 @@ The rows a module receives and returns are dicts of tensors named as batch colum
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -281,7 +281,7 @@ def encoder_of(
         sizes = (gym.spaces.flatdim(box_of(space)), *model.hidden)
         encoder = MLP(Layers(sizes, model.activation, init=init))
     else:
-        encoder = ConvEncoder(box_of(space).shape, model.conv, model.conv_head, init)
+        encoder = conv_encoder(box_of(space).shape, model, init)
     size = getattr(encoder, "output_size", None)
     if not isinstance(size, int):
         raise TypeError(
@@ -289,6 +289,12 @@ def encoder_of(
             f"number of features it returns for each row; it has {size!r}"
         )
     return encoder, size
+
+
+def conv_encoder(shape: Sequence[int], model: ModelConfig, init: str) -> ConvEncoder:
+    """Convolutions for images of this shape, as the `model` section describes them."""
+    bfloat16 = model.conv_dtype == "bfloat16"
+    return ConvEncoder(shape, model.conv, model.conv_head, init, bfloat16)
 
 
 def _own_encoder(model: ModelConfig) -> Callable[..., nn.Module] | None:
@@ -328,7 +334,7 @@ class JoinedEncoder(nn.Module):
         self._width = 0
         for part in self._spaces:
             if isinstance(part, gym.spaces.Box) and is_image(part):
-                self.images.append(ConvEncoder(part.shape, model.conv, model.conv_head, init))
+                self.images.append(conv_encoder(part.shape, model, init))
             else:
                 self._width += gym.spaces.flatdim(part)
         self.output_size = len(self.images) * model.conv_head

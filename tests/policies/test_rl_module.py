@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.action_sampling import action_layout
-from rlrun.policies.catalog import build_module
+from rlrun.policies.catalog import build_module, seeded_module
 from rlrun.policies.layers import Layers, is_image
 from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first
 from rlrun.policies.rl_module import ActorCritic, MultiAgentRLModule, RLModule
@@ -189,6 +189,25 @@ def test_mlp_against_sequential(activation: str, function: Any) -> None:
     torch.testing.assert_close(encoder(x), features)
     torch.testing.assert_close(mlp(x), layers[2](features))
     assert (mlp.output_size, encoder.output_size) == (2, 5)
+
+
+def test_convolutions_may_compute_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    exact, rough = (ConvEncoder((3, 40, 48), None, 16, bfloat16=b) for b in (False, True))
+    rough.load_state_dict(exact.state_dict())
+    images = torch.rand(4, 3, 40, 48)
+    features, about = exact(images), rough(images)
+    assert about.dtype == torch.float32
+    assert not torch.equal(about, features)
+    torch.testing.assert_close(about, features, rtol=0.05, atol=0.05)
+    about.sum().backward()
+    assert all(weight.grad.dtype == torch.float32 for weight in rough.parameters())
+
+
+def test_a_dtype_of_convolutions_without_an_image_is_refused() -> None:
+    model = ModelConfig(conv_dtype="bfloat16")
+    with pytest.raises(ValueError, match="no image"):
+        seeded_module(build_module, VECTOR, gym.spaces.Discrete(2), model, seed=1)
 
 
 def test_a_kernel_larger_than_the_image_is_refused_with_its_numbers() -> None:
