@@ -124,20 +124,16 @@ def ppo_gradient(
     *,
     clip_param: float,
     vf_loss_coeff: float,
+    vf_clip_param: float | None,
     entropy_coeff: float,
-    vf_clip_param: None = None,
-    kl_coeff: float = 0.0,
-    vf_error_clip: None = None,
+    kl_coeff: float,
+    vf_error_clip: float | None = None,
 ) -> dict[str, Tensor]:
-    """The gradient of `ppo_loss` in closed form, twice as fast as autograd's on small networks.
-
-    Without value or error clipping and without the KL term, for modules that have a `vjp`.
+    """The gradient of `ppo_loss` in closed form, for modules that have a `vjp`.
 
     Returns:
         The statistics of `ppo_loss`. The gradients are left in the module's parameters.
     """
-    assert vf_clip_param is vf_error_clip is None
-    assert not kl_coeff
     inputs, values, backward = module.vjp(rows)
     logp, entropies, logp_backward = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
     num_rows = len(values)
@@ -147,20 +143,26 @@ def ppo_gradient(
     gain = advantages * ratio
     clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
     clipped_gain = advantages * clipped_ratio
-    errors = values - rows[col.VALUE_TARGETS]
+    targets, clips = rows[col.VALUE_TARGETS], (vf_clip_param, vf_error_clip)
+    value_losses, errors = value_losses_vjp(values, rows[col.VF_PREDS], targets, *clips)
     # Only the smaller of both gains counts, and a clipped one does not move with the ratio.
-    d_logp = (gain <= clipped_gain) * gain / -num_rows
-    backward(logp_backward(d_logp, -entropy_coeff / num_rows), errors * (vf_loss_coeff / num_rows))
+    d_inputs = logp_backward((gain <= clipped_gain) * gain / -num_rows, -entropy_coeff / num_rows)
     by_row = {
         "policy_loss": -torch.minimum(gain, clipped_gain),
-        "vf_loss": 0.5 * errors.square(),
+        "vf_loss": value_losses,
         "entropy": entropies,
         "approx_kl": log_ratio.expm1() - log_ratio,
         "clip_fraction": (ratio != clipped_ratio).float(),
     }
+    if kl_coeff:
+        by_row["kl"], d_kl = module.distribution.kl_vjp(rows[col.ACTION_DIST_INPUTS], inputs)
+        d_inputs.add_(d_kl, alpha=kl_coeff / num_rows)
+    backward(d_inputs, errors * (vf_loss_coeff / num_rows))
     statistics = dict(zip(by_row, torch.stack(tuple(by_row.values())).mean(1), strict=True))
-    value_term = vf_loss_coeff * statistics["vf_loss"] - entropy_coeff * statistics["entropy"]
-    return {**statistics, "total_loss": statistics["policy_loss"] + value_term}
+    total = vf_loss_coeff * statistics["vf_loss"] - entropy_coeff * statistics["entropy"]
+    if kl_coeff:
+        total = total + kl_coeff * statistics["kl"]
+    return {**statistics, "total_loss": statistics["policy_loss"] + total}
 
 
 def clipped_value_loss(
@@ -172,6 +174,24 @@ def clipped_value_loss(
         near = old_values + (values - old_values).clamp(-clip, clip)
         errors = torch.max(errors, (near - targets).square())
     return 0.5 * (errors if most is None else errors.clamp(max=most)).mean()
+
+
+def value_losses_vjp(
+    values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None, most: float | None
+) -> tuple[Tensor, Tensor]:
+    """The losses ``[M]`` that `clipped_value_loss` averages, and their gradients ``[M]``."""
+    errors = values - targets
+    squares = errors.square()
+    if clip is not None:
+        change = values - old_values
+        near = (old_values + change.clamp(-clip, clip) - targets).square()
+        # A clipped value does not move with the value.
+        errors *= (change.abs() <= clip) | (squares > near)
+        squares = torch.maximum(squares, near)
+    if most is not None:
+        errors *= squares <= most
+        squares = squares.clamp_(max=most)
+    return 0.5 * squares, errors
 
 
 class PPO(Algorithm[PPOTraining]):
@@ -221,8 +241,6 @@ class PPO(Algorithm[PPOTraining]):
             "entropy_coeff": policy.at(training.entropy_coeff),
             "kl_coeff": kl.coeff,
         }
-        is_clipped = (training.vf_clip_param, training.vf_error_clip) != (None, None)
-        further_terms = is_clipped or in_force["kl_coeff"]
         limit = None if training.target_kl is None else 1.5 * training.target_kl
         statistics = policy.epochs(
             ppo_loss,
@@ -234,7 +252,7 @@ class PPO(Algorithm[PPOTraining]):
             },
             num_epochs=training.num_epochs,
             minibatch_size=training.minibatch_size,
-            gradient=ppo_gradient if module.has_vjp and not further_terms else None,
+            gradient=ppo_gradient if module.has_vjp else None,
             stop_early=None if limit is None else lambda s: float(s["approx_kl"]) > limit,
         )
         kl.adapt(statistics.get("kl"))

@@ -94,10 +94,14 @@ class Distribution(ABC):
         return self.logp(inputs, actions), self.entropy(inputs)
 
     has_vjp = False
-    """Whether `logp_entropy_vjp` is written out."""
+    """Whether `logp_entropy_vjp` and `kl_vjp` are written out."""
 
     def logp_entropy_vjp(self, inputs: Tensor, actions: Tensor) -> Vjp:
         """`logp_entropy` and its gradient in closed form, without autograd."""
+        raise TypeError(f"{type(self).__name__} leaves its gradient to autograd")
+
+    def kl_vjp(self, inputs_p: Tensor, inputs_q: Tensor) -> tuple[Tensor, Tensor]:
+        """`kl` and its gradient for ``inputs_q`` [N, P] in closed form, without autograd."""
         raise TypeError(f"{type(self).__name__} leaves its gradient to autograd")
 
 
@@ -140,6 +144,12 @@ class Categorical(Distribution):
             return gradient.scatter_add_(-1, actions.unsqueeze(-1), d_logp)
 
         return _pick(logp, actions), entropy, backward
+
+    def kl_vjp(self, inputs_p: Tensor, inputs_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Its gradient is the difference of the probabilities."""
+        logp_p, logp_q = inputs_p.log_softmax(-1), inputs_q.log_softmax(-1)
+        p = logp_p.exp()
+        return (p * (logp_p - logp_q)).sum(-1), logp_q.exp().sub_(p)
 
 
 class MultiCategorical(Distribution):
@@ -247,6 +257,17 @@ class DiagGaussian(Distribution):
             return torch.cat((d_mean, d_log_std), -1)
 
         return logp, log_volume + self._entropy_offset, backward
+
+    def kl_vjp(self, inputs_p: Tensor, inputs_q: Tensor) -> tuple[Tensor, Tensor]:
+        """With r = std_p / std_q and d = (mean_q - mean_p) / std_q: d / std_q, 1 - r^2 - d^2."""
+        mean_p, log_std_p = inputs_p.chunk(2, -1)
+        mean_q, log_std_q = inputs_q.chunk(2, -1)
+        precision = (-log_std_q).exp()
+        distance = (mean_q - mean_p) * precision
+        log_ratio = log_std_p - log_std_q
+        spread = (2.0 * log_ratio).exp() + distance.square() - 1.0
+        kl = 0.5 * spread.sum(-1) - log_ratio.sum(-1)
+        return kl, torch.cat((distance * precision, -spread), -1)
 
 
 class Product(Distribution):

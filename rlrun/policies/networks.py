@@ -42,6 +42,14 @@ class InPlace(NamedTuple):
 
 # Autograd's own operations: ``gradient * (output > 0)`` takes ten times as long. They are called by
 # functions since modules that hold them are pickled, which operations cannot be.
+def _tanh(x: Tensor) -> Tensor:
+    if x.device.type != "cpu":
+        return x.tanh_()
+    array = x.numpy()
+    np.tanh(array, out=array)  # takes a sixth of the time of torch's
+    return x
+
+
 def _tanh_backward(gradient: Tensor, output: Tensor) -> None:
     torch.ops.aten.tanh_backward.grad_input(gradient, output, grad_input=gradient)
 
@@ -55,7 +63,7 @@ def _relu_backward(gradient: Tensor, output: Tensor) -> None:
 
 
 IN_PLACE: dict[str, InPlace] = {
-    "tanh": InPlace(torch.tanh_, _tanh_backward),
+    "tanh": InPlace(_tanh, _tanh_backward),
     "relu": InPlace(torch.relu_, _relu_backward),
     "linear": InPlace(_identity, _identity_backward),
 }
@@ -184,13 +192,23 @@ class MLP(nn.Module):
             for i, (weight, bias) in reversed(list(enumerate(layers))):
                 if i < self._num_activated:
                     derive(gradient, kept[i + 1])
-                torch.mm(gradient.t(), kept[i], out=weight.grad)
+                _weight_gradient(gradient, kept[i], weight)
                 torch.sum(gradient, 0, out=bias.grad)
                 if i > 0 or to_input:
                     gradient = gradient.mm(weight)
             return gradient
 
         return x, backward
+
+
+def _weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Overwrite the gradient of ``weight`` [out, in], given x [N, in] and the output's [N, out]."""
+    assert weight.grad is not None
+    if x.shape[1] < gradient.shape[1]:
+        # BLAS takes up to five times as long for a tall and narrow result.
+        weight.grad.t().copy_(x.t().mm(gradient))
+    else:
+        torch.mm(gradient.t(), x, out=weight.grad)
 
 
 class TwinMLP(nn.Module):

@@ -97,10 +97,39 @@ def test_ppo(space, activation, free_log_std, normalize, seed):
     assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"vf_clip_param": 0.4},
+        {"vf_error_clip": 0.5},
+        {"kl_coeff": 0.3},
+        {"vf_clip_param": 0.4, "vf_error_clip": 0.5, "kl_coeff": 0.3},
+    ],
+    ids="+".join,
+)
+def test_further_terms_of_ppo(terms, space, seed):
+    learner = learner_of(actor_critic(space, **HIDDEN))
+    batch = on_policy_rows(learner.module, space, NUM_ROWS, seed=seed)
+    with torch.no_grad():
+        outputs = learner.module.forward_train(batch)
+    values, inputs = outputs[col.VF_PREDS], outputs[col.ACTION_DIST_INPUTS]
+    batch[col.VF_PREDS] = values + 0.6 * torch.randn(NUM_ROWS)  # some are clipped
+    batch[col.VALUE_TARGETS] = values + torch.randn(NUM_ROWS)  # some errors are beyond the bound
+    batch[col.ACTION_DIST_INPUTS] = inputs + 0.5 * torch.randn(inputs.shape)
+    plain, _ = ppo_loss(learner.module, batch, **PPO_ARGUMENTS)
+    arguments = {**PPO_ARGUMENTS, **terms}
+    assert ppo_loss(learner.module, batch, **arguments)[0] != plain
+    assert_same(learner, ppo_loss, ppo_gradient, batch, arguments)
+
+
 def test_ppo_at_ratio_one_clips_nothing():
     """The first minibatch has ratio exactly 1 in every row, a tie between gain and clipped gain."""
     learner = learner_of(actor_critic(DISCRETE, **HIDDEN))
     batch = on_policy_rows(learner.module, DISCRETE, NUM_ROWS, drift=0.0)
+    inputs, *_ = learner.module.vjp(batch)
+    batch[col.ACTION_LOGP] = learner.module.distribution.logp(inputs, batch[col.ACTIONS]).detach()
     statistics = ppo_gradient(learner.module, batch, **PPO_ARGUMENTS)
     assert statistics["approx_kl"].item() == statistics["clip_fraction"].item() == 0.0
     assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
@@ -204,16 +233,14 @@ REPLAY_TRAINING = {
     ("module", "config", "settings", "names"),
     [
         (ppo, PPOConfig, PPO_TRAINING, ["ppo_gradient"]),
-        (ppo, PPOConfig, {**PPO_TRAINING, "vf_clip_param": 0.2}, []),
-        (ppo, PPOConfig, {**PPO_TRAINING, "vf_error_clip": 9.0}, []),
-        (ppo, PPOConfig, {**PPO_TRAINING, "kl_coeff": 0.2}, []),
+        (ppo, PPOConfig, {**PPO_TRAINING, "vf_clip_param": 0.2}, ["ppo_gradient"]),
+        (ppo, PPOConfig, {**PPO_TRAINING, "vf_error_clip": 9.0}, ["ppo_gradient"]),
+        (ppo, PPOConfig, {**PPO_TRAINING, "kl_coeff": 0.2}, ["ppo_gradient"]),
         (dqn, DQNConfig, REPLAY_TRAINING, ["dqn_gradient"]),
         (sac, SACConfig, REPLAY_TRAINING, ["critic_gradient", "policy_gradient"]),
     ],
 )
-def test_each_update_uses_them_unless_the_loss_has_further_terms(
-    module, config, settings, names, monkeypatch, built
-):
+def test_each_update_uses_them(module, config, settings, names, monkeypatch, built):
     calls = []
     for name in ("ppo_gradient", "dqn_gradient", "critic_gradient", "policy_gradient"):
         if hasattr(module, name):
