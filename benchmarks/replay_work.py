@@ -31,6 +31,12 @@ CONTENDERS = tuple(
     for algorithm in ("dqn", "sac")
     for peer, name in FRAMEWORKS.items()
 )
+CONTENDERS += (
+    Contender(
+        "bare numpy loop, DQN", "bare-dqn", "rlrun", ("--algorithm", "dqn"), driver="bare_replay"
+    ),
+)
+"""And the bound of what a framework can reach."""
 
 
 def table(record: Record) -> str:

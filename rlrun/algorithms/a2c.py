@@ -5,6 +5,7 @@ M rows of a microbatch    P inputs of the action distribution
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
@@ -21,7 +22,7 @@ from rlrun.config.schedules import LearningRate
 from rlrun.config.schema import Count
 from rlrun.data import columns as col
 from rlrun.learning.returns import add_advantages
-from rlrun.policies.rl_module import RLModule
+from rlrun.policies.rl_module import ActorCritic, RLModule
 
 
 class A2CTraining(OneStepTraining, ActorCriticTraining):
@@ -63,6 +64,32 @@ def a2c_loss(
         "total_loss": loss.detach(),
     }
     return loss, statistics
+
+
+@torch.no_grad()
+def a2c_gradient(
+    module: ActorCritic, rows: dict[str, Tensor], *, vf_loss_coeff: float, entropy_coeff: float
+) -> dict[str, Tensor]:
+    """The gradient of `a2c_loss` in closed form, for modules that have a `vjp`.
+
+    Returns:
+        The statistics of `a2c_loss`. The gradients are left in the module's parameters.
+    """
+    inputs, values, backward = module.vjp(rows)
+    logp, entropies, logp_backward = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
+    advantages, errors = rows[col.ADVANTAGES], values - rows[col.VALUE_TARGETS]
+    num_rows = len(values)
+    d_inputs = logp_backward(advantages / -num_rows, -entropy_coeff / num_rows)
+    backward(d_inputs, errors * (vf_loss_coeff / num_rows))
+    policy_loss = -(logp * advantages).mean()
+    value_loss, entropy = 0.5 * errors.square().mean(), entropies.mean()
+    total = policy_loss + vf_loss_coeff * value_loss - entropy_coeff * entropy
+    return {
+        "policy_loss": policy_loss,
+        "vf_loss": value_loss,
+        "entropy": entropy,
+        "total_loss": total,
+    }
 
 
 class A2C(Algorithm[A2CTraining]):

@@ -35,7 +35,7 @@ from rlrun.algorithms.asynchronous import (
 )
 from rlrun.algorithms.on_policy import PolicyUpdate, Statistics
 from rlrun.algorithms.policies import ByPolicy
-from rlrun.algorithms.ppo import AdaptiveKL
+from rlrun.algorithms.ppo import AdaptiveKL, ppo_gradient, ppo_loss
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config.builder import AlgorithmConfig
@@ -49,7 +49,7 @@ from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import standardized_advantages
 from rlrun.learning.vtrace import add_vtrace
-from rlrun.policies.rl_module import RLModule
+from rlrun.policies.rl_module import ActorCritic, RLModule
 from rlrun.replay.circular_buffer import CircularBuffer
 
 BEHAVIOUR_LOGP = "behaviour_logp"
@@ -85,15 +85,9 @@ class APPOConfig(AlgorithmConfig):
 
 
 def appo_loss(
-    module: RLModule,
-    rows: dict[str, Tensor],
-    *,
-    clip_param: float,
-    vf_loss_coeff: float,
-    entropy_coeff: float,
-    kl_coeff: float,
+    module: RLModule, rows: dict[str, Tensor], **coefficients: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped surrogate with pi's ratio to the target policy, value loss, entropy, KL term.
+    """`ppo_loss` with pi's ratio to the target policy, and its KL divergence from that.
 
         ratio = pi(a|s) / max(target(a|s), mu(a|s) / 2)
 
@@ -104,34 +98,33 @@ def appo_loss(
         rows: obs ``[M, ...]``, actions ``[M, ...]``; of the target policy action_logp ``[M]`` and
             action_dist_inputs ``[M, P]``; behaviour_logp ``[M]``; advantages and value_targets
             ``[M]`` of V-trace, numbers here.
+        coefficients: clip_param, vf_loss_coeff, entropy_coeff and kl_coeff.
 
     Returns:
         The loss, a scalar with gradient, and statistics, scalars without.
     """
-    outputs = module.forward_train(rows)
-    inputs, values = outputs[col.ACTION_DIST_INPUTS], outputs[col.VF_PREDS]
-    logp, entropies = module.distribution.logp_entropy(inputs, rows[col.ACTIONS])
-    floor = rows[BEHAVIOUR_LOGP] - np.log(2.0)
-    ratio = (logp - torch.max(rows[col.ACTION_LOGP], floor)).exp()
-    clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
-    advantages = rows[col.ADVANTAGES]
-    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
-    value_loss = 0.5 * (values - rows[col.VALUE_TARGETS]).square().mean()
-    entropy = entropies.mean()
-    loss = policy_loss + vf_loss_coeff * value_loss - entropy_coeff * entropy
-    statistics = {
-        "policy_loss": policy_loss.detach(),
-        "vf_loss": value_loss.detach(),
-        "entropy": entropy.detach(),
-        "clip_fraction": (ratio != clipped_ratio).float().mean(),
-    }
-    if kl_coeff:
-        # Left out rather than multiplied by zero: an infinite KL times zero is NaN.
-        kl = module.distribution.kl(rows[col.ACTION_DIST_INPUTS], inputs).mean()
-        loss = loss + kl_coeff * kl
-        statistics["kl"] = kl.detach()
-    statistics["total_loss"] = loss.detach()
+    loss, statistics = ppo_loss(module, _surrogate_rows(rows), vf_clip_param=None, **coefficients)
+    del statistics["approx_kl"]  # it would be from no policy: of the floor
     return loss, statistics
+
+
+def appo_gradient(
+    module: ActorCritic, rows: dict[str, Tensor], **coefficients: float
+) -> dict[str, Tensor]:
+    """The gradient of `appo_loss` in closed form, for modules that have a `vjp`.
+
+    Returns:
+        The statistics of `appo_loss`. The gradients are left in the module's parameters.
+    """
+    statistics = ppo_gradient(module, _surrogate_rows(rows), vf_clip_param=None, **coefficients)
+    del statistics["approx_kl"]
+    return statistics
+
+
+def _surrogate_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rows with max(target(a|s), mu(a|s) / 2) for what PPO's ratio divides by."""
+    floor = rows[BEHAVIOUR_LOGP] - np.log(2.0)
+    return {**rows, col.ACTION_LOGP: torch.max(rows[col.ACTION_LOGP], floor)}
 
 
 class APPO(Algorithm[APPOTraining]):
@@ -195,6 +188,8 @@ class APPOUpdater:
             "kl_coeff": self._kl.coeff,
         }
         arguments = {**in_force, "vf_loss_coeff": training.vf_loss_coeff}
+        size = training.minibatch_size
+        gradient = appo_gradient if policy.module.has_vjp else None
         traced: dict[str, float | None] = {}
         epochs = []
         repeats = training.circular_buffer_iterations_per_batch
@@ -204,7 +199,7 @@ class APPOUpdater:
             for _ in range(training.num_epochs):
                 traced = self._trace(drawn)
                 epochs.append(
-                    drawn.epochs(appo_loss, arguments, minibatch_size=training.minibatch_size)
+                    drawn.epochs(appo_loss, arguments, minibatch_size=size, gradient=gradient)
                 )
             self._num_updates += 1
             self.target.copy_if_due(self._num_updates, training.target_network_update_freq)

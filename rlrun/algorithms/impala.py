@@ -9,7 +9,7 @@ equal and resumed runs.
 
 from __future__ import annotations
 
-from rlrun.algorithms.a2c import a2c_loss
+from rlrun.algorithms.a2c import a2c_gradient, a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.asynchronous import (
     AsynchronousBatches,
@@ -60,12 +60,14 @@ class IMPALA(Algorithm[IMPALATraining]):
         training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
         # With V-trace's advantages and targets A2C's loss is the paper's.
         arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
+        gradient = a2c_gradient if policy.module.has_vjp else None
         traced: dict[str, float | None] = {}
         epochs = []
         for _ in range(training.num_epochs):
             now = add_vtrace(policy.rows, policy.batch, policy.module, training.vtrace)
             traced = traced or now  # of the first pass: the age of the batch on arrival
+            size = training.minibatch_size
             epochs.append(
-                policy.epochs(a2c_loss, arguments, minibatch_size=training.minibatch_size)
+                policy.epochs(a2c_loss, arguments, minibatch_size=size, gradient=gradient)
             )
         return {**average(epochs), **traced, "lr": policy.lr, "entropy_coeff": entropy_coeff}

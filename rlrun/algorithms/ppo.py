@@ -81,7 +81,7 @@ def ppo_loss(
 
     Args:
         rows: obs ``[M, ...]``, actions ``[M, ...]``, action_logp, advantages, value_targets and
-            vf_preds ``[M]``; action_dist_inputs ``[M, P]`` if ``kl_coeff`` is not 0.
+            (if it is clipped) vf_preds ``[M]``; action_dist_inputs ``[M, P]`` with ``kl_coeff``.
 
     Returns:
         The loss, a scalar with gradient, and statistics, scalars without.
@@ -94,9 +94,7 @@ def ppo_loss(
     advantages = rows[col.ADVANTAGES]
     clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
     policy_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
-    value_loss = clipped_value_loss(
-        values, rows[col.VF_PREDS], rows[col.VALUE_TARGETS], vf_clip_param, vf_error_clip
-    )
+    value_loss = clipped_value_loss(values, rows, vf_clip_param, vf_error_clip)
     entropy = entropies.mean()
     loss = policy_loss + vf_loss_coeff * value_loss - entropy_coeff * entropy
     with torch.no_grad():
@@ -143,8 +141,7 @@ def ppo_gradient(
     gain = advantages * ratio
     clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
     clipped_gain = advantages * clipped_ratio
-    targets, clips = rows[col.VALUE_TARGETS], (vf_clip_param, vf_error_clip)
-    value_losses, errors = value_losses_vjp(values, rows[col.VF_PREDS], targets, *clips)
+    value_losses, errors = value_losses_vjp(values, rows, vf_clip_param, vf_error_clip)
     # Only the smaller of both gains counts, and a clipped one does not move with the ratio.
     d_inputs = logp_backward((gain <= clipped_gain) * gain / -num_rows, -entropy_coeff / num_rows)
     by_row = {
@@ -166,26 +163,28 @@ def ppo_gradient(
 
 
 def clipped_value_loss(
-    values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None, most: float | None
+    values: Tensor, rows: dict[str, Tensor], clip: float | None, most: float | None
 ) -> Tensor:
     """Half the mean squared error, of the worse of clipped and unclipped ones; ``most`` a row's."""
+    targets = rows[col.VALUE_TARGETS]
     errors = (values - targets).square()
     if clip is not None:
-        near = old_values + (values - old_values).clamp(-clip, clip)
+        near = rows[col.VF_PREDS] + (values - rows[col.VF_PREDS]).clamp(-clip, clip)
         errors = torch.max(errors, (near - targets).square())
     return 0.5 * (errors if most is None else errors.clamp(max=most)).mean()
 
 
 def value_losses_vjp(
-    values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None, most: float | None
+    values: Tensor, rows: dict[str, Tensor], clip: float | None, most: float | None
 ) -> tuple[Tensor, Tensor]:
     """The losses ``[M]`` that `clipped_value_loss` averages, and their gradients ``[M]``."""
+    targets = rows[col.VALUE_TARGETS]
     errors = values - targets
     squares = errors.square()
     if clip is not None:
-        change = values - old_values
-        near = (old_values + change.clamp(-clip, clip) - targets).square()
-        # A clipped value does not move with the value.
+        change = values - rows[col.VF_PREDS]
+        near = (rows[col.VF_PREDS] + change.clamp(-clip, clip) - targets).square()
+        # The clipped error does not move with the value.
         errors *= (change.abs() <= clip) | (squares > near)
         squares = torch.maximum(squares, near)
     if most is not None:

@@ -13,6 +13,8 @@ from loss_cases import (
 )
 
 from rlrun.algorithms import dqn, ppo, sac
+from rlrun.algorithms.a2c import a2c_gradient, a2c_loss
+from rlrun.algorithms.appo import BEHAVIOUR_LOGP, appo_gradient, appo_loss
 from rlrun.algorithms.dqn import DQNConfig, dqn_gradient, dqn_loss
 from rlrun.algorithms.ppo import PPOConfig, ppo_gradient, ppo_loss
 from rlrun.algorithms.sac import (
@@ -122,6 +124,27 @@ def test_further_terms_of_ppo(terms, space, seed):
     arguments = {**PPO_ARGUMENTS, **terms}
     assert ppo_loss(learner.module, batch, **arguments)[0] != plain
     assert_same(learner, ppo_loss, ppo_gradient, batch, arguments)
+
+
+@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
+def test_a2c_which_is_impala_too(space):
+    learner = learner_of(actor_critic(space, **HIDDEN))
+    batch = on_policy_rows(learner.module, space, NUM_ROWS)
+    arguments = {"vf_loss_coeff": 0.5, "entropy_coeff": 0.01}
+    assert_same(learner, a2c_loss, a2c_gradient, batch, arguments)
+
+
+@pytest.mark.parametrize("kl_coeff", [0.0, 0.3])
+@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
+def test_appo(space, kl_coeff):
+    learner = learner_of(actor_critic(space, **HIDDEN))
+    batch = on_policy_rows(learner.module, space, NUM_ROWS)
+    with torch.no_grad():
+        inputs = learner.module.forward_train(batch)[col.ACTION_DIST_INPUTS]
+    batch[col.ACTION_DIST_INPUTS] = inputs + 0.5 * torch.randn(inputs.shape)
+    batch[BEHAVIOUR_LOGP] = batch[col.ACTION_LOGP] + 2.0 * torch.randn(NUM_ROWS)
+    arguments = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "entropy_coeff": 0.01}
+    assert_same(learner, appo_loss, appo_gradient, batch, {**arguments, "kl_coeff": kl_coeff})
 
 
 def test_ppo_at_ratio_one_clips_nothing():

@@ -83,8 +83,8 @@ def test_vtrace_has_its_clips(learning, seen_by, config):
         (PPOConfig, ppo, "ppo_gradient", {"clip_param": 0.15}),
         (A2CConfig, a2c, "a2c_loss", {}),
         (A3CConfig, a3c, "a2c_loss", {}),
-        (IMPALAConfig, impala, "a2c_loss", {}),
-        (APPOConfig, appo, "appo_loss", {"clip_param": 0.15}),
+        (IMPALAConfig, impala, "a2c_gradient", {}),
+        (APPOConfig, appo, "appo_gradient", {"clip_param": 0.15}),
     ],
 )
 def test_losses_have_their_coefficients_at_this_point_of_the_run(
