@@ -37,10 +37,10 @@ def complete_runs(incomplete: str) -> list[str]:
 
 def complete_files(incomplete: str) -> list[str]:
     """The experiment files here, and the names of the shipped ones."""
-    from rlrun.config.registry import configs_folder
+    from rlrun.config.registry import shipped_configs
 
-    shipped = [file.stem for file in sorted(configs_folder().glob("*.yaml"))]
-    return [name for name in shipped if name.startswith(incomplete)] + complete_paths(incomplete)
+    shipped = [name for name in shipped_configs() if name.startswith(incomplete)]
+    return shipped + complete_paths(incomplete)
 
 
 def complete_paths(incomplete: str) -> list[str]:

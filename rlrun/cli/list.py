@@ -1,11 +1,15 @@
 """``rlrun list``: the names that an experiment file may use."""
 
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from rlrun.config.problems import ConfigError
 
 
 class Kind(StrEnum):
@@ -73,14 +77,35 @@ def _models() -> Iterable[tuple[str, str]]:
 
 
 def _configs() -> Iterable[tuple[str, str]]:
-    from rlrun.config.registry import configs_folder
+    """The shipped files by name, and those of the folder configs/ here, as a table."""
+    from rlrun.config.registry import configs_folder, shipped_configs
 
-    folder = Path("configs")
-    if not folder.is_dir():
-        folder = configs_folder()
-    for file in sorted(folder.rglob("*.yaml")):
-        first = file.read_text(encoding="utf-8").partition("\n")[0]
-        yield str(file), first.lstrip("# ") if first.startswith("#") else ""
+    here, files = Path("configs"), shipped_configs()
+    if here.is_dir() and not here.samefile(configs_folder()):
+        files = {str(file): file for file in sorted(here.rglob("*.yaml"))} | files
+    rows = {name: _facts(file) for name, file in files.items()}
+    rows = {"CONFIG": ("ALGORITHM", "ENVIRONMENT", "REACHED", "TIME"), **rows}
+    widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
+    for name, row in rows.items():
+        yield name, "  ".join(f"{cell:{n}}" for cell, n in zip(row, widths, strict=True))
+
+
+def _facts(file: Path) -> tuple[str, str, str, str]:
+    """Algorithm and environment of an experiment file, and the return and time that it reports.
+
+    They stand in its header: ``# reached: 475`` and ``# time: 8 s``.
+    """
+    from rlrun.config.layers import read_file
+
+    with suppress(ConfigError):
+        data, header = read_file(file).plain(), file.read_text(encoding="utf-8")
+        env = data.get("env", "")
+        noted = dict(re.findall(r"^# (reached|time): (.+)$", header, re.MULTILINE))
+        use = env.get("use", "") if isinstance(env, dict) else env
+        facts = data.get("algorithm", ""), use, noted.get("reached", ""), noted.get("time", "")
+        algorithm, env, reached, time = map(str, facts)
+        return algorithm, env.rpartition(":")[2], reached, time
+    return "", "", "", ""
 
 
 def _first_line(text: str | None) -> str:

@@ -94,6 +94,12 @@ def configs_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def shipped_configs() -> dict[str, Path]:
+    """The shipped experiment files by name: ``ppo/cartpole`` is ppo_cartpole.yaml."""
+    files = sorted(configs_folder().glob("*.yaml"))
+    return {file.stem.replace("_", "/", 1): file for file in files}
+
+
 def experiment_file(path: Path) -> Path:
     """The file at `path`, or the shipped one of that name: ``ppo_cartpole``, ``ppo/cartpole``."""
     if path.suffix or path.is_absolute() or os.path.exists(path):
@@ -108,7 +114,8 @@ def similar_file(path: Path) -> str:
     found = nearest(path.stem, beside)
     if found is not None:
         return f" - did you mean {beside[found]}?"
-    return suggestion(path.stem, [file.stem for file in configs_folder().glob("*.yaml")])
+    written = path.as_posix().removesuffix(".yaml").removeprefix("configs/").replace("_", "/", 1)
+    return suggestion(written, shipped_configs())
 
 
 def is_import_path(name: str) -> bool:

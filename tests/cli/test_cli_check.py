@@ -1,11 +1,13 @@
 """`rlrun check`, `list`, `init` and `--help`."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rlrun.cli.main import COMMANDS
 from rlrun.config.loader import load_experiment
+from rlrun.config.registry import configs_folder
 
 GOOD = "algorithm: PPO\nenv: CartPole-v1\nstop: {env_steps: 1e5}\n"
 
@@ -198,10 +200,27 @@ def test_list(rlrun, kind, name):
     assert any(line.startswith(name) for line in out.splitlines())
 
 
-def test_list_configs_shows_the_folder_here(rlrun):
+def test_list_configs_is_a_table_of_the_folder_here_and_the_shipped_ones(rlrun):
     Path("configs").mkdir()
-    Path("configs/a.yaml").write_text("# What it reaches\nalgorithm: PPO")
-    assert rlrun("list", "configs") == (0, "configs/a.yaml  What it reaches\n", "")
+    header = "# reached: 3 of 4\n# time: 2 min\n"
+    Path("configs/a.yaml").write_text(f"{header}algorithm: PPO\nenv: {{use: Maze-v0, size: 3}}")
+    Path("configs/b.yaml").write_text("algorithm: [")
+    code, out, _ = rlrun("list", "configs")
+    rows = [re.split("  +", line.strip()) for line in out.splitlines()]
+    assert code == 0
+    assert rows[:3] == [
+        ["CONFIG", "ALGORITHM", "ENVIRONMENT", "REACHED", "TIME"],
+        ["configs/a.yaml", "PPO", "Maze-v0", "3 of 4", "2 min"],
+        ["configs/b.yaml"],
+    ]
+    assert ["ppo/cartpole", "PPO", "CartPole-v1"] in [row[:3] for row in rows]
+
+
+def test_init_writes_out_a_shipped_file(rlrun):
+    code, out, _ = rlrun("init", "ppo/cartpole")
+    assert (code, out) == (0, (configs_folder() / "ppo_cartpole.yaml").read_text())
+    code, _, err = rlrun("init", "ppo/cartpol")
+    assert (code, err.count("did you mean ppo/cartpole?")) == (2, 1)
 
 
 def test_help_names_every_command_and_version_prints_it(rlrun):

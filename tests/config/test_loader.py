@@ -166,7 +166,7 @@ def test_a_missing_file_a_folder_and_a_binary(write, tmp_path):
     hint = f"did you mean {tmp_path / 'sac_ants.yaml'}?"
     assert errors(missing) == [f"{missing}: there is no such file - {hint}"]
     (line,) = errors(Path("ppo_cartpol"))
-    assert line.endswith("did you mean ppo_cartpole?")
+    assert line.endswith("did you mean ppo/cartpole?")
     assert "cannot be read" in errors(tmp_path)[0]
     Path("b.yaml").write_bytes(b"a: \xff\xfe")
     assert errors(Path("b.yaml")) == ["b.yaml: not a text file: byte 3 is not UTF-8"]

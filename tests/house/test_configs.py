@@ -28,13 +28,14 @@ def test_there_are_configs():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=_name)
-def test_header_gives_the_command(path):
+def test_header_gives_the_command_and_what_it_reaches(path):
     header = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         header.append(line)
     assert f"rlrun train {_name(path)}" in "\n".join(header)
+    assert sum(line.startswith("# reached: ") for line in header) == 1
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=_name)
