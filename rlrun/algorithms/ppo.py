@@ -25,7 +25,11 @@ from rlrun.config.schedules import Coefficient, LearningRate
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
-from rlrun.learning.returns import add_advantages, standardized_advantages
+from rlrun.learning.returns import (
+    add_advantages,
+    standardized_advantages,
+    weighted_advantages,
+)
 from rlrun.policies.rl_module import ActorCritic, RLModule
 
 KL_COEFF_BOUNDS = (1e-6, 1e3)  # the adaptive coefficient must reach neither zero nor infinity
@@ -234,6 +238,8 @@ class PPO(Algorithm[PPOTraining]):
             rows.columns = standardized_advantages(rows.columns)
         elif training.normalize_advantages == "minibatch":
             rows.prepare = standardized_advantages
+        else:
+            rows.columns = weighted_advantages(rows.columns)
         kl = self.kl[policy.policy_id]
         in_force = {
             "clip_param": policy.at(training.clip_param),

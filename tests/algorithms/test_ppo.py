@@ -10,7 +10,7 @@ from rlrun import PPOConfig
 from rlrun.algorithms import ppo
 from rlrun.algorithms.ppo import PPOTraining
 from rlrun.data import columns as col
-from rlrun.learning.returns import add_advantages
+from rlrun.learning.returns import add_advantages, standardized_advantages, weighted_advantages
 from rlrun.learning.vtrace import VTraceSettings, add_vtrace
 
 OBS_SPACE = gym.spaces.Box(-100, 100, (1,), np.float32)
@@ -76,6 +76,23 @@ def test_the_update_ends_at_one_and_a_half_times_the_target_kl(built, minibatche
         # The first minibatch moves nothing yet, so the smallest target lets it pass.
         strict = built(experiment(**settings, target_kl=target_kl))
         assert learner_stats(strict)["num_updates"] == updates
+
+
+def test_rows_count_as_much_as_their_actions_have_become_likelier_and_at_most_twice(built):
+    algorithm = built(experiment(minibatch_size=64))
+    batch, module = algorithm.sample(), algorithm.learner.module
+    rows = algorithm.learner.load(batch, (col.ACTIONS,))
+    add_advantages(rows, batch, module, 0.99, 0.95)
+    plain, standard = (
+        prepare(rows.columns)[col.ADVANTAGES]
+        for prepare in (weighted_advantages, standardized_advantages)
+    )
+    likelier = np.resize(np.float32([0.25, 1.0, 1.5, 8.0]), len(batch))
+    batch[col.ACTION_LOGP] = rows.columns[col.ACTION_LOGP].numpy() - np.log(likelier)
+    add_advantages(rows, batch, module, 0.99, 0.95, acted_earlier=True)
+    weights = torch.from_numpy(np.minimum(likelier, 2.0))
+    for prepare, expected in ((weighted_advantages, plain), (standardized_advantages, standard)):
+        torch.testing.assert_close(prepare(rows.columns)[col.ADVANTAGES], expected * weights)
 
 
 def test_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(built):
