@@ -21,7 +21,8 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schedules import LearningRate
 from rlrun.config.schema import Count
 from rlrun.data import columns as col
-from rlrun.learning.returns import add_advantages, weighted_advantages
+from rlrun.learning.returns import add_advantages
+from rlrun.learning.vtrace import weigh_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
 
 
@@ -106,10 +107,11 @@ class A2C(Algorithm[A2CTraining]):
 
     def _update(self, policy: PolicyUpdate[A2CTraining]) -> Statistics:
         training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
-        advantages_of = policy.rows, policy.batch, policy.module, training.gamma, training.lambda_
-        ahead = self.config.env_runners.sample_async
-        explained = add_advantages(*advantages_of, acted_earlier=ahead)
-        policy.rows.columns = weighted_advantages(policy.rows.columns)
+        explained = add_advantages(
+            policy.rows, policy.batch, policy.module, training.gamma, training.lambda_
+        )
+        if self.config.env_runners.sample_async:
+            weigh_advantages(policy.rows, policy.batch)
         arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
         statistics = policy.one_step(a2c_loss, arguments, training.microbatch_size)
         further = {"entropy_coeff": entropy_coeff, "vf_explained_variance": explained}

@@ -25,11 +25,8 @@ from rlrun.config.schedules import Coefficient, LearningRate
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
-from rlrun.learning.returns import (
-    add_advantages,
-    standardized_advantages,
-    weighted_advantages,
-)
+from rlrun.learning.returns import add_advantages, standardized_advantages
+from rlrun.learning.vtrace import weigh_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
 
 KL_COEFF_BOUNDS = (1e-6, 1e3)  # the adaptive coefficient must reach neither zero nor infinity
@@ -231,15 +228,13 @@ class PPO(Algorithm[PPOTraining]):
     def _update(self, policy: PolicyUpdate[PPOTraining]) -> Statistics:
         """Estimate advantages, then take epochs of minibatch steps."""
         training, rows, module = policy.training, policy.rows, policy.module
-        advantages_of = rows, policy.batch, module, training.gamma, training.lambda_
-        ahead = self.config.env_runners.sample_async
-        explained = add_advantages(*advantages_of, acted_earlier=ahead)
+        explained = add_advantages(rows, policy.batch, module, training.gamma, training.lambda_)
         if training.normalize_advantages == "batch":
             rows.columns = standardized_advantages(rows.columns)
         elif training.normalize_advantages == "minibatch":
             rows.prepare = standardized_advantages
-        else:
-            rows.columns = weighted_advantages(rows.columns)
+        if self.config.env_runners.sample_async:
+            weigh_advantages(rows, policy.batch)
         kl = self.kl[policy.policy_id]
         in_force = {
             "clip_param": policy.at(training.clip_param),

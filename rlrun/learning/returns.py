@@ -25,9 +25,6 @@ from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
 
-IMPORTANCE_WEIGHTS = "importance_weights"
-"""Present probability of an action over the one with which it was drawn, at most 2, ``[N]``."""
-MAX_IMPORTANCE_WEIGHT = 2.0  # truncated importance sampling (Ionides 2008): bounds the variance
 MAX_ROWS = 4096  # of one forward pass over the whole batch; bounds memory on images
 
 
@@ -151,15 +148,8 @@ def standardized(advantages: Tensor) -> Tensor:
 
 
 def standardized_advantages(rows: Rows) -> Rows:
-    """These rows with their advantages brought to mean 0 and deviation 1, then weighted."""
-    return weighted_advantages(rows | {col.ADVANTAGES: standardized(rows[col.ADVANTAGES])})
-
-
-def weighted_advantages(rows: Rows) -> Rows:
-    """These rows with their advantages times their importance weights, if they have any."""
-    if IMPORTANCE_WEIGHTS not in rows:
-        return rows
-    return rows | {col.ADVANTAGES: rows[col.ADVANTAGES] * rows[IMPORTANCE_WEIGHTS]}
+    """These rows with their advantages brought to mean 0 and deviation 1."""
+    return rows | {col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
 
 
 def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,23 +168,13 @@ def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def add_advantages(
-    rows: LoadedBatch,
-    batch: SampleBatch,
-    module: RLModule,
-    gamma: float,
-    lambda_: float,
-    *,
-    acted_earlier: bool = False,
+    rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
 ) -> float | None:
     """Add the columns that losses compare with: action_logp, vf_preds, advantages, value_targets.
 
     One forward pass over the T + 1 observations of each slot, and the final ones of episodes, gives
     V(s) and V(s') of every row. The old log-probabilities come from it too, so that the probability
     ratio of the first minibatch is exactly 1, even if numpy computed the actions.
-
-    Args:
-        acted_earlier: earlier weights than the module's have acted: add the importance weights that
-            correct for it, for `weighted_advantages`.
 
     Returns:
         The explained variance of the values, None where the targets do not vary.
@@ -211,11 +191,7 @@ def add_advantages(
         lambda_=lambda_,
     )
     rows.add(col.ACTION_DIST_INPUTS, inputs)
-    logp = module.distribution.logp(inputs, rows.columns[col.ACTIONS])
-    rows.add(col.ACTION_LOGP, logp)
-    if acted_earlier:
-        ratios = np.exp(logp.cpu().numpy() - batch.column(col.ACTION_LOGP))
-        rows.add(IMPORTANCE_WEIGHTS, np.minimum(ratios, np.float32(MAX_IMPORTANCE_WEIGHT)))
+    rows.add(col.ACTION_LOGP, module.distribution.logp(inputs, rows.columns[col.ACTIONS]))
     rows.add(col.VF_PREDS, old_values)
     rows.add(col.ADVANTAGES, advantages)
     # The targets use the advantages before any normalisation.

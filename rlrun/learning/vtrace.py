@@ -12,13 +12,16 @@ that learns to the one that acted:
 s'_t is the observation that step t led to: where an episode was truncated or the fragment ends, the
 true final one, whose value bootstraps. vs'_t is vs_{t+1}, or V(s'_t) there. An end is a terminated
 or a truncated step: nothing of the next episode leaks back over it, and no step is left out.
+Advantages that were estimated otherwise get the ratio as a weight (`weigh_advantages`).
 
     T  steps of a fragment      B  chunks side by side      N  rows
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.loaded_batch import LoadedBatch
+from rlrun.learning.loaded_batch import LoadedBatch, Rows
 from rlrun.learning.returns import (
     backward_sums,
     chunk_lengths,
@@ -38,6 +41,10 @@ from rlrun.learning.returns import (
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
+
+IMPORTANCE_WEIGHTS = "importance_weights"
+"""Present probability of an action over the one with which it was drawn, truncated; ``[N]``."""
+MAX_IMPORTANCE_WEIGHT = np.float32(2.0)
 
 
 @dataclass(frozen=True)
@@ -158,3 +165,30 @@ def add_vtrace(
         "mean_ratio": float(np.exp(log_ratios).mean()),
         "vf_explained_variance": explained_variance(targets, predictions),
     }
+
+
+def weigh_advantages(rows: LoadedBatch, batch: SampleBatch) -> None:
+    """Correct the advantages for actions that were drawn with weights of an update earlier.
+
+    Each is multiplied by pi(a|s) / mu(a|s), at most 2, behind what prepares minibatches: the
+    decoupled objective (Hilton, Cobbe and Schulman 2021, arXiv:2110.00641, section 3) with
+    truncated weights (Ionides 2008). Clipping goes on comparing with the present policy.
+
+    Args:
+        rows: with the present policy's `action_logp`, and advantages.
+        batch: with the acting policy's `action_logp`.
+    """
+    ratios = np.exp(rows.columns[col.ACTION_LOGP].cpu().numpy() - batch.column(col.ACTION_LOGP))
+    rows.add(IMPORTANCE_WEIGHTS, np.minimum(ratios, MAX_IMPORTANCE_WEIGHT))
+    if rows.prepare is None:
+        rows.columns = _weighted(rows.columns)
+    else:
+        rows.prepare = partial(_prepared_and_weighted, rows.prepare)
+
+
+def _prepared_and_weighted(prepare: Callable[[Rows], Rows], rows: Rows) -> Rows:
+    return _weighted(prepare(rows))
+
+
+def _weighted(rows: Rows) -> Rows:
+    return rows | {col.ADVANTAGES: rows[col.ADVANTAGES] * rows[IMPORTANCE_WEIGHTS]}

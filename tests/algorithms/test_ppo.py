@@ -10,8 +10,8 @@ from rlrun import PPOConfig
 from rlrun.algorithms import ppo
 from rlrun.algorithms.ppo import PPOTraining
 from rlrun.data import columns as col
-from rlrun.learning.returns import add_advantages, standardized_advantages, weighted_advantages
-from rlrun.learning.vtrace import VTraceSettings, add_vtrace
+from rlrun.learning.returns import add_advantages, standardized, standardized_advantages
+from rlrun.learning.vtrace import VTraceSettings, add_vtrace, weigh_advantages
 
 OBS_SPACE = gym.spaces.Box(-100, 100, (1,), np.float32)
 
@@ -78,21 +78,24 @@ def test_the_update_ends_at_one_and_a_half_times_the_target_kl(built, minibatche
         assert learner_stats(strict)["num_updates"] == updates
 
 
-def test_rows_count_as_much_as_their_actions_have_become_likelier_and_at_most_twice(built):
+@pytest.mark.parametrize("standardizes", [False, True])
+def test_rows_count_as_much_as_their_actions_have_become_likelier_and_at_most_twice(
+    built, standardizes
+):
     algorithm = built(experiment(minibatch_size=64))
     batch, module = algorithm.sample(), algorithm.learner.module
     rows = algorithm.learner.load(batch, (col.ACTIONS,))
     add_advantages(rows, batch, module, 0.99, 0.95)
-    plain, standard = (
-        prepare(rows.columns)[col.ADVANTAGES]
-        for prepare in (weighted_advantages, standardized_advantages)
-    )
+    rows.prepare = standardized_advantages if standardizes else None
+    plain = rows.columns[col.ADVANTAGES]
     likelier = np.resize(np.float32([0.25, 1.0, 1.5, 8.0]), len(batch))
     batch[col.ACTION_LOGP] = rows.columns[col.ACTION_LOGP].numpy() - np.log(likelier)
-    add_advantages(rows, batch, module, 0.99, 0.95, acted_earlier=True)
+    weigh_advantages(rows, batch)
+    (whole,) = rows.minibatches(1, len(batch), np.random.default_rng(0))
     weights = torch.from_numpy(np.minimum(likelier, 2.0))
-    for prepare, expected in ((weighted_advantages, plain), (standardized_advantages, standard)):
-        torch.testing.assert_close(prepare(rows.columns)[col.ADVANTAGES], expected * weights)
+    expected = (standardized(plain) if standardizes else plain) * weights
+    found = whole[col.ADVANTAGES].sort().values  # rows are shuffled
+    torch.testing.assert_close(found, expected.sort().values)
 
 
 def test_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(built):
