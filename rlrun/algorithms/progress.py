@@ -138,6 +138,7 @@ class Progress:
                 **env_runners.faults(),
                 **self.env_runners.result(),
                 **self.episodes.agent_returns(policies, agents),
+                **(self.episodes.success_rate() if self.episodes.know_success else {}),
             },
             "custom_metrics": self.episodes.custom_metrics(),
             "learners": learners,

@@ -32,6 +32,9 @@ Result = dict[str, Any]
 AgentReturns = tuple[tuple[str, str, float], ...]
 """Agent, policy and return, for each agent of an episode."""
 
+IS_SUCCESS = "is_success"
+"""Gymnasium's name, in the last info, for whether an episode's goal was reached."""
+
 PHASES = ("sample", "transfer", "learn", "sync", "evaluate", "checkpoint", "report")
 
 
@@ -50,6 +53,9 @@ class EpisodeStatistics:
     Args:
         window: episodes in the means; if more end in one iteration, all of those count.
         names: custom metrics that are always reported; others are from their first episode on.
+
+    Attributes:
+        know_success: whether an episode has said whether it succeeded.
     """
 
     def __init__(self, window: int, names: Iterable[str] = ()) -> None:
@@ -58,12 +64,14 @@ class EpisodeStatistics:
         self._this_iteration: list[_Ended] = []
         self._counted: list[_Ended] = []  # at the end of the last iteration
         self.total = 0
+        self.know_success = False
 
     def add(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes, in the order of their runners."""
         for e in episodes:
             custom = {name: _number(name, value) for name, value in e.custom_metrics.items()}
             self._names |= dict.fromkeys(custom)
+            self.know_success |= IS_SUCCESS in custom
             ended = _Ended(e.episode_return, e.length, e.agents, custom)
             self._this_iteration.append(ended)
 
@@ -87,14 +95,13 @@ class EpisodeStatistics:
 
     def custom_metrics(self) -> Result:
         """``<name>_mean``, ``_min`` and ``_max`` over the episodes that were averaged last."""
-        result: Result = {}
-        for name in self._names:
-            values = [each.custom[name] for each in self._counted if name in each.custom]
-            finite = [value for value in values if math.isfinite(value)]
-            result[f"{name}_mean"] = _mean(finite)
-            result[f"{name}_min"] = min(finite, default=None)
-            result[f"{name}_max"] = max(finite, default=None)
-        return result
+        if not self._names:
+            return {}
+        return _custom_metrics([each.custom for each in self._counted], self._names)
+
+    def success_rate(self) -> Result:
+        """`_success_rate` of the episodes that were averaged last."""
+        return _success_rate([each.custom for each in self._counted])
 
     def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
         """`agent_return_statistics` of the episodes that the last `end_iteration` averaged."""
@@ -131,6 +138,7 @@ class EpisodeStatistics:
             custom = {name: float(row[i]) for name, row in state["custom"].items()}
             self._window.append(_Ended(float(value), int(length), tuple(agents[i]), custom))
         self._names |= dict.fromkeys(state["custom"])
+        self.know_success = IS_SUCCESS in self._names
         self.total = int(state["total"])
 
 
@@ -146,6 +154,8 @@ def evaluation_result(
     """
     ended = episodes or ()
     returns = [episode.episode_return for episode in ended]
+    custom = [episode.custom_metrics for episode in ended if episode.custom_metrics]
+    names = dict.fromkeys(name for each in custom for name in each)
     return {
         "episodes": len(returns) if episodes is not None else None,
         "episode_return_mean": _mean(returns),
@@ -154,7 +164,30 @@ def evaluation_result(
         "episode_return_max": max(returns, default=None),
         "episode_len_mean": _mean([episode.length for episode in ended]),
         **agent_return_statistics([episode.agents for episode in ended], policies, agents),
+        **(_success_rate(custom) if IS_SUCCESS in names else {}),
+        **({"custom_metrics": _custom_metrics(custom, names)} if names else {}),
     }
+
+
+def _custom_metrics(episodes: Sequence[Mapping[str, float]], names: Iterable[str]) -> Result:
+    """``<name>_mean``, ``_min`` and ``_max`` of each name, over the episodes that have it."""
+    result: Result = {}
+    for name in names:
+        finite = _finite(episodes, name)
+        if name != IS_SUCCESS:
+            result[f"{name}_mean"] = _mean(finite)
+            result[f"{name}_min"] = min(finite, default=None)
+            result[f"{name}_max"] = max(finite, default=None)
+    return result
+
+
+def _success_rate(episodes: Sequence[Mapping[str, float]]) -> Result:
+    """``success_rate``, the share of episodes that succeeded of those that say whether they did."""
+    return {"success_rate": _mean(_finite(episodes, IS_SUCCESS))}
+
+
+def _finite(episodes: Sequence[Mapping[str, float]], name: str) -> list[float]:
+    return [each[name] for each in episodes if name in each and math.isfinite(each[name])]
 
 
 def agent_return_statistics(

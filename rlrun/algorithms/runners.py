@@ -10,6 +10,7 @@ from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.algorithms.callbacks import Callbacks, runner_callbacks
+from rlrun.algorithms.result import IS_SUCCESS
 from rlrun.config.policies import PolicySettings, evaluation_runners
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
@@ -50,7 +51,7 @@ def runner_spec(
         gamma=config.training.gamma,
         restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
         callbacks=runner_callbacks(config.callbacks, callbacks),
-        info_keys=config.report.info_keys,
+        info_keys=(*config.report.info_keys, IS_SUCCESS),
         policy_factory=next(iter(factories.values())),
         multi_agent=multi_agent,
     )

@@ -119,6 +119,7 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         )
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     yield from _check_remote_envs(experiment)
+    yield from _check_info_keys(experiment)
     if settings.sample_async:
         message = ""
         if getattr(algorithm_class(experiment.algorithm), "asynchronous", False):
@@ -144,6 +145,13 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         if is_on and not getattr(settings, pipeline):
             message = f"{connector} is a default connector, and these are switched off"
             yield Finding(path, f"{message}; env_runners.{pipeline}: true switches them on")
+
+
+def _check_info_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Numbers of infos that are reported without being asked for."""
+    if "is_success" in experiment.report.info_keys:
+        message = "is_success is always reported, as env_runners/success_rate; leave it out"
+        yield Finding(("report", "info_keys"), message)
 
 
 def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:

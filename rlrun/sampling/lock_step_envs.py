@@ -205,17 +205,15 @@ class LockStepEnvs:
             self.episodes.end(slots.tolist(), self._t, rewards, lost_lives, goes_on=goes_on)
         except RewardError as error:
             raise self._reward_error(error) from None
-        if self._info_keys:
-            self._add_numbers(num_records)
+        if self._infos is not None:
+            self._add_numbers(self._infos, num_records)
 
-    def _add_numbers(self, first: int) -> None:
+    def _add_numbers(self, infos: EnvInfos, first: int) -> None:
         """Give the records from this one on what the last infos say of their episodes."""
-        if self._infos is None:
-            return
         for record in self.episodes.records[first:]:
-            info = self._infos.by_env.get(record.env_index, {})
+            info = infos.by_env.get(record.env_index, {})
             for key in self._info_keys:
-                if key not in info:
+                if info.get(key) is None:
                     continue
                 try:
                     record.custom_metrics[key] = float(info[key])

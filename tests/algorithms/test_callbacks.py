@@ -98,7 +98,8 @@ class Metered(gym.Env):
     def step(self, action):
         self.t += 1
         level = "high" if self.broken else float(self.episode)
-        return np.zeros(1, np.float32), 1.0, self.t == 3, False, {"level": level, "t": self.t}
+        info = {"level": level, "t": self.t, "is_success": self.episode % 2 == 0}
+        return np.zeros(1, np.float32), 1.0, self.t == 3, False, info
 
 
 def metered(built, **env):
@@ -106,6 +107,7 @@ def metered(built, **env):
     config = config.training(train_batch_size=30, minibatch_size=30, num_epochs=1)
     config = config.environment(f"{__name__}:Metered", env_config=env)
     config = config.reporting(info_keys=["level", "t"], smoothing_episodes=20)
+    config = config.evaluation(interval=1, episodes=4)
     return built(config.debugging(seed=0))
 
 
@@ -113,7 +115,11 @@ def test_numbers_of_infos_and_callbacks_are_reported_and_survive_a_resume(built)
     algorithm, resumed = metered(built), metered(built)
     names = [f"{name}_{kind}" for name in ("level", "t") for kind in ("mean", "min", "max")]
     assert [*resumed.progress.episodes.custom_metrics()] == names
-    first = algorithm.train()["custom_metrics"]
+    result = algorithm.train()
+    first, evaluation = result["custom_metrics"], result["evaluation"]
+    rates = result["env_runners"]["success_rate"], evaluation["success_rate"]
+    assert rates == (0.5, 0.25)  # each sub-environment counts by itself
+    assert evaluation["custom_metrics"]["t_mean"] == 3.0
     assert first["level_mean"] == first["level_min"] + 4.5 == first["level_max"] - 4.5
     assert (first["t_mean"], first["doubled_mean"]) == (3.0, 6.0)
     resumed.set_state(algorithm.get_state())
