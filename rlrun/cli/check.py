@@ -1,7 +1,6 @@
 """``rlrun check``: validate experiment files and show the resolved settings."""
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,8 +32,8 @@ def check(
 ) -> None:
     """Check experiment files without training: every error of every file at once.
 
-    Environment and networks are built once, in this process. What only this machine lacks, such as
-    CPUs, is a warning.
+    Environment and networks are built once, in this process. What `rlrun train` would refuse here,
+    such as a GPU that this machine lacks, is an error.
     """
     from rlrun.config.dump import show_yaml
     from rlrun.config.group import group_overrides
@@ -61,8 +60,11 @@ def check(
                 check_points(loaded)
             # User callbacks are left out: they may begin to report when an algorithm is built.
             build_alone(experiment.model_copy(update={"callbacks": ()})).stop()
+            lacking = list(_lacking_here(experiment))
+            if lacking:
+                raise ConfigError(lacking)
         except ConfigError as error:
-            problems += [_placed(problem, loaded, path) for problem in error.problems]
+            problems += (loaded.placed(error) if loaded else error).problems
             continue
         except TrustError as error:
             failed = errors.report(error)
@@ -71,8 +73,7 @@ def check(
             error.add_note(f"{file}: failed: {type(error).__name__}")
             failed = errors.report(error)
             continue
-        warnings = [*loaded.warnings, *_lacking_here(experiment)]
-        errors.report_problems(warnings, style="yellow", prefix="warning: ")
+        errors.report_problems(loaded.warnings, style="yellow", prefix="warning: ")
         if show:
             typer.echo(show_yaml(experiment, loaded.origin), nl=False)
         else:
@@ -80,16 +81,6 @@ def check(
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     raise typer.Exit(failed)
-
-
-def _placed(problem: "Problem", loaded: "Loaded | None", path: str) -> "Problem":
-    """A problem that was found by building, at the place of its key in the file."""
-    from rlrun.config.problems import DEFAULT, Origin
-
-    if loaded is None:
-        return problem
-    written = loaded.origin(tuple(problem.key.split(".")))
-    return replace(problem, origin=Origin(path) if written == DEFAULT else written)
 
 
 def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":

@@ -144,8 +144,11 @@ def _check_callback(path: Path, spec: UseSpec) -> Iterator[Finding]:
     """A callback, none of whose ``on_*`` methods would never be called."""
     findings = list(_check_use(path, spec, "callback"))
     yield from findings
-    known = vars(import_object("rlrun.algorithms.callbacks:Callbacks"))
+    base = import_object("rlrun.algorithms.callbacks:Callbacks")
+    known = vars(base)
     found = None if findings else import_object(spec.use)
+    if isinstance(found, type) and not issubclass(found, base):
+        yield Finding(path, f"{spec.use} is no subclass of rlrun.Callbacks")
     for name in dir(found) if isinstance(found, type) else ():
         if name.startswith("on_") and name not in known:
             advice = retired.CALLBACKS.get(name)

@@ -4,18 +4,21 @@ Owns: the order of the steps (read, lay over, validate, check) and collecting th
 them. Must not know: how a step works; see layers.py, validate.py and the checks beside them.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
+from typing import Any
 
 from rlrun.config import checks, layers
 from rlrun.config.code_checks import check_code
 from rlrun.config.env_checks import check_environment
 from rlrun.config.memory_checks import check_memory
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, Origin, Path, Problem
-from rlrun.config.registry import experiment_file
+from rlrun.config.registry import NO_MODULE, experiment_file
 from rlrun.config.rllib_file import Translation, is_rllib, translate
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
@@ -44,6 +47,14 @@ class Loaded:
                 return node.origin if isinstance(node.value, str) else DEFAULT
             node = below
         return node.origin
+
+    def placed(self, error: ConfigError) -> ConfigError:
+        """An error that was found by building, with each problem at the place of its key."""
+        return ConfigError(map(self._placed, error.problems))
+
+    def _placed(self, problem: Problem) -> Problem:
+        origin = self.origin(tuple(problem.key.split(".")))
+        return problem if origin == DEFAULT else replace(problem, origin=origin)
 
 
 def load_experiment(
@@ -76,7 +87,8 @@ def load(
         if is_run_file(file):
             if not trust:
                 require_trust(file, tree.plain())
-        elif is_rllib(tree):
+            return _load_run(tree, file, overrides)
+        if is_rllib(tree):
             return _load_translated(tree, layers.override_of("name", overrides), overrides)
     return _load_over(tree, stem, overrides)
 
@@ -115,10 +127,42 @@ def _load_translated(tree: Node, name: str | None, overrides: Sequence[str]) -> 
     return replace(loaded, warnings=(own, *loaded.warnings), translation=translation)
 
 
+def _load_run(tree: Node, file: FilePath, overrides: Sequence[str]) -> Loaded:
+    """The experiment in a run folder; where code is missing the error says where the run began."""
+    try:
+        return _load_over(tree, file.stem, overrides)
+    except ConfigError as error:
+        began = _began_in(file)
+        if began is None or os.path.realpath(began) == os.getcwd():
+            raise
+        hint = f" in {os.getcwd()}, nor installed: the run began in {began}, start it there"
+        raise ConfigError(
+            replace(problem, message=problem.message + hint)
+            if problem.message.startswith(NO_MODULE)
+            else problem
+            for problem in error.problems
+        ) from None
+
+
+def _began_in(file: FilePath) -> str | None:
+    """The working directory of the last session of a run, from its folder or a checkpoint in it."""
+    for home in (file.parent, file.parent.parent.parent):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return str(json.loads((home / "meta.json").read_text())["sessions"][-1]["cwd"])
+    return None
+
+
 def _load_over(tree: Node, stem: str, overrides: Sequence[str]) -> Loaded:
     """The checked experiment of a tree, named `stem` unless it says otherwise."""
+    before = _env_of(tree)
     tree, problems = layers.apply_overrides(tree, overrides)
+    if before != _env_of(tree):  # the file's name says what it trains on
+        stem = ""
     return resolve(_named(layers.without_dropped_stops(tree), stem), problems)
+
+
+def _env_of(tree: Node) -> Any:
+    return layers.find(tree, ("env", "use")).value
 
 
 def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
@@ -170,13 +214,16 @@ def _in_order(problems: list[Problem]) -> list[Problem]:
 
 
 def _named(tree: Node, stem: str) -> Node:
-    """Name a run without a name after its file, or after its algorithm and environment."""
+    """Name a run without a name after its file, or after its algorithm and environment.
+
+    Also where overrides have changed the environment of the file.
+    """
     name = tree.child("name")
     if name is not None and name.value is not None:
         return tree
     origin = Origin(tree.origin.source) if stem else DEFAULT
     if not stem:
-        env = layers.find(tree, ("env", "use")).value
+        env = _env_of(tree)
         algorithm = layers.find(tree, ("algorithm",)).value
         parts = [part for part in (algorithm, env) if isinstance(part, str)]
         stem = "_".join(part.rpartition(":")[2] for part in parts).lower()

@@ -78,6 +78,8 @@ DEFAULT_COLLECTOR = "ColumnarCollector"
 SINKS = ("console", "jsonl", "tensorboard")
 """Names that `report.sinks` knows besides import paths."""
 
+NO_MODULE = "there is no module"
+
 _IMPORT_PATH = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$")
 
 
@@ -157,7 +159,7 @@ def import_module(name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or name
         if name == missing or name.startswith(missing + "."):
-            raise ImportPathError(f"there is no module {missing!r}") from None
+            raise ImportPathError(f"{NO_MODULE} {missing!r}") from None
         raise ImportPathError(f"{name} needs the module {missing!r}, which is missing") from error
     except Exception as error:
         message = f"importing {name} failed: {type(error).__name__}: {error}"

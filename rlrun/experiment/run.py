@@ -61,6 +61,7 @@ from rlrun.experiment.report.sinks import (
     repair,
 )
 from rlrun.experiment.run_folder import (
+    RUNS,
     FolderLostError,
     RunFolder,
     RunFolderError,
@@ -115,7 +116,7 @@ def run_experiment(
             folder.discard()
             raise
         session = RunSession(experiment, folder, None, address, console)
-        return session.go(run_log, overrides, _warnings(loaded))
+        return session.go(run_log, overrides, loaded)
 
 
 def resume_experiment(
@@ -144,7 +145,7 @@ def resume_experiment(
         loaded = load(folder.config, overrides, trust=trust)
         checkpoint = newest_checkpoint(folder.checkpoints)
         session = RunSession(loaded.experiment, folder, checkpoint, address, console)
-        return session.go(run_log, overrides, _warnings(loaded))
+        return session.go(run_log, overrides, loaded)
 
 
 def loaded_experiment(
@@ -185,7 +186,7 @@ def unfinished_run(
             f"{path}: a run of another configuration; `{RunFolder.RESUME} {path}` resumes it as it "
             "is, with KEY=VALUE for what may change"
         )
-    home = Path("runs") / experiment.name
+    home = Path(RUNS) / experiment.name
     for path in sorted(home.iterdir(), reverse=True) if home.is_dir() else ():
         folder = kind(path)
         if path.is_symlink() or not folder.config.is_file() or is_in_use(path):
@@ -212,10 +213,6 @@ def seed_of(experiment: ExperimentConfig) -> int:
     """The seed of a run's experiment, which always has one."""
     assert experiment.seed is not None
     return experiment.seed
-
-
-def _warnings(loaded: Loaded | None) -> list[str]:
-    return [problem.render() for problem in loaded.warnings] if loaded else []
 
 
 def build_alone(experiment: ExperimentConfig) -> "Algorithm":
@@ -297,12 +294,12 @@ class RunSession:
         score = score_by(settings.metric, settings.mode, smoothing_episodes=smoothing)
         return CheckpointFolder(folder.checkpoints, keep=settings.keep, score=score)
 
-    def go(self, run_log: RunLog, overrides: Sequence[str], warnings: Sequence[str]) -> RunOutcome:
+    def go(self, run_log: RunLog, overrides: Sequence[str], loaded: Loaded | None) -> RunOutcome:
         """Run until the end; however it ends, the outcome is noted and everything is closed."""
         with ExitStack() as stack:
             self.begin(stack, run_log, overrides)
-            for warning in warnings:
-                log.warning("%s", warning)
+            for problem in loaded.warnings if loaded else ():
+                log.warning("%s", problem.render())
             interrupts = stack.enter_context(Interrupts(self._on_signal))
             try:
                 outcome = self._train_to_end(stack, interrupts)
@@ -316,6 +313,8 @@ class RunSession:
                     self.folder.discard()
                 else:
                     error.add_note(self._how_to_resume())
+                if isinstance(error, ConfigError) and loaded is not None:
+                    raise loaded.placed(error) from error
                 raise
             self.note_end(outcome.end, outcome.reason)
             self.console.close()
@@ -465,14 +464,16 @@ class RunSession:
         is_there = self.folder.is_there()
         if is_there and self.checkpoints.newest == result["training_iteration"]:
             return
-        state = self._taken(algorithm, result)
+        state: Checkpoint | None = None
         try:
+            state = self._taken(algorithm, result)
             if not is_there:
                 raise FolderLostError(f"{self.folder.path}: the run folder has disappeared")
             path = self.checkpoints.save(state)
         except CheckpointWriteError as error:
             if must or error.is_lasting:
-                self._held, self._refused = state, True
+                if state is not None:
+                    self._held, self._refused = state, True
                 raise
             self._warn_once("checkpoints", str(error))
             return

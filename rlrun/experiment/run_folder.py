@@ -39,6 +39,9 @@ from rlrun.checkpoint.files import replace_link, replace_text
 from rlrun.config.problems import InputError
 from rlrun.config.yaml_tree import parse_yaml
 
+RUNS = "runs"
+"""The folder that runs are made in."""
+
 SWEEP_CONFIG = "sweep.yaml"
 """The file that makes a folder a sweep's."""
 
@@ -88,7 +91,7 @@ class RunFolder:
         """Make ``runs/name/<date>-<time>-s<seed>``, linked as ``latest``, or the folder ``at``."""
         if at is not None:
             return cls.create_at(Path(at))
-        home = Path("runs") / name
+        home = Path(RUNS) / name
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{cls.SUFFIX}{seed}"
         for number in count(1):
             candidate = stem if number == 1 else f"{stem}-{number}"
@@ -165,6 +168,9 @@ class RunFolder:
         link = self.path.parent / LATEST
         if link.is_symlink() and not link.exists():
             link.unlink()
+        if self.path.parent.parent == Path(RUNS):
+            with suppress(OSError):  # other runs of this name
+                self.path.parent.rmdir()
 
     def is_there(self) -> bool:
         """Whether the directory is still the one that was locked, with the config in it."""
@@ -388,4 +394,4 @@ class _NoticeHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.WARNING:  # an error ends the run, which then says so itself
-            self._run_log.notice(record.getMessage())
+            self._run_log.notice(f"warning: {record.getMessage()}")

@@ -9,6 +9,7 @@ import gymnasium as gym
 import torch
 from torch import nn
 
+from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.attention import AttentionActorCritic
@@ -37,7 +38,7 @@ def build_module(
     ``output_size``; the two heads are added to it. The module's states are among its views.
 
     Raises:
-        TypeError: when ``model.use`` names neither.
+        ConfigError: when ``model.use`` names neither.
     """
     named = None if model.use is None else import_object(model.use)
     if isinstance(named, type) and issubclass(named, RLModule):
@@ -48,10 +49,8 @@ def build_module(
             kind = with_memory if getattr(model, switch) else kind
         module = kind(observation_space, action_space, model)
     else:
-        raise TypeError(
-            f"model.use: {model.use} is neither a subclass of rlrun.RLModule nor one of "
-            "torch.nn.Module"
-        )
+        message = f"{model.use} is a subclass of neither rlrun.RLModule nor torch.nn.Module"
+        raise ConfigError([Problem(Origin("this model"), "model.use", message)])
     views = state_views(module.initial_state(), model.max_seq_len)
     module.view_requirements = {**views, **module.view_requirements}
     return module

@@ -122,13 +122,53 @@ def test_what_the_environment_contradicts_is_found(rlrun, words, says):
     assert says in err
 
 
-def test_what_only_this_machine_lacks_is_a_warning(rlrun):
+def test_what_train_refuses_on_this_machine_is_found(rlrun):
     Path("a.yaml").write_text(GOOD)
     words = ["env_runners.num_env_runners=512", "learners.device=cuda:99"]
     code, out, err = rlrun("check", "a.yaml", *words)
-    assert (code, out) == (0, "a.yaml: ok, PPO on CartPole-v1\n")
-    assert "warning: 512 env runners with 1 CPUs each need 512 CPUs" in err
-    assert "warning: this machine: learners.device: 'cuda:99' asked for" in err
+    assert (code, out) == (2, "")
+    assert "512 env runners with 1 CPUs each need 512 CPUs" in err
+    assert "<command line>: learners.device: 'cuda:99' asked for" in err
+
+
+class NoModelNorCallback:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("model.use=@", "model.use: @ is a subclass of neither rlrun.RLModule nor torch.nn.Module"),
+        ("callbacks=[{use: '@'}]", "callbacks[0]: @ is no subclass of rlrun.Callbacks"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_code_that_is_none_of_its_kind_is_one_line(rlrun, command, word, says):
+    Path("a.yaml").write_text(GOOD)
+    code, _, err = rlrun(command, "a.yaml", word.replace("@", f"{__name__}:NoModelNorCallback"))
+    assert code == 2
+    assert f"<command line>: {says}".replace("@", f"{__name__}:NoModelNorCallback") in err
+    assert "Traceback" not in err
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+def test_a_run_is_named_after_the_environment_that_takes_the_place_of_the_files(rlrun):
+    Path("a.yaml").write_text(GOOD)
+    show = ("check", "a.yaml", "--show")
+    assert "\nname: a " in "\n" + rlrun(*show)[1]
+    assert "\nname: a " in "\n" + rlrun(*show, "env=CartPole-v1")[1]
+    assert "\nname: ppo_acrobot-v1 " in "\n" + rlrun(*show, "env=Acrobot-v1")[1]
+    assert "\nname: mine " in "\n" + rlrun(*show, "env=Acrobot-v1", "name=mine")[1]
+
+
+def test_missing_code_of_a_run_is_looked_for_where_the_run_began(rlrun):
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("algorithm: PPO\nenv: not_there:Maze\n")
+    Path("run/meta.json").write_text('{"sessions": [{"cwd": "/its/folder"}]}')
+    code, _, err = rlrun("rerun", "run", "--trust")
+    assert code == 2
+    assert "there is no module 'not_there' in " in err
+    assert "the run began in /its/folder, start it there" in err
 
 
 def test_code_that_fails_when_it_is_built_does_not_hide_other_files(rlrun):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from rlrun.algorithms.callbacks import Callbacks
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count, ExperimentConfig, Schedule, TrainingConfig
 
@@ -51,7 +52,7 @@ def classical(config: dict[str, Any]) -> Maze:
     return Maze(**config)
 
 
-class Callback:
+class Callback(Callbacks):
     """A callback with one argument."""
 
     def __init__(self, every: int = 1) -> None:

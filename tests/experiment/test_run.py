@@ -426,7 +426,7 @@ def test_an_unknown_stop_key_ends_the_run_after_one_iteration_without_a_folder()
 def test_a_wrong_sink_leaves_no_folder_behind():
     with pytest.raises(InputError, match=r"needs a method write\(\)"):
         train("report.sinks=['rich.text:Text']", run_dir=None)
-    assert list(Path("runs/fake").iterdir()) == []
+    assert not Path("runs/fake").exists()
 
 
 def test_a_custom_sink_receives_the_results_and_is_closed():

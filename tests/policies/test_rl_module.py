@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.catalog import build_module, seeded_module
@@ -278,7 +279,7 @@ def test_a_users_encoder_gets_both_heads() -> None:
     assert count(separate) == count(module) + (4 * 8 + 8)
     with pytest.raises(TypeError, match="output_size"):
         build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Sizeless")
-    with pytest.raises(TypeError, match="neither"):
+    with pytest.raises(ConfigError, match="neither"):
         build(VECTOR, gym.spaces.Discrete(3), use="math:sqrt")
 
 

@@ -79,9 +79,10 @@ class SweepLines(SweepConsole):
         if trial.trial in self._printed or not trial.over:
             return
         self._printed.add(trial.trial)
+        run = "run" if self.table.is_group else "trial"
         steps, seed = f"{trial.env_steps or 0:,} env steps", {"seed": trial.seed}
         parts = [
-            f"trial {trial.trial:>3}  {trial.status:<8} {_score(trial):>9}",
+            f"{run} {trial.trial:>3}  {trial.status:<8} {_score(trial):>9}",
             f"{steps:>18}",
             settings_text(trial.settings | (seed if self.has_seeds else {})),
             trial.reason or "",
@@ -207,20 +208,21 @@ def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
     """The outcome in a few lines, with the commands that may follow; the first is the headline."""
     counts = ", ".join(f"{count} {status}" for status, count in table.counts().items())
     headline = "Finished" if outcome.end == "finished" else "Interrupted"
-    lines = [f"{headline}: {len(table.trials)} trials, {counts}"]
+    run, kind = ("run", "group") if table.is_group else ("trial", "sweep")
+    lines = [f"{headline}: {len(table.trials)} {run}s, {counts}"]
     failed = [trial for trial in table.trials if trial.status == "failed"]
     lines += [
-        f"  failed      trial {trial.trial}: {trial.reason}; see {outcome.folder / str(trial.log)}"
+        f"  failed      {run} {trial.trial}: {trial.reason}; see {outcome.folder / str(trial.log)}"
         for trial in failed
     ]
     best, home = outcome.best, outcome.folder
     if best is not None and best.score is not None:
         score = f"{table.metric} {number(round(best.score, 4))}"
-        lines.append(f"  best        trial {best.trial}: {score}, {settings_text(best.settings)}")
+        lines.append(f"  best        {run} {best.trial}: {score}, {settings_text(best.settings)}")
     elif scores := [trial.score for trial in table.trials if trial.score is not None]:
         mean = number(round(float(iqm(scores)), 2))
-        lines.append(f"  mean        {table.metric} {mean}, interquartile, of {len(scores)} trials")
-    lines.append(f"  sweep       {home}")
+        lines.append(f"  mean        {table.metric} {mean}, interquartile, of {len(scores)} {run}s")
+    lines.append(f"  {kind:<12}{home}")
     if table.num_points < len(table.trials):
         lines.append(f"  compare     rlrun compare {home}")
     if outcome.plot is not None:
@@ -229,7 +231,8 @@ def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
         lines.append(f"  roll out    rlrun rollout {home / best.folder}")
         lines.append(f"  train       rlrun train {home / 'best.yaml'}")
     if outcome.end == "interrupted" or failed:
-        lines.append(f"  resume      rlrun sweep --resume {home}")
+        command = "train" if table.is_group else "sweep"
+        lines.append(f"  resume      rlrun {command} --resume {home}")
     elif best is not None:
         lines.append(f"  resume      rlrun train --resume {home / best.folder} stop.env_steps=...")
     return lines

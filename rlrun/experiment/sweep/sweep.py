@@ -329,9 +329,10 @@ class _Sweep:
         experiment = self.experiment
         scheduler = experiment.sweep.scheduler
         by = f", {scheduler.use}" if scheduler else ""
+        kind, what = ("group", "seeds") if self.table.is_group else ("sweep", "trials")
         return (
-            f"rlrun sweep · {experiment.algorithm} · {experiment.env.use} · "
-            f"{self.num_trials} trials{by}, in {self.folder.path}"
+            f"rlrun {kind} · {experiment.algorithm} · {experiment.env.use} · "
+            f"{self.num_trials} {what}{by}, in {self.folder.path}"
         )
 
     def _on_signal(self, name: str) -> None:

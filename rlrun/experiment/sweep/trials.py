@@ -144,6 +144,11 @@ class TrialTable:
         """Number of points so far."""
         return max((trial.point for trial in self.trials), default=0)
 
+    @property
+    def is_group(self) -> bool:
+        """Whether the trials differ in their seed alone."""
+        return not any(trial.settings for trial in self.trials)
+
     def of_point(self, point: int) -> list[Trial]:
         """The trials of one point."""
         return [trial for trial in self.trials if trial.point == point]
