@@ -5,6 +5,7 @@
 #   make test             the fast tests
 #   make test-learning    trains until published numbers are reached      (minutes)
 #   make test-faults      kills processes, fills disks, interrupts runs   (minutes)
+#   make soak             the same for hours: 20 kills a case, 50 runners, 10 million steps
 #   make mutants          changes the package in 400 places, one at a time; the fast tests must notice (hours)
 #   make test-oldest      the fast tests with the oldest versions that pyproject.toml declares (gigabytes)
 #   make check            format, lint, types, fast tests
@@ -26,7 +27,7 @@ EXTRAS := atari,box2d,envpool,mujoco,optuna,pettingzoo,plot,tensorboard,video
 INPUTS := requirements.lock pyproject.toml
 STAMP  := $(VENV)/installed-$(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
 
-.PHONY: setup train test test-learning test-faults test-oldest mutants format lint types check bench docs lock clean
+.PHONY: setup train test test-learning test-faults soak test-oldest mutants format lint types check bench docs lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -51,8 +52,18 @@ test: setup
 test-learning: setup
 	$(PYTEST) -m learning
 
+# Tests that measure what a fault costs; then the table of docs/faults.md is written anew.
+define measure
+@mkdir -p build && rm -f build/faults.jsonl
+FAULT_FIGURES=$(CURDIR)/build/faults.jsonl $(PYTEST) -m $(1)
+$(BIN)/python -m tests.fault_figures build/faults.jsonl
+endef
+
 test-faults: setup
-	$(PYTEST) -m faults
+	$(call measure,faults)
+
+soak: setup
+	$(call measure,soak)
 
 # In an environment of its own; old versions warn about each other, which is no fault of rlrun.
 test-oldest:

@@ -1,5 +1,6 @@
 """Fixtures of all tests: one Ray for all of them, and the experiment of the counting algorithm."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -62,6 +63,23 @@ def built() -> Iterator[Callable[..., Any]]:
     yield build
     for algorithm in made:
         algorithm.stop()
+
+
+@pytest.fixture
+def record_fault(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Record what a fault has cost, for docs/faults.md (tests/fault_figures.py).
+
+    Called with lists of numbers: env steps that are ``lost`` for good, env steps that are
+    ``repeated``, and seconds from the fault, or the resume, to the next iteration, ``recovery_s``.
+    """
+
+    def record(**figures: list[float]) -> None:
+        path, name = request.node.path.relative_to(HERE.parent), request.node.originalname
+        if "FAULT_FIGURES" in os.environ:
+            with open(os.environ["FAULT_FIGURES"], "a") as file:
+                file.write(json.dumps({"test": f"{path}::{name}", **figures}) + "\n")
+
+    return record
 
 
 @pytest.fixture

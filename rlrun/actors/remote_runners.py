@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 class EnvRunnersError(RuntimeError):
     """Env runners failed in a way that the fault-tolerance settings do not cover."""
 
+    exit_code = 1
+
 
 @dataclass
 class RunnerStates:

@@ -36,6 +36,8 @@ _START_TIMEOUT_S = 120.0  # for Ray to find a place for each learner and import 
 class LearnersError(RuntimeError):
     """A learner could not be started, or its process was lost."""
 
+    exit_code = 1
+
 
 def build_learner(module: RLModule, training: TrainingConfig, settings: LearnersConfig) -> Learner:
     """The learner that the `learners` section asks for: one in this process, or a group."""

@@ -97,7 +97,7 @@ def kill_a_runner(algorithm):
         *((name, SEVERAL_AGENTS) for name in ("PPO", "DQN, GRU")),
     ],
 )
-def test_a_killed_runner_changes_no_number(built, name, env):
+def test_a_killed_runner_changes_no_number(built, record_fault, name, env):
     whole, hit = built(name, env, runners=2), built(name, env, runners=2)
     assert train(whole, 1) == train(hit, 1)
     kill_a_runner(hit)
@@ -107,6 +107,7 @@ def test_a_killed_runner_changes_no_number(built, name, env):
         row["env_runners/restarts"] = row["env_runners/restarts_by_cause/died"] = 0
     assert rows == train(whole, 3)
     assert_equal_weights(whole, hit)
+    record_fault(lost=[row["env_runners/dropped_env_steps"] for row in rows[-1:]])
 
 
 @pytest.mark.faults

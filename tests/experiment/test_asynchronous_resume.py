@@ -85,7 +85,7 @@ def wait_for_iteration(folder, iteration, process):
 
 
 @pytest.mark.parametrize("algorithm", ["IMPALA", "APPO", "A3C"])
-def test_every_step_is_learned_from_once(tmp_path, algorithm):
+def test_every_step_is_learned_from_once(tmp_path, record_fault, algorithm):
     folder, ledger = tmp_path / "run", tmp_path / "ledger.jsonl"
     words = {"algorithm": algorithm, "batch": BATCH, "iterations": ITERATIONS}
     text = FILE.format(**words, module=__name__, path=ledger)
@@ -107,6 +107,7 @@ def test_every_step_is_learned_from_once(tmp_path, algorithm):
     if algorithm != "A3C":  # its rows stay with the runners
         check_rows(lines, lengths | running)
     check_counters(folder, lengths, algorithm)
+    record_fault(lost=[0])
 
 
 def check_episodes(lengths, folder):
