@@ -125,7 +125,8 @@ def dqn_loss(
     """
     values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     chosen = values.gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
-    targets = one_step_targets(module, rows, target, double_q, value_rescaling)
+    with torch.no_grad():
+        targets = one_step_targets(module, rows, target, double_q, value_rescaling)
     losses = functional.huber_loss(chosen, targets, reduction="none")
     loss = (rows[col.WEIGHTS] * losses).mean()
     return loss, _statistics(loss.detach(), chosen.detach(), chosen.detach() - targets)
@@ -157,7 +158,6 @@ def dqn_gradient(
     return _statistics((weights * losses).mean(), chosen, errors)
 
 
-@torch.no_grad()
 def one_step_targets(
     module: RLModule,
     rows: dict[str, Tensor],

@@ -95,7 +95,8 @@ def ppo_loss(
     advantages = rows[col.ADVANTAGES]
     clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
     policy_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
-    value_loss = clipped_value_loss(values, rows, vf_clip_param, vf_error_clip)
+    value_losses, _ = clipped_value_losses(values, rows, vf_clip_param, vf_error_clip)
+    value_loss = value_losses.mean()
     entropy = entropies.mean()
     loss = policy_loss + vf_loss_coeff * value_loss - entropy_coeff * entropy
     with torch.no_grad():
@@ -142,7 +143,7 @@ def ppo_gradient(
     gain = advantages * ratio
     clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
     clipped_gain = advantages * clipped_ratio
-    value_losses, errors = value_losses_vjp(values, rows, vf_clip_param, vf_error_clip)
+    value_losses, errors = clipped_value_losses(values, rows, vf_clip_param, vf_error_clip)
     # Only the smaller of both gains counts, and a clipped one does not move with the ratio.
     d_inputs = logp_backward((gain <= clipped_gain) * gain / -num_rows, -entropy_coeff / num_rows)
     by_row = {
@@ -163,22 +164,13 @@ def ppo_gradient(
     return {**statistics, "total_loss": statistics["policy_loss"] + total}
 
 
-def clipped_value_loss(
-    values: Tensor, rows: dict[str, Tensor], clip: float | None, most: float | None
-) -> Tensor:
-    """Half the mean squared error, of the worse of clipped and unclipped ones; ``most`` a row's."""
-    targets = rows[col.VALUE_TARGETS]
-    errors = (values - targets).square()
-    if clip is not None:
-        near = rows[col.VF_PREDS] + (values - rows[col.VF_PREDS]).clamp(-clip, clip)
-        errors = torch.max(errors, (near - targets).square())
-    return 0.5 * (errors if most is None else errors.clamp(max=most)).mean()
-
-
-def value_losses_vjp(
+def clipped_value_losses(
     values: Tensor, rows: dict[str, Tensor], clip: float | None, most: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The losses ``[M]`` that `clipped_value_loss` averages, and their gradients ``[M]``."""
+    """Half the squared errors, of the worse of clipped and unclipped ones, and their derivatives.
+
+    Both are ``[M]``; ``most`` bounds a squared error.
+    """
     targets = rows[col.VALUE_TARGETS]
     errors = values - targets
     squares = errors.square()
@@ -186,11 +178,10 @@ def value_losses_vjp(
         change = values - rows[col.VF_PREDS]
         near = (rows[col.VF_PREDS] + change.clamp(-clip, clip) - targets).square()
         # The clipped error does not move with the value.
-        errors *= (change.abs() <= clip) | (squares > near)
-        squares = torch.maximum(squares, near)
+        errors = errors * ((change.abs() <= clip) | (squares > near))
+        squares = torch.max(squares, near)
     if most is not None:
-        errors *= squares <= most
-        squares = squares.clamp_(max=most)
+        errors, squares = errors * (squares <= most), squares.clamp(max=most)
     return 0.5 * squares, errors
 
 

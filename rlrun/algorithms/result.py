@@ -14,8 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -217,24 +216,32 @@ def agent_return_statistics(
     }
 
 
+class Phase:
+    """Adds up the seconds of ``with`` blocks, which do not nest."""
+
+    def __init__(self) -> None:
+        self.seconds = self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += perf_counter() - self._started
+
+
 class PhaseTimers:
     """Adds up seconds by phase between two calls of `lap`.
 
     Phases do not nest. What no phase covers is `other_s`, so that the parts add up to the whole.
+
+    Attributes:
+        phase: ``with timers.phase(name):`` counts the block towards a phase of `PHASES`.
     """
 
     def __init__(self) -> None:
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._phases = {name: Phase() for name in PHASES}
+        self.phase = self._phases.__getitem__
         self._lap_started = perf_counter()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the time of the ``with`` block towards a phase of `PHASES`."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] += perf_counter() - started
 
     def restart(self) -> None:
         """Begin a lap now and forget what was counted."""
@@ -248,9 +255,10 @@ class PhaseTimers:
         """End the lap: seconds by phase as ``<phase>_s``, ``other_s`` included, and their sum."""
         now = perf_counter()
         wall = now - self._lap_started
-        seconds = {f"{name}_s": value for name, value in self._seconds.items()}
+        seconds = {f"{name}_s": phase.seconds for name, phase in self._phases.items()}
         seconds["other_s"] = wall - sum(seconds.values())
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        for phase in self._phases.values():
+            phase.seconds = 0.0
         self._lap_started = now
         return seconds, wall
 

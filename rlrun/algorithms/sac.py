@@ -120,7 +120,8 @@ def critic_loss(
     Returns:
         The loss, a scalar with gradient, and statistics without; ``td_errors`` is ``[M]``.
     """
-    targets = soft_targets(rows, policy, target, alpha)
+    with torch.no_grad():
+        targets = soft_targets(rows, policy, target, alpha)
     values = module.forward_train(rows)[Q_VALUES]
     if NEXT_NOISE not in rows:
         actions = rows[col.ACTIONS][None, :, None].expand(2, -1, 1)
@@ -152,7 +153,6 @@ def critic_gradient(
     return critic_statistics(0.5 * (weighted * errors).mean(1).sum(), values, errors)
 
 
-@torch.no_grad()
 def soft_targets(
     rows: dict[str, Tensor], policy: RLModule, target: RLModule, alpha: Tensor
 ) -> Tensor:

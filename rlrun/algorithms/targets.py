@@ -48,6 +48,8 @@ def bellman_targets(
 
 def values_of_best(values: Tensor, choosing: Tensor) -> Tensor:
     """Values ``[M]`` of the actions that are best by ``choosing``; both are ``[M, n]``."""
+    if choosing is values:
+        return values.amax(1)
     return values.gather(1, choosing.argmax(dim=1, keepdim=True)).squeeze(1)
 
 

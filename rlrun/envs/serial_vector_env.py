@@ -72,6 +72,8 @@ class SerialVectorEnv:
         size = self.num_envs
         self._buffer: Any = create_empty_array(self.single_observation_space, n=size, fn=np.zeros)
         self._in_place = isinstance(self._buffer, np.ndarray)
+        is_box = isinstance(self.single_observation_space, spaces.Box)
+        self._box_shape = self.single_observation_space.shape if is_box else None
         # Dtypes that rows of a Box have come in; each is judged when it first comes.
         self._dtypes: set[Any] = set()
         self._nested_observations: list[Any] = [None] * size  # nested spaces only
@@ -112,7 +114,7 @@ class SerialVectorEnv:
         """Start an episode in the environments of ``mask``; rows of the others are left as they
         were.
         """
-        for env_index in np.flatnonzero(mask).tolist():
+        for env_index in mask.nonzero()[0].tolist():
             observation = self._first_observation(env_index, int(seeds[env_index]))
             self._episode_starts[env_index] = self._vector_steps
             if self._rebuilder is not None and env_index not in self.failed_envs:
@@ -155,8 +157,7 @@ class SerialVectorEnv:
         rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
         by_env: dict[int, dict[str, Any]] = {}
         i = 0
-        box, dtypes = isinstance(self.single_observation_space, spaces.Box), self._dtypes
-        shape = self.single_observation_space.shape
+        shape, dtypes = self._box_shape, self._dtypes
         split = actions if self._numbers else self._split(actions)
         numbered = enumerate(zip(self._step_functions, split, strict=True))
         failed: list[int] = []
@@ -164,7 +165,7 @@ class SerialVectorEnv:
             try:
                 for i, (step, action) in numbered:
                     seen, rewards[i], terminateds[i], truncateds[i], info = step(action)
-                    if box and not (
+                    if shape is not None and not (
                         seen.__class__ is np.ndarray
                         and seen.shape == shape
                         and seen.dtype in dtypes
@@ -297,7 +298,7 @@ class ParallelVectorEnv(SerialVectorEnv):
     """
 
     def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
-        for env_index in np.flatnonzero(mask).tolist():
+        for env_index in mask.nonzero()[0].tolist():
             self.envs[env_index].begin("reset", int(seeds[env_index]))
         return super().reset_envs(mask, seeds)
 

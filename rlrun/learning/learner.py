@@ -180,7 +180,17 @@ class Learner:
 
     def apply_gradients(self, lr: float) -> Tensor:
         """The second half: a step along `parameters.grads`; returns their norm before clipping."""
-        norm = self._clip_gradients()
+        grads, bound = self.parameters.grads, self.training.grad_clip
+        norm = torch.linalg.vector_norm(grads)
+        if bound is not None:
+            match self.training.grad_clip_by:
+                case "global_norm":
+                    grads.mul_((bound / (norm + 1e-6)).clamp_(max=1.0))
+                case "value":
+                    grads.clamp_(-bound, bound)
+                case "norm":
+                    for parameter in self.module.parameters():
+                        torch.nn.utils.clip_grad_norm_(parameter, bound)
         self.optimizer.step(lr)
         return norm
 
@@ -241,22 +251,6 @@ class Learner:
             changed = loss if self._hook is None else changed_loss(loss, self._hook)
             self._compiled[loss] = torch.compile(changed) if self._compile else changed
         return self._compiled[loss]
-
-    def _clip_gradients(self) -> Tensor:
-        """Bound the gradients as `training` says; returns the global norm before that."""
-        grads, bound = self.parameters.grads, self.training.grad_clip
-        norm = torch.linalg.vector_norm(grads)
-        if bound is None:
-            return norm
-        match self.training.grad_clip_by:
-            case "global_norm":
-                grads.mul_((bound / (norm + 1e-6)).clamp_(max=1.0))
-            case "value":
-                grads.clamp_(-bound, bound)
-            case "norm":
-                for parameter in self.module.parameters():
-                    torch.nn.utils.clip_grad_norm_(parameter, bound)
-        return norm
 
     def get_weights(self) -> NDArray[np.float32]:
         """A copy of all weights as one vector, float32 ``[P]``."""

@@ -44,7 +44,6 @@ class FlatAdam:
         self._mean = torch.zeros_like(vector)
         self._square = torch.zeros_like(vector)
 
-    @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move the parameters once."""
         self._num_steps += 1
@@ -104,7 +103,6 @@ class FlatRMSProp:
         self._decay, self._eps = decay, eps
         self._square = torch.ones_like(vector)
 
-    @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move the parameters once."""
         grads = self._grads

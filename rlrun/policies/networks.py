@@ -171,44 +171,38 @@ class MLP(nn.Module):
     def vjp(self, x: Tensor) -> tuple[Tensor, Backward]:
         """The output [N, out], and the way back from its gradient [N, out] to the parameters'.
 
-        Only if `has_vjp`. Autograd's bookkeeping costs as much as the arithmetic of small layers;
-        this is the arithmetic alone. Each parameter's ``.grad`` must be there already and is
-        overwritten.
+        Only if `has_vjp`, and under `torch.no_grad`. Autograd's bookkeeping costs as much as the
+        arithmetic of small layers; this is the arithmetic alone. Each parameter's ``.grad`` must be
+        there already and is overwritten.
         """
         assert self._in_place is not None
         activate, derive = self._in_place
         kept, layers = [x], list[tuple[Tensor, Tensor]]()
-        with torch.no_grad():
-            for i, layer in enumerate(self._modules.values()):
-                parameters: dict[str, Tensor] = layer._parameters  # type: ignore[union-attr,assignment]
-                weight, bias = parameters["weight"], parameters["bias"]
-                layers.append((weight, bias))
-                x = torch.addmm(bias, x, weight.t())
-                if i < self._num_activated:
-                    x = activate(x)
-                kept.append(x)
+        for i, layer in enumerate(self._modules.values()):
+            parameters: dict[str, Tensor] = layer._parameters  # type: ignore[union-attr,assignment]
+            weight, bias = parameters["weight"], parameters["bias"]
+            layers.append((weight, bias))
+            x = torch.addmm(bias, x, weight.t())
+            if i < self._num_activated:
+                x = activate(x)
+            kept.append(x)
 
         def backward(gradient: Tensor, *, to_input: bool = False) -> Tensor:
             for i, (weight, bias) in reversed(list(enumerate(layers))):
                 if i < self._num_activated:
                     derive(gradient, kept[i + 1])
-                _weight_gradient(gradient, kept[i], weight)
+                assert weight.grad is not None
+                if kept[i].shape[1] < gradient.shape[1]:
+                    # BLAS takes up to five times as long for a tall and narrow result.
+                    weight.grad.t().copy_(kept[i].t().mm(gradient))
+                else:
+                    torch.mm(gradient.t(), kept[i], out=weight.grad)
                 torch.sum(gradient, 0, out=bias.grad)
                 if i > 0 or to_input:
                     gradient = gradient.mm(weight)
             return gradient
 
         return x, backward
-
-
-def _weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor) -> None:
-    """Overwrite the gradient of ``weight`` [out, in], given x [N, in] and the output's [N, out]."""
-    assert weight.grad is not None
-    if x.shape[1] < gradient.shape[1]:
-        # BLAS takes up to five times as long for a tall and narrow result.
-        weight.grad.t().copy_(x.t().mm(gradient))
-    else:
-        torch.mm(gradient.t(), x, out=weight.grad)
 
 
 class TwinMLP(nn.Module):
@@ -243,10 +237,9 @@ class TwinMLP(nn.Module):
         """[N, in] -> [2, N, out] without autograd, and the way back; see `MLP.vjp`."""
         assert self._in_place is not None
         kept, layers = [x.expand(2, *x.shape)], self._layers()
-        with torch.no_grad():
-            for weight, bias in layers[:-1]:
-                kept.append(self._in_place.forward(torch.baddbmm(bias, kept[-1], weight)))
-            values = last_layer(kept[-1], *layers[-1])
+        for weight, bias in layers[:-1]:
+            kept.append(self._in_place.forward(torch.baddbmm(bias, kept[-1], weight)))
+        values = last_layer(kept[-1], *layers[-1])
         return values, TwinBackward(layers, kept, self._in_place.backward)
 
 

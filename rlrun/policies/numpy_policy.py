@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -39,10 +40,6 @@ from rlrun.policies.policy import Array, Policy
 _ZERO = np.zeros((), np.float32)  # a Python number would be made an array in each step
 
 
-def _relu(x: Array, out: Array) -> Array:
-    return np.maximum(x, _ZERO, out=out)
-
-
 def _silu(x: Array, out: Array) -> Array:
     # x * sigmoid(x), through tanh, which cannot overflow.
     return np.multiply(x, 0.5 + 0.5 * np.tanh(0.5 * x), out=out)
@@ -50,7 +47,7 @@ def _silu(x: Array, out: Array) -> Array:
 
 ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "tanh": np.tanh,
-    "relu": _relu,
+    "relu": partial(np.maximum, _ZERO),
     "silu": _silu,
     "linear": np.positive,
 }

@@ -145,7 +145,7 @@ class ReplayBuffer(TransitionBuffer):
         obs_index, earlier = self._link(batch, places, storage, obs_index, next_index)
         is_used = np.zeros(len(storage), dtype=np.bool_)
         is_used[obs_index] = is_used[next_index] = True
-        used, position = np.flatnonzero(is_used), np.cumsum(is_used) - 1
+        used, position = is_used.nonzero()[0], is_used.cumsum() - 1
         obs_position, next_position = position[obs_index], position[next_index]
         known = np.full(len(used), _NONE, dtype=np.int64)
         for row, before in earlier:
@@ -186,7 +186,7 @@ class ReplayBuffer(TransitionBuffer):
             already, each with the number of the transition that led to it.
         """
         follows = follows_row_before(batch)
-        obs_index, linked = obs_index.copy(), np.flatnonzero(follows)
+        obs_index, linked = obs_index.copy(), follows.nonzero()[0]
         obs_index[linked] = next_index[linked - 1]
         start = self.num_added
         self._successor[places] = _NONE
@@ -195,7 +195,7 @@ class ReplayBuffer(TransitionBuffer):
             (col.EPS_ID, col.T, col.TERMINATEDS, col.TRUNCATEDS)
         )
         agents, ended = agents_of(batch), terminateds | truncateds
-        first_rows = np.flatnonzero(~follows)
+        first_rows = (~follows).nonzero()[0]
         last_rows = np.append(first_rows[1:] - 1, len(places) - 1)
         oldest_kept = max(start + len(places) - self.capacity, 0)
         earlier: list[tuple[int, int]] = []

@@ -151,8 +151,9 @@ def test_ppo_at_ratio_one_clips_nothing():
     """The first minibatch has ratio exactly 1 in every row, a tie between gain and clipped gain."""
     learner = learner_of(actor_critic(DISCRETE, **HIDDEN))
     batch = on_policy_rows(learner.module, DISCRETE, NUM_ROWS, drift=0.0)
-    inputs, *_ = learner.module.vjp(batch)
-    batch[col.ACTION_LOGP] = learner.module.distribution.logp(inputs, batch[col.ACTIONS]).detach()
+    with torch.no_grad():
+        inputs, *_ = learner.module.vjp(batch)
+        batch[col.ACTION_LOGP] = learner.module.distribution.logp(inputs, batch[col.ACTIONS])
     statistics = ppo_gradient(learner.module, batch, **PPO_ARGUMENTS)
     assert statistics["approx_kl"].item() == statistics["clip_fraction"].item() == 0.0
     assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)

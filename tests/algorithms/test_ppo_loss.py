@@ -5,7 +5,7 @@ import torch
 from loss_cases import DISCRETE, actor_critic, on_policy_rows
 
 from rlrun.algorithms.appo import BEHAVIOUR_LOGP, appo_loss
-from rlrun.algorithms.ppo import AdaptiveKL, clipped_value_loss, ppo_loss
+from rlrun.algorithms.ppo import AdaptiveKL, clipped_value_losses, ppo_loss
 from rlrun.data import columns as col
 from rlrun.learning.returns import standardized
 
@@ -18,7 +18,7 @@ def test_a_minibatch_of_one_row_gives_no_nan():
 
 def test_a_squared_error_beyond_its_bound_teaches_nothing():
     values = torch.tensor([1.0, 3.0, -4.0], requires_grad=True)
-    loss = clipped_value_loss(values, {"value_targets": torch.zeros(3)}, None, 9.5)
+    loss = clipped_value_losses(values, {"value_targets": torch.zeros(3)}, None, 9.5)[0].mean()
     loss.backward()
     assert loss.item() == pytest.approx(0.5 * (1.0 + 9.0 + 9.5) / 3)
     assert values.grad.tolist() == pytest.approx([1 / 3, 1.0, 0.0])
