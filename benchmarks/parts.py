@@ -1,6 +1,6 @@
 """Microseconds of the parts of an iteration: acting, stepping, GAE, gradient steps, Ray's calls.
 
-A single action, and loading the policy that chooses it, too.
+A single action, loading the policy that chooses it, and prioritised replay too.
 What they are and how they are timed is in `benchmarks/peers/parts.py`; each group runs in a
 process of its own, `--contenders` chooses groups. Three minutes with the defaults.
 """
@@ -12,7 +12,7 @@ from benchmarks.harness import Contender, MeasurementError
 from benchmarks.record import Record
 
 BENCHMARK = "parts"
-GROUPS = ("policy", "single", "env", "gae", "update", "ray")
+GROUPS = ("policy", "single", "env", "gae", "update", "replay", "ray")
 CONTENDERS = tuple(Contender(group, group, "parts", ("--group", group)) for group in GROUPS)
 
 

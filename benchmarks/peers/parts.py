@@ -178,10 +178,11 @@ def gae_parts() -> Parts:
 
 def update_parts() -> Parts:
     """4 epochs of 4 minibatches of 256 rows with PPO's loss."""
-    from rlrun.algorithms.ppo import ppo_loss
+    from rlrun.algorithms.ppo import ppo_gradient, ppo_loss
     from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
     from rlrun.data.sample_batch import SampleBatch
     from rlrun.learning.learner import Learner
+    from rlrun.learning.returns import standardized_advantages
     from rlrun.policies.catalog import build_module
 
     columns = random_batch()
@@ -193,7 +194,6 @@ def update_parts() -> Parts:
         "vf_clip_param": None,
         "entropy_coeff": WORK.entropy_coeff,
         "kl_coeff": 0.0,
-        "normalize_advantages": True,
     }
     for compiled in (False, True):
         module = build_module(OBSERVATION_SPACE, ACTION_SPACE, ModelConfig(hidden=WORK.hidden))
@@ -201,15 +201,11 @@ def update_parts() -> Parts:
         learner = Learner(module, training, settings)
 
         def update(learner: Any = learner) -> None:
-            learner.update(
-                learner.load(SampleBatch(columns), names),
-                ppo_loss,
-                arguments,
-                lr=WORK.lr,
-                num_epochs=WORK.num_epochs,
-                minibatch_size=WORK.minibatch_size,
-                rng=np.random.default_rng(0),
-            )
+            rows = learner.load(SampleBatch(columns), names)
+            rows.prepare = standardized_advantages
+            rng = np.random.default_rng(0)
+            minibatches = rows.minibatches(WORK.num_epochs, WORK.minibatch_size, rng)
+            learner.update(minibatches, ppo_loss, arguments, lr=WORK.lr, gradient=ppo_gradient)
 
         yield f"16 gradient steps: rlrun{', compiled' if compiled else ''}", update
     yield "16 gradient steps: torch, Categorical, Adam", _textbook_update(columns)
@@ -263,6 +259,32 @@ def _objective(logp: Any, entropy: Any, values: Any, rows: dict[str, Any]) -> An
     return WORK.vf_coeff * value_error - surrogate - WORK.entropy_coeff * entropy.mean()
 
 
+def replay_parts() -> Parts:
+    """Prioritised replay out of a million transitions, 256 at a time."""
+    from rlrun.data.sample_batch import SampleBatch
+    from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
+
+    rng, length = np.random.default_rng(0), 10_000
+    buffer = PrioritizedReplayBuffer(1_000_000)
+    for episode in range(buffer.capacity // length):
+        observations = rng.normal(size=(length + 1, 4)).astype(np.float32)
+        columns = {
+            "obs": observations[:-1],
+            "new_obs": observations[1:],
+            "actions": rng.integers(0, 2, length),
+            "rewards": np.ones(length, np.float32),
+            **dict.fromkeys(("terminateds", "truncateds"), np.zeros(length, np.bool_)),
+            **dict.fromkeys(("eps_id", "unroll_id"), np.full(length, episode)),
+            **dict.fromkeys(("env_id", "agent_index"), np.zeros(length, np.int64)),
+            "t": np.arange(length),
+        }
+        buffer.add(SampleBatch.from_columns(columns))
+    errors = rng.random(256)
+    ids = buffer.sample(256, rng, beta=0.4)["item_ids"]
+    yield "256 of 1M transitions: sample", lambda: buffer.sample(256, rng, beta=0.4)
+    yield "256 of 1M transitions: new priorities", lambda: buffer.update_priorities(ids, errors)
+
+
 def ray_parts() -> Parts:
     """Calls to idle actors, and the weights on their way to two of them."""
     import ray
@@ -292,6 +314,7 @@ GROUPS: dict[str, Callable[[], Parts]] = {
     "env": env_parts,
     "gae": gae_parts,
     "update": update_parts,
+    "replay": replay_parts,
     "ray": ray_parts,
 }
 
