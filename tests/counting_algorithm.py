@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +30,7 @@ class CountingAlgorithm:
     def __init__(self, config: ExperimentConfig, *, address: str | None = None) -> None:
         self.config = config
         self.timers = PhaseTimers()
+        self.policies = SimpleNamespace(masked=False)
         self.iteration = 0
         self.rng = np.random.default_rng(config.seed)
         self.weights = self.rng.normal(size=(3, 2)).astype(np.float32)

@@ -88,10 +88,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     for i, callback in enumerate(experiment.callbacks):
         yield from _check_callback(("callbacks", i), callback)
     for i, sink in enumerate(experiment.report.sinks):
-        if registry.is_import_path(sink.use):
-            yield from _check_use(("report", "sinks", i), sink, "sink", given=_GIVEN_TO_SINKS)
-        elif sink.use not in registry.SINKS:
-            yield from _check_name(("report", "sinks", i), sink.use, registry.SINKS, "sink")
+        yield from _check_sink(("report", "sinks", i), sink)
     yield from _check_policies(experiment.multi_agent)
 
 
@@ -138,6 +135,22 @@ def _check_wrappers_of(
 def _is_columnar(found: Any) -> bool:
     columnar = import_object(registry.COLLECTORS[registry.DEFAULT_COLLECTOR])
     return isinstance(found, type) and issubclass(found, columnar)
+
+
+def _check_sink(path: Path, sink: UseSpec) -> Iterator[Finding]:
+    """A sink by name, whose package is there, or code."""
+    if sink.use in registry.LOGGERS:
+        if sink.use != "csv" and not registry.is_installed(sink.use):
+            yield Finding(path, f"{sink.use} is not installed: pip install {sink.use}")
+        named = UseSpec(use=registry.LOGGERS[sink.use], kwargs=sink.kwargs)
+        yield from _check_use(path, named, None, given=_GIVEN_TO_SINKS)
+    elif sink.use in registry.BUILT_IN_SINKS:
+        yield from (Finding(path, f"{sink.use} takes no argument {key}") for key in sink.kwargs)
+    elif registry.is_import_path(sink.use):
+        yield from _check_use(path, sink, "sink", given=_GIVEN_TO_SINKS)
+    else:
+        names = (*registry.BUILT_IN_SINKS, *registry.LOGGERS)
+        yield from _check_name(path, sink.use, names, "sink")
 
 
 def _check_callback(path: Path, spec: UseSpec) -> Iterator[Finding]:

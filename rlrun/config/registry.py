@@ -75,8 +75,16 @@ DISTRIBUTIONS: dict[str, str] = {
 
 DEFAULT_COLLECTOR = "ColumnarCollector"
 
-SINKS = ("console", "jsonl", "tensorboard")
-"""Names that `report.sinks` knows besides import paths."""
+BUILT_IN_SINKS = ("console", "jsonl")
+"""The sinks that need neither a package nor arguments."""
+
+LOGGERS: dict[str, str] = {
+    "csv": "rlrun.experiment.report.loggers:CsvSink",
+    "tensorboard": "rlrun.experiment.report.loggers:TensorBoardSink",
+    "wandb": "rlrun.experiment.report.loggers:WandbSink",
+    "mlflow": "rlrun.experiment.report.loggers:MlflowSink",
+}
+"""The sinks for other programs, by name; all but csv need the package of that name."""
 
 NO_MODULE = "there is no module"
 

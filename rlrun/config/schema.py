@@ -438,7 +438,7 @@ class ReportConfig(Section):
     """Numbers of the info of each episode's last step, reported under `custom_metrics`;
     `is_success` is always reported, as `env_runners/success_rate`."""
     sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))
-    """Where results go: console, jsonl, tensorboard, or {use: "my.module:Sink", ...}."""
+    """Where results go: console, csv, tensorboard, wandb, mlflow or code; jsonl always."""
 
 
 class SweepConfig(Section):

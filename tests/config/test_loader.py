@@ -73,7 +73,8 @@ report: {sinks: [consol]}
         "text '012' - did you mean 12? A leading zero makes it text",
         "exp.yaml:15:13: callbacks[0]: there is no module 'nowhere'",
         "exp.yaml:15:31: callbacks[1]: fake_algorithm:CONSTANT cannot be called, it is of type int",
-        "exp.yaml:16:18: report.sinks[0]: expected console, jsonl, tensorboard or "
+        "exp.yaml:16:18: report.sinks[0]: expected console, jsonl, csv, tensorboard, "
+        "wandb, mlflow or "
         "\"package.module:attribute\", got 'consol' - did you mean console?",
         "<command line>: expected KEY=VALUE, such as training.lr=1e-3, got 'nope'",
         "<command line>: training.clip: expected a number or schedule, got the text 'x'",

@@ -8,7 +8,6 @@ import pytest
 from rlrun.config.problems import InputError
 from rlrun.envs.recorded_step import AgentTransition, RecordedStep
 from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder
-from rlrun.experiment.report.sinks import TensorBoardSink
 
 
 def step(t, episodes, nested=False):
@@ -87,9 +86,3 @@ def test_a_video_without_its_extra_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "moviepy", None)
     with pytest.raises(InputError, match=r"pip install \"rlrun\[video\]\""):
         VideoRecorder(tmp_path, None)
-
-
-def test_tensorboard_without_its_extra_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match=r"rlrun\[tensorboard\]"):
-        TensorBoardSink(tmp_path)

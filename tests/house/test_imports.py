@@ -31,7 +31,7 @@ PLACES = {
 LAZY_PLACES = {
     "torch": [
         "data/column_batch.py",
-        "experiment/report/sinks.py",
+        "experiment/report/loggers.py",
     ],
     # EnvRunner.as_remote, and Tune's walk over grids
     "ray": ["sampling/env_runner.py", "experiment/sweep/points.py"],

@@ -1,6 +1,6 @@
 """Sinks: the objects that receive the result of every iteration, all of them the same dict.
 
-Owns the interface, how sinks are made, the TensorBoard sink, and ``metrics.jsonl``: whole lines
+Owns the interface, how sinks are made, and ``metrics.jsonl``: whole lines
 only, the keys of the first line in every line, and its repair when a run is resumed. It must not
 know which numbers a result holds.
 """
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.problems import InputError
-from rlrun.config.registry import import_object
+from rlrun.config.registry import BUILT_IN_SINKS, LOGGERS, import_object
 from rlrun.config.schema import UseSpec
-from rlrun.data.results import TABLES_BY_NAME, Row, addresses, number_at, plain_row, with_keys_of
+from rlrun.data.results import TABLES_BY_NAME, Row, addresses, plain_row, with_keys_of
 from rlrun.experiment.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -193,24 +193,17 @@ class Sink(Protocol):
 
 
 def make_sinks(specs: Iterable[UseSpec], folder: RunFolder) -> list[Sink]:
-    """Make the sinks of ``report.sinks``, except the console.
+    """Make the sinks of ``report.sinks``, except the console; JSONL comes first, named or not.
 
-    Custom sinks are called with their arguments from the file, and with the path of the run folder
-    if they have a parameter ``run_dir``.
+    Those by name and users' own are called with their arguments from the file, and with the path of
+    the run folder if they have a parameter ``run_dir``.
     """
-    return [_make_sink(spec, folder) for spec in specs if spec.use != CONSOLE]
+    others = [_make_sink(spec, folder) for spec in specs if spec.use not in BUILT_IN_SINKS]
+    return [JsonlSink(folder.metrics), *others]
 
 
 def _make_sink(spec: UseSpec, folder: RunFolder) -> Sink:
-    if spec.use == "jsonl":
-        return JsonlSink(folder.metrics)
-    if spec.use == "tensorboard":
-        return TensorBoardSink(folder.tensorboard)
-    return _custom_sink(spec, folder)
-
-
-def _custom_sink(spec: UseSpec, folder: RunFolder) -> Sink:
-    factory = import_object(spec.use)
+    factory = import_object(LOGGERS.get(spec.use, spec.use))
     arguments = dict(spec.kwargs)
     if "run_dir" in inspect.signature(factory).parameters:
         arguments.setdefault("run_dir", folder.path)
@@ -219,28 +212,3 @@ def _custom_sink(spec: UseSpec, folder: RunFolder) -> Sink:
         if not callable(getattr(sink, method, None)):
             raise InputError(f"report.sinks: {spec.use}: a sink needs a method {method}()")
     return sink
-
-
-class TensorBoardSink:
-    """Writes every number as a scalar over env steps, named ``evaluation/episode_return_mean``."""
-
-    def __init__(self, directory: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise InputError(
-                'report.sinks: tensorboard: not installed: pip install "rlrun[tensorboard]"'
-            ) from None
-        self._writer = SummaryWriter(str(directory))
-
-    def write(self, result: dict[str, Any]) -> None:
-        """Add one result's numbers, without null and text."""
-        step = int(result["env_steps"])
-        for address in addresses(result):
-            value = number_at(result, address)
-            if value is not None:
-                self._writer.add_scalar(address, value, step)
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()

@@ -1,0 +1,177 @@
+"""Sinks that write for other programs: CSV, TensorBoard, Weights & Biases, MLflow.
+
+Owns what each of these programs is given: the numbers of each result over env steps, and the
+settings. They are made like sinks of users' own, by name. It must not know which numbers there are.
+"""
+
+import csv
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rlrun.checkpoint.files import replace_text
+from rlrun.data.results import Row, addresses, lookup, number_at, plain_row
+from rlrun.experiment.report.sinks import read_rows
+from rlrun.experiment.run_folder import RunFolder, plain_settings
+
+_MOST_PARAMETERS = 100  # that MLflow's server takes at once
+
+
+class CsvSink:
+    """Writes ``metrics.csv``, a column for each key that is text or a number."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "metrics.csv"
+        # Also of earlier sessions, as far as a resumed run keeps them.
+        self._rows = list(map(_flat, read_rows(RunFolder(run_dir).metrics, warn=False)))
+        self._columns: dict[str, None] = {}
+        self._write_all()
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Append a line; the file is written anew where a column appears for the first time."""
+        row = _flat(plain_row(result))
+        self._rows.append(row)
+        if row.keys() <= self._columns.keys():
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        else:
+            self._write_all()
+
+    def _write_all(self) -> None:
+        self._columns = {key: None for row in self._rows for key in row}
+        with self._path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
+
+    def close(self) -> None:
+        """Every line is in the file already."""
+
+
+class TensorBoardSink:
+    """Writes numbers as scalars over env steps, the settings as text and as hparams."""
+
+    def __init__(self, run_dir: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = RunFolder(run_dir)
+        self._writer = SummaryWriter(str(folder.tensorboard))
+        self._settings = _settings(folder)
+        self._last: dict[str, float] = {}
+        text = folder.config.read_text(encoding="utf-8")
+        self._writer.add_text("config", f"```yaml\n{text}\n```")
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Add one result's numbers, without null and text."""
+        self._last = _numbers(result)
+        step = int(result["env_steps"])
+        for address, value in self._last.items():
+            self._writer.add_scalar(address, value, step)
+
+    def close(self) -> None:
+        """Add the settings with the last mean returns, flush and close the event file."""
+        means = {key: value for key, value in self._last.items() if "episode_return_mean" in key}
+        if means:
+            metrics = {f"last/{key}": value for key, value in means.items()}
+            self._writer.add_hparams(self._settings, metrics, run_name=".")
+        self._writer.close()
+
+
+class WandbSink:
+    """Logs to Weights & Biases; a resumed run goes on in the same one there."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        project: str | None = None,
+        entity: str | None = None,
+        group: str | None = None,
+        tags: tuple[str, ...] = (),
+        mode: Literal["online", "offline", "disabled"] | None = None,
+    ) -> None:
+        import wandb
+
+        folder = RunFolder(run_dir)
+        self._run = wandb.init(
+            project=project or run_dir.absolute().parent.name,
+            entity=entity,
+            group=group,
+            tags=list(tags),
+            mode=mode,
+            name=run_dir.absolute().name,
+            dir=str(run_dir),
+            id=_lasting_id(folder),
+            resume="allow",
+            config=_settings(folder),
+        )
+        # Over env steps, which go back where a run is resumed from a checkpoint.
+        self._run.define_metric("env_steps")
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Log one result's numbers."""
+        self._run.log(_numbers(result))
+
+    def close(self) -> None:
+        """Upload what is left."""
+        self._run.finish()
+
+
+class MlflowSink:
+    """Logs to MLflow; a resumed run goes on in the same one there, known by ``mlflow.txt``."""
+
+    def __init__(
+        self, run_dir: Path, experiment: str | None = None, tracking_uri: str | None = None
+    ) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        if tracking_uri is not None:
+            mlflow.set_tracking_uri(tracking_uri)
+        mlflow.set_experiment(experiment or run_dir.absolute().parent.name)
+        known = run_dir / "mlflow.txt"
+        if known.exists():
+            mlflow.start_run(run_id=known.read_text(encoding="utf-8").strip())
+            return  # MLflow refuses a parameter with a second value
+        run = mlflow.start_run(run_name=run_dir.absolute().name)
+        replace_text(known, f"{run.info.run_id}\n")
+        settings = list(_settings(RunFolder(run_dir)).items())
+        for first in range(0, len(settings), _MOST_PARAMETERS):
+            mlflow.log_params(dict(settings[first : first + _MOST_PARAMETERS]))
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Log one result's numbers."""
+        self._mlflow.log_metrics(_numbers(result), step=int(result["env_steps"]))
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._mlflow.end_run()
+
+
+def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a result by address."""
+    found = {address: number_at(result, address) for address in addresses(result)}
+    return {address: value for address, value in found.items() if value is not None}
+
+
+def _flat(row: Row) -> Row:
+    return {address: lookup(row, address) for address in addresses(row)}
+
+
+def _settings(folder: RunFolder) -> dict[str, bool | int | float | str]:
+    """All settings by address; what is neither number nor text as text."""
+    plain = plain_settings(folder.config)
+    found = {key.replace("/", "."): lookup(plain, key) for key in addresses(plain)}
+    return {
+        key: value if isinstance(value, bool | int | float | str) else str(value)
+        for key, value in found.items()
+    }
+
+
+def _lasting_id(folder: RunFolder) -> str:
+    """An id that a run keeps when it is resumed, and when its folder is moved."""
+    meta = folder.read_meta()
+    session = meta["sessions"][0]
+    parts = (meta["created"], session["host"], session["pid"], folder.path.absolute().name)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
