@@ -33,6 +33,7 @@ _OBJECT_STORE_BYTES = 256 * 2**20  # of a local Ray: fragments and weights, a fe
 STACK_SIGNAL = signal.SIGUSR2
 """Has a worker write its stack to stderr."""
 _STACK_S = 0.3  # that it has for it
+_LEAST_FILES = 96
 _REMOVALS = 10  # of a session folder, until its processes have ended
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
 
@@ -236,7 +237,12 @@ def _start_local(timeout_s: float) -> None:
     import ray
     from ray._private import worker
 
-    there = local_resources()
+    there, (files, _) = local_resources(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < _LEAST_FILES:  # Ray's C++ would end this process, without a word of ours
+        raise RayStartError(
+            f"Ray cannot be started with a limit of {files} open files: raise it, for instance "
+            "with `ulimit -n 1024`"
+        )
     variables = {**_worker_variables(), **_RAY_VARIABLES, **_time_limits(timeout_s)}
     with environment_variables(variables), _single_machine(timeout_s):
         try:

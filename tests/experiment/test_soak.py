@@ -165,8 +165,11 @@ def test_runners_killed_at_random_moments_change_no_number(built, record_fault, 
     """One of two at a time, while it samples, or learns, or is started."""
     whole, hit = (built(_two_runners()) for _ in range(2))
     moments, rows_of, seconds = random.Random(7), {}, []
-    pids = hit.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
     while sum(_restarts(rows_of)) < kills:
+        pids = hit.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
+        while not pids:  # both have died since the last iteration
+            rows_of[hit.progress.iteration] = hit.train()
+            pids = hit.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
         threading.Timer(moments.uniform(0.0, 0.05), _kill, [moments.choice(pids)]).start()
         for _ in range(3):
             started = time.monotonic()
@@ -174,7 +177,6 @@ def test_runners_killed_at_random_moments_change_no_number(built, record_fault, 
             rows_of[row["training_iteration"]] = row
             if _restarts(rows_of)[-1]:
                 seconds.append(time.monotonic() - started)
-        pids = hit.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
     for row in rows_of.values():
         same = whole.train()
         for key in ("env_steps", "episodes", "episode_return_mean"):
