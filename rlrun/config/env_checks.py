@@ -23,6 +23,19 @@ _EXTRAS = (  # prefix of the entry point, module that it needs, extra that bring
     ("gymnasium.envs.box2d", "Box2D", "box2d"),
     ("gymnasium.envs.mujoco", "mujoco", "mujoco"),
 )
+_THIRD_PARTY = {  # what ids begin with -> package that registers them, its module
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "BabyAI-": ("minigrid", "minigrid"),
+    "Fetch": ("gymnasium-robotics", "gymnasium_robotics"),
+    "PointMaze_": ("gymnasium-robotics", "gymnasium_robotics"),
+    "AntMaze_": ("gymnasium-robotics", "gymnasium_robotics"),
+    "Adroit": ("gymnasium-robotics", "gymnasium_robotics"),
+    "FrankaKitchen-": ("gymnasium-robotics", "gymnasium_robotics"),
+    "highway-": ("highway-env", "highway_env"),
+    "FlappyBird-": ("flappy-bird-gymnasium", "flappy_bird_gymnasium"),
+    "dm_control/": ("shimmy", "shimmy"),
+}
+"""Some packages whose ids need the form "module:Id"."""
 _CONTEXT = ("context", "env_context")
 _CONFIG = ("config", "env_config")
 _GIVEN = ("num_envs", "render_mode")  # What the runner adds where a creator asks for it.
@@ -137,6 +150,10 @@ def _check_pettingzoo_id(env: EnvSpec) -> Iterator[Finding]:
 def _check_gymnasium_id(env: EnvSpec) -> Iterator[Finding]:
     import gymnasium
 
+    module, _, name = env.use.rpartition(":")
+    if module and _ATARI_ID.search(name):
+        yield Finding(("env", "use"), f"rlrun registers Atari's ids itself: write {name}")
+        return
     if _ATARI_ID.search(env.use):
         if missing := list(_is_missing(env, "ale_py", "atari")):
             yield from missing
@@ -175,9 +192,17 @@ def _find_spec(gymnasium: Any, use: str) -> Any:
 
 
 def _unknown_id(gymnasium: Any, use: str, error: Exception) -> str:
+    module, _, name = use.rpartition(":")
+    third_party = next((v for k, v in _THIRD_PARTY.items() if name.startswith(k)), None)
     if isinstance(error, ImportPathError):
-        return str(error)
-    name = use.rpartition(":")[2]
+        if registry.is_installed(module.partition(".")[0]):
+            return str(error)
+        package = third_party[0] if third_party and third_party[1] == module else module
+        return f"{error}: pip install the package that brings it ({package})"
+    if third_party is not None and not module:
+        package, module = third_party
+        hint = "" if registry.is_installed(module) else f" (pip install {package})"
+        return f"{use} is an environment of {package}: write {module}:{use}{hint}"
     known = [*gymnasium.registry, *registry.SHIPPED_ENVS, *registry.ENVS]
     base = name.rpartition("-v")[0] or name
     versions = [known_id for known_id in known if known_id.rpartition("-v")[0] == base]
