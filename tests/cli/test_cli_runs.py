@@ -265,7 +265,7 @@ def test_a_run_is_trained_again_with_its_settings(rlrun):
         ("rlrun show e", ["exp", "exp/a"]),
         ("rlrun rollout exp/", ["exp/a"]),
         ("rlrun train --resume exp/", ["exp/a"]),
-        ("rlrun train ppo_cartp", ["ppo_cartpole"]),
+        ("rlrun train ppo/cartp", ["ppo/cartpole"]),
         ("rlrun train own", ["own.yaml"]),
         ("rlrun check ow", ["own.yaml"]),
         ("rlrun ls --sort s", ["state", "size"]),

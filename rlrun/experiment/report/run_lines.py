@@ -148,7 +148,7 @@ def show_lines(entry: RunEntry) -> list[str]:
 def _facts(entry: RunEntry) -> Iterator[tuple[str, str]]:
     settings, last, sessions = entry.settings, entry.last, _sessions(entry)
     if settings:
-        what = "sweep of " if entry.is_sweep else ""
+        what = "a sweep of " if entry.is_sweep else ""
         env = settings["env"]["use"]
         yield "trains", f"{what}{settings['algorithm']} on {env}, seed {settings.get('seed')}"
     yield "state", entry.state + (f": {entry.reason}" if entry.reason else "")
