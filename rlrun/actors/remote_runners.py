@@ -349,6 +349,10 @@ class RemoteRunners:
     def foreach(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(runner)`` of all healthy runners; raises the first exception of a call."""
         results = self.actors.foreach_actor("apply", function)
+        dead = [result for result in results if result.actor_failed]
+        if dead and not self.actors.num_in_flight():  # else the lost requests tell of it
+            again = self.recover(dead, fragment=-1)
+            results += self.actors.foreach_actor("apply", function, actor_ids=again)
         for result in results:
             if result.error is not None and not result.actor_failed:
                 raise result.error

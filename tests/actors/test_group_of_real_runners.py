@@ -97,6 +97,21 @@ def test_global_generators_of_remote_runners_are_seeded_also_in_one_that_replace
     np.testing.assert_array_equal(rewards[0], rewards[2])
 
 
+@pytest.mark.faults
+def test_a_runner_that_a_call_of_all_finds_dead_is_restarted_and_called(local_ray: None) -> None:
+    observations = []
+    for kills in (False, True):
+        group = group_of(spec_of(EnvSpec(use="CartPole-v1")), 2)
+        group.sample()
+        if kills:
+            os.kill(group.foreach_env_runner(lambda _: os.getpid())[1], signal.SIGKILL)
+        assert group.foreach_env_runner(lambda runner: runner.runner_index) == [1, 2]
+        observations.append([reply.batch["obs"].tolist() for reply in group.sample()])
+        assert group.num_restarts == kills
+        group.stop()
+    assert observations[0] == observations[1]
+
+
 def drawing(**kwargs: Any) -> Any:
     return Draws(gymnasium.make("CartPole-v1"))
 

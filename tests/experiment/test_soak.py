@@ -167,9 +167,6 @@ def test_runners_killed_at_random_moments_change_no_number(built, record_fault, 
     moments, rows_of, seconds = random.Random(7), {}, []
     while sum(_restarts(rows_of)) < kills:
         pids = hit.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
-        while not pids:  # both have died since the last iteration
-            rows_of[hit.progress.iteration] = hit.train()
-            pids = hit.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
         threading.Timer(moments.uniform(0.0, 0.05), _kill, [moments.choice(pids)]).start()
         for _ in range(3):
             started = time.monotonic()
