@@ -238,7 +238,7 @@ def _leaves(space: gym.Space[Any], path: Path, start: int) -> Iterator[_Leaf]:
     elif isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
         yield _number_leaf(path, start, space)
     else:
-        raise no_rows(space)
+        raise no_rows(space, path)
 
 
 def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) -> _Leaf:

@@ -38,11 +38,13 @@ OBSERVATION = "observation"
 """Key of what else there is to see, as PettingZoo has it."""
 
 
-def row_form(space: Space) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of one observation in an array.
+def row_form(
+    space: Space, path: tuple[str | int, ...] = ()
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of one observation in an array; ``path`` leads to it in a nest.
 
     Raises:
-        TypeError: for a space that arrays cannot hold, such as Text, Graph or Sequence.
+        UnsupportedSpaceError: for a space that arrays cannot hold, such as Text.
         ValueError: for keys of a Dict that cannot be fields.
     """
     from gymnasium import spaces
@@ -63,18 +65,31 @@ def row_form(space: Space) -> tuple[tuple[int, ...], np.dtype[Any]]:
         case spaces.Tuple() if space.spaces:
             parts = ((f"_{i}", part) for i, part in enumerate(space.spaces))
         case _:
-            raise no_rows(space)
+            raise no_rows(space, path)
     # Aligned, so that the view of a leaf is as good as an array of its own.
-    fields = [(name, *reversed(row_form(part))) for name, part in parts]
+    fields = [(name, *reversed(row_form(part, (*path, name)))) for name, part in parts]
     return (), np.dtype(fields, align=True)
 
 
-def no_rows(space: Space) -> TypeError:
-    """The error to raise for a space whose observations do not fit in arrays."""
-    return TypeError(
-        f"observations of a {type(space).__name__} space do not fit in arrays; supported are Box, "
-        "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these: let a wrapper, or a "
-        "connector in env_runners.env_to_module_connector, turn them into one of these"
+class UnsupportedSpaceError(TypeError):
+    """Observations of a space, such as Text, Graph or Sequence, do not fit in arrays."""
+
+    exit_code = 2
+
+
+def no_rows(space: Space, path: tuple[str | int, ...] = ()) -> UnsupportedSpaceError:
+    """The error to raise for a space whose observations do not fit in arrays.
+
+    Args:
+        path: keys that lead to the space in nested observations.
+    """
+    entry = "".join(f"[{key!r}]" for key in path)
+    named = f"observation{entry}: " if path else ""
+    return UnsupportedSpaceError(
+        f"{named}observations of a {type(space).__name__} space do not fit in arrays; supported "
+        "are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these: let a wrapper in "
+        "env_runners.env_wrappers (FilterObservation leaves entries out), or a connector in "
+        "env_runners.env_to_module_connector, turn them into one of these"
     )
 
 

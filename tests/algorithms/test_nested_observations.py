@@ -194,7 +194,7 @@ def test_random_actions_are_drawn_evenly_from_the_allowed_ones():
 
 
 def test_spaces_that_no_array_holds_are_refused_by_name(built):
-    with pytest.raises(Exception, match=r"Text space do not fit in arrays.*wrapper"):
+    with pytest.raises(Exception, match=r"Text space do not fit in arrays.*FilterObservation"):
         built("PPO", f"{__name__}:speaks")
 
 
