@@ -87,8 +87,8 @@ def no_rows(space: Space, path: tuple[str | int, ...] = ()) -> UnsupportedSpaceE
     named = f"observation{entry}: " if path else ""
     return UnsupportedSpaceError(
         f"{named}observations of a {type(space).__name__} space do not fit in arrays; supported "
-        "are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these: let a wrapper in "
-        "env_runners.env_wrappers (FilterObservation leaves entries out), or a connector in "
+        "are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these: let a wrapper "
+        "in env_runners.env_wrappers (FilterObservation leaves entries out), or a connector in "
         "env_runners.env_to_module_connector, turn them into one of these"
     )
 
