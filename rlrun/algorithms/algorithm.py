@@ -257,6 +257,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             evaluation=evaluation,
         )
         self._call_back("on_train_result", result)
+        if made := len(self.config.callbacks):
+            result["callbacks_set_aside"] = made - len(self._callbacks)
         return result
 
     @abstractmethod

@@ -14,6 +14,7 @@ from rlrun.sampling.runner_messages import RunnerCallbacks
 if TYPE_CHECKING:
     from rlrun.algorithms.result import Result
     from rlrun.data.sample_batch import SampleBatch
+    from rlrun.envs.env import EnvContext
     from rlrun.sampling.episodes import EpisodeRecord
 
 _log = logging.getLogger(__name__)
@@ -27,8 +28,8 @@ class Callbacks:
 
     `callbacks: [{use: "my.code:Record", every: 20}]` calls ``Record(every=20)`` once a run. An
     exception in a method that takes part in training ends the run with its traceback; after one in
-    a method that observes (`OBSERVING`) the run goes on without these callbacks, and the log says
-    so. ``algorithm`` is the run's
+    a method that observes (`OBSERVING`) the run goes on without these callbacks, the log says so,
+    and ``callbacks_set_aside`` in the result counts them. ``algorithm`` is the run's
     `rlrun.Algorithm`; a subclass may annotate it with the class that it expects.
     """
 
@@ -40,6 +41,20 @@ class Callbacks:
 
         Numbers added to ``episode.custom_metrics`` are reported, as ``custom_metrics/<name>_mean``,
         ``_min`` and ``_max``.
+        """
+
+    def on_environment_created(self, env_runner: Any, env: Any, env_context: EnvContext) -> None:
+        """An env runner has made its environments, ``env``; it has no policies yet.
+
+        In each env runner, of training, of evaluation, or one that replaces another.
+        """
+
+    def on_sub_environment_created(
+        self, env_runner: Any, sub_environment: Any, env_context: EnvContext, env_index: int
+    ) -> None:
+        """One of its environments has been made, or made again after an error.
+
+        Refused where sub-environments run in processes of their own or are part of a vector.
         """
 
     def on_episode_created(self, env_runner: Any, episode: LiveEpisode) -> None:
@@ -138,7 +153,12 @@ def call_back(callbacks: list[Callbacks], name: str, *arguments: Any) -> None:
             )
 
 
-_IN_RUNNERS = (*METHODS, "on_postprocess_trajectory")
+_IN_RUNNERS = (
+    *METHODS,
+    "on_environment_created",
+    "on_sub_environment_created",
+    "on_postprocess_trajectory",
+)
 
 
 def runner_callbacks(

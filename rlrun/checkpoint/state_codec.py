@@ -1,7 +1,7 @@
 """Nested state as JSON plus named arrays, exactly and without pickle.
 
-Owns the translation between a state (nested dicts and lists of numbers, strings, None and numpy
-arrays) and what a checkpoint stores: one JSON document and one flat dict of arrays.
+Owns the translation between a state (nested dicts, lists and sets of numbers, strings, None and
+numpy arrays) and what a checkpoint stores: one JSON document and one flat dict of arrays.
 ``decode(*encode(state))`` equals the state bit for bit; only a Python NaN loses its sign. It must
 not know what the state means, nor where it is stored.
 
@@ -18,6 +18,7 @@ tag            value                       stands for
 ``$float``     "nan", "inf", "-inf"        float without a JSON literal
 ``$bytes``     base64 text                 bytes
 ``$tuple``     list                        tuple
+``$set``       list, sorted by ``repr``    set
 ``$dict``      list of [key, value]        dict whose keys are not all plain text
 =============  ==========================  ===========================================
 """
@@ -67,6 +68,9 @@ def _encode(value: Any, address: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, list | tuple):
         items = [_encode(item, f"{address}/{i}", arrays) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, set):
+        items = sorted(value, key=repr)
+        return {"$set": [_encode(item, f"{address}/{i}", arrays) for i, item in enumerate(items)]}
     return _encode_leaf(value, address)
 
 
@@ -81,7 +85,7 @@ def _encode_leaf(value: Any, address: str) -> Any:
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     raise StateError(
         f"the state at {address or '/'!r} is a {type(value).__module__}.{type(value).__name__}; "
-        "a checkpoint stores numbers, text, None, lists, dicts and numpy arrays"
+        "a checkpoint stores numbers, text, None, lists, dicts, sets and numpy arrays"
     )
 
 
@@ -141,6 +145,8 @@ def _decode_tagged(tag: str, value: Any, arrays: Mapping[str, np.ndarray]) -> An
             decoded = base64.b64decode(value)
         case "$tuple":
             decoded = tuple(decode(item, arrays) for item in value)
+        case "$set":
+            decoded = {decode(item, arrays) for item in value}
         case "$dict":
             decoded = {decode(key, arrays): decode(item, arrays) for key, item in value}
         case _:

@@ -86,7 +86,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         for i, connector in enumerate(getattr(settings, name)):
             yield from _check_use(("env_runners", name, i), connector, "connector", given=given)
     for i, callback in enumerate(experiment.callbacks):
-        yield from _check_callback(("callbacks", i), callback)
+        yield from _check_callback(("callbacks", i), callback, experiment)
     for i, sink in enumerate(experiment.report.sinks):
         yield from _check_sink(("report", "sinks", i), sink)
     yield from _check_policies(experiment.multi_agent)
@@ -153,7 +153,7 @@ def _check_sink(path: Path, sink: UseSpec) -> Iterator[Finding]:
         yield from _check_name(path, sink.use, names, "sink")
 
 
-def _check_callback(path: Path, spec: UseSpec) -> Iterator[Finding]:
+def _check_callback(path: Path, spec: UseSpec, experiment: ExperimentConfig) -> Iterator[Finding]:
     """A callback, none of whose ``on_*`` methods would never be called."""
     findings = list(_check_use(path, spec, "callback"))
     yield from findings
@@ -167,6 +167,28 @@ def _check_callback(path: Path, spec: UseSpec) -> Iterator[Finding]:
             advice = retired.CALLBACKS.get(name)
             hint = suggestion(name, known) if advice is None else f"; {advice}"
             yield Finding(path, f"{spec.use} has a method {name}, which is never called{hint}")
+    name = "on_sub_environment_created"
+    if getattr(found, name, known[name]) is not known[name]:
+        for key in _no_sub_environments_here(experiment):
+            message = f"{spec.use}.{name} is not called with {key}: no sub-environment is an object"
+            yield Finding(
+                path, f"{message} of the env runner; let `env` be a function that makes it"
+            )
+
+
+def _no_sub_environments_here(experiment: ExperimentConfig) -> Iterator[str]:
+    """Settings with which sub-environments are in other processes, or part of a vector."""
+    settings, own = experiment.env_runners, experiment.evaluation.env_runners
+    sections: dict[str, Mapping[str, Any]] = {
+        "env_runners": vars(settings),
+        "evaluation.env_runners": own,
+    }
+    for section, values in sections.items():
+        mode = values.get("gym_env_vectorize_mode")
+        if mode in ("async", "vector_entry_point", "envpool"):
+            yield f"{section}.gym_env_vectorize_mode: {mode}"
+        elif values.get("remote_worker_envs"):
+            yield f"{section}.remote_worker_envs"
 
 
 def _check_name(

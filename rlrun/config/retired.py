@@ -203,13 +203,9 @@ STOP_KEYS: dict[str, str] = {
 """Result keys of RLlib -> rlrun's."""
 
 
-_OF_ENVIRONMENTS = "let `env` be a function of yours that makes the environment"
-
 CALLBACKS: dict[str, str] = {
     "on_trainer_init": "its successor is on_algorithm_init",
     "on_workers_recreated": "its successor is on_env_runners_recreated",
-    "on_environment_created": _OF_ENVIRONMENTS,
-    "on_sub_environment_created": _OF_ENVIRONMENTS,
 }
 """Methods of RLlib's callbacks that are not called here, and what to do instead."""
 

@@ -32,6 +32,8 @@ from rlrun.envs.wrappers import InfoActionMask, find_wrappers
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 
+_Created = Callable[[int, Any], None]
+
 
 def make_vector_env(
     spec: EnvSpec,
@@ -42,6 +44,7 @@ def make_vector_env(
     training: bool = True,
     render_mode: str | None = None,
     restart_failed: bool = False,
+    created: _Created | None = None,
 ) -> EpisodeVectorEnv:
     """Build ``num_envs`` sub-environments of what ``spec`` names.
 
@@ -58,6 +61,8 @@ def make_vector_env(
         render_mode: passed to each sub-environment.
         restart_failed: build a sub-environment's environment again when it raises or its process
             ends, instead of raising; not possible in environments that are vectors themselves.
+        created: called with the index and the environment of each sub-environment that is made,
+            also again; possible where they are in this process and no vector themselves.
 
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.
@@ -72,10 +77,7 @@ def make_vector_env(
     make_wrapped = _maker(spec, num_envs, settings, place, render_mode)
     first = make_wrapped(0)
     if not isinstance(first, gymnasium.Env):
-        if restart_failed:
-            reason = "its sub-environments cannot be built again one by one; set "
-            reason += "fault_tolerance.restart_failed_sub_environments to false"
-            raise EnvError(spec.use, "constructor", reason, runner_index=runner)
+        _refuse_of_vector(spec.use, runner, restart_failed, created)
         return native.adapt(first, spec.use, num_envs, runner_index=runner)
     check = not settings.disable_env_checking
     draws_globally = masked = False
@@ -83,12 +85,13 @@ def make_vector_env(
         draws_globally, masked = check_env(first, spec.use, runner_index=runner)
     arguments: dict[str, Any] = {"runner_index": runner, "check": check}
 
-    def finished(env: Any) -> Any:
+    def finished(env: Any, env_index: int) -> Any:
         env = InfoActionMask(env) if masked else env
-        return OwnGenerators(env) if draws_globally else env
+        env = OwnGenerators(env) if draws_globally else env
+        return _shown(env, env_index, created)
 
     def make_again(env_index: int) -> Any:
-        return finished(make_wrapped(env_index))
+        return finished(make_wrapped(env_index), env_index)
 
     kind = _elsewhere(settings)
     if kind is not None:
@@ -96,9 +99,30 @@ def make_vector_env(
         maker = ProxyMaker(kind, make_again, spec.use, runner)
         arguments["rebuild"] = maker if restart_failed else None
         return ParallelVectorEnv(maker.all(num_envs), spec.use, **arguments)
-    envs = [finished(first), *map(make_again, range(1, num_envs))]
+    envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
     arguments["rebuild"] = make_again if restart_failed else None
     return SerialVectorEnv(envs, spec.use, **arguments)
+
+
+def _refuse_of_vector(
+    env_id: str, runner_index: int, restart_failed: bool, created: _Created | None
+) -> None:
+    """Raise if something is wanted of single environments, which a vector does not have."""
+    reason = None
+    if restart_failed:
+        reason = "its sub-environments cannot be built again one by one; set "
+        reason += "fault_tolerance.restart_failed_sub_environments to false"
+    elif created is not None:
+        reason = "its sub-environments are no objects that on_sub_environment_created could "
+        reason += "receive; on_environment_created receives the vector"
+    if reason is not None:
+        raise EnvError(env_id, "constructor", reason, runner_index=runner_index)
+
+
+def _shown(env: Any, env_index: int, created: _Created | None) -> Any:
+    if created is not None:
+        created(env_index, env)
+    return env
 
 
 def _maker(
@@ -136,11 +160,12 @@ def make_sub_envs(
     *,
     several: bool = True,
     render_mode: str | None = None,
+    created: _Created | None = None,
 ) -> SubEnvs:
     """Build ``num_envs`` sub-environments in which agents come and go.
 
     Args:
-        spec, settings, place, render_mode: see `make_vector_env`.
+        spec, settings, place, render_mode, created: see `make_vector_env`.
         several: whether the environment has several agents; one with one is made one of "agent_0".
 
     Raises:
@@ -161,7 +186,14 @@ def make_sub_envs(
         else:
             env = Copies(lambda: make_single(own_place), 1)
         raise_time_limits(env, settings)
-        return OwnGenerators(env) if draws_globally else env
+        return env
+
+    def finished(env: Any, env_index: int) -> Any:
+        env = OwnGenerators(env) if draws_globally else env
+        return _shown(env, env_index, created)
+
+    def make_again(env_index: int) -> Any:
+        return finished(make(env_index), env_index)
 
     first = make(0)
     if not settings.disable_env_checking:
@@ -173,10 +205,10 @@ def make_sub_envs(
         draws_globally = check_multi_agent_env(first, spec.use, runner_index=runner)
     kind = _elsewhere(settings)
     if kind is None:
-        first = OwnGenerators(first) if draws_globally else first
-        return SubEnvs([first, *map(make, range(1, num_envs))], make)
+        envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
+        return SubEnvs(envs, make_again)
     first.close()
-    maker = ProxyMaker(kind, make, spec.use, runner)
+    maker = ProxyMaker(kind, make_again, spec.use, runner)
     wait = None
     if settings.remote_env_batch_wait_ms is not None:
         wait = partial(kind.ready, wait_s=settings.remote_env_batch_wait_ms / 1000)

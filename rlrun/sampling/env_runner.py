@@ -120,12 +120,14 @@ class EnvRunner(OldNames):
             spec.multi_agent is None and spec.settings.remote_env_batch_wait_ms is None
         )
         self._mapping = AgentMapping(spec.multi_agent.agents if spec.multi_agent else None)
+        made = [(import_object(one.spec.use)(**one.spec.kwargs), one) for one in spec.callbacks]
+        self._callbacks = [(callbacks, one.methods) for callbacks, one in made]
         self.envs: Any = self._make_envs()
+        for callbacks in self._with("on_environment_created"):
+            callbacks.on_environment_created(self, self.envs, self._context)
         self._settings: dict[str, PolicySettings | None] = {}
         self.actors: dict[str, PolicyActor] = {}
         self.policies: dict[str, Policy] = {}
-        made = [(import_object(one.spec.use)(**one.spec.kwargs), one) for one in spec.callbacks]
-        self._callbacks = [(callbacks, one.methods) for callbacks, one in made]
         plan = EndlessPlan(spec.seed, role, runner_index)
         self._watch = self.episode_callbacks()
         self._slot_envs = self.slot_envs(plan, recorder=self._watch)
@@ -145,15 +147,22 @@ class EnvRunner(OldNames):
 
     def _make_envs(self) -> EpisodeVectorEnv | SubEnvs:
         place = self.spec.env, self.num_envs, self.spec.settings, self._context
+        created = self._created if self._with("on_sub_environment_created") else None
+        more: dict[str, Any] = {"render_mode": self._render_mode, "created": created}
         if not self._lock_step:
             several = self.spec.multi_agent is not None
-            return make_sub_envs(*place, several=several, render_mode=self._render_mode)
+            return make_sub_envs(*place, several=several, **more)
         return make_vector_env(
             *place,
             training=self.role is Role.TRAIN,
-            render_mode=self._render_mode,
             restart_failed=self.spec.restart_failed_sub_environments,
+            **more,
         )
+
+    def _created(self, env_index: int, env: Any) -> None:
+        context = self._context.for_sub_env(env_index)
+        for callbacks in self._with("on_sub_environment_created"):
+            callbacks.on_sub_environment_created(self, env, context, env_index)
 
     def slot_envs(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
@@ -424,6 +433,8 @@ class EnvRunner(OldNames):
             bounds.left -= request.length
         env_steps, vector_steps = envs.collect(step, self.actors, request.length)
         envs.end_fragment(self.actors)
+        if self._watch is not None:
+            self._watch.require_lasting()
         batches = self._build()
         timings = {"policy": loop.policy_s, "env": loop.env_s, "other": 0.0}
         reply = SampleReply(

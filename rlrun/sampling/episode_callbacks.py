@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.checkpoint.state_codec import StateError, encode
 from rlrun.data.column_data import map_leaves
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.recorded_step import RecordedStep
@@ -29,8 +30,8 @@ class LiveEpisode:
     """An episode that runs.
 
     What callbacks keep in `user_data`, `custom_metrics` and `hist_data` lasts as long as the
-    episode, over fragments, checkpoints and restarts of its env runner: numbers, text, lists, dicts
-    and arrays do.
+    episode, over fragments, checkpoints and restarts of its env runner: numbers, text, lists,
+    dicts, sets and arrays do, and anything else is an error at the end of the fragment.
     """
 
     id: int
@@ -157,6 +158,16 @@ class EpisodeCallbacks:
     def _call(self, method: str, episode: LiveEpisode) -> None:
         for callbacks in self._callbacks.get(method, ()):
             getattr(callbacks, method)(self._runner, episode)
+
+    def require_lasting(self) -> None:
+        """Raise TypeError if callbacks keep in an episode what no checkpoint can hold."""
+        for episode in self._live.values():
+            try:
+                encode({"user_data": episode.user_data, "hist_data": episode.hist_data})
+            except StateError as error:
+                every = [each for found in self._callbacks.values() for each in found]
+                names = " or ".join(dict.fromkeys(type(each).__name__ for each in every))
+                raise TypeError(f"what {names} keeps in an episode: {error}") from None
 
     def get_state(self) -> list[dict[str, Any]]:
         """The live episodes."""

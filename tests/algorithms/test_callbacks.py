@@ -13,6 +13,7 @@ from rlrun.algorithms.ppo import PPOConfig
 from rlrun.config.problems import ConfigError
 from rlrun.data import columns as col
 from rlrun.envs.errors import EnvError
+from rlrun.envs.multi_agent_env import make_multi_agent
 
 calls = Counter()
 
@@ -146,17 +147,11 @@ class Old(Callbacks):
         pass
 
 
-class Creating(Callbacks):
-    def on_environment_created(self, algorithm):
-        pass
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("Misnamed", "on_episod_end, which is never called - did you mean on_episode_end?"),
         ("Old", "never called; its successor is on_algorithm_init"),
-        ("Creating", "never called; let `env` be a function of yours that makes the environ"),
     ],
 )
 def test_a_method_that_would_never_be_called_is_refused(name, message):
@@ -184,12 +179,68 @@ def test_callbacks_that_fail_to_observe_are_set_aside_once_and_the_run_goes_on(
     )
     calls.clear()
     algorithm = built(config)
-    for _ in range(2):
-        algorithm.train()
+    assert [algorithm.train()["callbacks_set_aside"] for _ in range(2)] == [1, 1]
     (told,) = [record for record in caplog.records if "set aside" in record.message]
     assert f"Failing.{method} raised" in told.message
     assert "the board is down" in caplog.text
     assert calls["result"] == 2
+
+
+made = []
+
+
+class Created(Callbacks):
+    def on_environment_created(self, env_runner, env, env_context):
+        made.append((env_runner.role.name, env_context.worker_index, len(env.envs)))
+
+    def on_sub_environment_created(self, env_runner, sub_environment, env_context, env_index):
+        assert env_context.vector_index == env_index
+        assert callable(sub_environment.step)
+        made.append(env_index)
+
+
+class Crashing(Metered):
+    """Raises once, in the second step of its first episode."""
+
+    crashed = False
+
+    def step(self, action):
+        if self.t == 1 and not Crashing.crashed:
+            Crashing.crashed = True
+            raise OSError("lost its simulator")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("policies", [None, ["agent_0", "agent_1"]])
+def test_environments_are_shown_when_they_are_made_and_made_again(built, policies):
+    config = PPOConfig().callbacks(f"{__name__}:Created").env_runners(num_envs_per_env_runner=2)
+    if policies:
+        config = config.environment(make_multi_agent(Crashing)).multi_agent(policies=policies)
+    else:
+        config = config.environment(f"{__name__}:Crashing")
+    config = config.training(train_batch_size=40, minibatch_size=40, num_epochs=1)
+    made.clear()
+    Crashing.crashed = False
+    algorithm = built(config.fault_tolerance(restart_failed_sub_environments=True))
+    assert made == [0, 1, ("TRAIN", 0, 2)]
+    algorithm.train()
+    assert made[3:] == [0]
+    algorithm.evaluate()
+    assert ("EVALUATION", 0) in [one[:2] for one in made[4:] if isinstance(one, tuple)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"gym_env_vectorize_mode": "async"}, "env_runners.gym_env_vectorize_mode: async"),
+        ({"remote_worker_envs": True}, "env_runners.remote_worker_envs"),
+    ],
+)
+def test_sub_environments_elsewhere_are_shown_to_no_callback(settings, key):
+    config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:Created")
+    message = f"on_sub_environment_created is not called with {key}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config.env_runners(**settings).experiment()
 
 
 class Worded(Callbacks):

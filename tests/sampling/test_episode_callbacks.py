@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rlrun import Callbacks, PPOConfig
+from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.data.seeding import Role
 
 SEEN = []  # of the callbacks in this process
@@ -68,6 +69,31 @@ def test_what_callbacks_keep_of_an_episode_lasts_to_its_end_and_through_a_resume
     resumed.set_weights(weights)
     resumed.set_state(state)
     assert resumed.train()["custom_metrics"] == expected
+
+
+class Keeping(Callbacks):
+    def __init__(self, what):
+        self.what = {"set": {"a", 3}, "object": object()}[what]
+
+    def on_episode_start(self, env_runner, episode):
+        episode.user_data["seen"] = self.what
+
+
+@pytest.mark.parametrize("what", ["set", "object"])
+def test_sets_in_user_data_are_saved_and_what_cannot_be_is_refused_with_the_callbacks_name(
+    built, what
+):
+    config = PPOConfig().environment("CartPole-v1").training(train_batch_size=32, minibatch_size=32)
+    algorithm = built(config.callbacks({"use": f"{__name__}:Keeping", "what": what}))
+    if what == "object":
+        with pytest.raises(TypeError, match=r"what Keeping keeps in an episode: .*user_data/seen"):
+            algorithm.train()
+    else:
+        algorithm.train()
+        state = algorithm.get_state()
+        document, arrays = encode(state)
+        assert "'$set': [3, 'a']" in str(document) or "'$set': ['a', 3]" in str(document)
+        assert str(decode(document, arrays)) == str(state)
 
 
 def test_the_last_step_is_there_in_the_environments_own_values(built):
