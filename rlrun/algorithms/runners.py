@@ -50,6 +50,7 @@ def runner_spec(
         seed=seed,
         gamma=config.training.gamma,
         restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
+        env_timeout_s=config.fault_tolerance.env_timeout_s,
         callbacks=runner_callbacks(config.callbacks, callbacks),
         info_keys=(*config.report.info_keys, IS_SUCCESS),
         policy_factory=next(iter(factories.values())),

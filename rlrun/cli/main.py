@@ -9,6 +9,7 @@ A command ends by returning (exit code 0), by raising `typer.Exit`, or by lettin
 which is printed here and decides about the exit code (`cli.errors.report`).
 """
 
+import faulthandler
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -133,6 +134,7 @@ def _rlrun(
 
 def main() -> None:
     """Run the command that sys.argv names, and exit with its code."""
+    faulthandler.enable(2)  # a crash in the C code of an environment says where it was
     try:
         app(prog_name="rlrun")
     except Exception as error:

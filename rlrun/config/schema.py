@@ -397,6 +397,9 @@ class FaultToleranceConfig(Section):
     restart_failed_sub_environments: bool = False
     """Rebuild an environment that raised and drop its episode, instead of losing the env runner;
     after 100 failures of one without a whole episode between them the run ends."""
+    env_timeout_s: Positive | None = None
+    """Seconds that a call of an environment may take, its constructor's too. A later one raises an
+    error in the environment, which is treated like the environment's own; null sets no limit."""
     num_consecutive_env_runner_failures_tolerance: Whole = 100
     """Failures in a row, with nothing sampled between, after which the run ends."""
     env_runner_restore_timeout_s: Positive = 1800.0

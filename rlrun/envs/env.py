@@ -23,7 +23,7 @@ from gymnasium import spaces
 from rlrun.config.registry import takes_a_config
 from rlrun.data.nested import ACTION_MASK
 from rlrun.data.seeding import drawn_from
-from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 from rlrun.envs.wrappers import EnvWrapper, has_info_mask
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def make_env_or_vector(
         return env
     except EnvError:
         raise
-    except Exception as error:
+    except RAISED as error:
         raise EnvError.from_exception(
             error,
             spec.use,
@@ -345,7 +345,7 @@ def _guarded(env_id: str, phase: EnvPhase, call: Callable[[], Any]) -> Any:
     step = 0 if phase == "step" else -1
     try:
         return call()
-    except Exception as error:
+    except RAISED as error:
         raise EnvError.from_exception(error, env_id, phase, env_step=step) from None
 
 

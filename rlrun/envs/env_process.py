@@ -23,8 +23,9 @@ import gymnasium
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rlrun.data.seeding import seed_generators
-from rlrun.envs.errors import EnvError, EnvFailure
+from rlrun.envs.errors import RAISED, EnvError, EnvFailure
 from rlrun.envs.multi_agent_env import SubEnvs
+from rlrun.envs.watchdog import end_late_calls
 
 _DESCRIPTION = (
     "observation_space",
@@ -43,9 +44,10 @@ class EnvHost:
     Global generators are seeded with each episode.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None = None) -> None:
         self._make = make
         self._env: Any = None
+        self._watch = end_late_calls(env_timeout_s)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the environment.
@@ -72,7 +74,7 @@ class EnvHost:
             return getattr(self._env, method)(*arguments)
         except EnvError:
             raise
-        except Exception as error:
+        except RAISED as error:
             raise EnvFailure.from_exception(error) from None
 
 
@@ -151,22 +153,26 @@ class ProxyMaker:
     """Makes the sub-environments of a runner elsewhere; called, it makes one of them again.
 
     Attributes:
-        kind: of proxy.
+        kind: of proxy, made of what makes the environment and `env_timeout_s`.
         make: makes a sub-environment, in its own process.
     """
 
-    kind: Callable[[Callable[[], Any]], EnvProxy]
+    kind: Callable[[Callable[[], Any], float | None], EnvProxy]
     make: Callable[[int], Any]
     env_id: str
     runner_index: int
+    env_timeout_s: float | None
 
     def __call__(self, env_index: int) -> EnvProxy:
-        return self._built(env_index, self.kind(partial(self.make, env_index)))
+        return self._built(env_index, self._begun(env_index))
 
     def all(self, num_envs: int) -> list[EnvProxy]:
         """All sub-environments, which build themselves at the same time."""
-        proxies = [self.kind(partial(self.make, env_index)) for env_index in range(num_envs)]
+        proxies = [self._begun(env_index) for env_index in range(num_envs)]
         return [self._built(env_index, proxy) for env_index, proxy in enumerate(proxies)]
+
+    def _begun(self, env_index: int) -> EnvProxy:
+        return self.kind(partial(self.make, env_index), self.env_timeout_s)
 
     def _built(self, env_index: int, proxy: EnvProxy) -> EnvProxy:
         try:
@@ -213,10 +219,11 @@ class ParallelSubEnvs(SubEnvs):
 class ProcessEnv(EnvProxy):
     """An environment in a sub-process of this process."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None) -> None:
         self._connection, other_end = multiprocessing.Pipe()
+        host = partial(EnvHost, CloudpickleWrapper(make), env_timeout_s)
         self._process = multiprocessing.Process(
-            target=_serve, args=(other_end, self._connection, CloudpickleWrapper(make)), daemon=True
+            target=_serve, args=(other_end, self._connection, host), daemon=True
         )
         self._process.start()
         other_end.close()
@@ -257,14 +264,14 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _serve(connection: Connection, other_end: Connection, make: Callable[[], Any]) -> None:
+def _serve(connection: Connection, other_end: Connection, make_host: Callable[[], EnvHost]) -> None:
     """Answer calls until the other process closes the connection, or ends."""
     other_end.close()
     _die_with_parent()
     # The run, which receives the signals of its process group as well, ends its processes itself.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    host = EnvHost(make)
+    host = make_host()
     while True:
         try:
             method, arguments = connection.recv()

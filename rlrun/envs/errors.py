@@ -11,6 +11,8 @@ from typing import Literal
 from rlrun.config.problems import user_traceback
 
 NO_ALLOWED_ACTION = "the action mask allows no action"
+RAISED = (Exception, SystemExit)
+"""What environments raise: one that calls ``sys.exit`` does not end the run, as if it were well."""
 EnvPhase = Literal["constructor", "reset", "step", "observation", "action"]
 
 
@@ -24,6 +26,8 @@ class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its pl
     @classmethod
     def from_exception(cls, error: BaseException) -> EnvFailure:
         """What the environment raised, as text, with only the user's own frames."""
+        if isinstance(error, EnvFailure):
+            return error
         return cls(f"{type(error).__name__}: {error}", user_traceback(error))
 
 
@@ -74,7 +78,7 @@ class EnvError(Exception):
         env_step: int = -1,
     ) -> EnvError:
         """Wrap what the environment raised, keeping only the user's own frames."""
-        failure = error if isinstance(error, EnvFailure) else EnvFailure.from_exception(error)
+        failure = EnvFailure.from_exception(error)
         return cls(
             env_id,
             phase,

@@ -24,7 +24,7 @@ from rlrun.envs.env import (
     observation_problem,
     random_action,
 )
-from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 from rlrun.envs.horizon import ALL
 from rlrun.envs.wrappers import EnvWrapper
 
@@ -173,7 +173,7 @@ def make_multi_agent_env(
             env = wrap(env)
     except EnvError:
         raise
-    except Exception as error:
+    except RAISED as error:
         raise EnvError.from_exception(error, spec.use, "constructor", **where) from None
     env = pettingzoo_envs.adapted(env)
     problem = _missing(env)
@@ -212,7 +212,7 @@ def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bo
         }
         try:
             answer = call()
-        except Exception as error:
+        except RAISED as error:
             raise EnvError.from_exception(error, env_id, phase, **place) from None
         problem = _answer_problem(env, answer, length)
         if problem is not None:

@@ -28,7 +28,7 @@ from rlrun.envs.agent_slots import (
     SlotStep,
 )
 from rlrun.envs.env import time_limit_of
-from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 from rlrun.envs.horizon import ALL, Flags, Horizon, time_limit
 from rlrun.envs.multi_agent_env import Dicts, SubEnvs
 from rlrun.envs.rebuilder import Rebuilder
@@ -200,7 +200,7 @@ class MultiAgentVectorEnv:
         while True:
             try:
                 observations, _ = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
-            except Exception as error:
+            except RAISED as error:
                 self._build_again_or_raise(sub, error, "reset")
                 continue
             if isinstance(observations, Mapping):
@@ -208,7 +208,7 @@ class MultiAgentVectorEnv:
             reason = "reset() must return a dict of observations by agent, and one of infos"
             raise self._error(sub, "reset", reason)
 
-    def _build_again_or_raise(self, sub: SubEnv, error: Exception, phase: EnvPhase) -> None:
+    def _build_again_or_raise(self, sub: SubEnv, error: BaseException, phase: EnvPhase) -> None:
         env = None
         if self._rebuilder is not None:
             env = self._rebuilder.build(self.envs.envs[sub.index], sub.index, error)
@@ -286,7 +286,7 @@ class MultiAgentVectorEnv:
             sub.silent = 0 if actions else sub.silent + 1
             try:
                 dicts = self.envs.envs[sub.index].step(actions)
-            except Exception as error:
+            except RAISED as error:
                 self._build_again_or_raise(sub, error, "step")
                 self.failed.append(sub.index)
                 continue
@@ -517,7 +517,7 @@ class MultiAgentVectorEnv:
         }
         return EnvError(self._env_id, phase, reason, **where)
 
-    def raised(self, error: Exception, sub: SubEnv, phase: EnvPhase) -> EnvError:
+    def raised(self, error: BaseException, sub: SubEnv, phase: EnvPhase) -> EnvError:
         """The error to raise for an error of the environment."""
         step = -1 if phase == "reset" else sub.step
         where = {"runner_index": self._runner_index, "env_index": sub.index, "env_step": step}

@@ -33,7 +33,7 @@ from rlrun.envs.episode_vector_env import (
     bad_value_test,
     check_rows,
 )
-from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvSpec
@@ -57,7 +57,7 @@ def from_entry_point(
             env = gymnasium.make_vec(
                 spec.use, num_envs, vectorization_mode="vector_entry_point", **kwargs
             )
-    except Exception as error:
+    except RAISED as error:
         raise EnvError.from_exception(
             error, spec.use, "constructor", runner_index=context.worker_index
         ) from None
@@ -135,7 +135,7 @@ class NativeVectorEnv:
         """
         try:
             observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
-        except Exception as error:
+        except RAISED as error:
             raise self._error(error, "step") from None
         self._vector_steps += 1
         if self._has_bad_values(observations):
@@ -197,7 +197,7 @@ class NativeVectorEnv:
         options = None if mask is None else {"reset_mask": np.array(mask, bool)}
         try:
             observations, _ = self.env.reset(seed=seed, options=options)
-        except Exception as error:
+        except RAISED as error:
             raise self._error(error, "reset") from None
         return observations
 
@@ -241,7 +241,7 @@ class NativeVectorEnv:
             step=self._vector_steps - 1,
         )
 
-    def _error(self, error: Exception, phase: EnvPhase) -> EnvError:
+    def _error(self, error: BaseException, phase: EnvPhase) -> EnvError:
         if isinstance(error, EnvError):
             return error
         step = self._vector_steps if phase == "step" else -1

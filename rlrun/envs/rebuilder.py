@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rlrun.envs.errors import EnvFailure
+
 MOST_IN_A_ROW = 100
 """Failures of one sub-environment without a whole episode between them, after which the run ends:
 what is sampled then would be the beginnings of episodes alone, or nothing."""
@@ -33,18 +35,19 @@ class Rebuilder:
         self._in_a_row: dict[int, int] = {}  # by sub-environment
         self._total = 0
 
-    def build(self, env: Any, env_index: int, error: Exception) -> Any:
+    def build(self, env: Any, env_index: int, error: BaseException) -> Any:
         """Close an environment that raised, and make another; None if it has failed too often."""
+        reason = EnvFailure.from_exception(error).reason
         self._total += 1
         self._in_a_row[env_index] = self._in_a_row.get(env_index, 0) + 1
         if self._in_a_row[env_index] > MOST_IN_A_ROW:
             return None
         if self._total == 1:
-            message = "%s is built again in sub-env %d: %r"
-            _log.warning(message, self._env_id, env_index, error, exc_info=error)
+            message = "%s is built again in sub-env %d: %s"
+            _log.warning(message, self._env_id, env_index, reason, exc_info=error)
         elif str(self._total).strip("0") == "1":
-            message = "%s has been built again %d times, now in sub-env %d: %r"
-            _log.warning(message, self._env_id, self._total, env_index, error)
+            message = "%s has been built again %d times, now in sub-env %d: %s"
+            _log.warning(message, self._env_id, self._total, env_index, reason)
         with suppress(Exception):
             env.close()
         return self._make(env_index)

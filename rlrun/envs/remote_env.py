@@ -19,9 +19,9 @@ from rlrun.envs.errors import EnvFailure
 class RemoteEnv(EnvProxy):
     """An environment in a Ray actor."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None) -> None:
         host_class: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvHost)
-        self._host = host_class.remote(make)
+        self._host = host_class.remote(make, env_timeout_s)
         self._answer: Any = None
         self.begin("build")
 

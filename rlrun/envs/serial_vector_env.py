@@ -26,7 +26,7 @@ from rlrun.envs.episode_vector_env import (
     bad_value_test,
     check_rows,
 )
-from rlrun.envs.errors import EnvError, EnvPhase
+from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.wrappers import state_holder
 
@@ -137,10 +137,10 @@ class SerialVectorEnv:
         while True:
             try:
                 return self.envs[env_index].reset(seed=seed)[0]
-            except Exception as error:
+            except RAISED as error:
                 self._build_again_or_raise(env_index, error, "reset")
 
-    def _build_again_or_raise(self, env_index: int, error: Exception, phase: EnvPhase) -> None:
+    def _build_again_or_raise(self, env_index: int, error: BaseException, phase: EnvPhase) -> None:
         if isinstance(error, EnvError):
             raise error
         env = None
@@ -175,7 +175,7 @@ class SerialVectorEnv:
                     if info:
                         by_env[i] = info
                 break
-            except Exception as error:
+            except RAISED as error:
                 self._build_again_or_raise(i, error, "step")
                 # The iterator is past the failed one: the loop goes on with the next.
                 failed.append(i)
@@ -278,7 +278,7 @@ class SerialVectorEnv:
                 step = self._vector_steps - 1 - self._episode_starts[env_index]
                 raise self._observation_error(problem, env_index, step)
 
-    def _error(self, error: Exception, env_index: int, phase: EnvPhase) -> EnvError:
+    def _error(self, error: BaseException, env_index: int, phase: EnvPhase) -> EnvError:
         episode_step = self._vector_steps - self._episode_starts[env_index]
         return EnvError.from_exception(
             error,

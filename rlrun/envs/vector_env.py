@@ -41,10 +41,10 @@ def make_vector_env(
     settings: EnvRunnersConfig,
     context: EnvContext | None = None,
     *,
-    training: bool = True,
     render_mode: str | None = None,
     restart_failed: bool = False,
     created: _Created | None = None,
+    env_timeout_s: float | None = None,
 ) -> EpisodeVectorEnv:
     """Build ``num_envs`` sub-environments of what ``spec`` names.
 
@@ -57,18 +57,17 @@ def make_vector_env(
             ``env_wrappers``, ``preprocessor_pref`` and ``disable_env_checking``. The check finds
             out whether infos have an ``action_mask``, which then is put into observations.
         context: the constructors' `EnvContext`, but for the index of the sub-environment.
-        training: False in evaluation and rollout, see `EnvContext`.
         render_mode: passed to each sub-environment.
         restart_failed: build a sub-environment's environment again when it raises or its process
             ends, instead of raising; not possible in environments that are vectors themselves.
         created: called with the index and the environment of each sub-environment that is made,
             also again; possible where they are in this process and no vector themselves.
+        env_timeout_s: of each call in other processes; see `end_late_calls` for this one.
 
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.
     """
     place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
-    place.training = training
     mode, runner = settings.gym_env_vectorize_mode, place.worker_index
     if mode == "vector_entry_point":
         return native.from_entry_point(spec, num_envs, place, render_mode)
@@ -96,7 +95,7 @@ def make_vector_env(
     kind = _elsewhere(settings)
     if kind is not None:
         first.close()
-        maker = ProxyMaker(kind, make_again, spec.use, runner)
+        maker = ProxyMaker(kind, make_again, spec.use, runner, env_timeout_s)
         arguments["rebuild"] = maker if restart_failed else None
         return ParallelVectorEnv(maker.all(num_envs), spec.use, **arguments)
     envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
@@ -161,11 +160,12 @@ def make_sub_envs(
     several: bool = True,
     render_mode: str | None = None,
     created: _Created | None = None,
+    env_timeout_s: float | None = None,
 ) -> SubEnvs:
     """Build ``num_envs`` sub-environments in which agents come and go.
 
     Args:
-        spec, settings, place, render_mode, created: see `make_vector_env`.
+        spec, settings, place, render_mode, created, env_timeout_s: see `make_vector_env`.
         several: whether the environment has several agents; one with one is made one of "agent_0".
 
     Raises:
@@ -208,7 +208,7 @@ def make_sub_envs(
         envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
         return SubEnvs(envs, make_again)
     first.close()
-    maker = ProxyMaker(kind, make_again, spec.use, runner)
+    maker = ProxyMaker(kind, make_again, spec.use, runner, env_timeout_s)
     wait = None
     if settings.remote_env_batch_wait_ms is not None:
         wait = partial(kind.ready, wait_s=settings.remote_env_batch_wait_ms / 1000)

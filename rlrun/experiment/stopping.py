@@ -7,7 +7,8 @@ A run ends after the first iteration whose result has any of the named numbers a
 
 The first Ctrl-C or SIGTERM ends a run after the iteration that is under way: in the middle of one
 the state is half old and half new, and keeping a copy of the last whole state would cost every
-iteration. A second signal ends it at once, and the last checkpoint stands.
+iteration. A second signal ends it at once, and the last state that is held is saved. So does the
+first if the iteration does not end since a call of an environment does not return.
 """
 
 import signal
@@ -20,6 +21,7 @@ from typing import Any, Self
 from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
 from rlrun.data.results import addresses, counts_already, lookup, number_at
+from rlrun.envs.watchdog import CallWatch
 
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
 """Result keys that only grow: as criteria they are budgets, all others are goals."""
@@ -121,17 +123,23 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 time limit."""
 
 
+_CALL_S = 2.5
+"""Seconds that a call of an environment may still take after a signal."""
+
+
 class Interrupts:
     """Context manager: from ``defer()`` on, the first of `ENDING_SIGNALS` is only noted.
 
-    Before that, and for the second signal, KeyboardInterrupt is raised. Without effect outside the
-    main thread, where Python delivers no signals.
+    Before that, for the second signal, and in a call of an environment that does not return,
+    KeyboardInterrupt is raised. Without effect outside the main thread, where Python delivers no
+    signals.
     """
 
     def __init__(self, on_first: Callable[[str], None] = lambda name: None) -> None:
         self._on_first = on_first
         self._deferring = False
         self._previous: dict[signal.Signals, Any] = {}
+        self._watch: CallWatch | None = None
         self.signal_name: str | None = None
         """Name of the signal that was received, None before."""
 
@@ -153,6 +161,8 @@ class Interrupts:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -165,4 +175,6 @@ class Interrupts:
             self.signal_name = signal.Signals(number).name
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
+        main = threading.get_ident()
+        self._watch = CallWatch(_CALL_S, lambda call, lasted_s: signal.pthread_kill(main, number))
         self._on_first(self.signal_name)

@@ -37,6 +37,7 @@ from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv
 from rlrun.envs.recorded_step import Recorder
 from rlrun.envs.serial_vector_env import SerialVectorEnv
 from rlrun.envs.vector_env import make_sub_envs, make_vector_env
+from rlrun.envs.watchdog import end_late_calls
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.agent_envs import AgentEnvs
@@ -147,17 +148,29 @@ class EnvRunner(OldNames):
 
     def _make_envs(self) -> EpisodeVectorEnv | SubEnvs:
         place = self.spec.env, self.num_envs, self.spec.settings, self._context
-        created = self._created if self._with("on_sub_environment_created") else None
-        more: dict[str, Any] = {"render_mode": self._render_mode, "created": created}
-        if not self._lock_step:
-            several = self.spec.multi_agent is not None
-            return make_sub_envs(*place, several=several, **more)
-        return make_vector_env(
-            *place,
-            training=self.role is Role.TRAIN,
-            restart_failed=self.spec.restart_failed_sub_environments,
-            **more,
-        )
+        limit_s = self.spec.env_timeout_s
+        given: dict[str, Any] = {
+            "render_mode": self._render_mode,
+            "created": self._created if self._with("on_sub_environment_created") else None,
+            "env_timeout_s": limit_s,
+        }
+        self._watchdog = end_late_calls(limit_s)
+        try:
+            if not self._lock_step:
+                several = self.spec.multi_agent is not None
+                return make_sub_envs(*place, several=several, **given)
+            return make_vector_env(
+                *place,
+                **given,
+                restart_failed=self.spec.restart_failed_sub_environments,
+            )
+        except BaseException:
+            self._end_watchdog()
+            raise
+
+    def _end_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
 
     def _created(self, env_index: int, env: Any) -> None:
         context = self._context.for_sub_env(env_index)
@@ -529,4 +542,5 @@ class EnvRunner(OldNames):
 
     def stop(self) -> None:
         """Close the environments."""
+        self._end_watchdog()
         self.envs.close()

@@ -70,6 +70,7 @@ class RunnerSpec:
     model: ModelConfig = field(default_factory=ModelConfig)
     seed: int = 0
     restart_failed_sub_environments: bool = False
+    env_timeout_s: float | None = None
     gamma: float = 0.99
     """Discount of the return whose standard deviation `normalize_rewards` divides by."""
     callbacks: tuple[RunnerCallbacks, ...] = ()

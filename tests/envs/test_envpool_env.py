@@ -285,7 +285,9 @@ def test_a_render_mode_gives_a_frame_for_each_env_index() -> None:
     settings = EnvRunnersConfig(gym_env_vectorize_mode="envpool")
     spec = EnvSpec(use="CartPole-v1")
     for training in (True, False):
-        env = make_vector_env(spec, 2, settings, training=training, render_mode="rgb_array")
+        env = make_vector_env(
+            spec, 2, settings, EnvContext({}, training=training), render_mode="rgb_array"
+        )
         env.reset([1, 2])
         left, right = env.render()
         assert left.shape == right.shape == (400, 600, 3)

@@ -244,7 +244,9 @@ def test_atari_is_preprocessed_in_training_and_evaluated_on_whole_games() -> Non
     observations = train.reset([1])
     assert observations.shape == (1, 4, 84, 84)
     assert observations.dtype == np.uint8
-    play: Any = make_vector_env(EnvSpec(use="ALE/Breakout-v5"), 1, settings, training=False)
+    play: Any = make_vector_env(
+        EnvSpec(use="ALE/Breakout-v5"), 1, settings, EnvContext({}, training=False)
+    )
 
     def wrappers(env: Any) -> set[str]:
         names = set()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from run_folders import assert_equal_runs, rows, start_rlrun, timeless, wait_for
+from run_folders import assert_equal_runs, meta, rows, start_rlrun, timeless, wait_for
 
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.experiment.run import resume_experiment, run_experiment
@@ -28,6 +28,17 @@ model: {hidden: [16]}
 training: {train_batch_size: 256, minibatch_size: 64, num_epochs: 4}
 checkpoint: {every: 2, keep: 2}
 """
+
+
+HANGING = """
+algorithm: PPO
+env: {use: "hanging_envs:Hanging"}
+seed: 5
+stop: {training_iteration: 30}
+env_runners: {num_env_runners: 0}
+training: {train_batch_size: 240, minibatch_size: 60, num_epochs: 1}
+checkpoint: {every: 3}
+"""  # its 5th iteration does not end
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +136,19 @@ def test_a_signal_is_exit_130_with_a_checkpoint_of_the_last_row(whole, number):
     assert read_checkpoint(folder / "checkpoints/latest").iteration == last
     resume_experiment(folder, console="quiet")
     assert_equal_runs(folder, whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("how", "mode"), [("sleep", "sync"), ("loop", "sync"), ("sleep", "async")])
+def test_one_signal_ends_a_run_whose_environment_hangs(tmp_path, number, how, mode):
+    settings = [f"env.how={how}", "env.at=1000", f"env_runners.gym_env_vectorize_mode={mode}"]
+    (tmp_path / "hanging.yaml").write_text(HANGING)
+    run = start_rlrun(
+        "train", "hanging.yaml", *settings, "--run-dir", "run", "--plain", cwd=tmp_path
+    )
+    folder = tmp_path / "run"
+    wait_for(lambda: len(rows(folder)) == 4 or run.poll() is not None)
+    run.send_signal(number)
+    assert run.wait(timeout=30) == 130
+    assert meta(folder)["sessions"][-1]["outcome"] == "interrupted"
+    assert (folder / "checkpoints" / "000003").is_dir()

@@ -1,0 +1,129 @@
+"""Watchdog: ends calls of environments that do not return.
+
+Owns which call of the main thread is an environment's, for how long it has lasted, and how it is
+ended. Must not know what environments are, nor what follows. A call that returns costs nothing: a
+thread looks at the stack of the main thread now and then.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from time import monotonic
+from types import FrameType
+
+_WAITING = ("_receive", "ready")  # functions of `EnvProxy`s: the environment is elsewhere
+_IDLE = "_serve"  # waits for a call
+_MORE_S = 5.0  # for what should have ended by itself
+_EXIT_CODE = 1
+
+OnLate = Callable[[FrameType, float], None]
+"""Called with an environment's call that is late, and the seconds that it has lasted, until it has
+returned; in the thread of the watchdog."""
+
+
+class EnvTimeoutError(Exception):
+    """An environment has not answered in time."""
+
+
+class CallWatch:
+    """Finds calls of environments by the main thread that last longer than ``limit_s``.
+
+    Lasts until `stop`, or as long as there is a reference to it.
+    """
+
+    def __init__(self, limit_s: float, on_late: OnLate) -> None:
+        self._limit_s, self._on_late = limit_s, on_late
+        self._stopped = threading.Event()
+        self._call: FrameType | None = None
+        self._since = 0.0
+        pause_s = min(1.0, limit_s / 4)
+        arguments = weakref.ref(self), self._stopped, pause_s
+        threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+
+    def look(self) -> None:
+        """Look which call is under way."""
+        call = call_of_env(sys._current_frames().get(threading.main_thread().ident or 0))
+        # The reference keeps the frame: no other call can have one that is equal.
+        if call is None or call is not self._call:
+            self._call, self._since = call, monotonic()
+            return
+        lasted_s = monotonic() - self._since
+        if lasted_s >= self._limit_s:
+            self._on_late(call, lasted_s)
+
+
+def _watch(of: weakref.ref[CallWatch], stopped: threading.Event, pause_s: float) -> None:
+    while not stopped.wait(pause_s):
+        watch = of()
+        if watch is None:
+            return
+        watch.look()
+        del watch
+
+
+def call_of_env(innermost: FrameType | None) -> FrameType | None:
+    """The frame of an environment that was called from here, the outermost of them; or None."""
+    called: FrameType | None = None
+    for frame in _outwards(innermost):
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith("rlrun.envs."):
+            return None if frame.f_code.co_name == _IDLE else called or frame
+        if module.startswith("rlrun."):
+            return None
+        called = frame
+    return None
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+_late: set[FrameType] = set()  # calls that are to be ended
+
+
+def end_late_calls(limit_s: float | None) -> CallWatch | None:
+    """Raise `EnvTimeoutError` in calls of environments that last longer; None sets no limit.
+
+    The error arises where the environment is, and its traceback shows that. A call that does not
+    come back to Python ends the process instead, after twice the time and with the stacks of all
+    threads on stderr.
+
+    Raises:
+        RuntimeError: this is not the main thread.
+    """
+    if limit_s is None:
+        return None
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("fault_tolerance.env_timeout_s needs the main thread of a process")
+    setting = f"fault_tolerance.env_timeout_s={limit_s:g}"
+
+    def raise_in_call(number: int, frame: FrameType | None) -> None:
+        if any(outer in _late for outer in _outwards(frame)):
+            _late.clear()
+            raise EnvTimeoutError(f"no answer within {setting}")
+
+    def on_late(call: FrameType, lasted_s: float) -> None:
+        waits = call.f_back is not None and call.f_back.f_code.co_name in _WAITING
+        limit = limit_s + _MORE_S if waits else limit_s
+        if lasted_s > 2 * limit + _MORE_S:
+            sys.stderr.write(f"an environment does not answer within {setting}, nor does it end:\n")
+            faulthandler.dump_traceback(sys.stderr)
+            os._exit(_EXIT_CODE)
+        if lasted_s > limit:
+            _late.add(call)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    signal.signal(signal.SIGALRM, raise_in_call)
+    return CallWatch(limit_s, on_late)

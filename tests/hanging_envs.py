@@ -1,0 +1,50 @@
+"""An environment that works for a while, and then does not come back, or ends its process."""
+
+import os
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+
+
+def _loop():
+    while True:
+        pass
+
+
+ENDS = {
+    "sleep": lambda: time.sleep(600),
+    "loop": _loop,
+    "sys.exit": lambda: sys.exit(3),
+    "os._exit": lambda: os._exit(7),
+}
+
+
+class Hanging(gym.Env):
+    """Episodes of 5 steps until call ``at`` of the method ``where``, which ends as ``how`` says."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, how="sleep", where="step", at=8):
+        self._end, self._where, self._left = ENDS[how], where, at
+        if where == "constructor":
+            self._end()
+
+    def _count(self, where):
+        if where == self._where:
+            self._left -= 1
+            if self._left == 0:
+                self._end()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        self._count("reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        self._count("step")
+        return np.zeros(2, np.float32), 1.0, self._steps == 5, False, {}

@@ -1,0 +1,76 @@
+"""Environments that do not come back, and those that end their process."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rlrun import EnvRunner, RunnerSpec
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.envs.errors import EnvError
+
+LIMIT_S = 0.12
+
+
+@pytest.fixture
+def runner() -> Iterator[Callable[..., EnvRunner]]:
+    """Makes runners of the hanging environment, and stops them."""
+    made = []
+
+    def make(
+        mode: str = "sync", limit_s: float | None = LIMIT_S, rebuilt: bool = False, **how: Any
+    ) -> EnvRunner:
+        settings = EnvRunnersConfig(
+            gym_env_vectorize_mode=mode, rollout_fragment_length=20, disable_env_checking=True
+        )
+        env = EnvSpec(use="hanging_envs:Hanging", kwargs=how)
+        spec = RunnerSpec(
+            env, settings, env_timeout_s=limit_s, restart_failed_sub_environments=rebuilt
+        )
+        made.append(EnvRunner(spec))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.mark.parametrize("how", ["sleep", "loop"])
+@pytest.mark.parametrize(("where", "at"), [("constructor", 0), ("reset", 2), ("step", 8)])
+def test_a_call_that_does_not_return_is_an_error_with_its_place(runner, how, where, at):
+    with pytest.raises(EnvError, match=r"no answer within fault_tolerance.env_timeout_s=0.12") as e:
+        runner(how=how, where=where, at=at).sample()
+    assert e.value.phase == where
+    assert "hanging_envs.py" in e.value.user_traceback  # where it hung
+    assert e.value.env_step == (7 % 5 if where == "step" else -1)
+
+
+def test_a_sub_environment_that_hangs_is_built_again_like_one_that_raises(runner, caplog):
+    batch = runner(how="sleep", rebuilt=True).sample()
+    assert len(batch) == 20
+    assert "is built again in sub-env 0: EnvTimeoutError: no answer" in caplog.text
+
+
+def test_calls_may_take_long_together_and_without_a_limit(runner):
+    for limit_s in (5.0, None):
+        assert len(runner(limit_s=limit_s, at=1000).sample()) == 20
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["sleep", "loop"])
+def test_in_a_process_of_its_own_as_well(runner, how):
+    with pytest.raises(EnvError, match="no answer within") as e:
+        runner("async", how=how, at=8).sample()
+    assert "hanging_envs.py" in e.value.user_traceback
+
+
+def test_an_environment_that_exits_is_an_error(runner):
+    with pytest.raises(EnvError, match="SystemExit: 3"):
+        runner(how="sys.exit").sample()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("how", "said"), [("sys.exit", "SystemExit: 3"), ("os._exit", "code 7")])
+def test_an_exit_in_a_process_of_its_own_is_told(runner, how, said):
+    with pytest.raises(EnvError, match=said):
+        runner("async", how=how).sample()
