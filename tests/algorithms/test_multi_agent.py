@@ -140,7 +140,7 @@ def test_a_policy_from_scratch_acts_learns_and_is_restored(several, name, tmp_pa
     algorithm = make()
     row = algorithm.train()
     rows = row["learners"]["agent_1"]["num_agent_steps_trained"]
-    assert row["learners"]["agent_1"]["learner_stats"] == {"w": 2.0 + rows}
+    assert row["learners"]["agent_1"]["learner_stats"]["w"] == 2.0 + rows
     algorithm.policies.reads.set_state({})  # learning does not read what the policy puts out
     batch = algorithm.sample()  # its weight has reached the runners
     assert set(batch["agent_1"]["w"]) == {2.0 + rows}

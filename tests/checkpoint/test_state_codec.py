@@ -86,8 +86,8 @@ def test_views_of_arrays_are_stored_by_their_values():
 
 @pytest.mark.parametrize(
     "value",
-    [object(), {1, 2}, np.array([object()]), np.array(["a"]), 1j],
-    ids=["object", "set", "array of objects", "array of texts", "complex"],
+    [object(), frozenset({1, 2}), np.array([object()]), np.array(["a"]), 1j],
+    ids=["object", "frozen set", "array of objects", "array of texts", "complex"],
 )
 def test_unsupported_values_are_named_by_their_address(value):
     with pytest.raises(StateError, match="learner/1/odd"):
