@@ -1,7 +1,8 @@
-"""Names that RLlib used or uses, and what takes their place here.
+"""Names that RLlib, Stable-Baselines3 and CleanRL use or used, and what takes their place here.
 
-Owns: the answer to a key that used to exist. The same table translates RLlib's flat config dicts in
-the builder. Must not know: the schema; a test holds that every successor exists in it.
+Owns: the answer to a key of another library. RLlib's names also translate its flat config dicts in
+the builder; the others are only answered, since most of them count something else. Must not know:
+the schema; a test holds that every successor exists in it.
 """
 
 from collections.abc import Mapping
@@ -59,7 +60,6 @@ SUCCESSORS: dict[str, str] = {
     "num_to_keep": "checkpoint.keep",
     "run": "algorithm",
     "lr_schedule": "training.lr",
-    "batch_size": "training.train_batch_size",
     "lambda": "training.lambda_",
     "sgd_minibatch_size": "training.minibatch_size",
     "mini_batch_size_per_learner": "training.minibatch_size",
@@ -180,6 +180,88 @@ RULES: dict[str, str] = {
 }
 """Retired name -> what to do instead, where no single key takes its place."""
 
+_A_SCHEDULE = "a schedule is [[env_steps, value], ...], not a function of the progress"
+_EPSILON = (
+    "write exploration.epsilon: [[0, start], [N, end]]; N is exploration_fraction * total_timesteps"
+)
+_INTENSITY = (
+    "write training.training_intensity: batch_size * gradient_steps / (train_freq * n_envs), the "
+    "transitions replayed for each env step"
+)
+_NUM_ENVS = (
+    "write env_runners.num_envs_per_env_runner; remote env runners have so many each, "
+    'env_runners.gym_env_vectorize_mode: "async" gives each a process'
+)
+_TARGET = "write training.target_network_update_freq; it counts env steps, in SAC too"
+
+SB3_AND_CLEANRL: dict[str, str] = {
+    "n_steps": (
+        "write training.train_batch_size: n_steps * n_envs; for n-step returns write "
+        "training.n_step"
+    ),
+    "num_steps": "write training.train_batch_size: num_steps * num_envs",
+    **dict.fromkeys(("n_envs", "num_envs"), _NUM_ENVS),
+    **dict.fromkeys(
+        ("total_timesteps", "n_timesteps"),
+        "write stop.env_steps; it is compared after each whole iteration",
+    ),
+    "learning_rate": f"write training.lr; {_A_SCHEDULE}",
+    "anneal_lr": "write training.lr: [[0, learning_rate], [total_timesteps, 0]]",
+    "policy_lr": "write training.lr",
+    "q_lr": "write training.critic_lr",
+    "net_arch": (
+        "write model.hidden; the value function has layers of the same widths, its own unless "
+        "model.share_layers is true"
+    ),
+    "policy_kwargs": "write the section model: net_arch is model.hidden",
+    "batch_size": (
+        "write training.minibatch_size; training.train_batch_size is what an iteration collects, "
+        "on which A2C and PG make one step"
+    ),
+    "num_minibatches": "write training.minibatch_size: num_steps * num_envs / num_minibatches",
+    **dict.fromkeys(("n_epochs", "update_epochs"), "write training.num_epochs"),
+    "gae_lambda": "write training.lambda_",
+    "ent_coef": (
+        "write training.entropy_coeff; in SAC training.initial_alpha, which training.alpha_lr: 0 "
+        "holds there"
+    ),
+    "vf_coef": (
+        "write training.vf_loss_coeff; the value loss is halved as in CleanRL: twice the vf_coef "
+        "of Stable-Baselines3"
+    ),
+    "max_grad_norm": "write training.grad_clip",
+    **dict.fromkeys(("clip_range", "clip_coef"), f"write training.clip_param; {_A_SCHEDULE}"),
+    "clip_range_vf": "write training.vf_clip_param",
+    "clip_vloss": "write training.vf_clip_param; it is the bound: clip_coef, or null for false",
+    **dict.fromkeys(
+        ("normalize_advantage", "norm_adv"),
+        'write training.normalize_advantages: "minibatch", or null for false',
+    ),
+    "target_kl": (
+        "write training.target_kl, which PPO has; 1.5 times it ends an update, as in "
+        "Stable-Baselines3, while CleanRL compares with target_kl after each pass"
+    ),
+    "buffer_size": "write replay.capacity",
+    "learning_starts": (
+        "write training.num_steps_sampled_before_learning_starts; exploration.random_steps of the "
+        "same number makes the actions until then uniformly random"
+    ),
+    **dict.fromkeys(("train_freq", "train_frequency", "gradient_steps"), _INTENSITY),
+    **dict.fromkeys(("target_update_interval", "target_network_frequency"), _TARGET),
+    "tau": (
+        "write training.tau, which SAC has; DQN copies the whole network, each "
+        "training.target_network_update_freq env steps"
+    ),
+    **dict.fromkeys(
+        (
+            *("exploration_fraction", "exploration_initial_eps", "exploration_final_eps"),
+            *("start_e", "end_e"),
+        ),
+        _EPSILON,
+    ),
+}
+"""Name of Stable-Baselines3 or CleanRL -> what to write, and what differs in meaning."""
+
 STOP_KEYS: dict[str, str] = {
     "timesteps_total": "env_steps",
     "num_env_steps_sampled": "env_steps",
@@ -217,14 +299,14 @@ VALUES: dict[tuple[str, str], str] = {
 
 
 def advice(name: str) -> str | None:
-    """What to say about a retired name, or None for one that never was."""
+    """What to say about a name of another library, or None for one that is none."""
     if name in SUCCESSORS:
         return f"retired; its successor is {SUCCESSORS[name]}"
     if name in RULES:
         return f"retired; {RULES[name]}"
     if (reason := without_effect(name)) is not None:
         return f"retired; {reason}; leave the key out"
-    return None
+    return SB3_AND_CLEANRL.get(name)
 
 
 def without_effect(name: str) -> str | None:

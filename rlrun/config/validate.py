@@ -174,7 +174,7 @@ def _item_type(annotation: Any, part: str | int) -> Any:
 
 
 def unknown_key(path: Path, training: type[TrainingConfig] | None = None) -> str:
-    """The message about a key that is not in its section: retired, misplaced or misspelt."""
+    """The message about a key not in its section: of another library, misplaced or misspelt."""
     known = sections(training or TrainingConfig)
     section, key = ".".join(str(part) for part in path[:-1]), str(path[-1])
     if training is None and section == "training":
