@@ -25,12 +25,10 @@ def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
     """List the names that an experiment file may use, one a line with a description."""
-    listing = {
-        Kind.ALGORITHMS: _algorithms,
-        Kind.ENVS: _envs,
-        Kind.MODELS: _models,
-        Kind.CONFIGS: _configs,
-    }[kind]
+    if kind is Kind.CONFIGS:
+        _print_configs()
+        return
+    listing = {Kind.ALGORITHMS: _algorithms, Kind.ENVS: _envs, Kind.MODELS: _models}[kind]
     rows = list(listing())
     width = max((len(name) for name, _ in rows), default=0)
     for name, about in rows:
@@ -76,18 +74,17 @@ def _models() -> Iterable[tuple[str, str]]:
         yield f"model.{switch}: true", _first_line(module.__doc__)
 
 
-def _configs() -> Iterable[tuple[str, str]]:
+def _print_configs() -> None:
     """The shipped files by name, and those of the folder configs/ here, as a table."""
     from rlrun.config.registry import configs_folder, shipped_configs
+    from rlrun.experiment.report.tables import Table, print_table
 
     here, files = Path("configs"), shipped_configs()
     if here.is_dir() and not here.samefile(configs_folder()):
         files = {str(file): file for file in sorted(here.rglob("*.yaml"))} | files
-    rows = {name: _facts(file) for name, file in files.items()}
-    rows = {"CONFIG": ("ALGORITHM", "ENVIRONMENT", "REACHED", "TIME"), **rows}
-    widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
-    for name, row in rows.items():
-        yield name, "  ".join(f"{cell:{n}}" for cell, n in zip(row, widths, strict=True))
+    heads = "CONFIG", "ALGORITHM", "ENVIRONMENT", "REACHED", "TIME"
+    rows = [(name, *_facts(file)) for name, file in files.items()]
+    print_table(Table(heads, rows), lambda row: None)
 
 
 def _facts(file: Path) -> tuple[str, str, str, str]:

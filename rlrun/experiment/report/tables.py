@@ -6,7 +6,7 @@ Owns how headings and rows are laid out. It must not know what the cells mean.
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 Cells = tuple[str, ...]
 
@@ -52,7 +52,8 @@ class Table:
 
         drawn = RichTable(box=None, pad_edge=False, header_style="bright_black")
         for head in self.heads:
-            drawn.add_column(head, justify="right" if head in self.numeric else "left")
+            side: Literal["left", "right"] = "right" if head in self.numeric else "left"
+            drawn.add_column(head, justify=side, overflow="fold")  # names stay whole
         for row in self.rows:
             drawn.add_row(*row, style=style_of(row))
         return drawn
