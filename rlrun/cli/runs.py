@@ -85,15 +85,33 @@ def _entries(folder: Path) -> "list[RunEntry]":
     return read_index(folder) if folder != RUNS or folder.exists() else []
 
 
-def show(run: Run, *, json: Json = False) -> None:
+def show(
+    run: Run,
+    *,
+    json: Json = False,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the panel of a run as a picture.")
+    ] = None,
+) -> None:
     """Show a run, or a sweep and its runs: outcome, results, checkpoints, size, command, code.
 
     rlrun show runs/ppo_cartpole
+
+    rlrun show runs/ppo_cartpole --svg panel.svg
     """
     from rlrun.experiment.report.run_lines import show_lines, to_json
-    from rlrun.experiment.run_index import find_entry
+    from rlrun.experiment.run_index import find_entry, header_of
 
     entry = find_entry(run)
+    if svg is not None:
+        from rlrun.experiment.report.panel import picture
+        from rlrun.experiment.report.sinks import read_rows
+
+        rows = read_rows(entry.path / "metrics.jsonl", warn=False)
+        drawn = picture(header_of(entry), rows, title=f"rlrun train {entry.path.parent.name}")
+        svg.write_text(drawn, encoding="utf-8")
+        typer.echo(svg)
+        return
     text = json_module.dumps(to_json(entry), allow_nan=False) if json else show_lines(entry)
     typer.echo(text if isinstance(text, str) else "\n".join(text))
 

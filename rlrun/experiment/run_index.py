@@ -20,6 +20,7 @@ from rlrun.checkpoint.files import remove_directory, replace_link
 from rlrun.config.problems import ConfigError
 from rlrun.config.yaml_tree import parse_scalar
 from rlrun.data.results import Row, counts_already, lookup, number_at
+from rlrun.experiment.report.progress import RunHeader
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run_folder import (
     SWEEP_CONFIG,
@@ -205,12 +206,7 @@ class _Goal:
         self.best_of = min if chosen.get("mode") == "min" else max
         window = int(number_at(settings, "report/smoothing_episodes") or 1)
         self._smoothing_episodes = window
-        stop = settings.get("stop")
-        bounds = {key: number_at(stop, key) for key in stop} if isinstance(stop, dict) else {}
-        self.stop = StopCriteria(
-            {key: bound for key, bound in bounds.items() if bound is not None},
-            smoothing_episodes=window,
-        )
+        self.stop = _stop(settings, window)
 
     def value(self, row: Row) -> float | None:
         """The value of a result; None if it has none that counts yet."""
@@ -221,6 +217,31 @@ class _Goal:
     def best(self, values: Iterable[float | None]) -> float | None:
         """The best of these; None without any."""
         return self.best_of((value for value in values if value is not None), default=None)
+
+
+def _stop(settings: Mapping[str, Any], smoothing_episodes: int) -> StopCriteria:
+    stop = settings.get("stop")
+    bounds = {key: number_at(stop, key) for key in stop} if isinstance(stop, dict) else {}
+    known = {key: bound for key, bound in bounds.items() if bound is not None}
+    return StopCriteria(known, smoothing_episodes=smoothing_episodes)
+
+
+def header_of(entry: RunEntry) -> RunHeader:
+    """What the panel of a run says above its results.
+
+    Raises:
+        RunFolderError: it is a sweep, or its settings are damaged.
+    """
+    if entry.is_sweep or not entry.settings:
+        raise RunFolderError(entry.reason or f"{entry.path}: a sweep; name one of its runs")
+    return RunHeader(
+        algorithm=str(lookup(entry.settings, "algorithm")),
+        env=str(lookup(entry.settings, "env/use")),
+        seed=int(number_at(entry.settings, "seed") or 0),
+        folder=entry.path,
+        num_env_runners=int(number_at(entry.settings, "env_runners/num_env_runners") or 0),
+        stop=_stop(entry.settings, 1),
+    )
 
 
 def _progress(

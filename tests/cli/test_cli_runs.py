@@ -288,3 +288,12 @@ def test_each_shell_has_its_script(rlrun, monkeypatch, shell):
     _, out, err = rlrun()
     assert f"complete_{shell}" in out
     assert not err
+
+
+def test_the_panel_of_a_run_is_a_picture(rlrun, make_run):
+    make_run("runs/exp/a")
+    assert rlrun("show", "runs/exp/a", "--svg", "panel.svg")[0] == 0
+    picture = Path("panel.svg").read_text()
+    assert picture.startswith("<svg")
+    assert all(text in picture for text in ("CartPole-v1", "env_steps", "1,000"))
+    assert "url(" not in picture.replace("url(#", "")

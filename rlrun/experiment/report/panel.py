@@ -4,16 +4,19 @@ Owns the drawing: ``draw`` is a pure function of a Progress and a width. It must
 called (console.py).
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from rlrun.experiment.report.progress import Progress, clock_time
+from rlrun.data.results import number_at
+from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
 from rlrun.experiment.stopping import number
 
 WIDEST = 120
@@ -66,6 +69,19 @@ def draw(progress: Progress, width: int) -> RenderableType:
         border_style="bright_black",
         width=width,
     )
+
+
+def picture(header: RunHeader, results: Iterable[Mapping[str, Any]], title: str) -> str:
+    """The last frame of a run with these results, as an SVG."""
+    time_s = 0.0
+    progress = Progress(header, clock=lambda: time_s)
+    for result in results:
+        time_s = number_at(result, "time_s") or 0.0
+        progress.update(result)
+    console = Console(record=True, width=WIDEST, file=StringIO())
+    console.print(draw(progress, WIDEST))
+    drawn = console.export_svg(title=title)
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # fonts from the web
 
 
 def _lines(rows: Sequence[tuple[str, Text] | None]) -> Text:
