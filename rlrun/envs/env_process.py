@@ -101,8 +101,13 @@ class EnvProxy(ABC):
             EnvError: from the constructor.
             EnvFailure: the environment raised, or its process ended.
         """
+        try:
+            answer = self._receive()
+        except (EnvError, EnvFailure):
+            self.under_way = False
+            raise
         self.under_way = False
-        return self._receive()
+        return answer
 
     def wait_until_built(self) -> None:
         """Wait for the constructor; spaces and what else describes it are attributes then."""
