@@ -224,7 +224,7 @@ class ParallelSubEnvs(SubEnvs):
 class ProcessEnv(EnvProxy):
     """An environment in a sub-process of this process."""
 
-    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None) -> None:
+    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None = None) -> None:
         self._connection, other_end = multiprocessing.Pipe()
         host = partial(EnvHost, CloudpickleWrapper(make), env_timeout_s)
         self._process = multiprocessing.Process(

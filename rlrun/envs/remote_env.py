@@ -19,7 +19,7 @@ from rlrun.envs.errors import EnvFailure
 class RemoteEnv(EnvProxy):
     """An environment in a Ray actor."""
 
-    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None) -> None:
+    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None = None) -> None:
         host_class: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvHost)
         self._host = host_class.remote(make, env_timeout_s)
         self._answer: Any = None
