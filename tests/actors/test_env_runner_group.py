@@ -78,6 +78,7 @@ def test_runners_that_had_no_state_begin_afresh(
     assert "env runners 1, 2 go on in place of" in caplog.text
 
 
+@pytest.mark.faults
 def test_an_error_of_the_environment_gets_one_fresh_runner_and_the_same_fragment(
     make_group: Any,
 ) -> None:
@@ -87,6 +88,7 @@ def test_an_error_of_the_environment_gets_one_fresh_runner_and_the_same_fragment
     assert group.foreach_env_runner(lambda runner: runner.recreated) == [False, True]
 
 
+@pytest.mark.faults
 def test_an_error_that_comes_back_at_the_same_place_ends_the_run_as_it_was_raised(
     make_group: Any,
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_runner_that_is_late_again_ends_the_run(
     assert group.num_restarts == restarts
 
 
+@pytest.mark.faults
 def test_a_late_runner_is_lost_where_failures_are_ignored(make_group: Any) -> None:
     group = make_group(
         {(1, 0): "sleep", "sleep_s": 60.0},

@@ -58,6 +58,7 @@ def test_a_killed_evaluation_runner_comes_back_and_its_episodes_are_the_same(
     assert numbers(config(num_env_runners=2), kills=True) == numbers(config())
 
 
+@pytest.mark.faults
 def test_episodes_of_a_lost_evaluation_runner_are_run_by_the_others(local_ray: None) -> None:
     ignoring = config(num_env_runners=2).fault_tolerance(
         restart_failed_env_runners=False, ignore_env_runner_failures=True
@@ -77,6 +78,7 @@ def test_in_parallel_the_weights_are_evaluated_with_which_the_iteration_began(
     assert found == expected
 
 
+@pytest.mark.faults
 def test_a_resumed_run_evaluates_the_same_in_runners_of_its_own(
     local_ray: None, tmp_path: Any
 ) -> None:

@@ -64,6 +64,7 @@ def statuses(outcome):
     return [trial.status for trial in outcome.trials]
 
 
+@pytest.mark.faults
 def test_trials_are_equal_to_single_runs(tmp_path, capfd):
     text = PPO + "sweep: {space: {training.lr: {grid: [1e-3, 1e-2]}}, seeds: 2}"
     outcome = sweep(tmp_path, text)
