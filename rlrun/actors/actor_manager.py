@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import ray
@@ -178,28 +179,35 @@ class FaultTolerantActorManager:
     ) -> list[CallResult]:
         """The results that are there, in ascending id; waits ``timeout_s`` for the first of them.
 
+        An actor's results come in the order of its calls: one that Ray has before an earlier one
+        waits for it.
+
         Args:
             tags: fetch only calls with one of these tags; None fetches all.
             timeout_s: None waits as long as it takes.
         """
         wanted = None if tags is None else set(tags)
         pending = {
-            ref: (actor_id, tag)
-            for actor_id, actor in self._actors.items()
-            for ref, (tag, _) in actor.in_flight.items()
-            if wanted is None or tag in wanted
+            actor_id: {
+                ref: tag
+                for ref, (tag, _) in actor.in_flight.items()
+                if wanted is None or tag in wanted
+            }
+            for actor_id, actor in sorted(self._actors.items())
         }
-        if not pending:
+        refs = [ref for tag_of in pending.values() for ref in tag_of]
+        if not refs:
             return []
-        ready, others = ray.wait(list(pending), num_returns=1, timeout=timeout_s)
-        if ready and others:
-            ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
+        first, others = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        ready = set(first)
+        if first and others:
+            ready.update(ray.wait(others, num_returns=len(others), timeout=0)[0])
         results = []
-        for ref in ready:
-            actor_id, tag = pending[ref]
-            self._actors[actor_id].in_flight.pop(ref, None)
-            results.append(self._result(actor_id, ref, tag))
-        return sorted(results, key=lambda result: result.actor_id)
+        for actor_id, tag_of in pending.items():
+            for ref in takewhile(ready.__contains__, tag_of):
+                self._actors[actor_id].in_flight.pop(ref, None)
+                results.append(self._result(actor_id, ref, tag_of[ref]))
+        return results
 
     def probe_unhealthy_actors(self, method: str = "ping", timeout_s: float = 30.0) -> list[int]:
         """Ask unhealthy actors whether they are back; returns those that answered in time."""

@@ -204,7 +204,7 @@ class AsynchronousSampler:
             if self._is_expected(result):
                 by_runner.setdefault(result.actor_id, []).append(result)
         for index, of_runner in by_runner.items():
-            self._accept(index, sorted(of_runner, key=_fragment))
+            self._accept(index, of_runner)
         for index in self._remote.late_ones():
             first = next((asked.request.fragment for asked in self._asked.get(index, ())), -1)
             self._go_on(index, self._remote.recover_late([index], first))

@@ -84,6 +84,28 @@ def test_asynchronous_calls_are_bounded_and_fetched_by_tag(manager: Any) -> None
     assert manager.num_in_flight() == 0
 
 
+def test_results_of_an_actor_come_in_the_order_of_its_calls(
+    local_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    toy: Any = ray.remote(num_cpus=0.1)(Toy)
+    manager = FaultTolerantActorManager(toy.remote, 1, max_in_flight=2)
+    for tag in ("a", "b"):
+        manager.foreach_actor_async("count", tag=tag)
+    assert values(manager.foreach_actor("ping")) == [1]  # so both have been answered
+
+    def wait_without_the_oldest(refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        return refs[1:], refs[:1]
+
+    with monkeypatch.context() as patched:  # as Ray answers while the first result arrives
+        patched.setattr(ray, "wait", wait_without_the_oldest)
+        assert manager.fetch_ready_async_reqs() == []
+    results = manager.fetch_ready_async_reqs()
+    assert [(result.tag, result.value) for result in results] == [("a", (1, 1)), ("b", (1, 2))]
+    manager.stop()
+
+
 @pytest.mark.faults
 def test_a_dead_actor_is_unhealthy_skipped_and_comes_back_with_its_id(manager: Any) -> None:
     manager.foreach_actor_async("die", actor_ids=[1], tag="x")
