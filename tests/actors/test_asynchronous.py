@@ -199,7 +199,7 @@ def test_after_a_reset_nothing_old_is_delivered(make_sampler: Any, refill: bool)
 def test_what_was_asked_and_not_taken_is_asked_again_with_the_weights_it_had(
     make_sampler: Any,
 ) -> None:
-    sampler, group, _ = make_sampler(2)
+    sampler, group, _ = make_sampler(2, queue_size=100)  # not full, however fast replies come
     sampler.set_weights(np.float32(1.0), 1)
     taken = [sampler.take() for _ in range(3)]
     sampler.set_weights(np.float32(2.0), 2)
