@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch, step_ranks
 from rlrun.replay.replay_buffer import Array, ReplayBuffer
-
-_NEVER = np.iinfo(np.int64).max
 
 
 class MultiAgentReplayBuffer:
@@ -137,8 +134,8 @@ class MultiAgentReplayBuffer:
 class _StepIndex:
     """A ring of env steps: the transitions of each policy that ended in them.
 
-    A step is dropped as soon as any transition of its batch has been overwritten in its buffer, so
-    all transitions of the remaining steps are there.
+    A step is dropped as soon as any transition from its batch on has been overwritten in its
+    buffer, so all transitions of the remaining steps are there.
 
     Args:
         capacity: C.
@@ -169,8 +166,8 @@ class _StepIndex:
                 f"{self.capacity}: its steps would not be whole"
             )
         places = (self.num_added + np.arange(num_steps)) % self.capacity
-        for steps in self._of.values():
-            steps.count[places], steps.lowest[places] = 0, _NEVER
+        for policy_id, steps in self._of.items():
+            steps.count[places], steps.lowest[places] = 0, buffers[policy_id].num_added
         by_policy = np.split(ranks, np.cumsum([len(rows) for rows in batches.values()])[:-1])
         for policy_id, own in zip(batches, by_policy, strict=True):
             buffer = buffers[policy_id]
@@ -232,13 +229,12 @@ class _PolicySteps:
     |---|---|---|
     | ids | ``[capacity of its buffer]`` | a ring of transitions' numbers |
     | begin, count | ``[C]`` | place in that order and number of the step's transitions |
-    | lowest | ``[C]`` | number of the first transition of the step's batch |
+    | lowest | ``[C]`` | number of the first transition from the step's batch on |
     """
 
     def __init__(self, num_steps: int, num_transitions: int) -> None:
         self.ids = np.zeros(num_transitions, np.int64)
-        self.begin, self.count = np.zeros((2, num_steps), np.int64)
-        self.lowest: NDArray[np.int64] = np.full(num_steps, _NEVER)
+        self.begin, self.count, self.lowest = np.zeros((3, num_steps), np.int64)
 
     def add(self, ranks: Array, places: Array, first: int) -> None:
         """Add rows ``[n]`` from number ``first`` on, by the rank of their step in ``places``."""

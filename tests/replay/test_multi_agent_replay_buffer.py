@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from experience import GAMMA, Experience, assert_equal_batches, assert_returns
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlrun.data import columns as col
@@ -49,6 +49,7 @@ def test_returns_go_along_an_agents_steps_to_their_end_and_not_across_the_rings_
     n_step=st.integers(1, 4),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=10),
 )
+@example(seed=0, num_agents=3, capacity=30, n_step=1, lengths=[1, 4, 1, 4, 5, 2, 1])
 def test_lockstep_brings_all_transitions_of_the_env_steps_drawn_also_after_a_restore(
     seed, num_agents, capacity, n_step, lengths
 ):
