@@ -24,6 +24,7 @@ from rlrun.data.nested import has_action_mask
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import policy_key, weights_seed
 from rlrun.learning.learner import Learner
+from rlrun.learning.learner_group import LearnerGroup
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
@@ -186,6 +187,9 @@ class Policies(Mapping[str, PolicySettings]):
             learners: what `training_step` has returned.
         """
         rows, self._rows = {**self._rows, **learners}, {}
+        for policy_id, learner in self.learners.items():
+            if isinstance(learner, LearnerGroup) and policy_id in rows:
+                rows[policy_id] = {**rows[policy_id], "restarts": learner.num_restarts}
         order = [*self.settings, *(name for name in rows if name not in self.settings)]
         return {name: rows[name] for name in order if name in rows}
 

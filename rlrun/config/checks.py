@@ -221,7 +221,7 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Whether the algorithm can use several learners, and their resources."""
     learners = experiment.learners
     if not learners.num_learners:
-        for name in ("num_cpus_per_learner", "num_gpus_per_learner"):
+        for name in ("num_cpus_per_learner", "num_gpus_per_learner", "max_num_learner_restarts"):
             if getattr(learners, name) != type(learners).model_fields[name].default:
                 message = "there is no remote learner; set num_learners, or leave this out"
                 yield Finding(("learners", name), message)

@@ -248,6 +248,8 @@ class LearnersConfig(Section):
     """CPUs that each of these learners reserves."""
     num_gpus_per_learner: NonNegative = 0.0
     """GPUs that each of these learners trains on; a fraction lets several share one."""
+    max_num_learner_restarts: Whole = 100
+    """Restarts of any one of several learners whose processes died after which the run ends."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
     """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
     compile: bool = False

@@ -46,9 +46,9 @@ class Learner:
         module: moved to the learner's device.
         training: gradient clipping and the optimizer.
         settings: device, threads, compilation.
-        group: of learners in other processes, with which this one makes each step.
 
     Attributes:
+        group: of learners in other processes, with which this one makes each step.
         views: names of what the module is given of each batch: what it asked for and reads; empty
             where it asked for the present observation alone.
     """
@@ -58,10 +58,8 @@ class Learner:
         module: RLModule,
         training: TrainingConfig,
         settings: LearnersConfig,
-        *,
-        group: ProcessGroup | None = None,
     ) -> None:
-        self._group = group
+        self.group: ProcessGroup | None = None
         self.device = resolve_device(settings.device)
         self.module = module.to(self.device)
         self.parameters = FlatParameters(self.module)
@@ -111,8 +109,8 @@ class Learner:
         """
         if gradient is None or self._by_autograd:
             gradient = self._gradient_of(loss)
-        if self._group is not None:
-            gradient = self._shared(gradient, self._group)
+        if self.group is not None:
+            gradient = self._shared(gradient, self.group)
         gathered: list[list[Tensor]] = []
         names: list[str] = []
         for rows in minibatches:
@@ -162,7 +160,7 @@ class Learner:
         loss_arguments: Mapping[str, Any],
     ) -> dict[str, Tensor]:
         """The first half of `accumulate`: leaves the gradients in `parameters.grads`."""
-        function, group = self._in_force(loss), self._group
+        function, group = self._in_force(loss), self.group
         means: dict[str, Tensor] = {}
         self.parameters.zero_grad()
         for whole in microbatches:

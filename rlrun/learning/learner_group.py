@@ -6,13 +6,16 @@ through the same minibatches, and computes its part of each; gradients are summe
 to rounding. The group is a learner itself: its own copy of the module, in this process, has the
 weights after each update, and computes what an update needs before it (values, advantages).
 
-A learner that is lost ends the run: which of its steps the others had made is unknown.
+A learner whose process dies is started again. Each holds its state from before the running update;
+all go back to the one of a learner that is left, and make the whole update again, so that no number
+changes. If none is left, or restarts are used up, the run ends.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +32,8 @@ from rlrun.policies.rl_module import RLModule
 
 if TYPE_CHECKING:
     from rlrun.actors.actor_manager import CallResult
+
+_log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0  # for Ray to find a place for each learner and import torch there
 
@@ -64,20 +69,29 @@ class LearnerGroup(Learner):
 
         from rlrun.actors.actor_manager import FaultTolerantActorManager
 
-        shipped = ray.put(module)  # before its parameters become views of one vector
+        # Before its parameters become views of one vector.
+        self._shipped = ray.put(module), training, settings
         super().__init__(module, training, settings)
         number = settings.num_learners
         host_class: Any = ray.remote(
             num_cpus=settings.num_cpus_per_learner,
             num_gpus=settings.num_gpus_per_learner,
-            max_restarts=0,
+            max_restarts=0,  # restarts are ours: they restore a state
         )(LearnerHost)
         self._hosts = FaultTolerantActorManager(
-            lambda rank, _: host_class.remote(rank, number), number, first_id=0
+            lambda rank, _: host_class.remote(rank, number),
+            number,
+            max_restarts=settings.max_num_learner_restarts,
+            first_id=0,
         )
-        self._require_started(settings)
-        address = self._call("open_store", ranks=[0])
-        self._call("build", shipped, training, settings, address)
+        self._require_started()
+        self._call("build", *self._shipped)
+        self._call("join", self._call("open_store", ranks=[0]))
+
+    @property
+    def num_restarts(self) -> int:
+        """Learners that were started again so far."""
+        return self._hosts.num_restarts
 
     def update(
         self,
@@ -94,8 +108,7 @@ class LearnerGroup(Learner):
 
         settings = {"lr": lr, "gradient": gradient, "stop_early": stop_early}
         shipped = ray.put(minibatches.to(torch.device("cpu")))
-        self._call("seed", _drawn_seed())
-        statistics, weights = self._call("update", shipped, loss, dict(loss_arguments), settings)
+        statistics, weights = self._improve("update", shipped, loss, dict(loss_arguments), settings)
         self.parameters.load(weights)
         return dict(statistics)
 
@@ -110,8 +123,8 @@ class LearnerGroup(Learner):
     ) -> dict[str, Tensor]:
         """See `Learner.accumulate`; each learner takes its part of every microbatch."""
         shipped = [{name: column.cpu() for name, column in rows.items()} for rows in microbatches]
-        self._call("seed", _drawn_seed())
-        means, weights = self._call("accumulate", shipped, num_rows, loss, dict(loss_arguments), lr)
+        arguments = shipped, num_rows, loss, dict(loss_arguments), lr
+        means, weights = self._improve("accumulate", *arguments)
         self.parameters.load(weights)
         return {name: value.to(self.device) for name, value in means.items()}
 
@@ -137,30 +150,86 @@ class LearnerGroup(Learner):
         """End the learners' processes."""
         self._hosts.stop()
 
-    def _call(self, method: str, *arguments: Any, ranks: Iterable[int] | None = None) -> Any:
-        """Call all learners (or some) at once, and wait; the result of the first of them."""
-        results = self._hosts.foreach_actor(method, *arguments, actor_ids=ranks)
-        # Learners that wait for a dead one fail too, with errors that say less.
-        for result in sorted(results, key=lambda result: not result.actor_failed):
-            if result.error is not None:
-                self.stop()
-                raise _failure(result)
-        return results[0].value
+    def _improve(self, method: str, *arguments: Any) -> Any:
+        """Call a method that makes steps, as often as it takes to make all of them."""
+        seed = int(torch.randint(2**32, ()))  # from this process's generator, which is seeded
+        while True:
+            self._call("begin", seed)
+            results = self._hosts.foreach_actor(method, *arguments)
+            if not self._is_repaired(results, go_back=True):
+                return results[0].value
 
-    def _require_started(self, settings: LearnersConfig) -> None:
+    def _call(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> Any:
+        """Call all learners (or some) at once, and wait; the result of the first of them."""
+        while True:
+            results = self._hosts.foreach_actor(method, *arguments, actor_ids=ranks)
+            if not self._is_repaired(results):
+                return results[0].value
+
+    def _is_repaired(self, results: Sequence[CallResult], *, go_back: bool = False) -> bool:
+        """Whether learners were lost in a call, and have been replaced: the call is to be repeated.
+
+        Args:
+            go_back: all learners to their state before the update that was running.
+
+        Raises:
+            LearnersError: no learner is left that has the state, or no restart.
+        """
+        lost = [result for result in results if result.actor_failed]
+        # Learners that wait for a lost one fail too, with errors that say less.
+        failed = lost or [result for result in results if not result.ok]
+        if not failed:
+            return False
+        states = self._hosts.foreach_actor("state", go_back) if lost else []
+        held = [result.value for result in states if result.ok]
+        if not held:
+            raise self._ended_by(failed[0])
+        lost += [result for result in states if result.actor_failed]
+        while lost:
+            lost = self._replaced(lost, held[0])
+        return True
+
+    def _replaced(self, lost: Sequence[CallResult], state: Mapping[str, Any]) -> list[CallResult]:
+        """Start lost learners again and bring all to a state; returns those lost meanwhile."""
+        from rlrun.actors.actor_manager import CallResult
+
+        hosts, ranks = self._hosts, [result.actor_id for result in lost]
+        for result in lost:
+            if not hosts.can_restart(result.actor_id):
+                raise self._ended_by(result)
+            _log.warning("%s It is started again, with the state of the others", _failure(result))
+        hosts.restart(*ranks)
+        self._require_started()
+        limit_s = _START_TIMEOUT_S
+        built = hosts.foreach_actor("build", *self._shipped, actor_ids=ranks, timeout_s=limit_s)
+        opened = hosts.foreach_actor("open_store", actor_ids=[0], timeout_s=limit_s)
+        address = opened[0].value if opened else None
+        joined = hosts.foreach_actor("join", address, state, timeout_s=limit_s)
+        results = {result.actor_id: result for result in (*built, *opened, *joined)}
+        late = LearnersError(f"A learner did not answer within {limit_s:.0f} s.")
+        each = [results.get(rank, CallResult(rank, error=late)) for rank in hosts.actor_ids]
+        return [result for result in each if not result.ok]
+
+    def _require_started(self) -> None:
         import ray
 
+        _, _, settings = self._shipped
         results = self._hosts.foreach_actor("process_id", timeout_s=_START_TIMEOUT_S)
-        if len(results) == settings.num_learners and all(result.ok for result in results):
+        if len(results) == settings.num_learners:
             return
         free = ray.available_resources()  # type: ignore[no-untyped-call]
         self.stop()
         raise LearnersError(
-            f"{sum(result.ok for result in results)} of {settings.num_learners} learners could be "
+            f"{len(results)} of {settings.num_learners} learners could be "
             f"started within {_START_TIMEOUT_S:.0f} s. Each needs "
             f"{settings.num_cpus_per_learner:g} CPUs and {settings.num_gpus_per_learner:g} GPUs; "
             f"free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
         )
+
+    def _ended_by(self, result: CallResult) -> BaseException:
+        """End all learners; the exception that says why."""
+        self.stop()
+        return _failure(result)
 
 
 class LearnerHost:
@@ -174,6 +243,8 @@ class LearnerHost:
     def __init__(self, rank: int, num_learners: int) -> None:
         self._rank, self._num_learners = rank, num_learners
         self._store: Any = None
+        self._backend = "gloo"
+        self._before: dict[str, Any] = {}
         self._learner: Learner
 
     def process_id(self) -> int:
@@ -189,25 +260,37 @@ class LearnerHost:
         self._store = store
         return host, int(store.port)
 
-    def build(
-        self,
-        module: RLModule,
-        training: TrainingConfig,
-        settings: LearnersConfig,
-        address: tuple[str, int],
-    ) -> None:
-        """Join the other learners and build this one."""
+    def build(self, module: RLModule, training: TrainingConfig, settings: LearnersConfig) -> None:
+        """Build this learner, still alone."""
         on_gpu = settings.num_gpus_per_learner > 0
         # Two learners on one GPU cannot talk through NCCL.
-        backend = "nccl" if settings.num_gpus_per_learner >= 1 else "gloo"
-        store = self._store or join_store(*address, self._num_learners)
+        self._backend = "nccl" if settings.num_gpus_per_learner >= 1 else "gloo"
         own = settings.model_copy(update={"device": "cuda" if on_gpu else "cpu"})
-        group = ProcessGroup(self._rank, self._num_learners, store, backend)
-        self._learner = Learner(module, training, own, group=group)
+        self._learner = Learner(module, training, own)
 
-    def seed(self, seed: int) -> None:
-        """Seed the global generators of this process, for each learner differently."""
+    def join(self, address: tuple[str, int], state: Mapping[str, Any] | None = None) -> None:
+        """Meet the other learners, again after one was replaced, and go on from a state."""
+        learner = self._learner
+        if learner.group is not None:
+            learner.group.leave()
+        store = self._store or join_store(*address, self._num_learners)
+        learner.group = ProcessGroup(self._rank, self._num_learners, store, self._backend)
+        if state is not None:
+            learner.load_named_weights(state["weights"])
+            learner.set_state(state["optimizer"])
+
+    def begin(self, seed: int) -> None:
+        """Before an update: keep the state, and seed the global generators, of each learner's
+        process differently.
+        """
+        self._before = self.state()
         seed_generators((seed + self._rank) % 2**32)
+
+    def state(self, before: bool = False) -> dict[str, Any]:
+        """Weights and the optimizer's state, now or before the last update began."""
+        learner = self._learner
+        now = {"weights": learner.named_weights(), "optimizer": learner.get_state()}
+        return self._before if before else now
 
     def update(
         self,
@@ -243,15 +326,11 @@ class LearnerHost:
         return self._learner.get_weights() if self._rank == 0 else None
 
 
-def _drawn_seed() -> int:
-    """A seed for learners' processes, drawn from this process's generator, which is seeded."""
-    return int(torch.randint(2**32, ()))
-
-
 def _failure(result: CallResult) -> BaseException:
     """The exception of a learner, or one that says that its process was lost."""
     assert result.error is not None
     if not result.actor_failed:
         return result.error
     text = " ".join(str(result.error).split()).rpartition("Worker exit detail: ")[2]
+    text = text.partition(" Some common causes")[0]
     return LearnersError(f"learner {result.actor_id} died: {text}")

@@ -41,6 +41,10 @@ class ProcessGroup:
             backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT
         )
 
+    def leave(self) -> None:
+        """Close the connections, also broken ones, so that another group can be joined."""
+        distributed.destroy_process_group()
+
     def part_of(self, rows: Rows) -> tuple[Rows, float]:
         """This learner's part of a minibatch, see `part_of_rank`."""
         return part_of_rank(rows, self._rank, self._world_size)

@@ -28,6 +28,7 @@ PPO = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "vf_clip_param": None, "entropy_
 A2C = {"vf_loss_coeff": 0.5, "entropy_coeff": 0.01}
 TRAINING = TrainingConfig(grad_clip=0.5)
 TWO = LearnersConfig(device="cpu", num_learners=2, num_cpus_per_learner=0.1)
+NO_RESTARTS = TWO.model_copy(update={"max_num_learner_restarts": 0})
 
 
 def make_module(**model):
@@ -224,18 +225,57 @@ def test_ppo_with_two_learners_trains_as_with_one(local_ray):
         np.testing.assert_allclose(others[name], value, atol=1e-3)
 
 
+def killed_once(path, rank):
+    """A loss that kills one learner in its third call, but for the first of these processes."""
+    calls = []
+
+    def deadly(module, rows, **arguments):  # a local function travels by value
+        calls.append(None)
+        if torch.distributed.get_rank() == rank and len(calls) == 3 and not path.exists():
+            path.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ppo_loss(module, rows, **arguments)
+
+    return deadly
+
+
+def updated(group, loss):
+    rows = group.load(make_batch(), NAMES)
+    statistics = group.update(
+        rows.minibatches(3, 16, np.random.default_rng(4)), loss, {**PPO, "kl_coeff": 0.0}, lr=1e-2
+    )
+    return statistics, group.get_weights().tobytes(), repr(group.get_state())
+
+
 @pytest.mark.faults
-def test_a_lost_learner_and_a_loss_that_raises_end_the_run(local_ray):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_learner_is_started_again_and_changes_no_number(one, two, tmp_path, caplog, rank):
+    """In the middle of an update, whose first steps the other learner has made."""
+    updated(two, ppo_loss)  # so that there is more to restore than a new learner has
+    start = two.named_weights(), two.get_state()
+    expected = updated(two, ppo_loss)
+    two.load_named_weights(start[0])
+    two.set_state(start[1])
+    restarts = two.num_restarts
+    assert updated(two, killed_once(tmp_path / "killed", rank)) == expected
+    assert two.num_restarts == restarts + 1
+    assert caplog.text.count(f"learner {rank} died") == 1
+
+
+@pytest.mark.faults
+def test_lost_learners_without_one_left_or_a_restart_and_a_loss_that_raises_end_the_run(local_ray):
     def deadly(module, rows, **arguments):
-        """Kills the second learner; a local function travels by value."""
-        if torch.distributed.get_rank() == 1:
+        """Kills learners; a local function travels by value."""
+        if torch.distributed.get_rank() in arguments.pop("ranks"):
             os.kill(os.getpid(), signal.SIGKILL)
         return a2c_loss(module, rows, **arguments)
 
-    group = LearnerGroup(make_module(), TRAINING, TWO)
-    rows = group.load(make_batch(), NAMES)
-    with pytest.raises(LearnersError, match="learner 1 died"):
-        group.accumulate(rows.microbatches(None), rows.size, deadly, A2C, lr=0.1)
+    for settings, ranks in ((TWO, [0, 1]), (NO_RESTARTS, [1])):
+        group = LearnerGroup(make_module(), TRAINING, settings)
+        rows = group.load(make_batch(), NAMES)
+        arguments = {**A2C, "ranks": ranks}
+        with pytest.raises(LearnersError, match=f"learner {ranks[0]} died"):
+            group.accumulate(rows.microbatches(None), rows.size, deadly, arguments, lr=0.1)
     group = LearnerGroup(make_module(), TRAINING, TWO)
     with pytest.raises(TypeError, match="entropy_coeff"):
         group.accumulate(rows.microbatches(None), rows.size, a2c_loss, {}, lr=0.1)
