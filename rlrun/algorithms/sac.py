@@ -38,7 +38,7 @@ from rlrun.algorithms.result import Result
 from rlrun.algorithms.targets import TargetNetwork, bellman_targets
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import addressed_settings
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import misfit
 from rlrun.config.schedules import LearningRate, Schedule, value_at
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Positive, Real
@@ -269,8 +269,7 @@ class SAC(Algorithm[SACTraining]):
         _, space = self.policies.module_spaces(policy_id)
         if isinstance(space, gym.spaces.Box) and not self.config.connectors.normalize_actions:
             message = "SAC acts in (-1, 1), which must be stretched to the bounds; leave it out"
-            origin = Origin("this experiment")
-            raise ConfigError([Problem(origin, "connectors.normalize_actions", message)])
+            raise misfit("connectors.normalize_actions", message)
         critics, target = (self.build_module(policy_id, TwinQNetwork) for _ in range(2))
         critic = Learner(critics, training, self.config.learners)
         return SACUpdater(learner, critic, target, training, space)

@@ -56,8 +56,12 @@ _NOT_FOR_ENVPOOL = {
 def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that is wrong with the environment of an experiment."""
     env, several = experiment.env, bool(experiment.multi_agent.policies)
-    if experiment.env_runners.gym_env_vectorize_mode != "envpool":
-        yield from check_env(env, several=several)
+    mode = experiment.env_runners.gym_env_vectorize_mode
+    if mode != "envpool":
+        findings = list(check_env(env, several=several))
+        yield from findings
+        if mode == "vector_entry_point" and not (several or findings):
+            yield from _check_vector_entry_point(env)
     elif several:
         message = "EnvPool's environments have one agent; leave it out"
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
@@ -182,6 +186,18 @@ def _check_gymnasium_id(env: EnvSpec) -> Iterator[Finding]:
     own = {key: value for key, value in env.kwargs.items() if key not in _MAKE_ARGUMENTS}
     given = (*spec.kwargs, *_GIVEN)
     yield from check_arguments(("env",), env.use, creator, own, given=given)
+
+
+def _check_vector_entry_point(env: EnvSpec) -> Iterator[Finding]:
+    import gymnasium
+
+    try:
+        found = _find_spec(gymnasium, env.use).vector_entry_point
+    except Exception:  # a registered name, or an import path
+        found = None
+    if found is None:
+        message = f"{env.use} comes with no vector environment; leave it out, or set it to sync"
+        yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
 
 
 def _find_spec(gymnasium: Any, use: str) -> Any:

@@ -72,6 +72,11 @@ class ConfigError(ValueError):
         return "\n".join(problem.render() for problem in self.problems)
 
 
+def misfit(key: str, message: str) -> ConfigError:
+    """The error of a setting that does not fit the environment, as building them shows."""
+    return ConfigError([Problem(Origin("this environment"), key, message)])
+
+
 def join(path: Path) -> str:
     """``("training", "lr", 1)`` as ``training.lr[1]``."""
     text = ""

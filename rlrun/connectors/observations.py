@@ -23,6 +23,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.config.problems import ConfigError, misfit
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.filters import MeanStdFilter
 from rlrun.data.nested import (
@@ -60,7 +61,7 @@ class ObservationPipeline(Connector):
 
     Raises:
         TypeError: for a space that cannot be preprocessed.
-        ValueError: for a filter on raw observations that are not floats in a Box.
+        ConfigError: for a filter of observations that are not floats in a Box.
     """
 
     def __init__(self, space: gym.Space[Any], settings: "EnvRunnersConfig") -> None:
@@ -87,11 +88,7 @@ class ObservationPipeline(Connector):
         normalized = None if self._preprocessor is None else self._preprocessor.continuous
         if filtered and (normalized is None or normalized.any()):
             if not isinstance(seen, gym.spaces.Box) or seen.dtype.kind != "f":
-                raise ValueError(
-                    "env_runners.observation_filter: MeanStdFilter needs observations of floats in "
-                    f"a Box, not {seen}; let env_runners.preprocessor_pref flatten them, which "
-                    "leaves alone what holds images"
-                )
+                raise _cannot_filter(seen, raw=settings.preprocessor_pref is None)
             self._filter = MeanStdFilter(seen.shape, normalized=normalized, clip=CLIP)
             seen = _filtered_space(seen, normalized)
             self.output_space = (
@@ -285,6 +282,12 @@ def _as_float32(space: gym.spaces.Box) -> gym.spaces.Box:
     with np.errstate(over="ignore"):
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     return gym.spaces.Box(low, high, dtype=np.float32)
+
+
+def _cannot_filter(space: gym.Space[Any], *, raw: bool) -> ConfigError:
+    advice = "env_runners.preprocessor_pref: rllib would flatten them" if raw else "leave it out"
+    message = f"MeanStdFilter needs observations of floats in a Box, not {space}; {advice}"
+    return misfit("env_runners.observation_filter", message)
 
 
 def _filtered_space(space: gym.spaces.Box, normalized: NDArray[np.bool_] | None) -> gym.spaces.Box:

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import misfit
 from rlrun.data.nested import ACTION_MASK, has_action_mask
 from rlrun.policies.action_sampling import FORBIDDEN, action_layout
 from rlrun.policies.policy import Array
@@ -51,8 +51,7 @@ class ActionMask:
         else:
             self._starts = np.cumsum([0, *self.categories[:-1]])
             return
-        message = f"the observation's {ACTION_MASK!r}: {message}"
-        raise ConfigError([Problem(Origin("this environment"), "env", message)])
+        raise misfit("env", f"the observation's {ACTION_MASK!r}: {message}")
 
     def apply(self, inputs: Array, observations: Array) -> Array:
         """The inputs ``[N, P]``, `FORBIDDEN` where observations ``[N]`` do not allow the action.

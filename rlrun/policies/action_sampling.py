@@ -28,6 +28,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
+from rlrun.config.problems import misfit
 from rlrun.data import columns as col
 from rlrun.policies.policy import Array, Policy
 
@@ -137,13 +138,11 @@ def _describe(space: gym.Space[Any]) -> tuple[Kind, tuple[int, ...], int]:
             return "gaussian", (), int(np.prod(space.shape))
         case gym.spaces.Box():
             if not space.is_bounded():
-                raise ValueError(f"cannot choose among unboundedly many integers: {space}")
+                raise misfit("env", f"cannot choose among unboundedly many integers: {space}")
             counts = space.high.astype(np.int64) - space.low.astype(np.int64) + 1
             return "multi_categorical", tuple(int(n) for n in counts.ravel()), counts.size
-    raise TypeError(
-        f"cannot act in a {type(space).__name__} space; supported are Box, Discrete, "
-        "MultiDiscrete, MultiBinary, Dict and Tuple"
-    )
+    message = f"cannot act in a {type(space).__name__} space; supported are Box, Discrete, "
+    raise misfit("env", f"{message}MultiDiscrete, MultiBinary, Dict and Tuple")
 
 
 class ActionSampler(ABC):

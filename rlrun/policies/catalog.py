@@ -9,7 +9,7 @@ import gymnasium as gym
 import torch
 from torch import nn
 
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.attention import AttentionActorCritic
@@ -50,7 +50,7 @@ def build_module(
         module = kind(observation_space, action_space, model)
     else:
         message = f"{model.use} is a subclass of neither rlrun.RLModule nor torch.nn.Module"
-        raise ConfigError([Problem(Origin("this model"), "model.use", message)])
+        raise misfit("model.use", message)
     views = state_views(module.initial_state(), model.max_seq_len)
     module.view_requirements = {**views, **module.view_requirements}
     return module

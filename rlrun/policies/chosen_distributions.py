@@ -28,7 +28,7 @@ from torch.distributions import Beta as TorchBeta
 from torch.distributions import kl_divergence
 from torch.nn import functional
 
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import misfit
 from rlrun.config.registry import DISTRIBUTIONS, import_object
 from rlrun.policies.action_sampling import (
     LOG_STD_BOUNDS,
@@ -60,8 +60,7 @@ def module_distribution(space: gym.Space[Any], choice: str | None) -> Distributi
         make: Callable[[gym.Space[Any]], Distribution] = kind
         made = make(space)
     except ValueError as error:
-        problem = Problem(Origin("this environment"), "model.distribution", f"{choice}: {error}")
-        raise ConfigError([problem]) from None
+        raise misfit("model.distribution", f"{choice}: {error}") from None
     return made
 
 

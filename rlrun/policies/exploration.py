@@ -23,7 +23,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import misfit
 from rlrun.config.schema import ExplorationConfig
 from rlrun.policies.action_sampling import (
     FORBIDDEN,
@@ -144,8 +144,7 @@ def exploring_sampler(
         found = _MAKE[settings.type](sampler, settings)
         if found is None:
             message = f"{settings.type} cannot draw actions of {action_space}"
-            origin = Origin("this experiment")
-            raise ConfigError([Problem(origin, "exploration.type", message)])
+            raise misfit("exploration.type", message)
         made = found
     # Epsilon-greedily, random actions are those with an epsilon of 1.
     if settings.random_steps and not isinstance(made, EpsilonGreedySampler | RandomSampler):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import ConfigError, misfit
 from rlrun.policies.layers import HIDDEN_GAINS, Layers, factorised_noise
 
 
@@ -390,4 +390,4 @@ class ConvEncoder(nn.Module):
 
 def conv_error(message: str, setting: str = "conv") -> ConfigError:
     """The error of a setting of convolutions that does not fit the environment."""
-    return ConfigError([Problem(Origin("this environment"), f"model.{setting}", message)])
+    return misfit(f"model.{setting}", message)

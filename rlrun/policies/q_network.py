@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
@@ -207,10 +208,9 @@ def build_q_network(
         named = import_object(model.use)
         if isinstance(named, type) and issubclass(named, RLModule):
             if options.num_atoms > 1 or options.noisy:
-                raise TypeError(
-                    "training.num_atoms and training.noisy shape rlrun's own Q-network: they do "
-                    f"nothing for {model.use}; leave them out, or name an encoder with model.use"
-                )
+                key = "training.num_atoms" if options.num_atoms > 1 else "training.noisy"
+                message = f"{model.use} is a network of its own, which this does not shape; leave"
+                raise misfit(key, f"{message} it out, or name an encoder with model.use")
             return named(observation_space, action_space, model, **model.kwargs)
     if model.use_lstm or model.use_gru:
         return RecurrentQNetwork(observation_space, action_space, model, dueling=options.dueling)

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import misfit
 from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.data.nested import has_action_mask, space_without_mask
 from rlrun.policies.action_sampling import ActionSampler, EpsilonGreedySampler
@@ -81,7 +81,7 @@ def build_q_policy(
     """
     if not isinstance(action_space, gym.spaces.Discrete):
         message = f"action values need a Discrete action space, this environment has {action_space}"
-        raise ConfigError([Problem(Origin("this environment"), "env", message)])
+        raise misfit("env", message)
     spaces, num_actions = (observation_space, action_space), int(action_space.n)
     greedy = EpsilonGreedySampler(num_actions, masked=has_action_mask(observation_space))
     sampler: ActionSampler = exploring_sampler(greedy, exploration, action_space)

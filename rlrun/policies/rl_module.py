@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
@@ -284,10 +285,8 @@ def encoder_of(
         encoder = conv_encoder(box_of(space).shape, model, init)
     size = getattr(encoder, "output_size", None)
     if not isinstance(size, int):
-        raise TypeError(
-            f"model.use: {type(encoder).__name__} must have an integer attribute output_size, the "
-            f"number of features it returns for each row; it has {size!r}"
-        )
+        message = f"{type(encoder).__name__} must have an integer attribute output_size, the number"
+        raise misfit("model.use", f"{message} of features it returns for each row; it has {size!r}")
     return encoder, size
 
 
@@ -305,13 +304,11 @@ def _own_encoder(model: ModelConfig) -> Callable[..., nn.Module] | None:
 
 
 def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
-    """The space; raises ValueError if the default networks cannot take its observations."""
+    """The space; raises ConfigError if the default networks cannot take its observations."""
     if not isinstance(space, gym.spaces.Box):
-        raise ValueError(
-            "the default networks need observations in a Box, or a Dict or Tuple, not in a "
-            f"{type(space).__name__}: let env_runners.preprocessor_pref flatten them (deepmind), "
-            "or name a module that takes them with model.use"
-        )
+        message = "the default networks need observations in a Box, or a Dict or Tuple, not in a"
+        message += f" {type(space).__name__}; leave it out, or name a module with model.use"
+        raise misfit("env_runners.preprocessor_pref", message)
     return space
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import misfit
 from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.data.nested import space_without_mask
 from rlrun.policies.action_sampling import (
@@ -32,7 +32,7 @@ def sac_sampler(space: gym.Space[Any]) -> ActionSampler:
     if isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded():
         return SquashedGaussianSampler(action_layout(space).num_columns)
     message = f"SAC needs Discrete actions or a bounded Box of floats, this environment has {space}"
-    raise ConfigError([Problem(Origin("this environment"), "env", message)])
+    raise misfit("env", message)
 
 
 def build_sac_policy(
@@ -51,8 +51,7 @@ def build_sac_policy(
     sampler = sac_sampler(action_space)
     if noise_correlation and not isinstance(sampler, SquashedGaussianSampler):
         message = f"noise that lasts needs a Box of floats, this environment has {action_space}"
-        origin = Origin("this experiment")
-        raise ConfigError([Problem(origin, "training.noise_correlation", message)])
+        raise misfit("training.noise_correlation", message)
     sampler = exploring_sampler(sampler, exploration, action_space)
     policy = _policy(observation_space, action_space, model, sampler)
     policy.let_noise_last(noise_correlation or lasting_noise(exploration))

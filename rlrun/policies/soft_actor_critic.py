@@ -14,6 +14,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
@@ -98,14 +99,12 @@ def _encoder_before(space: gym.Space[Any], model: ModelConfig) -> tuple[nn.Modul
     """The encoder before the MLP, None for flat observations, and the MLP's input width.
 
     Raises:
-        TypeError: when ``model.use`` names something else than an encoder.
+        ConfigError: ``model.use`` names something else than an encoder.
     """
     named = None if model.use is None else import_object(model.use)
     if isinstance(named, type) and issubclass(named, RLModule):
-        raise TypeError(
-            f"model.use: SAC has a policy and two critics, which one RLModule cannot be; let "
-            f"{model.use} be a torch.nn.Module that encodes observations"
-        )
+        message = "SAC has a policy and two critics, which one RLModule cannot be; let"
+        raise misfit("model.use", f"{message} it be a torch.nn.Module that encodes observations")
     if flattens(space, model):
         return None, gym.spaces.flatdim(box_of(space))
     return encoder_of(space, model)

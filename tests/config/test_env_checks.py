@@ -14,12 +14,12 @@ needs_envpool = pytest.mark.skipif(
 )
 
 
-def problems(use, envpool=False, policies=(), **kwargs):
+def problems(use, mode="auto", policies=(), **kwargs):
     """Address and message of each."""
     experiment = ExperimentConfig(
         algorithm="PPO",
         env=EnvSpec(use=use, kwargs=kwargs),
-        env_runners=EnvRunnersConfig(gym_env_vectorize_mode="envpool" if envpool else "auto"),
+        env_runners=EnvRunnersConfig(gym_env_vectorize_mode=mode),
         training=TrainingConfig(),
         multi_agent={"policies": list(policies)},
     )
@@ -114,7 +114,7 @@ def test_a_missing_extra_is_named(monkeypatch, use, module, extra):
     ],
 )
 def test_right_environments_of_envpool(use, kwargs):
-    assert problems(use, envpool=True, **kwargs) == []
+    assert problems(use, mode="envpool", **kwargs) == []
 
 
 @needs_envpool
@@ -136,7 +136,7 @@ def test_right_environments_of_envpool(use, kwargs):
     ],
 )
 def test_wrong_environments_of_envpool(use, kwargs, key, message):
-    ((found_key, found_message),) = problems(use, envpool=True, **kwargs)
+    ((found_key, found_message),) = problems(use, mode="envpool", **kwargs)
     assert found_key == key
     assert message in found_message
 
@@ -144,12 +144,20 @@ def test_wrong_environments_of_envpool(use, kwargs, key, message):
 def test_the_missing_extra_of_envpool_is_named(monkeypatch):
     monkeypatch.setattr(registry, "is_installed", lambda module: module != "envpool")
     message = 'envpool is not installed: pip install "rlrun[envpool]"'
-    found = problems("CartPole-v1", envpool=True)
+    found = problems("CartPole-v1", mode="envpool")
     assert found == [("env_runners.gym_env_vectorize_mode", message)]
 
 
+@pytest.mark.parametrize("use", ["Pendulum-v1", "StatelessCartPole", "fake_algorithm:classical"])
+def test_vector_code_is_asked_only_of_ids_that_bring_it(use):
+    assert problems("CartPole-v1", mode="vector_entry_point") == []
+    [(key, message)] = problems(use, mode="vector_entry_point")
+    assert key == "env_runners.gym_env_vectorize_mode"
+    assert f"{use} comes with no vector environment" in message
+
+
 def test_environments_with_several_agents_need_policies_and_no_pool():
-    ((key, message),) = problems("CartPole-v1", envpool=True, policies=["a"])
+    ((key, message),) = problems("CartPole-v1", mode="envpool", policies=["a"])
     assert key == "env_runners.gym_env_vectorize_mode"
     assert "one agent" in message
     found = dict(problems("pettingzoo/sisl/pursuit_v5"))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data.column_data import leaves
@@ -157,5 +158,7 @@ def test_what_cannot_be_done_is_named() -> None:
     with pytest.raises(TypeError, match="Text"):
         pipeline(gym.spaces.Dict(a=gym.spaces.Text(4)))
     for space in (NESTED, IMAGE):
-        with pytest.raises(ValueError, match="preprocessor_pref"):
+        with pytest.raises(ConfigError, match=r"observation_filter.*preprocessor_pref: rllib"):
             pipeline(space, preprocessor_pref=None, observation_filter="MeanStdFilter")
+    with pytest.raises(ConfigError, match=r"observation_filter.*leave it out"):
+        pipeline(gym.spaces.Dict(a=IMAGE), observation_filter="MeanStdFilter")

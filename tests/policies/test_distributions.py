@@ -10,6 +10,7 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
+from rlrun.config.problems import ConfigError
 from rlrun.policies.action_sampling import (
     LOG_STD_BOUNDS,
     EpsilonGreedySampler,
@@ -195,11 +196,11 @@ def test_integer_boxes_are_categories() -> None:
 
 @pytest.mark.parametrize("make", [build_distribution, action_sampler])
 def test_spaces_without_a_distribution_are_named(make: Callable[[gym.Space], object]) -> None:
-    with pytest.raises(TypeError, match="Text"):
+    with pytest.raises(ConfigError, match="Text"):
         make(gym.spaces.Text(5))
     unbounded = gym.spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64)
     unbounded.bounded_above[:] = False
-    with pytest.raises(ValueError, match="unboundedly many"):
+    with pytest.raises(ConfigError, match="unboundedly many"):
         make(unbounded)
 
 

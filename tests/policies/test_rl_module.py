@@ -277,7 +277,7 @@ def test_a_users_encoder_gets_both_heads() -> None:
     assert module.forward_train(rows(VECTOR))["vf_preds"].shape == (5,)
     separate = build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Doubler", share_layers=False)
     assert count(separate) == count(module) + (4 * 8 + 8)
-    with pytest.raises(TypeError, match="output_size"):
+    with pytest.raises(ConfigError, match="output_size"):
         build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Sizeless")
     with pytest.raises(ConfigError, match="neither"):
         build(VECTOR, gym.spaces.Discrete(3), use="math:sqrt")
