@@ -44,8 +44,10 @@ class Progress:
         self.iteration = self.env_steps = self.agent_steps = self.trained_steps = 0
         self.next_fragment = 0
         self.time_s = 0.0
-        report = config.report
-        self.episodes = EpisodeStatistics(report.smoothing_episodes, report.info_keys)
+        keys = config.report.info_keys
+        of_episodes, of_agents = ((), keys) if config.multi_agent.policies else (keys, ())
+        window = config.report.smoothing_episodes
+        self.episodes = EpisodeStatistics(window, of_episodes, of_agents)
         self.env_runners = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
         self.timers = PhaseTimers()
         self.policy_lag: dict[str, float] = {}
@@ -138,9 +140,9 @@ class Progress:
                 **env_runners.faults(),
                 **self.env_runners.result(),
                 **self.episodes.agent_returns(policies, agents),
-                **(self.episodes.success_rate() if self.episodes.know_success else {}),
+                **self.episodes.success_rates(policies),
             },
-            "custom_metrics": self.episodes.custom_metrics(),
+            "custom_metrics": self.episodes.custom_metrics(policies),
             "learners": learners,
             "evaluation": evaluation,
             "timers": timers,

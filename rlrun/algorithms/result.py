@@ -31,6 +31,9 @@ Result = dict[str, Any]
 AgentReturns = tuple[tuple[str, str, float], ...]
 """Agent, policy and return, for each agent of an episode."""
 
+AgentMetrics = tuple[tuple[str, str, float], ...]
+"""Policy, name and number, for each number of an agent's last info."""
+
 IS_SUCCESS = "is_success"
 """Gymnasium's name, in the last info, for whether an episode's goal was reached."""
 
@@ -44,6 +47,25 @@ class _Ended(NamedTuple):
     length: int
     agents: AgentReturns
     custom: Mapping[str, float]
+    agent_metrics: AgentMetrics
+
+
+class _MetricNames:
+    """Which custom metrics are reported: those that are always, others once they have been seen.
+
+    Attributes:
+        own: of episodes.
+        of_agents: of several agents, by policy.
+    """
+
+    def __init__(self, own: Iterable[str] = (), of_agents: Iterable[str] = ()) -> None:
+        self.own, self.of_agents = dict.fromkeys(own), dict.fromkeys(of_agents)
+
+    def see(self, episodes: Iterable[_Ended]) -> None:
+        """Report the metrics of these episodes from now on."""
+        for episode in episodes:
+            self.own |= dict.fromkeys(episode.custom)
+            self.of_agents |= dict.fromkeys(name for _, name, _ in episode.agent_metrics)
 
 
 class EpisodeStatistics:
@@ -52,27 +74,23 @@ class EpisodeStatistics:
     Args:
         window: episodes in the means; if more end in one iteration, all of those count.
         names: custom metrics that are always reported; others are from their first episode on.
-
-    Attributes:
-        know_success: whether an episode has said whether it succeeded.
+        agent_names: metrics of several agents that are always reported.
     """
 
-    def __init__(self, window: int, names: Iterable[str] = ()) -> None:
-        self._names = dict.fromkeys(names)
+    def __init__(
+        self, window: int, names: Iterable[str] = (), agent_names: Iterable[str] = ()
+    ) -> None:
+        self._names = _MetricNames(names, agent_names)
         self._window: deque[_Ended] = deque(maxlen=window)
         self._this_iteration: list[_Ended] = []
         self._counted: list[_Ended] = []  # at the end of the last iteration
         self.total = 0
-        self.know_success = False
 
     def add(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes, in the order of their runners."""
-        for e in episodes:
-            custom = {name: _number(name, value) for name, value in e.custom_metrics.items()}
-            self._names |= dict.fromkeys(custom)
-            self.know_success |= IS_SUCCESS in custom
-            ended = _Ended(e.episode_return, e.length, e.agents, custom)
-            self._this_iteration.append(ended)
+        ended = [_ended(episode) for episode in episodes]
+        self._names.see(ended)
+        self._this_iteration += ended
 
     def end_iteration(self) -> Result:
         """The episode keys of the iteration's result; the next one starts empty."""
@@ -92,15 +110,13 @@ class EpisodeStatistics:
             "episode_len_mean": _mean([episode.length for episode in self._counted]),
         }
 
-    def custom_metrics(self) -> Result:
-        """``<name>_mean``, ``_min`` and ``_max`` over the episodes that were averaged last."""
-        if not self._names:
-            return {}
-        return _custom_metrics([each.custom for each in self._counted], self._names)
+    def custom_metrics(self, policies: Sequence[str] = ()) -> Result:
+        """`_custom_metrics` of the episodes that were averaged last."""
+        return _custom_metrics(self._counted, self._names, policies)
 
-    def success_rate(self) -> Result:
-        """`_success_rate` of the episodes that were averaged last."""
-        return _success_rate([each.custom for each in self._counted])
+    def success_rates(self, policies: Sequence[str] = ()) -> Result:
+        """`_success_rates` of the episodes that were averaged last."""
+        return _success_rates(self._counted, self._names, policies)
 
     def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
         """`agent_return_statistics` of the episodes that the last `end_iteration` averaged."""
@@ -110,6 +126,7 @@ class EpisodeStatistics:
     def get_state(self) -> dict[str, Any]:
         """The window and the count."""
         agents = [(i, *row) for i, episode in enumerate(self._window) for row in episode.agents]
+        metrics = [(i, *row) for i, e in enumerate(self._window) for row in e.agent_metrics]
         return {
             "returns": np.array([e.episode_return for e in self._window], np.float64),
             "lengths": np.array([e.length for e in self._window], np.int64),
@@ -122,22 +139,27 @@ class EpisodeStatistics:
             "total": self.total,
             "custom": {
                 name: np.array([e.custom.get(name, np.nan) for e in self._window], np.float64)
-                for name in self._names
+                for name in self._names.own
+            },
+            "agent_metrics": {
+                "episode": np.array([row[0] for row in metrics], np.int64),
+                "policy": [row[1] for row in metrics],
+                "name": [row[2] for row in metrics],
+                "number": np.array([row[3] for row in metrics], np.float64),
             },
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        agents: dict[int, list[tuple[str, str, float]]] = defaultdict(list)
-        columns = (state["agents"][name] for name in ("episode", "agent", "policy", "return"))
-        for episode, agent, policy, value in zip(*columns, strict=True):
-            agents[int(episode)].append((str(agent), str(policy), float(value)))
+        agents = _by_episode(state["agents"], "agent", "policy", "return")
+        metrics = _by_episode(state["agent_metrics"], "policy", "name", "number")
         self._window.clear()
         for i, (value, length) in enumerate(zip(state["returns"], state["lengths"], strict=True)):
             custom = {name: float(row[i]) for name, row in state["custom"].items()}
-            self._window.append(_Ended(float(value), int(length), tuple(agents[i]), custom))
-        self._names |= dict.fromkeys(state["custom"])
-        self.know_success = IS_SUCCESS in self._names
+            of_agents = tuple(agents[i]), custom, tuple(metrics[i])
+            self._window.append(_Ended(float(value), int(length), *of_agents))
+        self._names.own |= dict.fromkeys(state["custom"])
+        self._names.see(self._window)
         self.total = int(state["total"])
 
 
@@ -151,10 +173,11 @@ def evaluation_result(
     Args:
         policies, agents: as of `agent_return_statistics`.
     """
-    ended = episodes or ()
+    ended = [_ended(episode) for episode in episodes or ()]
     returns = [episode.episode_return for episode in ended]
-    custom = [episode.custom_metrics for episode in ended if episode.custom_metrics]
-    names = dict.fromkeys(name for each in custom for name in each)
+    names = _MetricNames()
+    names.see(ended)
+    custom = _custom_metrics(ended, names, policies)
     return {
         "episodes": len(returns) if episodes is not None else None,
         "episode_return_mean": _mean(returns),
@@ -163,30 +186,82 @@ def evaluation_result(
         "episode_return_max": max(returns, default=None),
         "episode_len_mean": _mean([episode.length for episode in ended]),
         **agent_return_statistics([episode.agents for episode in ended], policies, agents),
-        **(_success_rate(custom) if IS_SUCCESS in names else {}),
-        **({"custom_metrics": _custom_metrics(custom, names)} if names else {}),
+        **_success_rates(ended, names, policies),
+        **({"custom_metrics": custom} if custom else {}),
     }
 
 
-def _custom_metrics(episodes: Sequence[Mapping[str, float]], names: Iterable[str]) -> Result:
-    """``<name>_mean``, ``_min`` and ``_max`` of each name, over the episodes that have it."""
+def _ended(e: EpisodeRecord) -> _Ended:
+    custom = {name: _number(name, value) for name, value in e.custom_metrics.items()}
+    metrics = tuple(
+        (policy, name, number)
+        for agent, policy, _ in e.agents
+        for name, number in e.agent_metrics.get(agent, {}).items()
+    )
+    return _Ended(e.episode_return, e.length, e.agents, custom, metrics)
+
+
+def _by_episode(
+    columns: Mapping[str, Sequence[Any]], *names: str
+) -> dict[int, list[tuple[str, str, float]]]:
+    """Rows of two texts and a number, by the episode that the column of that name gives."""
+    found: dict[int, list[tuple[str, str, float]]] = defaultdict(list)
+    for i, first, second, number in zip(
+        columns["episode"], *(columns[name] for name in names), strict=True
+    ):
+        found[int(i)].append((str(first), str(second), float(number)))
+    return found
+
+
+def _custom_metrics(
+    episodes: Sequence[_Ended], names: _MetricNames, policies: Sequence[str]
+) -> Result:
+    """``<name>_mean``, ``_min`` and ``_max`` over the episodes that have it.
+
+    Of agents' metrics ``policy_<name>_mean``, ..., by policy.
+    """
     result: Result = {}
-    for name in names:
-        finite = _finite(episodes, name)
-        if name != IS_SUCCESS:
-            result[f"{name}_mean"] = _mean(finite)
-            result[f"{name}_min"] = min(finite, default=None)
-            result[f"{name}_max"] = max(finite, default=None)
+    for name in filter(IS_SUCCESS.__ne__, names.own):
+        values = _finite(episodes, name)
+        result[f"{name}_mean"] = _mean(values)
+        result[f"{name}_min"] = min(values, default=None)
+        result[f"{name}_max"] = max(values, default=None)
+    for name in filter(IS_SUCCESS.__ne__, names.of_agents):
+        result |= _policy_statistics(name, _by_policy(episodes, name, policies))
     return result
 
 
-def _success_rate(episodes: Sequence[Mapping[str, float]]) -> Result:
-    """``success_rate``, the share of episodes that succeeded of those that say whether they did."""
-    return {"success_rate": _mean(_finite(episodes, IS_SUCCESS))}
+def _success_rates(
+    episodes: Sequence[_Ended], names: _MetricNames, policies: Sequence[str]
+) -> Result:
+    """``success_rate``, the share of episodes that succeeded of those that say whether they did.
+
+    Of agents ``policy_success_rate``, by policy. Nothing before an episode has said it.
+    """
+    result: Result = {}
+    if IS_SUCCESS in names.own:
+        result["success_rate"] = _mean(_finite(episodes, IS_SUCCESS))
+    if IS_SUCCESS in names.of_agents:
+        of_policies = _by_policy(episodes, IS_SUCCESS, policies)
+        result["policy_success_rate"] = {name: _mean(each) for name, each in of_policies.items()}
+    return result
 
 
-def _finite(episodes: Sequence[Mapping[str, float]], name: str) -> list[float]:
-    return [each[name] for each in episodes if name in each and math.isfinite(each[name])]
+def _finite(episodes: Sequence[_Ended], name: str) -> list[float]:
+    values = (episode.custom.get(name, math.nan) for episode in episodes)
+    return [value for value in values if math.isfinite(value)]
+
+
+def _by_policy(
+    episodes: Sequence[_Ended], name: str, policies: Sequence[str]
+) -> dict[str, list[float]]:
+    """The finite numbers of this name of all agents, by policy."""
+    found: dict[str, list[float]] = {policy: [] for policy in policies}
+    for episode in episodes:
+        for policy, each, number in episode.agent_metrics:
+            if each == name and math.isfinite(number):
+                found.setdefault(policy, []).append(number)
+    return found
 
 
 def agent_return_statistics(
@@ -206,13 +281,18 @@ def agent_return_statistics(
         for agent, policy, value in returns:
             by_policy.setdefault(policy, []).append(value)
             by_agent.setdefault(agent, []).append(value)
-    lowest = {name: min(values, default=None) for name, values in by_policy.items()}
-    highest = {name: max(values, default=None) for name, values in by_policy.items()}
     return {
-        "policy_return_mean": {name: _mean(values) for name, values in by_policy.items()},
-        "policy_return_min": lowest,
-        "policy_return_max": highest,
+        **_policy_statistics("return", by_policy),
         "agent_return_mean": {name: _mean(values) for name, values in by_agent.items()},
+    }
+
+
+def _policy_statistics(name: str, by_policy: Mapping[str, Sequence[float]]) -> Result:
+    """``policy_<name>_mean``, ``_min`` and ``_max``, each by policy, or None."""
+    return {
+        f"policy_{name}_mean": {key: _mean(values) for key, values in by_policy.items()},
+        f"policy_{name}_min": {key: min(v, default=None) for key, v in by_policy.items()},
+        f"policy_{name}_max": {key: max(v, default=None) for key, v in by_policy.items()},
     }
 
 

@@ -158,9 +158,6 @@ def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Sub-environments that are Ray actors, and not waiting for all of them."""
     settings = experiment.env_runners
     wait, mode = settings.remote_env_batch_wait_ms, settings.gym_env_vectorize_mode
-    if wait is not None and experiment.report.info_keys and not experiment.multi_agent.policies:
-        message = "infos are reported of sub-environments that step together"
-        yield Finding(("report", "info_keys"), f"{message}; leave out remote_env_batch_wait_ms")
     if wait is not None and not settings.remote_worker_envs:
         message = "only Ray actors are waited for; set env_runners.remote_worker_envs to true"
         yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
@@ -266,9 +263,6 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     if experiment.env_runners.gym_env_vectorize_mode == "vector_entry_point":
         message = 'it makes environments for one agent; leave it out, or take "async" for slow ones'
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
-    if experiment.report.info_keys:
-        message = "infos of several agents are not reported; a callback's on_episode_end can add"
-        yield Finding(("report", "info_keys"), f"{message} numbers to episode.custom_metrics")
     yield from _check_policy_ids(multi_agent)
     for policy_id in multi_agent.policies:
         yield from _check_policy(experiment, policy_id)

@@ -440,8 +440,8 @@ class ReportConfig(Section):
     min_train_timesteps_per_iteration: Whole | None = None
     """Fewest env steps that an iteration trains on."""
     info_keys: tuple[str, ...] = ()
-    """Numbers of the info of each episode's last step, reported under `custom_metrics`;
-    `is_success` is always reported, as `env_runners/success_rate`."""
+    """Numbers of the info of each episode's last step, reported under `custom_metrics`; of several
+    agents by policy. `is_success` is always reported, as `env_runners/success_rate`."""
     sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))
     """Where results go: console, csv, tensorboard, wandb, mlflow or code; jsonl always."""
 

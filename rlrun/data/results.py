@@ -57,8 +57,10 @@ def number_at(row: Mapping[str, Any], address: str) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-TABLES_BY_NAME = frozenset({"learners", "policy_return_mean", "agent_return_mean"})
-"""Parts of a row with an entry for each policy or agent; these keys change during a run."""
+def is_by_name(address: str) -> bool:
+    """Whether a value is of one policy or agent; the keys of these change during a run."""
+    tables = address.split("/")[:-1]
+    return any(name.startswith(("learners", "policy_", "agent_return_")) for name in tables)
 
 
 def addresses(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

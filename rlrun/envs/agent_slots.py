@@ -97,6 +97,8 @@ class AgentSlot:
     """Actions in the episode."""
     observation: Any = None
     """Raw, while its action is due."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of the info with which it left (`report.info_keys`)."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
@@ -369,6 +369,23 @@ def check_observation(
             env_index=env_index,
             env_step=step,
         )
+
+
+def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, float]:
+    """The numbers of these keys (`report.info_keys`) that an info has.
+
+    Raises:
+        ValueError: one of them is no number.
+    """
+    numbers = {}
+    for key in keys:
+        if info.get(key) is not None:
+            try:
+                numbers[key] = float(info[key])
+            except (TypeError, ValueError):
+                reason = f"report.info_keys: info[{key!r}] is no number: {info[key]!r}"
+                raise ValueError(reason) from None
+    return numbers
 
 
 def observation_problem(

@@ -27,7 +27,7 @@ from rlrun.envs.agent_slots import (
     PolicySlots,
     SlotStep,
 )
-from rlrun.envs.env import time_limit_of
+from rlrun.envs.env import info_numbers, time_limit_of
 from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 from rlrun.envs.horizon import ALL, Flags, Horizon, time_limit
 from rlrun.envs.multi_agent_env import Dicts, SubEnvs
@@ -98,6 +98,7 @@ class MultiAgentVectorEnv:
         failed: sub-environments whose episode ended in the last step because they raised.
         stopped: whether the recorder has ended the rollout.
         num_steps: env steps of the last step, of all sub-environments.
+        info_keys: numbers of the info with which an agent leaves that its metrics get.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class MultiAgentVectorEnv:
         self.failed: list[int] = []
         self.stopped = False
         self.num_steps = 0
+        self.info_keys: tuple[str, ...] = ()
         self._idle = False  # whether a sub-environment has run all its episodes
         self._resetting: list[SubEnv] = []  # elsewhere
         self._horizon, self._recorder = horizon, recorder
@@ -431,6 +433,8 @@ class MultiAgentVectorEnv:
             own = bool(terminateds.get(agent_id, False)), bool(truncateds.get(agent_id, False))
             slots = self.policies[agent.policy_id]
             seen, info = observations.get(agent_id), infos.get(agent_id, {})
+            if info:
+                self._add_numbers(sub, agent, info)
             slots.leaving.append((agent, agent.slot, agent.credit, sub.step, seen, info))
             # The flags of all hold for agents without flags of their own.
             slots.flags.append(own if any(own) else of_all)
@@ -445,6 +449,14 @@ class MultiAgentVectorEnv:
             self._end(sub, go_on_with=staying)
             return {}
         return staying
+
+    def _add_numbers(self, sub: SubEnv, agent: AgentSlot, info: Mapping[str, Any]) -> None:
+        """Give an agent that leaves what the last info says of it."""
+        try:
+            agent.metrics = info_numbers(info, self.info_keys)
+        except ValueError as problem:
+            reason = f"agent {agent.id!r}: {problem}"
+            raise self._error(sub, "step", reason, sub.step - 1) from None
 
     def _end(self, sub: SubEnv, go_on_with: Mapping[Any, Any] | None = None) -> None:
         if not sub.agents and not sub.goes_on:

@@ -362,6 +362,7 @@ class AgentEnvs:
             "totals": np.array([agent.total for agent in agents], np.float64),
             "taken": np.array([agent.taken for agent in agents], np.int64),
             "slots": np.array([agent.slot for agent in agents], np.int64),
+            "metrics": [agent.metrics for agent in agents],
         }
 
     def set_state(
@@ -463,12 +464,14 @@ class AgentEnvs:
         sub.step, sub.silent = int(state["step"]), int(state["silent"])
         sub.total, sub.goes_on = float(state["total"]), bool(state["goes_on"])
         self._goes_on[index] = sub.goes_on
-        for agent, credit, total, taken, slot in zip(
+        for agent, credit, total, taken, slot, metrics in zip(
             sub.agents.values(),
             *(np.asarray(state[name]).tolist() for name in ("credits", "totals", "taken", "slots")),
+            state["metrics"],
             strict=True,
         ):
             agent.credit, agent.total, agent.taken, agent.slot = credit, total, taken, slot
+            agent.metrics = dict(metrics)
         return seen
 
     def _replay(

@@ -10,7 +10,6 @@ environment with one agent, several where agents have policies of their own. Ste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -204,7 +203,7 @@ class EnvRunner(OldNames):
         rebuild = self.envs.rebuild if spec.restart_failed_sub_environments else None
 
         def make(episode_plan: AgentEnvs) -> MultiAgentVectorEnv:
-            return MultiAgentVectorEnv(
+            env = MultiAgentVectorEnv(
                 self.envs,
                 self._mapping,
                 env_id,
@@ -214,6 +213,8 @@ class EnvRunner(OldNames):
                 recorder=recorder,
                 **place,
             )
+            env.info_keys = spec.info_keys
+            return env
 
         return AgentEnvs(
             make,
@@ -476,9 +477,7 @@ class EnvRunner(OldNames):
 
     def _finished_episodes(self) -> list[EpisodeRecord]:
         records = self._slot_envs.episodes.records
-        if self.spec.multi_agent is None:
-            return [replace(record, agents=()) if record.agents else record for record in records]
-        return records
+        return records if self.spec.multi_agent else [record.of_one_agent() for record in records]
 
     def _begin_fragment(self, request: SampleRequest) -> None:
         envs, together = self._slot_envs, self._lock_step

@@ -10,8 +10,9 @@ has written anyway: nothing is done in each step. Must not know policies, weight
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,8 +45,15 @@ class EpisodeRecord:
     custom_metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of the last step's info (`report.info_keys`), to which `Callbacks.on_episode_end` may
     add; the result has their means."""
+    agent_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """With several agents: the numbers of each one's last info, by its name."""
     hist_data: dict[str, list[float]] = field(default_factory=dict)
     """Lists of numbers that callbacks have kept while it ran (`LiveEpisode`)."""
+
+    def of_one_agent(self) -> EpisodeRecord:
+        """The record of an environment with a single agent, without its name."""
+        metrics = dict(ChainMap(self.custom_metrics, *self.agent_metrics.values()))
+        return replace(self, agents=(), agent_metrics={}, custom_metrics=metrics)
 
 
 class RewardError(ValueError):
@@ -258,11 +266,13 @@ class AgentEpisodes(Episodes):
         episode_id = int(self.ids[env_index])
         self.env_steps += length
         self.agents[episode_id] = names = []
-        returns = []
+        returns, metrics = [], {}
         for agent in agents:
             self.agent_steps += agent.taken
             names.append(agent.id)
             returns.append((str(agent.id), agent.policy_id, agent.total))
+            if agent.metrics:
+                metrics[str(agent.id)] = agent.metrics
         self.records.append(
             EpisodeRecord(
                 episode_id=episode_id,
@@ -271,6 +281,7 @@ class AgentEpisodes(Episodes):
                 episode_return=episode_return,
                 length=length,
                 agents=tuple(returns),
+                agent_metrics=metrics,
             )
         )
         number = self.plan.next(int(self.number[env_index]))

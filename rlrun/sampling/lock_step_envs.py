@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rlrun.data.column_data import pick
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.agent_slots import Due, SlotStep
+from rlrun.envs.env import info_numbers
 from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import Horizon
@@ -212,15 +213,11 @@ class LockStepEnvs:
         """Give the records from this one on what the last infos say of their episodes."""
         for record in self.episodes.records[first:]:
             info = infos.by_env.get(record.env_index, {})
-            for key in self._info_keys:
-                if info.get(key) is None:
-                    continue
-                try:
-                    record.custom_metrics[key] = float(info[key])
-                except (TypeError, ValueError):
-                    reason = f"report.info_keys: info[{key!r}] is no number: {info[key]!r}"
-                    error = EnvError(self._env_id, "step", reason, env_index=record.env_index)
-                    raise self._placed(error, self._t) from None
+            try:
+                record.custom_metrics.update(info_numbers(info, self._info_keys))
+            except ValueError as problem:
+                error = EnvError(self._env_id, "step", str(problem), env_index=record.env_index)
+                raise self._placed(error, self._t) from None
 
     def _drop(self, actor: PolicyActor, slots: Array) -> None:
         actor.drop(slots)

@@ -13,7 +13,7 @@ from rlrun.algorithms.ppo import PPOConfig
 from rlrun.config.problems import ConfigError
 from rlrun.data import columns as col
 from rlrun.envs.errors import EnvError
-from rlrun.envs.multi_agent_env import make_multi_agent
+from rlrun.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 
 calls = Counter()
 
@@ -135,6 +135,63 @@ def test_an_info_that_is_no_number_is_named(built):
     algorithm = metered(built, broken=True)
     with pytest.raises(EnvError, match=r"report.info_keys: info\['level'\] is no number: 'high'"):
         algorithm.train()
+
+
+class Leaving(MultiAgentEnv):
+    """Episodes of 3 steps; agent a leaves after the first. Infos say who, and in which step."""
+
+    possible_agents = ("a", "b", "c")
+    observation_spaces = dict.fromkeys(possible_agents, gym.spaces.Discrete(4))
+    action_spaces = dict.fromkeys(possible_agents, gym.spaces.Discrete(2))
+
+    def __init__(self, broken=False):
+        self.broken, self.t = broken, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return dict.fromkeys(self.possible_agents, 0), {}
+
+    def step(self, actions):
+        self.t += 1
+        infos = {
+            name: {"t": "late" if self.broken else self.t, "is_success": name == "c"}
+            for name in actions
+        }
+        seen, left = dict.fromkeys(actions, self.t), {"a": self.t == 1, "__all__": self.t == 3}
+        return seen, dict.fromkeys(actions, 1.0), left, {"__all__": False}, infos
+
+
+def leaving(built, **env):
+    config = PPOConfig().training(train_batch_size=2, minibatch_size=2, num_epochs=1)
+    config = config.environment(f"{__name__}:Leaving", env_config=env)
+    config = config.multi_agent(policies=["p", "q"], agents={"c": "q", "*": "p"})
+    config = config.reporting(info_keys=["t"]).evaluation(interval=1, episodes=1)
+    return built(config.debugging(seed=0))
+
+
+def test_numbers_of_agents_infos_are_reported_by_policy_and_survive_a_resume(built):
+    algorithm, resumed = leaving(built), leaving(built)
+    names = [f"policy_t_{kind}" for kind in ("mean", "min", "max")]
+    first = algorithm.train()  # agent a has left the running episode
+    assert first["custom_metrics"] == {name: {"p": None, "q": None} for name in names}
+    resumed.set_state(algorithm.get_state())
+    for each in (algorithm, resumed):
+        result = each.train()
+        assert result["custom_metrics"]["policy_t_mean"] == {"p": 2.0, "q": 3.0}
+        assert result["custom_metrics"]["policy_t_min"] == {"p": 1.0, "q": 3.0}
+        assert result["env_runners"]["policy_success_rate"] == {"p": 0.0, "q": 1.0}
+    algorithm.set_state(resumed.get_state())
+    assert algorithm.train()["custom_metrics"] == result["custom_metrics"]
+    evaluation = first["evaluation"]
+    assert evaluation["custom_metrics"]["policy_t_max"] == {"p": 3.0, "q": 3.0}
+    assert evaluation["policy_success_rate"] == {"p": 0.0, "q": 1.0}
+
+
+def test_an_agents_info_that_is_no_number_is_named(built):
+    with pytest.raises(
+        EnvError, match=r"agent 'a': report.info_keys: info\['t'\] is no number: 'l"
+    ):
+        leaving(built, broken=True).train()
 
 
 class Misnamed(Callbacks):

@@ -18,7 +18,7 @@ from rlrun.checkpoint.files import replace_text
 from rlrun.config.problems import InputError
 from rlrun.config.registry import BUILT_IN_SINKS, LOGGERS, import_object
 from rlrun.config.schema import UseSpec
-from rlrun.data.results import TABLES_BY_NAME, Row, addresses, plain_row, with_keys_of
+from rlrun.data.results import Row, addresses, is_by_name, plain_row, with_keys_of
 from rlrun.experiment.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class JsonlSink:
     def _note_late_keys(self, row: Row) -> None:
         new = set(addresses(row)) - self._known
         self._known |= new
-        late = [name for name in new if TABLES_BY_NAME.isdisjoint(name.split("/"))]
+        late = [name for name in new if not is_by_name(name)]
         if late:
             log.warning(
                 "metrics.jsonl: new from this line on: %s; a result should have all its keys "
