@@ -5,10 +5,12 @@ works. The rules of one algorithm are in its class's `validate`. Must not know: 
 and GPUs are counted when a run starts), environments, their agents and spaces.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlrun.config import retired
+from rlrun.config.policies import addressed_settings
 from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import ALGORITHMS, algorithm_class, no_such, suggestion
 from rlrun.config.schema import (
@@ -16,6 +18,7 @@ from rlrun.config.schema import (
     EnvRunnersConfig,
     ExperimentConfig,
     ExplorationConfig,
+    ModelConfig,
     MultiAgentConfig,
     ReplayConfig,
     Section,
@@ -333,6 +336,63 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
         if iterations is not None and isinstance(every, int) and every > iterations:
             message = f"every {every} iterations is never: the run ends after {iterations}"
             yield Finding((section, name), f"{message}; {name}: {iterations} works")
+    yield from _without_effect(experiment)
+
+
+_OF_A_MEMORY = ("lstm_cell_size", "lstm_use_prev_action", "lstm_use_prev_reward")
+_SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
+    ("model", {"use_lstm": False, "use_gru": False, "use": None}, _OF_A_MEMORY),
+    (
+        "model",
+        {"use_attention": False, "use": None},
+        tuple(name for name in ModelConfig.model_fields if name.startswith("attention_")),
+    ),
+    ("model", {**dict.fromkeys(MEMORY_SWITCHES, False), "use": None}, ("max_seq_len",)),
+    ("training", {"optimizer": "adam"}, ("rmsprop_decay", "rmsprop_epsilon")),
+    ("training", {"optimizer": "rmsprop"}, ("adam_epsilon",)),
+    ("training", {"grad_clip": None}, ("grad_clip_by",)),
+    ("training", {"kl_coeff": 0}, ("kl_target",)),
+    ("training", {"circular_buffer_iterations_per_batch": 1}, ("circular_buffer_num_batches",)),
+    ("training", {"num_atoms": 1}, ("v_min", "v_max")),
+    ("training", {"noisy": False}, ("sigma0",)),
+    ("replay", {"prioritized": False}, ("alpha", "beta", "epsilon")),
+    ("evaluation", {"interval": None}, ("env_steps", "num_env_runners", "parallel_to_training")),
+)
+"""Section, switches with the values that switch off, and the settings that then have no effect."""
+
+
+def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Settings that differ from their defaults, and nothing depends on them."""
+    networks = [settings for _, settings in addressed_settings(experiment)]
+    for name, switches, dependents in _SWITCHES:
+        section: Section = getattr(experiment, name)
+        everywhere = [section, *(getattr(each, name, section) for each in networks)]
+        if all(
+            getattr(each, key, ...) == off for each in everywhere for key, off in switches.items()
+        ):
+            off = [
+                f"{name}.{key} is {json.dumps(off)}"
+                for key, off in switches.items()
+                if key != "use"
+            ]
+            for key in _changed(section, dependents):
+                yield Finding((name, key), f"has no effect: {' and '.join(off)}")
+    algorithm = algorithm_class(experiment.algorithm)
+    if not getattr(algorithm, "asynchronous", False):
+        for key in _changed(experiment.env_runners, ("max_requests_in_flight_per_env_runner",)):
+            message = (
+                f"has no effect: an env runner has one request at a time in {algorithm.__name__}"
+            )
+            yield Finding(("env_runners", key), message)
+    if not getattr(algorithm, "samples_distribution", True):
+        for key in _changed(experiment.model, ("share_layers", "free_log_std")):
+            message = f"has no effect: the networks of {experiment.algorithm} have no such choice"
+            yield Finding(("model", key), message)
+
+
+def _changed(section: Section, keys: Iterable[str]) -> list[str]:
+    fields = type(section).model_fields
+    return [key for key in keys if key in fields and getattr(section, key) != fields[key].default]
 
 
 def most_iterations(experiment: ExperimentConfig) -> int | None:

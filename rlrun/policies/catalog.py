@@ -66,7 +66,7 @@ def seeded_module(
     """A module whose initial weights follow from the seed alone.
 
     Raises:
-        ConfigError: when convolutions are given a dtype and there are none.
+        ConfigError: there are settings of convolutions, and no convolutions.
     """
     # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
     num_threads = torch.get_num_threads()
@@ -78,6 +78,7 @@ def seeded_module(
     finally:
         torch.set_num_threads(num_threads)
     has_images = any(isinstance(part, ConvEncoder) for part in module.modules())
-    if model.conv_dtype != "float32" and not has_images:
-        raise conv_error("no image reaches a convolution here; leave it out", "conv_dtype")
+    for key in () if has_images else ("conv_dtype", "conv_head"):
+        if getattr(model, key) != ModelConfig.model_fields[key].default:
+            raise conv_error("no image reaches a convolution here; leave it out", key)
     return module

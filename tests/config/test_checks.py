@@ -91,7 +91,30 @@ def test_successors_of_retired_result_keys_exist():
         ("seed: 1", ["exp.yaml:1:1: stop: no criterion: the run goes on until it is interrupted; stop: {env_steps: 1e6}"]),
         ("stop: {env_steps: 100}", ["exp.yaml:3:8: stop.env_steps: 100 env steps are less than one iteration, training.train_batch_size = 2,048: the run ends after that one"]),
         ("stop: {env_steps: 10_000}\ncheckpoint: {every: 6}\nevaluation: {interval: 5}", ["exp.yaml:4:14: checkpoint.every: every 6 iterations is never: the run ends after 5; every: 5 works"]),
+        ("stop: {env_steps: 1e6}\nmodel: {lstm_cell_size: 64}", ["exp.yaml:4:9: model.lstm_cell_size: has no effect: model.use_lstm is false and model.use_gru is false"]),
+        ("stop: {env_steps: 1e6}\nmodel: {lstm_cell_size: 64, use_gru: true, max_seq_len: 9}", []),
+        ("stop: {env_steps: 1e6}\nmodel: {attention_dim: 8, use: 'fake_algorithm:Maze'}", []),
+        ("stop: {env_steps: 1e6}\ntraining: {rmsprop_decay: 0.9}", ['exp.yaml:4:12: training.rmsprop_decay: has no effect: training.optimizer is "adam"']),
+        ("stop: {env_steps: 1e6}\nevaluation: {num_env_runners: 2}", ["exp.yaml:4:14: evaluation.num_env_runners: has no effect: evaluation.interval is null"]),
     ],
 )  # fmt: skip
 def test_warnings(known, text, lines):
     assert warnings(known(text)) == lines
+
+
+def test_a_setting_has_an_effect_if_the_switch_of_any_policy_is_on(write):
+    text = "algorithm: PPO\nenv: MultiAgentCartPole\nstop: {env_steps: 1e6}\nmodel: {lstm_cell_size: 64}\nmulti_agent: {policies: {agent_0: {model: {use_lstm: %s}}, agent_1: {}}}\n"
+    assert warnings(write(text % "true", minimal=False)) == []
+    assert len(warnings(write(text % "false", minimal=False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {share_layers: true, log_std_init: -1}", ["model.share_layers"]),
+        ("algorithm: DQN\nenv: CartPole-v1\nreplay: {alpha: 0.5}\ntraining: {v_min: -1}", ["training.v_min", "replay.alpha"]),
+    ],
+)  # fmt: skip
+def test_what_replaying_algorithms_do_not_use_is_warned_of(write, text, keys):
+    found = warnings(write(f"stop: {{env_steps: 1e6}}\n{text}", minimal=False))
+    assert [line.split(": ")[1] for line in found] == keys

@@ -205,9 +205,10 @@ def test_convolutions_may_compute_in_bfloat16() -> None:
     assert all(weight.grad.dtype == torch.float32 for weight in rough.parameters())
 
 
-def test_a_dtype_of_convolutions_without_an_image_is_refused() -> None:
-    model = ModelConfig(conv_dtype="bfloat16")
-    with pytest.raises(ValueError, match="no image"):
+@pytest.mark.parametrize("setting", [{"conv_dtype": "bfloat16"}, {"conv_head": 64}])
+def test_settings_of_convolutions_without_an_image_are_refused(setting: dict[str, Any]) -> None:
+    model = ModelConfig(**setting)
+    with pytest.raises(ConfigError, match="no image"):
         seeded_module(build_module, VECTOR, gym.spaces.Discrete(2), model, seed=1)
 
 
