@@ -265,19 +265,17 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def training_step(self) -> dict[str, Any]:
         """Sample, learn, sync; returns the `learners` part of the result."""
 
-    def sample(
-        self, rounds: Sequence[Sequence[int]] | None = None
-    ) -> SampleBatch | MultiAgentBatch:
-        """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously.
-
-        Args:
-            rounds: steps of each sub-environment, by round and runner, for other numbers of steps.
-        """
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously."""
         with self.timers.phase("sample"):
             replies: list[SampleReply] = []
-            rounds = self._rounds if rounds is None else rounds
-            for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
-                replies += self.sample_round(lengths, following)
+            end = self.progress.counted_steps + self.training.train_batch_size
+            for lengths, following in zip(
+                self._rounds, [*self._rounds[1:], self._rounds[0]], strict=True
+            ):
+                # Whole episodes may bring more steps than a round asks for.
+                if self.progress.counted_steps < end:
+                    replies += self.sample_round(lengths, following)
             if self._ahead is not None:
                 self.progress.note_policy_lag(self.policies.weights_version, replies)
             return self.train_batch(replies).unwrapped()

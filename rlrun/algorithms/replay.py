@@ -247,9 +247,11 @@ class Replay(Generic[U]):
         if settings is not self._planned_for:  # at first, and when runners have come or gone
             size, self._planned_for = algorithm.training.train_batch_size, settings
             self._rounds = short_fragment_lengths(size, settings, self._round_steps)
-        rounds = self._rounds
+        rounds, progress = self._rounds, algorithm.progress
+        end = progress.counted_steps + algorithm.training.train_batch_size
         for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
-            self._round(lengths, following, learned)
+            if progress.counted_steps < end:  # whole episodes bring more steps than asked for
+                self._round(lengths, following, learned)
         result: Result = {}
         for policy_id, own in learned.items():
             row = {

@@ -15,13 +15,20 @@ def fragment_lengths(train_batch_size: int, settings: EnvRunnersConfig) -> list[
     """
     runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
-    if settings.batch_mode == "complete_episodes":  # lengths are lower bounds
+    if settings.batch_mode == "complete_episodes":
         each = -(-train_batch_size // (envs * runners)) if length == "auto" else length
-        return [[each] * runners] * -(-train_batch_size // (each * envs * runners))
+        return _lower_bounds(train_batch_size, settings, each)
     if length == "auto":
         whole, rest = divmod(train_batch_size // envs, runners)
         return [[whole + (runner < rest) for runner in range(runners)]]
     return [[length] * runners] * (train_batch_size // (length * envs * runners))
+
+
+def _lower_bounds(size: int, settings: EnvRunnersConfig, each: int) -> list[list[int]]:
+    """The most rounds of whole episodes that a batch may take: as many as if none were longer."""
+    runners = max(settings.num_env_runners, 1)
+    num_rounds = -(-size // (each * settings.num_envs_per_env_runner * runners))
+    return [[each] * runners] * num_rounds
 
 
 def short_fragment_lengths(
@@ -35,6 +42,8 @@ def short_fragment_lengths(
     if settings.rollout_fragment_length != "auto":
         return fragment_lengths(train_batch_size, settings)
     runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
+    if settings.batch_mode == "complete_episodes":
+        return _lower_bounds(train_batch_size, settings, -(-least_steps // (runners * envs)))
     per_env = train_batch_size // envs
     num_rounds = max(per_env // (runners * -(-least_steps // (runners * envs))), 1)
     ends = [per_env * i // num_rounds for i in range(num_rounds + 1)]

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlrun import EnvRunner, PPOConfig
+from rlrun import DQNConfig, EnvRunner, PPOConfig
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
@@ -103,3 +103,13 @@ def test_env_steps_are_decisions_each_of_four_frames_on_atari():
     reply = runner.sample_fragment(SampleRequest(1, 50))
     assert reply.env_steps == len(reply.batch) == 50
     assert frames() - before == 4 * 50
+
+
+@pytest.mark.parametrize("config", [DQNConfig, PPOConfig])
+def test_an_iteration_of_whole_episodes_ends_once_it_has_its_steps(built, config):
+    """Each round asks for 4 env steps, and brings an episode of 30."""
+    config = config().training(train_batch_size=64, minibatch_size=16).model(hidden=[8])
+    whole = {"batch_mode": "complete_episodes", "rollout_fragment_length": 4}
+    env = {"use": "MountainCar-v0", "max_episode_steps": 30}
+    algorithm = built(config.environment(env).env_runners(**whole).debugging(seed=3))
+    assert [algorithm.train()["env_steps_this_iter"] for _ in range(2)] == [90, 90]

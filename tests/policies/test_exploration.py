@@ -104,7 +104,7 @@ def test_ornstein_uhlenbeck_noise_is_the_process_of_each_episode():
     built = config.build()
     try:
         built.set_weights({k: np.zeros_like(v) for k, v in built.get_weights().items()})
-        batch = built.sample([[200]])  # with zero weights every mode is 0
+        batch = built.sample()  # with zero weights every mode is 0
     finally:
         built.stop()
     process = batch["actions"].reshape(20, 200) / scale
@@ -122,7 +122,7 @@ def test_random_first_steps_are_independent_even_where_noise_lasts():
     config = config.env_runners(num_envs_per_env_runner=20).training(train_batch_size=4000)
     built = config.build()
     try:
-        first, second = (built.sample([[200]])["actions"].reshape(20, 200) for _ in range(2))
+        first, second = (built.sample()["actions"].reshape(20, 200) for _ in range(2))
     finally:
         built.stop()
     assert abs(np.corrcoef(first[:, 1:].ravel(), first[:, :-1].ravel())[0, 1]) < 0.05
