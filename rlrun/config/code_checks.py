@@ -167,6 +167,9 @@ def _check_callback(path: Path, spec: UseSpec, experiment: ExperimentConfig) -> 
             advice = retired.CALLBACKS.get(name)
             hint = suggestion(name, known) if advice is None else f"; {advice}"
             yield Finding(path, f"{spec.use} has a method {name}, which is never called{hint}")
+        elif name.startswith("on_") and not _is_called_like(getattr(found, name), known[name]):
+            arguments = ", ".join(inspect.signature(known[name]).parameters)
+            yield Finding(path, f"{spec.use}.{name} is called with other arguments: {arguments}")
     name = "on_sub_environment_created"
     if getattr(found, name, known[name]) is not known[name]:
         for key in _no_sub_environments_here(experiment):
@@ -174,6 +177,18 @@ def _check_callback(path: Path, spec: UseSpec, experiment: ExperimentConfig) -> 
             yield Finding(
                 path, f"{message} of the env runner; let `env` be a function that makes it"
             )
+
+
+def _is_called_like(own: Any, base: Any) -> bool:
+    """Whether a method can be called as the method that it overrides."""
+    parameters = inspect.signature(base).parameters.values()
+    by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    try:
+        inspect.signature(own).bind(*by_position, **dict.fromkeys(by_name))
+    except TypeError:
+        return False
+    return True
 
 
 def _no_sub_environments_here(experiment: ExperimentConfig) -> Iterator[str]:

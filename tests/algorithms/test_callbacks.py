@@ -204,14 +204,20 @@ class Old(Callbacks):
         pass
 
 
+class OfRLlib(Callbacks):
+    def on_episode_step(self, *, worker, base_env, episode, **kwargs):
+        pass
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("OfRLlib", "on_episode_step is called with other arguments: self, env_runner, episode"),
         ("Misnamed", "on_episod_end, which is never called - did you mean on_episode_end?"),
         ("Old", "never called; its successor is on_algorithm_init"),
     ],
 )
-def test_a_method_that_would_never_be_called_is_refused(name, message):
+def test_a_method_that_cannot_be_called_or_never_is_is_refused(name, message):
     config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:{name}")
     with pytest.raises(ConfigError, match=re.escape(message)):
         config.experiment()

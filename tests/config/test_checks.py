@@ -36,6 +36,8 @@ def test_result_keys_that_there_are_or_may_be(known, text):
     ("text", "line"),
     [
         ("stop: {episode_return: 3}", "3:8: stop.episode_return: no result has the key episode_return - did you mean episode_return_m"),
+        ("rollouts: {num_rollout_workers: 2}", "3:1: rollouts: retired; its successor is the section `env_runners`"),
+        ("model: {custom_model_config: {a: 1}}", "3:9: model.custom_model_config: retired; arguments of the class that model.use names stand beside it"),
         ("stop: {zzz: 3}", "3:8: stop.zzz: no result has the key zzz; there is training_iteration, env_steps"),
         ("env_runners: {horizon_terminates: true}", "3:15: env_runners.horizon_terminates: there is no horizon; set env_runners.horizon, or leave this out"),
         ("env_runners: {horizon: 9, horizon_terminates: true, no_done_at_end: true}", "3:27: env_runners.horizon_terminates: no_done_at_end says that nothing ends at the horizon; leave one out"),
