@@ -7,6 +7,7 @@ depends on is changed by an evaluation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -20,7 +21,7 @@ from rlrun.data.seeding import Role, evaluation_seed
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.evaluation import EvaluationTask, load_policies
+from rlrun.sampling.evaluation import EvaluationReply, EvaluationTask, load_policies
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import (
     Exploration,
@@ -28,6 +29,8 @@ from rlrun.sampling.runner_messages import (
     SampleRequest,
     tell_exploration,
 )
+
+_log = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -99,11 +102,14 @@ class Evaluator:
 
     def _run(self, numbers: Sequence[int]) -> list[EpisodeRecord]:
         if self._group is None:
-            return self._task(numbers)(self._local(), *self._request()).episodes
+            reply = self._task(numbers)(self._local(), *self._request())
+            _tell(reply)
+            return reply.episodes
         found: dict[int, EpisodeRecord] = {}
         while missing := [number for number in numbers if number not in found]:
             begun, self._begun = self._begun or self._round(missing), None
             for reply in begun.replies():
+                _tell(reply)
                 found |= {episode.episode_id: episode for episode in reply.episodes}
         return [found[number] for number in numbers]
 
@@ -175,3 +181,8 @@ class Evaluator:
             self._runner = None
         if self._group is not None:
             self._group.stop()
+
+
+def _tell(reply: EvaluationReply) -> None:
+    for warning in reply.warnings:
+        _log.warning("%s", warning)

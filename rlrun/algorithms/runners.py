@@ -38,7 +38,7 @@ def runner_spec(
     Args:
         policies, factories: settings of each policy, and what makes it, by id.
     """
-    multi_agent = None
+    multi_agent, faults = None, config.fault_tolerance
     if config.multi_agent.policies:
         by_agent = config.multi_agent.count_steps_by == "agent_steps"
         multi_agent = MultiAgentSpec(policies, config.multi_agent.agents, by_agent, factories)
@@ -49,8 +49,11 @@ def runner_spec(
         model=config.model,
         seed=seed,
         gamma=config.training.gamma,
-        restart_failed_sub_environments=config.fault_tolerance.restart_failed_sub_environments,
-        env_timeout_s=config.fault_tolerance.env_timeout_s,
+        restart_failed_sub_environments=faults.restart_failed_sub_environments,
+        max_sub_environment_failures_per_1000_steps=(
+            faults.max_sub_environment_failures_per_1000_steps
+        ),
+        env_timeout_s=faults.env_timeout_s,
         callbacks=runner_callbacks(config.callbacks, callbacks),
         info_keys=(*config.report.info_keys, IS_SUCCESS),
         policy_factory=next(iter(factories.values())),

@@ -115,7 +115,7 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield from _check_horizon_terminates(settings)
     mode = settings.gym_env_vectorize_mode
     restarts = experiment.fault_tolerance.restart_failed_sub_environments
-    if restarts and mode in ("vector_entry_point", "envpool"):
+    if restarts is True and mode in ("vector_entry_point", "envpool"):
         message = (
             f"with env_runners.gym_env_vectorize_mode: {mode} sub-environments are one object, of "
             'which none can be rebuilt alone; leave this out, or take the mode "sync" or "async"'

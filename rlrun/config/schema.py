@@ -396,9 +396,12 @@ class FaultToleranceConfig(Section):
     """Restarts of any one env runner after which the run ends."""
     delay_between_env_runner_restarts_s: NonNegative = 0.0
     """Seconds to wait before an env runner is started again."""
-    restart_failed_sub_environments: bool = False
+    restart_failed_sub_environments: bool | Literal["auto"] = "auto"
     """Rebuild an environment that raised and drop its episode, instead of losing the env runner;
-    after 100 failures of one without a whole episode between them the run ends."""
+    auto does so once the env runner has run a whole episode, and in evaluation."""
+    max_sub_environment_failures_per_1000_steps: NonNegative = 50.0
+    """Failures of environments in 1,000 env steps of an env runner beyond which they are not
+    survived."""
     env_timeout_s: Positive | None = None
     """Seconds that a call of an environment may take, its constructor's too. A later one raises an
     error in the environment, which is treated like the environment's own; null sets no limit."""

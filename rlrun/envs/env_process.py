@@ -183,7 +183,7 @@ class ProxyMaker:
         try:
             proxy.wait_until_built()
         except EnvFailure as error:
-            place = {"runner_index": self.runner_index, "env_index": env_index}
+            place: dict[str, Any] = {"runner_index": self.runner_index, "env_index": env_index}
             raise EnvError.from_exception(error, self.env_id, "constructor", **place) from None
         return proxy
 

@@ -31,6 +31,10 @@ class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its pl
         return cls(f"{type(error).__name__}: {error}", user_traceback(error))
 
 
+class TooManyFailures(Exception):  # noqa: N818 - it becomes a part of an EnvError
+    """Why a failure of an environment is not survived; in one line."""
+
+
 class EnvError(Exception):
     """A user's environment raised, or broke its own contract.
 
@@ -42,6 +46,7 @@ class EnvError(Exception):
         phase: what the environment was doing.
         user_traceback: the user's traceback as text, empty if nothing was raised.
         reason: one line: the exception, or what is wrong with what the environment returned.
+        note: one more line, why the failure is not survived; empty where it never is.
     """
 
     exit_code = 1
@@ -56,6 +61,7 @@ class EnvError(Exception):
         runner_index: int = 0,
         env_index: int = 0,
         env_step: int = -1,
+        note: str = "",
     ) -> None:
         super().__init__(env_id, phase, reason)
         self.env_id = env_id
@@ -65,6 +71,7 @@ class EnvError(Exception):
         self.runner_index = runner_index
         self.env_index = env_index
         self.env_step = env_step
+        self.note = note
 
     @classmethod
     def from_exception(
@@ -76,6 +83,7 @@ class EnvError(Exception):
         runner_index: int = 0,
         env_index: int = 0,
         env_step: int = -1,
+        note: str = "",
     ) -> EnvError:
         """Wrap what the environment raised, keeping only the user's own frames."""
         failure = EnvFailure.from_exception(error)
@@ -87,6 +95,7 @@ class EnvError(Exception):
             runner_index=runner_index,
             env_index=env_index,
             env_step=env_step,
+            note=note,
         )
 
     def __str__(self) -> str:
@@ -95,7 +104,7 @@ class EnvError(Exception):
             where += f", step {self.env_step}"
         # Without a traceback the reason is all there is; with one, its last line says it already.
         head = self.user_traceback.rstrip() if self.user_traceback else self.reason
-        return f"{head}\n{self.phase} failed: {where}"
+        return f"{head}\n{self.phase} failed: {where}{self.note and '; ' + self.note}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (dict(vars(self)),))

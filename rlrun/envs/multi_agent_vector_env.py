@@ -10,7 +10,7 @@ action of its own: it counts nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from rlrun.envs.agent_slots import (
     SlotStep,
 )
 from rlrun.envs.env import info_numbers, time_limit_of
-from rlrun.envs.errors import RAISED, EnvError, EnvPhase
+from rlrun.envs.errors import RAISED, EnvError, EnvPhase, TooManyFailures
 from rlrun.envs.horizon import ALL, Flags, Horizon, time_limit
 from rlrun.envs.multi_agent_env import Dicts, SubEnvs
 from rlrun.envs.rebuilder import Rebuilder
@@ -90,7 +90,7 @@ class MultiAgentVectorEnv:
         envs: one for each sub-environment.
         plan: which episodes they run.
         horizon: what becomes of the flags of each step; None leaves them alone.
-        rebuild: makes an environment again after it raised; None lets it raise.
+        rebuilder: makes an environment again after it raised.
         recorder: shown each step.
 
     Attributes:
@@ -109,7 +109,7 @@ class MultiAgentVectorEnv:
         plan: EpisodePlan,
         *,
         horizon: Horizon | None = None,
-        rebuild: Callable[[int], Any] | None = None,
+        rebuilder: Rebuilder,
         runner_index: int = 0,
         recorder: Recorder | None = None,
     ) -> None:
@@ -123,7 +123,7 @@ class MultiAgentVectorEnv:
         self._idle = False  # whether a sub-environment has run all its episodes
         self._resetting: list[SubEnv] = []  # elsewhere
         self._horizon, self._recorder = horizon, recorder
-        self._rebuilder = None if rebuild is None else Rebuilder(rebuild, env_id)
+        self._rebuilder = rebuilder
         self._env_id, self._runner_index = env_id, runner_index
         # agent -> its action without an answer: episode, step, observation, action
         self._open: dict[AgentSlot, tuple[int, int, Any, Any]] = {}
@@ -211,12 +211,11 @@ class MultiAgentVectorEnv:
             raise self._error(sub, "reset", reason)
 
     def _build_again_or_raise(self, sub: SubEnv, error: BaseException, phase: EnvPhase) -> None:
-        env = None
-        if self._rebuilder is not None:
-            env = self._rebuilder.build(self.envs.envs[sub.index], sub.index, error)
-        if env is None:
-            raise self.raised(error, sub, phase) from None
-        self.envs.envs[sub.index] = env
+        envs, index = self.envs, sub.index
+        try:
+            envs.envs[index] = self._rebuilder.build(envs.rebuild, envs.envs[index], index, error)
+        except TooManyFailures as why:
+            raise self.raised(error, sub, phase, str(why)) from None
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -283,6 +282,7 @@ class MultiAgentVectorEnv:
                 self.envs.begin(sub.index, "step", sub.actions)
             subs = self._ready()
         self.num_steps = len(subs)
+        self._rebuilder.env_steps += len(subs)
         for sub in subs:
             actions, sub.actions = sub.actions, {}
             sub.silent = 0 if actions else sub.silent + 1
@@ -463,8 +463,7 @@ class MultiAgentVectorEnv:
             reason = "the episode ended before any agent had an observation"
             raise self._error(sub, "step", reason, sub.step - 1)
         agents = list(sub.agents.values())
-        if self._rebuilder is not None:
-            self._rebuilder.episode_ended(sub.index)
+        self._rebuilder.proven = True
         self.plan.ended(sub.index, sub.total, sub.step, agents, goes_on=go_on_with is not None)
         # Slots of those that leave are still theirs: the next episode's agents take others.
         self._start(sub, go_on_with)
@@ -529,8 +528,10 @@ class MultiAgentVectorEnv:
         }
         return EnvError(self._env_id, phase, reason, **where)
 
-    def raised(self, error: BaseException, sub: SubEnv, phase: EnvPhase) -> EnvError:
+    def raised(
+        self, error: BaseException, sub: SubEnv, phase: EnvPhase, note: str = ""
+    ) -> EnvError:
         """The error to raise for an error of the environment."""
         step = -1 if phase == "reset" else sub.step
         where = {"runner_index": self._runner_index, "env_index": sub.index, "env_step": step}
-        return EnvError.from_exception(error, self._env_id, phase, **where)
+        return EnvError.from_exception(error, self._env_id, phase, **where, note=note)

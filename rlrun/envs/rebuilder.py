@@ -1,57 +1,86 @@
 """Rebuilder: environments in place of those that raised, but not for ever and not without a word.
 
-Owns how often a sub-environment may fail and what the log says of it. Must not know how
+Owns which failures of environments are survived, and what the user reads of them. Must not know how
 environments are stepped, nor which episodes they run.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
-from rlrun.envs.errors import EnvFailure
+from rlrun.envs.errors import EnvFailure, TooManyFailures
 
-MOST_IN_A_ROW = 100
-"""Failures of one sub-environment without a whole episode between them, after which the run ends:
-what is sampled then would be the beginnings of episodes alone, or nothing."""
-
-_log = logging.getLogger(__name__)
+_UNPROVEN = (
+    "it has not run a whole episode yet; fault_tolerance.restart_failed_sub_environments=true "
+    "builds it again all the same"
+)
 
 
 class Rebuilder:
-    """Makes the environments of sub-environments again.
+    """Makes the environments of sub-environments again, as far as their failures are survived.
 
-    The log has the first failure with its traceback, and then how many there were at 10, 100, ...
+    Each failure costs a unit of a credit, which env steps bring back at the tolerated rate, up to
+    the failures that are tolerated in 1,000 env steps.
 
     Args:
-        make: makes the environment of a sub-environment.
         env_id: what the experiment calls the environment.
+        when: whether failures are survived; "auto" needs environments that are proven.
+        per_1000_steps: failures that are tolerated in so many env steps of all sub-environments.
+
+    Attributes:
+        env_steps: of all sub-environments so far.
+        proven: whether any sub-environment has run a whole episode.
+        warnings: for the user, until they are taken out: the first failure with its traceback, and
+            how many there were at 10, 100, ...
     """
 
-    def __init__(self, make: Callable[[int], Any], env_id: str) -> None:
-        self._make, self._env_id = make, env_id
-        self._in_a_row: dict[int, int] = {}  # by sub-environment
-        self._total = 0
+    def __init__(
+        self, env_id: str, when: bool | Literal["auto"] = False, per_1000_steps: float = 0.0
+    ) -> None:
+        self._env_id, self.when, self._per_1000_steps = env_id, when, per_1000_steps
+        self.env_steps, self.proven = 0, False
+        self.warnings: list[str] = []
+        self._failures = 0
+        self._spent, self._spent_at = 0.0, 0  # of the credit, at this env step
 
-    def build(self, env: Any, env_index: int, error: BaseException) -> Any:
-        """Close an environment that raised, and make another; None if it has failed too often."""
-        reason = EnvFailure.from_exception(error).reason
-        self._total += 1
-        self._in_a_row[env_index] = self._in_a_row.get(env_index, 0) + 1
-        if self._in_a_row[env_index] > MOST_IN_A_ROW:
-            return None
-        if self._total == 1:
-            message = "%s is built again in sub-env %d: %s"
-            _log.warning(message, self._env_id, env_index, reason, exc_info=error)
-        elif str(self._total).strip("0") == "1":
-            message = "%s has been built again %d times, now in sub-env %d: %s"
-            _log.warning(message, self._env_id, self._total, env_index, reason)
+    def build(
+        self, make: Callable[[int], Any] | None, env: Any, env_index: int, error: BaseException
+    ) -> Any:
+        """Close an environment that raised, and make another.
+
+        Raises:
+            TooManyFailures: this failure is not survived.
+        """
+        if not self.when or make is None:
+            raise TooManyFailures
+        if self.when == "auto" and not self.proven:
+            raise TooManyFailures(_UNPROVEN)
+        earned = (self.env_steps - self._spent_at) * self._per_1000_steps / 1000
+        self._spent, self._spent_at = max(0.0, self._spent - earned) + 1, self.env_steps
+        if self._spent > self._per_1000_steps:
+            key = "fault_tolerance.max_sub_environment_failures_per_1000_steps"
+            raise TooManyFailures(f"it fails more often than {key}={self._per_1000_steps:g}")
+        self._failures += 1
+        failure = EnvFailure.from_exception(error)
+        if self._failures == 1:
+            said = failure.user_traceback.rstrip() or failure.reason
+            self.warnings.append(f"{self._env_id} is built again in sub-env {env_index}: {said}")
+        elif str(self._failures).strip("0") == "1":
+            times = f"{self._env_id} has been built again {self._failures} times"
+            self.warnings.append(f"{times}, now in sub-env {env_index}: {failure.reason}")
         with suppress(Exception):
             env.close()
-        return self._make(env_index)
+        return make(env_index)
 
-    def episode_ended(self, env_index: int) -> None:
-        """A sub-environment has run a whole episode: count its failures from here."""
-        self._in_a_row.pop(env_index, None)
+    def get_state(self) -> dict[str, Any]:
+        """What decides on the next failure, and the number of failures."""
+        names = ("env_steps", "proven", "_failures", "_spent", "_spent_at")
+        return {name.lstrip("_"): getattr(self, name) for name in names}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of `get_state`."""
+        self.env_steps, self.proven = state["env_steps"], state["proven"]
+        self._failures = state["failures"]
+        self._spent, self._spent_at = state["spent"], state["spent_at"]

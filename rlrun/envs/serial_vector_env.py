@@ -26,7 +26,7 @@ from rlrun.envs.episode_vector_env import (
     bad_value_test,
     check_rows,
 )
-from rlrun.envs.errors import RAISED, EnvError, EnvPhase
+from rlrun.envs.errors import RAISED, EnvError, EnvPhase, TooManyFailures
 from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.wrappers import state_holder
 
@@ -39,12 +39,12 @@ class SerialVectorEnv:
     """Steps the sub-environments one after the other in this process; the default.
 
     Observations are written in place into one buffer, nothing is copied, every episode has its own
-    seed, and an exception of the environment arrives as an `EnvError`. With ``rebuild``, which
-    makes a sub-environment's environment again, an exception in a step puts the sub-environment
-    among `failed_envs` instead, and the caller resets it.
+    seed, and an exception of the environment arrives as an `EnvError`. With a ``rebuilder``, which
+    has ``make`` make the environment again, an exception in a step puts the sub-environment among
+    `failed_envs` instead, and the caller resets it.
     """
 
-    episode_seeds = True
+    episode_seeds = every_step_counts = True
     resets_single_envs = True
     valid: BoolArray | None = None
 
@@ -55,12 +55,12 @@ class SerialVectorEnv:
         *,
         runner_index: int = 0,
         check: bool = True,
-        rebuild: Callable[[int], Any] | None = None,
+        make: Callable[[int], Any] | None = None,
+        rebuilder: Rebuilder | None = None,
     ) -> None:
         self.envs = list(envs)
-        self.every_step_counts = rebuild is None
         self.failed_envs: Sequence[int] = ()
-        self._rebuilder = None if rebuild is None else Rebuilder(rebuild, env_id)
+        self._make, self._rebuilder = make, rebuilder or Rebuilder(env_id)
         self.num_envs = len(self.envs)
         self.single_observation_space = self.envs[0].observation_space
         self.single_action_space = self.envs[0].action_space
@@ -116,9 +116,10 @@ class SerialVectorEnv:
         """
         for env_index in mask.nonzero()[0].tolist():
             observation = self._first_observation(env_index, int(seeds[env_index]))
+            if env_index not in self.failed_envs:
+                # At the very first reset no episode has ended.
+                self._rebuilder.proven |= self._vector_steps > self._episode_starts[env_index]
             self._episode_starts[env_index] = self._vector_steps
-            if self._rebuilder is not None and env_index not in self.failed_envs:
-                self._rebuilder.episode_ended(env_index)
             if self._in_place:
                 if not (
                     observation.__class__ is np.ndarray
@@ -143,11 +144,10 @@ class SerialVectorEnv:
     def _build_again_or_raise(self, env_index: int, error: BaseException, phase: EnvPhase) -> None:
         if isinstance(error, EnvError):
             raise error
-        env = None
-        if self._rebuilder is not None:
-            env = self._rebuilder.build(self.envs[env_index], env_index, error)
-        if env is None:
-            raise self._error(error, env_index, phase) from None
+        try:
+            env = self._rebuilder.build(self._make, self.envs[env_index], env_index, error)
+        except TooManyFailures as why:
+            raise self._error(error, env_index, phase, str(why)) from None
         self.envs[env_index], self._step_functions[env_index] = env, env.step
 
     def step(self, actions: Batched) -> StepResult:
@@ -182,6 +182,7 @@ class SerialVectorEnv:
                 rewards[i], terminateds[i], truncateds[i] = 0.0, False, False
         self.failed_envs = failed
         self._vector_steps += 1
+        self._rebuilder.env_steps += self.num_envs
         if not rows:
             self._concatenate()
         if self._floats is not None:
@@ -278,7 +279,9 @@ class SerialVectorEnv:
                 step = self._vector_steps - 1 - self._episode_starts[env_index]
                 raise self._observation_error(problem, env_index, step)
 
-    def _error(self, error: BaseException, env_index: int, phase: EnvPhase) -> EnvError:
+    def _error(
+        self, error: BaseException, env_index: int, phase: EnvPhase, note: str = ""
+    ) -> EnvError:
         episode_step = self._vector_steps - self._episode_starts[env_index]
         return EnvError.from_exception(
             error,
@@ -287,6 +290,7 @@ class SerialVectorEnv:
             runner_index=self._runner_index,
             env_index=env_index,
             env_step=episode_step if phase == "step" else -1,
+            note=note,
         )
 
 

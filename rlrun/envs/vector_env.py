@@ -26,6 +26,7 @@ from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import time_limit
 from rlrun.envs.multi_agent_env import Copies, SubEnvs, check_multi_agent_env, make_multi_agent_env
 from rlrun.envs.multi_agent_vector_env import raise_time_limits
+from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.serial_vector_env import ParallelVectorEnv, SerialVectorEnv
 from rlrun.envs.wrappers import InfoActionMask, find_wrappers
 
@@ -42,7 +43,7 @@ def make_vector_env(
     context: EnvContext | None = None,
     *,
     render_mode: str | None = None,
-    restart_failed: bool = False,
+    rebuilder: Rebuilder | None = None,
     created: _Created | None = None,
     env_timeout_s: float | None = None,
 ) -> EpisodeVectorEnv:
@@ -58,8 +59,8 @@ def make_vector_env(
             out whether infos have an ``action_mask``, which then is put into observations.
         context: the constructors' `EnvContext`, but for the index of the sub-environment.
         render_mode: passed to each sub-environment.
-        restart_failed: build a sub-environment's environment again when it raises or its process
-            ends, instead of raising; not possible in environments that are vectors themselves.
+        rebuilder: builds a sub-environment's environment again when it raises or its process ends;
+            not in environments that are vectors themselves.
         created: called with the index and the environment of each sub-environment that is made,
             also again; possible where they are in this process and no vector themselves.
         env_timeout_s: of each call in other processes; see `end_late_calls` for this one.
@@ -76,13 +77,13 @@ def make_vector_env(
     make_wrapped = _maker(spec, num_envs, settings, place, render_mode)
     first = make_wrapped(0)
     if not isinstance(first, gymnasium.Env):
-        _refuse_of_vector(spec.use, runner, restart_failed, created)
+        _refuse_of_vector(spec.use, runner, rebuilder, created)
         return native.adapt(first, spec.use, num_envs, runner_index=runner)
     check = not settings.disable_env_checking
     draws_globally = masked = False
     if check:
         draws_globally, masked = check_env(first, spec.use, runner_index=runner)
-    arguments: dict[str, Any] = {"runner_index": runner, "check": check}
+    arguments: dict[str, Any] = {"runner_index": runner, "check": check, "rebuilder": rebuilder}
 
     def finished(env: Any, env_index: int) -> Any:
         env = InfoActionMask(env) if masked else env
@@ -96,21 +97,19 @@ def make_vector_env(
     if kind is not None:
         first.close()
         maker = ProxyMaker(kind, make_again, spec.use, runner, env_timeout_s)
-        arguments["rebuild"] = maker if restart_failed else None
-        return ParallelVectorEnv(maker.all(num_envs), spec.use, **arguments)
+        return ParallelVectorEnv(maker.all(num_envs), spec.use, make=maker, **arguments)
     envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
-    arguments["rebuild"] = make_again if restart_failed else None
-    return SerialVectorEnv(envs, spec.use, **arguments)
+    return SerialVectorEnv(envs, spec.use, make=make_again, **arguments)
 
 
 def _refuse_of_vector(
-    env_id: str, runner_index: int, restart_failed: bool, created: _Created | None
+    env_id: str, runner_index: int, rebuilder: Rebuilder | None, created: _Created | None
 ) -> None:
     """Raise if something is wanted of single environments, which a vector does not have."""
     reason = None
-    if restart_failed:
+    if rebuilder is not None and rebuilder.when is True:
         reason = "its sub-environments cannot be built again one by one; set "
-        reason += "fault_tolerance.restart_failed_sub_environments to false"
+        reason += "fault_tolerance.restart_failed_sub_environments to auto"
     elif created is not None:
         reason = "its sub-environments are no objects that on_sub_environment_created could "
         reason += "receive; on_environment_created receives the vector"

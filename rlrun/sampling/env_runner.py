@@ -9,6 +9,7 @@ environment with one agent, several where agents have policies of their own. Ste
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
@@ -33,6 +34,7 @@ from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import make_horizon
 from rlrun.envs.multi_agent_env import SubEnvs
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv
+from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.recorded_step import Recorder
 from rlrun.envs.serial_vector_env import SerialVectorEnv
 from rlrun.envs.vector_env import make_sub_envs, make_vector_env
@@ -63,6 +65,8 @@ from rlrun.sampling.runner_messages import (
     tell_exploration,
 )
 from rlrun.sampling.sampling_loop import SamplingLoop
+
+_log = logging.getLogger(__name__)
 
 
 class EnvRunner(OldNames):
@@ -120,6 +124,13 @@ class EnvRunner(OldNames):
             spec.multi_agent is None and spec.settings.remote_env_batch_wait_ms is None
         )
         self._mapping = AgentMapping(spec.multi_agent.agents if spec.multi_agent else None)
+        self._rebuilder = Rebuilder(
+            spec.env.use,
+            spec.restart_failed_sub_environments,
+            spec.max_sub_environment_failures_per_1000_steps,
+        )
+        # What is evaluated is what training has proven.
+        self._rebuilder.proven = role is Role.EVALUATION
         made = [(import_object(one.spec.use)(**one.spec.kwargs), one) for one in spec.callbacks]
         self._callbacks = [(callbacks, one.methods) for callbacks, one in made]
         self.envs: Any = self._make_envs()
@@ -161,7 +172,7 @@ class EnvRunner(OldNames):
             return make_vector_env(
                 *place,
                 **given,
-                restart_failed=self.spec.restart_failed_sub_environments,
+                rebuilder=self._rebuilder,
             )
         except BaseException:
             self._end_watchdog()
@@ -200,7 +211,6 @@ class EnvRunner(OldNames):
                 info_keys=spec.info_keys,
                 **place,
             )
-        rebuild = self.envs.rebuild if spec.restart_failed_sub_environments else None
 
         def make(episode_plan: AgentEnvs) -> MultiAgentVectorEnv:
             env = MultiAgentVectorEnv(
@@ -209,7 +219,7 @@ class EnvRunner(OldNames):
                 env_id,
                 episode_plan,
                 horizon=make_horizon(spec.settings, env_id, soft=collects),
-                rebuild=rebuild,
+                rebuilder=self._rebuilder,
                 recorder=recorder,
                 **place,
             )
@@ -418,7 +428,10 @@ class EnvRunner(OldNames):
         request = lone_request(self.spec.settings, self._next_fragment, self.weights_version)
         place = self.spec.seed, self.role, self.runner_index, request.fragment
         with seeded_generators(generators_seed(*place)):
-            return self.sample_fragment(request).batch
+            reply = self.sample_fragment(request)
+        for warning in reply.warnings:
+            _log.warning("%s", warning)
+        return reply.batch
 
     def sample_fragment(
         self, request: SampleRequest, weights: Any = None, *, with_state: bool = True
@@ -468,12 +481,19 @@ class EnvRunner(OldNames):
             timings_s=timings,
             longest_running_episode=envs.longest_episode,
             faulty_episodes=envs.episodes.num_failed,
-            warnings=() if bounds is None else tuple(bounds.warnings),
+            warnings=(*self._rebuilder.warnings, *(() if bounds is None else bounds.warnings)),
         )
         if reply.warnings:
-            self._bounds = None
+            self._rebuilder.warnings.clear()
+            self._bounds = None if bounds is None or bounds.warnings else bounds
         timings["other"] = perf_counter() - started - loop.policy_s - loop.env_s
         return reply
+
+    def take_warnings(self) -> tuple[str, ...]:
+        """For the user, from evaluation or a rollout."""
+        warnings = tuple(self._rebuilder.warnings)
+        self._rebuilder.warnings.clear()
+        return warnings
 
     def _finished_episodes(self) -> list[EpisodeRecord]:
         records = self._slot_envs.episodes.records
@@ -522,6 +542,7 @@ class EnvRunner(OldNames):
         watched = {} if self._watch is None else {"live_episodes": self._watch.get_state()}
         return {
             **watched,
+            "rebuilder": self._rebuilder.get_state(),
             "next_fragment": self._next_fragment,
             "policies": {name: actor.get_state() for name, actor in self.actors.items()},
             **self._slot_envs.get_state(self.actors),
@@ -534,6 +555,7 @@ class EnvRunner(OldNames):
         self._slot_envs.set_state(state, self.actors, state["policies"])
         if self._watch is not None:
             self._watch.set_state(state.get("live_episodes", ()))
+        self._rebuilder.set_state(state["rebuilder"])
 
     def ping(self) -> int:
         """Answer a health probe."""

@@ -26,6 +26,8 @@ class EvaluationReply:
     """Episodes that a runner has finished."""
 
     episodes: list[EpisodeRecord]
+    warnings: Sequence[str] = ()
+    """For the user, from the process of the runner."""
     state: None = None
     """A runner that replaces another has nothing to take over: evaluations begin afresh."""
 
@@ -43,7 +45,7 @@ class EvaluationTask:
     def __call__(self, runner: EnvRunner, request: SampleRequest, weights: Any) -> EvaluationReply:
         load_policies(runner, request, weights, self.explores_as)
         records = run_episodes(runner, self.numbers, seed=self.seed, explore=self.explore)
-        return EvaluationReply(records)
+        return EvaluationReply(records, runner.take_warnings())
 
 
 def load_policies(

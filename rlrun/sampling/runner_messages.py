@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import (
@@ -69,7 +69,8 @@ class RunnerSpec:
     connectors: ConnectorsConfig = field(default_factory=ConnectorsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     seed: int = 0
-    restart_failed_sub_environments: bool = False
+    restart_failed_sub_environments: bool | Literal["auto"] = False
+    max_sub_environment_failures_per_1000_steps: float = 50.0
     env_timeout_s: float | None = None
     gamma: float = 0.99
     """Discount of the return whose standard deviation `normalize_rewards` divides by."""

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.seeding import Role
-from rlrun.envs.errors import EnvError
+from rlrun.envs.errors import EnvError, TooManyFailures
+from rlrun.envs.rebuilder import Rebuilder
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
@@ -261,30 +262,88 @@ def test_an_env_that_raises_at_every_reset_ends_the_run_with_its_traceback(monke
         collect(runner, [20])
 
 
-class Hopeless(CountingEnv):
-    """Works for one whole episode of five steps, and then never again."""
+class WearsOut(CountingEnv):
+    """Raises in all steps but the first ``good`` ones of all such environments."""
 
     steps = 0
 
+    def __init__(self, good, **kwargs):
+        self.good = good
+        super().__init__(**kwargs)
+
     def step(self, action):
-        Hopeless.steps += 1
-        if Hopeless.steps > 5:
+        WearsOut.steps += 1
+        if WearsOut.steps > self.good:
             raise RuntimeError("worn out")
         return super().step(action)
 
 
-def test_an_env_that_never_ends_an_episode_any_more_ends_the_run_with_its_traceback(caplog):
-    more = {"restart_failed_sub_environments": True}
-    runner = EnvRunner(counting_spec(1, use=f"{__name__}:Hopeless", length=5, more=more))
+@pytest.fixture
+def wearing_out(monkeypatch):
+    """Makes a runner whose environment wears out, and whose episodes have five steps."""
+
+    def make(good, restart="auto"):
+        monkeypatch.setattr(WearsOut, "steps", 0)
+        env = f"{__name__}:WearsOut"
+        more = {"restart_failed_sub_environments": restart}
+        settings = {"disable_env_checking": True}  # which would make a step, too
+        return EnvRunner(
+            counting_spec(1, use=env, length=5, good=good, settings=settings, more=more)
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("good", "restart", "tries", "why"),
+    [
+        (5, "auto", 53, "it fails more often than fault_tolerance.max_sub_environment_failures"),
+        (4, "auto", 1, "it has not run a whole episode yet; fault_tolerance.restart_failed_sub_"),
+        (4, True, 53, "it fails more often than fault_tolerance.max_sub_environment_failures"),
+        (9, False, 1, "runner 0, sub-env 0, step 4"),
+    ],
+)
+def test_an_env_that_goes_on_raising_ends_the_run_with_its_traceback(
+    wearing_out, good, restart, tries, why
+):
     with pytest.raises(EnvError, match="worn out") as caught:
-        collect(runner, [100])
+        collect(wearing_out(good, restart), [200])
     assert "in step" in caught.value.user_traceback
-    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == [
-        f"{__name__}:Hopeless is built again",
-        f"{__name__}:Hopeless has been built again 10 times, now",
-        f"{__name__}:Hopeless has been built again 100 times, now",
-    ]
-    assert caplog.records[0].exc_info
+    assert WearsOut.steps == good + tries
+    assert why in str(caught.value).splitlines()[-1]
+
+
+def test_failures_are_told_with_the_first_traceback_and_then_counted():
+    replies = collect(crashing(), [40, 40, 40])
+    assert replies[-1].faulty_episodes > 10
+    first, tenth = [warning for reply in replies for warning in reply.warnings]
+    assert "is built again in sub-env" in first
+    assert "in step" in first
+    assert "has been built again 10 times, now in sub-env" in tenth
+    assert tenth.endswith("RuntimeError: crash")
+
+
+def test_failures_are_survived_at_the_tolerated_rate_also_by_a_successor():
+    def fail(rebuilder):
+        return rebuilder.build(lambda env_index: "new", None, 0, RuntimeError())
+
+    one = Rebuilder("E", "auto", per_1000_steps=10)
+    with pytest.raises(TooManyFailures):
+        fail(one)
+    one.proven = True
+    for _ in range(50):  # at the rate, for ever
+        one.env_steps += 100
+        assert fail(one) == "new"
+    assert [fail(one) for _ in range(9)] == ["new"] * 9
+    other = Rebuilder("E", "auto", per_1000_steps=10)
+    other.set_state(one.get_state())
+    for each in (one, other):
+        with pytest.raises(TooManyFailures):
+            fail(each)
+        each.env_steps += 300  # for three more, of which one has been used
+        assert [fail(each) for _ in range(2)] == ["new"] * 2
+        with pytest.raises(TooManyFailures):
+            fail(each)
 
 
 def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):

@@ -48,7 +48,8 @@ def test_a_call_that_does_not_return_is_an_error_with_its_place(runner, how, whe
 def test_a_sub_environment_that_hangs_is_built_again_like_one_that_raises(runner, caplog):
     batch = runner(how="sleep", rebuilt=True).sample()
     assert len(batch) == 20
-    assert "is built again in sub-env 0: EnvTimeoutError: no answer" in caplog.text
+    assert "is built again in sub-env 0" in caplog.text
+    assert "EnvTimeoutError: no answer" in caplog.text
 
 
 def test_calls_may_take_long_together_and_without_a_limit(runner):
