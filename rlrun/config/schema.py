@@ -156,7 +156,8 @@ class ModelConfig(CodeSection):
     use: str | None = None
     """Import path of an `RLModule` subclass; null takes the default actor-critic network."""
     hidden: tuple[Count, ...] = (64, 64)
-    """Widths of the hidden layers; [] is a linear network."""
+    """Widths of the hidden layers; [] is a linear network. Behind convolutions, or an encoder that
+    `use` names, only SAC has such layers."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
     """Activation of the hidden layers; "linear" is none."""
     share_layers: bool | None = None

@@ -116,6 +116,7 @@ class FakeRunner:
         return {"count": self.count}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        time.sleep(self.spec.behaviour.get("restore_s", 0.0))
         for i, step in enumerate(self.spec.behaviour.get("restore", {}).get(self.runner_index, ())):
             if self._first_time(f"restore-{i}"):
                 raise EnvError(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_runners import FakeRequest, fake_group
 
+from rlrun.actors import actor_manager
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.actors.remote_runners import EnvRunnersError
 from rlrun.envs.errors import EnvError
@@ -240,3 +241,22 @@ def test_when_all_runners_are_lost_the_run_ends_after_the_tolerated_tries(make_g
     assert group.sample(FakeRequest(1)) == []
     with pytest.raises(EnvRunnersError, match="no env runner is left"):
         group.sample(FakeRequest(2))
+
+
+@pytest.mark.faults
+def test_a_restart_waits_as_long_as_the_settings_say(
+    make_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    group = make_group({(1, 0): "die"}, number=1, delay_between_env_runner_restarts_s=123.0)
+    monkeypatch.setattr(actor_manager.time, "sleep", slept.append)
+    group.sample(FakeRequest(0))
+    assert slept.count(123.0) == 1
+
+
+@pytest.mark.faults
+def test_a_runner_that_is_not_restored_in_time_ends_the_run(make_group: Any) -> None:
+    slow = {(1, 1): "die", "restore_s": 30.0}
+    group = make_group(slow, number=1, env_runner_restore_timeout_s=0.5)
+    with pytest.raises(EnvRunnersError, match=r"env_runner_restore_timeout_s=0\.5"):
+        rounds(group, 2)

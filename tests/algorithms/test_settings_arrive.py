@@ -7,12 +7,14 @@ from rlrun import (
     A3CConfig,
     APPOConfig,
     DQNConfig,
+    EnvRunner,
     IMPALAConfig,
     PGConfig,
     PPOConfig,
     SACConfig,
 )
-from rlrun.algorithms import a2c, a3c, appo, dqn, impala, ppo
+from rlrun.algorithms import a2c, a3c, appo, dqn, impala, ppo, progress
+from rlrun.algorithms.result import PhaseTimers
 from rlrun.config.schedules import value_at
 from rlrun.learning import learner, returns, vtrace
 from rlrun.learning.vtrace import VTraceSettings
@@ -166,3 +168,37 @@ def test_double_q_is_a_switch(learning, seen_by, double_q, num_atoms, loss):
     learning(DQNConfig(), double_q=double_q, num_atoms=num_atoms, **REPLAYED).train()
     assert calls
     assert all(each["double_q"] is double_q for each in calls)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "steps"),
+    [
+        ({"min_sample_timesteps_per_iteration": BATCH + 1}, 2),
+        ({"min_train_timesteps_per_iteration": 2 * BATCH + 1}, 3),
+        ({"min_time_s_per_iteration": 4.0}, 4),
+    ],
+)
+def test_an_iteration_goes_on_until_it_has_done_enough(learning, monkeypatch, minimum, steps):
+    clock = iter(range(1, 100))  # a second for each training step
+    monkeypatch.setattr(PhaseTimers, "elapsed", lambda self: float(next(clock)))
+    algorithm = learning(PPOConfig().reporting(**minimum))
+    assert algorithm.train()["env_steps_this_iter"] == steps * BATCH
+
+
+class OwnRunner(EnvRunner):
+    """A class of the user's own."""
+
+
+def test_env_runners_have_their_class_and_their_average(learning, monkeypatch):
+    coefficients, real = [], progress.RunnerStatistics
+
+    def recorded(coefficient):
+        coefficients.append(coefficient)
+        return real(coefficient)
+
+    monkeypatch.setattr(progress, "RunnerStatistics", recorded)
+    own = {"env_runner_cls": OwnRunner, "sampler_perf_stats_ema_coef": 0.3}
+    algorithm = learning(PPOConfig().env_runners(**own))
+    algorithm.train()
+    assert type(algorithm.env_runner_group.local_env_runner) is OwnRunner
+    assert coefficients == [0.3]
