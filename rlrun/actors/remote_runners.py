@@ -171,10 +171,7 @@ class RemoteRunners:
 
         A small network's are at the runner a millisecond earlier than their place in the store.
         """
-        buffers = weights.values() if isinstance(weights, Mapping) else [weights]
-        if weights is None or sum(buffer.nbytes for buffer in buffers) <= _INLINE_BYTES:
-            return weights
-        return ray.put(weights)
+        return weights if _num_bytes(weights) <= _INLINE_BYTES else ray.put(weights)
 
     def with_connector_state(self, request: SampleRequest) -> SampleRequest:
         """The request as a replaced runner needs it, which has not been sent the statistics."""
@@ -523,6 +520,14 @@ def _failure(result: CallResult) -> BaseException:
         return result.error
     cause = " ".join(str(result.error).split()).rpartition("Worker exit detail: ")[2]
     return EnvRunnersError(f"env runner {result.actor_id} died: {cause}")
+
+
+def _num_bytes(weights: Any) -> int:
+    """Bytes of the arrays in weights: those of policies written from scratch are anything."""
+    if isinstance(weights, Mapping | list | tuple):
+        parts = weights.values() if isinstance(weights, Mapping) else weights
+        return sum(map(_num_bytes, parts))
+    return int(getattr(weights, "nbytes", 0))
 
 
 def _last_line(error: BaseException | None) -> str:

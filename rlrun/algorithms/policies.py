@@ -29,7 +29,7 @@ from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.runner_messages import RunnerSpec, own_policy
 
 State = dict[str, Any]
 
@@ -113,8 +113,7 @@ class Policies(Mapping[str, PolicySettings]):
             self.learners[policy_id] = self._make_learner(policy_id)
             return
         torch.manual_seed(weights_seed(self._seed, policy_key(policy_id)))
-        made = import_object(settings.use)(*self.module_spaces(policy_id), dict(settings.kwargs))
-        self.scratch[policy_id] = made
+        self.scratch[policy_id] = own_policy(settings, *self.module_spaces(policy_id))
 
     @property
     def masked(self) -> bool:

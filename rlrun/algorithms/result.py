@@ -61,11 +61,19 @@ class _MetricNames:
     def __init__(self, own: Iterable[str] = (), of_agents: Iterable[str] = ()) -> None:
         self.own, self.of_agents = dict.fromkeys(own), dict.fromkeys(of_agents)
 
-    def see(self, episodes: Iterable[_Ended]) -> None:
-        """Report the metrics of these episodes from now on."""
-        for episode in episodes:
-            self.own |= dict.fromkeys(episode.custom)
-            self.of_agents |= dict.fromkeys(name for _, name, _ in episode.agent_metrics)
+    def of(self, episodes: Iterable[EpisodeRecord]) -> list[_Ended]:
+        """What statistics keep of these, whose metrics are reported from now on."""
+        ended = []
+        for e in episodes:
+            custom, metrics = {}, []
+            for name, value in e.custom_metrics.items():
+                custom[name], self.own[name] = _number(name, value), None
+            for agent, policy, _ in e.agents if e.agent_metrics else ():
+                for name, number in e.agent_metrics.get(agent, {}).items():
+                    metrics.append((policy, name, number))
+                    self.of_agents[name] = None
+            ended.append(_Ended(e.episode_return, e.length, e.agents, custom, tuple(metrics)))
+        return ended
 
 
 class EpisodeStatistics:
@@ -88,9 +96,7 @@ class EpisodeStatistics:
 
     def add(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes, in the order of their runners."""
-        ended = [_ended(episode) for episode in episodes]
-        self._names.see(ended)
-        self._this_iteration += ended
+        self._this_iteration += self._names.of(episodes)
 
     def end_iteration(self) -> Result:
         """The episode keys of the iteration's result; the next one starts empty."""
@@ -159,7 +165,7 @@ class EpisodeStatistics:
             of_agents = tuple(agents[i]), custom, tuple(metrics[i])
             self._window.append(_Ended(float(value), int(length), *of_agents))
         self._names.own |= dict.fromkeys(state["custom"])
-        self._names.see(self._window)
+        self._names.of_agents |= dict.fromkeys(map(str, state["agent_metrics"]["name"]))
         self.total = int(state["total"])
 
 
@@ -173,11 +179,13 @@ def evaluation_result(
     Args:
         policies, agents: as of `agent_return_statistics`.
     """
-    ended = [_ended(episode) for episode in episodes or ()]
-    returns = [episode.episode_return for episode in ended]
     names = _MetricNames()
-    names.see(ended)
-    custom = _custom_metrics(ended, names, policies)
+    ended = names.of(episodes or ())
+    returns = [episode.episode_return for episode in ended]
+    custom, rates = {}, {}
+    if ended:
+        custom = _custom_metrics(ended, names, policies)
+        rates = _success_rates(ended, names, policies)
     return {
         "episodes": len(returns) if episodes is not None else None,
         "episode_return_mean": _mean(returns),
@@ -186,19 +194,9 @@ def evaluation_result(
         "episode_return_max": max(returns, default=None),
         "episode_len_mean": _mean([episode.length for episode in ended]),
         **agent_return_statistics([episode.agents for episode in ended], policies, agents),
-        **_success_rates(ended, names, policies),
+        **rates,
         **({"custom_metrics": custom} if custom else {}),
     }
-
-
-def _ended(e: EpisodeRecord) -> _Ended:
-    custom = {name: _number(name, value) for name, value in e.custom_metrics.items()}
-    metrics = tuple(
-        (policy, name, number)
-        for agent, policy, _ in e.agents
-        for name, number in e.agent_metrics.get(agent, {}).items()
-    )
-    return _Ended(e.episode_return, e.length, e.agents, custom, metrics)
 
 
 def _by_episode(

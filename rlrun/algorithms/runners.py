@@ -6,6 +6,7 @@ Owns what runners are built from, and the spaces that policies have because of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup
@@ -23,6 +24,7 @@ from rlrun.sampling.runner_messages import (
     MultiAgentSpec,
     PolicyFactory,
     RunnerSpec,
+    own_policy,
 )
 
 
@@ -56,7 +58,11 @@ def runner_spec(
         env_timeout_s=faults.env_timeout_s,
         callbacks=runner_callbacks(config.callbacks, callbacks),
         info_keys=(*config.report.info_keys, IS_SUCCESS),
-        policy_factory=next(iter(factories.values())),
+        policy_factory=(
+            next(iter(factories.values()))
+            if config.policy is None
+            else partial(own_policy, next(iter(policies.values())))
+        ),
         multi_agent=multi_agent,
     )
 

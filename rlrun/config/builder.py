@@ -101,6 +101,12 @@ class AlgorithmConfig(OldNames):
         """Section `model`: the networks. With `use`, further keys are arguments of that class."""
         return self._set("model", settings)
 
+    def policy(self, use: Any, **config: Any) -> Self:
+        """A `Policy` written from scratch, class or import path, and its ``config``."""
+        self._check_open()
+        self._values["policy"] = {"use": _named(use), **copy.deepcopy(config)}
+        return self
+
     def training(self, **settings: Any) -> Self:
         """Section `training`: the algorithm's own settings."""
         return self._set("training", settings)
@@ -182,7 +188,7 @@ class AlgorithmConfig(OldNames):
             elif key in known and isinstance(value, dict):
                 self._set(key, value)
             elif key in known[""].model_fields:
-                self._values[key] = copy.deepcopy(value)
+                self._values[key] = copy.deepcopy(_named(value))
             elif (address := retired.address_of(key, known)) is not None:
                 section, _, field = address.rpartition(".")
                 self._set(section, {field: value})

@@ -55,6 +55,9 @@ OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig(
 _COMMON_TO_POLICIES = ("train_batch_size",)
 """Settings of `training` that a single policy cannot override."""
 
+_OF_OWN_POLICIES = ("train_batch_size", "gamma", "learner_connectors", "broadcast_interval")
+"""Settings of `training` that hold for policies written from scratch, too."""
+
 
 def check_experiment(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that contradicts something else, but for result keys and the sweep."""
@@ -62,6 +65,7 @@ def check_experiment(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_evaluation(experiment)
     yield from _check_model(experiment)
     yield from _check_multi_agent(experiment)
+    yield from _check_own_policy(experiment)
     yield from _check_algorithm(experiment)
     yield from _check_learners(experiment)
 
@@ -243,7 +247,9 @@ def _check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield from _check_section_is_used(experiment, (name,))
     validate = getattr(algorithm, "validate", None)
     for key, message in validate(experiment) if validate is not None else ():
-        yield Finding(tuple(key.split(".")), message)
+        path = tuple(key.split("."))
+        if experiment.policy is None or path[0] != "training" or path[1] in _OF_OWN_POLICIES:
+            yield Finding(path, message)
 
 
 def _check_section_is_used(experiment: ExperimentConfig, path: Path) -> Iterator[Finding]:
@@ -269,6 +275,30 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_policy_ids(multi_agent)
     for policy_id in multi_agent.policies:
         yield from _check_policy(experiment, policy_id)
+
+
+def _check_own_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Settings that a policy written from scratch, of a single agent, does not obey."""
+    if experiment.policy is None:
+        return
+    use, training = experiment.policy.use, experiment.training
+    if experiment.multi_agent.policies:
+        message = "of several agents each policy has its own; multi_agent.policies.<id>.use names"
+        yield Finding(("policy",), f"{message} it")
+        return
+    if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
+        message = f"{experiment.algorithm} learns one network; PG, for example, takes a policy"
+        yield Finding(("policy",), message)
+    fields = ExperimentConfig.model_fields
+    for name in ("model", "exploration", "replay", "learners"):
+        if getattr(experiment, name) != fields[name].default:
+            message = f"{use} is no network of rlrun; write its arguments beside `use`"
+            yield Finding((name,), message)
+    for name, field in type(training).model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if name not in _OF_OWN_POLICIES and getattr(training, name) != default:
+            message = f"{use} learns by its own learn_on_batch(); leave it out"
+            yield Finding(("training", name), message)
 
 
 def _check_policy_ids(multi_agent: MultiAgentConfig) -> Iterator[Finding]:

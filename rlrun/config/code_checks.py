@@ -60,6 +60,9 @@ _BASES = {
 }
 """What a class of rlrun's own must derive from to be used as one; the key is its kind."""
 
+_MADE_FROM_MODEL = ("rlrun.policies.torch_policy", "rlrun.policies.numpy_policy")
+"""Modules with policies whose constructors take a `ModelConfig`, and not a dict of settings."""
+
 
 def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that is wrong with the code that an experiment names, but for its environment."""
@@ -89,6 +92,8 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield from _check_callback(("callbacks", i), callback, experiment)
     for i, sink in enumerate(experiment.report.sinks):
         yield from _check_sink(("report", "sinks", i), sink)
+    if experiment.policy is not None:
+        yield from _check_own_policy(("policy",), experiment.policy.use)
     yield from _check_policies(experiment.multi_agent)
 
 
@@ -220,8 +225,7 @@ def _check_name(
 def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
     for policy_id, policy in multi_agent.policies.items():
         if policy.use is not None:
-            address = ("multi_agent", "policies", policy_id)
-            yield from find_callable(address, policy.use, "policy")[1]
+            yield from _check_own_policy(("multi_agent", "policies", policy_id), policy.use)
     agents = multi_agent.agents
     if isinstance(agents, str) or (isinstance(agents, dict) and "use" in agents):
         path = ("multi_agent", "agents")
@@ -229,6 +233,25 @@ def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
         yield from findings or _check_use(path, spec, None, positional=lambda _: 2)
     if isinstance(multi_agent.policies_to_train, str):
         yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
+
+
+def _check_own_policy(path: Path, use: str) -> Iterator[Finding]:
+    """A class derived from `Policy` that acts, and takes what each policy is made with."""
+    found, findings = find_callable(path, use, "policy")
+    yield from findings
+    if findings:
+        return
+    base = import_object("rlrun.policies.policy:Policy")
+    acts, made_by = ("compute_actions", "compute_actions_from_input_dict"), found.__init__
+    if not (isinstance(found, type) and issubclass(found, base)):
+        yield Finding(path, f"{use} is no subclass of rlrun.Policy")
+    elif all(getattr(found, name) is getattr(base, name) for name in acts):
+        yield Finding(path, f"{use} defines no compute_actions()")
+    elif made_by.__module__ in _MADE_FROM_MODEL:
+        message = f"{use} is made from a `model` section; derive it from rlrun.LearningPolicy"
+        yield Finding(path, message)
+    else:
+        yield from _check_called(path, use, ("observation_space", "action_space", "config"))
 
 
 def _check_to_train(use: str, policy_ids: tuple[str, ...]) -> Iterator[Finding]:

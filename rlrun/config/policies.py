@@ -80,7 +80,9 @@ def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, Policy
     """Policy id -> settings; ``only`` is the id of the one policy if none are named."""
     multi_agent = experiment.multi_agent
     if not multi_agent.policies:
-        return {only: settings_of(PolicyConfig(), experiment, train=True)}
+        own = experiment.policy
+        policy = PolicyConfig() if own is None else PolicyConfig(use=own.use, kwargs=own.kwargs)
+        return {only: settings_of(policy, experiment, train=True)}
     chosen = multi_agent.policies_to_train
     named = None if isinstance(chosen, str) else chosen  # code is asked about each train batch
     return {

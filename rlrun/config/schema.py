@@ -488,6 +488,9 @@ class ExperimentConfig(Section):
     """How experience is collected."""
     model: ModelConfig = ModelConfig()
     """The networks."""
+    policy: UseSpec | None = None
+    """Import path of a `Policy` written from scratch, or {use: ..., key: value}, which acts and
+    learns in place of the networks; of several agents each policy has its own `use`."""
     training: SerializeAsAny[TrainingConfig]
     """The algorithm's own settings."""
     learners: LearnersConfig = LearnersConfig()

@@ -212,9 +212,10 @@ class LockStepEnvs:
     def _add_numbers(self, infos: EnvInfos, first: int) -> None:
         """Give the records from this one on what the last infos say of their episodes."""
         for record in self.episodes.records[first:]:
-            info = infos.by_env.get(record.env_index, {})
+            info = infos.by_env.get(record.env_index)
             try:
-                record.custom_metrics.update(info_numbers(info, self._info_keys))
+                if info:
+                    record.custom_metrics.update(info_numbers(info, self._info_keys))
             except ValueError as problem:
                 error = EnvError(self._env_id, "step", str(problem), env_index=record.env_index)
                 raise self._placed(error, self._t) from None

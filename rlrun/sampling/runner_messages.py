@@ -209,9 +209,20 @@ def acting_policy(
     elif settings.use is None:
         policy = spec.policy_factory(*spaces, settings.model)
     else:
-        policy = import_object(settings.use)(*spaces, dict(settings.kwargs))
+        policy = own_policy(settings, *spaces)
     policy.explores = spec.settings.explore
     return policy
+
+
+def own_policy(
+    settings: PolicySettings,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    model: ModelConfig | None = None,
+) -> Policy:
+    """A policy written from scratch; with its settings bound, a `PolicyFactory`."""
+    kind: type[Policy] = import_object(settings.use or "")
+    return kind(observation_space, action_space, dict(settings.kwargs))
 
 
 def reward_pipeline(spec: RunnerSpec) -> RewardPipeline:

@@ -14,7 +14,10 @@ def stored(monkeypatch):
     return objects
 
 
-@pytest.mark.parametrize("weights", [None, np.zeros(9_000, np.float32)])
+OF_ONES_OWN = {"own": {"w": 1.0, "table": [np.zeros(9_000, np.float32)]}, "other": None}
+
+
+@pytest.mark.parametrize("weights", [None, np.zeros(9_000, np.float32), OF_ONES_OWN])
 def test_small_weights_travel_in_the_call(stored, weights):
     assert RemoteRunners.sendable(weights) is weights
     assert not stored

@@ -13,7 +13,11 @@ from tiny import (
     train,
 )
 
+from rlrun.algorithms.a3c import A3CConfig
+from rlrun.algorithms.impala import IMPALAConfig
+from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
+from rlrun.algorithms.sac import SACConfig
 from rlrun.envs.errors import EnvError
 from rlrun.policies.policy import Policy
 
@@ -150,6 +154,19 @@ def test_a_policy_from_scratch_acts_learns_and_is_restored(several, name, tmp_pa
     other.restore(tmp_path / "checkpoint")
     assert other.policies.scratch["agent_1"].w == algorithm.policies.scratch["agent_1"].w
     assert train(algorithm, 1) == train(other, 1)
+
+
+@pytest.mark.parametrize("make", [PGConfig, A3CConfig, IMPALAConfig, SACConfig])
+def test_the_policy_of_a_single_agent_may_be_written_from_scratch(built, make, tmp_path):
+    config = make().environment("CartPole-v1").training(train_batch_size=BATCH)
+    config = config.policy(Adder, start=2.0).evaluation(interval=1, episodes=2)
+    algorithm, other = built(config.debugging(seed=1)), built(config)
+    row = algorithm.train()["learners"]["default_policy"]
+    assert row["learner_stats"]["w"] == 2.0 + row["num_agent_steps_trained"]
+    algorithm.save(tmp_path / "checkpoint")
+    other.restore(tmp_path / "checkpoint")
+    assert train(algorithm, 1) == train(other, 1)
+    assert algorithm.compute_single_action(np.zeros(4)) == 0
 
 
 @pytest.mark.parametrize("name", ["PPO", "IMPALA", "APPO", "A3C", "DQN", "SAC"])

@@ -10,6 +10,7 @@ from rlrun.config.registry import ALGORITHMS
 from rlrun.config.retired import STOP_KEYS
 
 MODULE = "rlrun.policies.rl_module:ActorCritic"
+POLICY = "rlrun.envs.multi_agent_examples:AlwaysSame"
 
 
 @pytest.fixture
@@ -67,12 +68,22 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("learners: {num_learners: 2}", "3:12: learners.num_learners: Known learns in one process; set it to 0"),
         ("learners: {num_gpus_per_learner: 1}", "3:12: learners.num_gpus_per_learner: there is no remote learner"),
         ("replay: {capacity: 9}", "3:1: replay: Known does not use this section; leave it out"),
+        (f"policy: {POLICY}", "3:1: policy: Known learns one network; PG, for example, takes a policy"),
         ("multi_agent: {agents: {a: b}}", "3:1: multi_agent.policies: no policies; `policies: [a, b]` would name two"),
     ],
 )  # fmt: skip
 def test_settings_that_contradict_something(known, text, line):
     (found,) = errors(known(text))
     assert found.startswith(f"exp.yaml:{line}")
+
+
+def test_what_only_networks_obey_is_refused_beside_a_policy_from_scratch(write):
+    wrong = "model: {hidden: [8]}\ntraining: {lr: 0.1, train_batch_size: 64}"
+    text = f"algorithm: PPO\nenv: CartPole-v1\npolicy: {POLICY}\n{wrong}"
+    assert errors(write(text, minimal=False)) == [  # and nothing of minibatches, which it has not
+        f"exp.yaml:4:1: model: {POLICY} is no network of rlrun; write its arguments beside `use`",
+        f"exp.yaml:5:12: training.lr: {POLICY} learns by its own learn_on_batch(); leave it out",
+    ]
 
 
 def test_several_policies_need_an_algorithm_and_an_environment_for_them(known):

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from loading import errors
 
-from rlrun import Connector, PPOConfig
+from rlrun import Connector, Policy, PPOConfig
 from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import load_experiment
 from rlrun.config.registry import ImportPathError, import_object, import_path_of, nearest
 from rlrun.config.schema import UseSpec
+from rlrun.envs.multi_agent_examples import AlwaysSame
 
 
 class Scale(Connector):
@@ -19,6 +20,15 @@ class Scale(Connector):
 
     def __call__(self, observations, history):
         return observations * self.factor
+
+
+class Thinking(Policy):
+    """A policy that does not act."""
+
+
+class Short(AlwaysSame):
+    def __init__(self, observation_space):
+        pass
 
 
 def plain(env):
@@ -76,6 +86,11 @@ def test_code_of_the_library_or_of_rlrun_needs_the_right_type(write, override, m
         ("env_runners.env_runner_cls", "fake_algorithm:No", "fake_algorithm has no 'No'"),
         ("env_runners.sample_collector", "SimpleListColector", "did you mean SimpleListCollector?"),
         ("model", "{use: 'torch.nn:Linear', out_features: 3, bia: 1}", "did you mean bias?"),
+        ("policy", f"{__name__}:Scale", f"{__name__}:Scale is no subclass of rlrun.Policy"),
+        ("policy", f"{__name__}:plain", f"{__name__}:plain is no subclass of rlrun.Policy"),
+        ("policy", f"{__name__}:Thinking", "Thinking defines no compute_actions()"),
+        ("policy", f"{__name__}:Short", "is called with (observation_space, action_space, config)"),
+        ("policy", "rlrun.policies.torch_policy:TorchPolicy", "derive it from rlrun.Learning"),
         (CONNECTOR, f"{__name__}:Scal", "did you mean Scale?"),
         (CONNECTOR, f"{{use: '{__name__}:Scale', factor: 1, facto: 2}}", "did you mean factor?"),
         (CONNECTOR, f"{{use: '{__name__}:Scale'}}", "needs the argument 'factor'"),
@@ -90,6 +105,11 @@ def test_wrong_code_is_an_error_with_its_place(write, key, value, message):
     assert lines[0].startswith(f"exp.yaml:{5 if dot else 4}:")
     assert key in lines[0]
     assert message in lines[0]
+
+
+def test_what_is_no_policy_is_none_of_several_agents_either(write):
+    found = errors(write(), [f"multi_agent={{policies: {{a: {{use: '{__name__}:Scale'}}}}}}"])
+    assert f"multi_agent.policies.a: {__name__}:Scale is no subclass of rlrun.Policy" in str(found)
 
 
 @pytest.mark.parametrize(
