@@ -70,6 +70,7 @@ SUCCESSORS: dict[str, str] = {
     "checkpoint_at_end": "checkpoint.at_end",
     "keep_checkpoints_num": "checkpoint.keep",
     "num_to_keep": "checkpoint.keep",
+    "checkpoint_score_order": "checkpoint.mode",
     "run": "algorithm",
     "lr_schedule": "training.lr",
     "lambda": "training.lambda_",

@@ -167,12 +167,16 @@ class _Translator(OldSettings):
         if key == "num_samples":
             if node.value != 1:
                 self.sweep["seeds"] = node
-        elif key == "checkpoint_score_attr":
+        elif key in ("checkpoint_score_attr", "checkpoint_score_attribute"):
             metric = str(node.value)
             name = metric.removeprefix("min-")
             self.set("checkpoint.metric", retired.STOP_KEYS.get(name, name), node, key)
-            self.set("checkpoint.mode", "min" if metric != name else "max", node, key)
-        elif key == "checkpoint_freq" and node.value == 0:
+            if metric != name:
+                self.set("checkpoint.mode", "min", node, key)
+        elif key == "checkpoint_config" and isinstance(node.value, dict):
+            for inner, below in node.value.items():
+                self._beside_config(inner, below)
+        elif key in ("checkpoint_freq", "checkpoint_frequency") and node.value == 0:
             self.set("checkpoint.every", None, node, key)
         elif reason is not None:
             self.ignore(node, key, reason)

@@ -40,7 +40,16 @@ NOT_HERE: dict[str, str] = {
     **dict.fromkeys(
         ("BC", "MARWIL", "CQL", "CRR", "DT"), "rlrun learns from environments, not from data"
     ),
-    **dict.fromkeys(("DDPG", "TD3", "APEX_DDPG"), "SAC is for continuous actions here"),
+    **dict.fromkeys(("DDPG", "TD3", "APEX_DDPG", "TQC"), "SAC is for continuous actions here"),
+    **dict.fromkeys(("ES", "ARS"), "algorithms here follow gradients; PPO, for example"),
+    **dict.fromkeys(("QMIX", "MADDPG"), "the section multi_agent gives each agent a policy"),
+    **dict.fromkeys(
+        (
+            *("MAML", "MBMPO", "Dreamer", "DreamerV3", "AlphaZero", "AlphaStar", "SlateQ"),
+            *("BanditLinUCB", "BanditLinTS", "RandomAgent", "IQL"),
+        ),
+        "`rlrun list algorithms` shows what is",
+    ),
 }
 """Values of `run` that are not translated, and what is here instead."""
 
@@ -340,7 +349,12 @@ ENV_ARGUMENTS: dict[str, str | None] = {
     "init_time_s": None,
     "init_time_s_min": None,
     "init_time_s_max": None,
-    "crash_after_n_steps": None,
+    **dict.fromkeys(
+        (
+            *("crash_after_n_steps", "crash_on_worker_indices", "skip_env_checking", "p_stall"),
+            *("p_stall_reset", "stall_time_sec", "stall_on_worker_indices"),
+        ),
+    ),
 }
 """Argument of those classes -> its name here; None has no counterpart."""
 

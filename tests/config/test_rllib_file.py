@@ -280,10 +280,17 @@ def test_what_belongs_to_an_algorithm_means_the_same(write, run, config, values)
     assert {address: value_at(experiment, address) for address in values} == values
 
 
-def test_beside_config_stand_checkpoints_and_samples(write):
+@pytest.mark.parametrize(
+    "checkpoints",
+    [
+        "checkpoint_freq: 5, checkpoint_at_end: false, keep_checkpoints_num: 2, checkpoint_score_attr: min-episode_len_mean",
+        "checkpoint_config: {checkpoint_frequency: 5, checkpoint_at_end: false, num_to_keep: 2,\n"
+        "  checkpoint_score_order: min, checkpoint_score_attribute: episode_len_mean}",
+    ],
+)
+def test_beside_config_stand_checkpoints_and_samples(write, checkpoints):
     file = write(
-        "old: {run: PPO, env: CartPole-v1, num_samples: 3, checkpoint_freq: 5, checkpoint_at_end: false,\n"
-        "  keep_checkpoints_num: 2, checkpoint_score_attr: min-episode_len_mean, local_dir: /x,\n"
+        f"old: {{run: PPO, env: CartPole-v1, num_samples: 3, {checkpoints}, local_dir: /x,\n"
         "  config: {lr: {grid_search: [1e-3, 1e-4]}}}",
         minimal=False,
     )
