@@ -28,6 +28,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "Distribution": "rlrun.policies.distributions",
     "EnvRunner": "rlrun.sampling.env_runner",
     "EnvRunnerGroup": "rlrun.actors.env_runner_group",
+    "export": "rlrun.experiment.export",
     "IMPALA": "rlrun.algorithms.impala",
     "IMPALAConfig": "rlrun.algorithms.impala",
     "ItemReplayBuffer": "rlrun.replay.sequence_replay_buffer",

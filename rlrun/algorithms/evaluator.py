@@ -151,10 +151,8 @@ class Evaluator:
         load_policies(runner, *self._request(), self._explores_as)
         return runner
 
-    def acting_policy(
-        self, policy_id: str, num_envs: int, *, explore: bool, seed: int
-    ) -> ActingPolicy:
-        """See `Algorithm.acting_policy`."""
+    def connectors(self, policy_id: str, num_envs: int) -> RunnerConnectors:
+        """A policy as it is now, between connectors for so many environments."""
         policies = self._policies
         connectors = RunnerConnectors(
             self._spec,
@@ -167,6 +165,13 @@ class Evaluator:
         policy = connectors.policy
         policy.set_weights(policies.acting_weights[policy_id])
         tell_exploration({policy_id: policy}, self._explorations(), self._explores_as)
+        return connectors
+
+    def acting_policy(
+        self, policy_id: str, num_envs: int, *, explore: bool, seed: int
+    ) -> ActingPolicy:
+        """See `Algorithm.acting_policy`."""
+        connectors = self.connectors(policy_id, num_envs)
         return ActingPolicy(connectors, self._spec.settings, num_envs, explore=explore, seed=seed)
 
     def _local(self, render_mode: str | None = None) -> EnvRunner:

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("rlrun.cli.train:train", "Train an experiment file."),
     "sweep": ("rlrun.cli.sweep:sweep", "Search settings with Ray Tune."),
     "rollout": ("rlrun.cli.rollout:rollout", "Roll out a trained policy."),
+    "export": ("rlrun.cli.export:export", "Write a trained policy as ONNX or TorchScript."),
     "ls": ("rlrun.cli.runs:ls", "List runs: state, progress, best value, size, age."),
     "show": ("rlrun.cli.runs:show", "Show one run, group or sweep."),
     "tail": ("rlrun.cli.runs:tail", "Follow the results of a run."),

@@ -31,12 +31,13 @@ class ActionPipeline(Connector):
 
     Attributes:
         identity: True for a plain Discrete space from 0, whose actions pass unchanged.
+        leaves: what becomes of each leaf's columns.
     """
 
     def __init__(self, action_space: gym.Space[Any], *, normalize: bool, clip: bool) -> None:
         layout = action_layout(action_space)
         self._space = action_space
-        self._leaves = [_LeafActions(leaf, normalize, clip) for leaf in layout.leaves]
+        self.leaves = [LeafActions(leaf, normalize, clip) for leaf in layout.leaves]
         self._nested = layout.nested
         self.identity = layout.kind == "categorical" and action_space.start == 0  # type: ignore[attr-defined]
 
@@ -48,50 +49,56 @@ class ActionPipeline(Connector):
         if self.identity:
             return actions
         if not self._nested:
-            return self._leaves[0](actions)
-        columns = iter([leaf(actions[:, leaf.columns]) for leaf in self._leaves])
+            return self.leaves[0](actions)
+        columns = iter([leaf(actions[:, leaf.columns]) for leaf in self.leaves])
         return _nest(self._space, columns)
 
 
-class _LeafActions:
-    """The transformation of one leaf's columns."""
+class LeafActions:
+    """The transformation of one leaf's columns: ``columns * scale + offset``, within ``bounds``.
+
+    Attributes:
+        columns: of the policy's actions.
+        shape, dtype: of one action of the leaf.
+        scale, offset, bounds: None where there is nothing to do.
+    """
 
     def __init__(self, leaf: ActionLeaf, normalize: bool, clip: bool) -> None:
         space = leaf.space
         self.columns = leaf.columns
-        self._shape: tuple[int, ...] = space.shape or ()
-        self._dtype = space.dtype
-        self._offset: Array | None = None
-        self._scale: Array | None = None
-        self._bounds: tuple[Array, Array] | None = None
+        self.shape: tuple[int, ...] = space.shape or ()
+        self.dtype = space.dtype
+        self.offset: Array | None = None
+        self.scale: Array | None = None
+        self.bounds: tuple[Array, Array] | None = None
         if isinstance(space, gym.spaces.Box):
             self._plan_box(space, normalize, clip)
         elif isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             start = np.asarray(space.start, dtype=space.dtype)
-            self._offset = start if np.any(start) else None
+            self.offset = start if np.any(start) else None
 
     def _plan_box(self, space: gym.spaces.Box, normalize: bool, clip: bool) -> None:
         if space.dtype.kind != "f":
-            self._offset = space.low
+            self.offset = space.low
             return
         stretch = normalize and space.is_bounded()
         if stretch:
             # In float64: the difference of two float32 bounds may overflow.
             low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            self._scale = ((high - low) / 2).astype(space.dtype)
-            self._offset = ((high + low) / 2).astype(space.dtype)
+            self.scale = ((high - low) / 2).astype(space.dtype)
+            self.offset = ((high + low) / 2).astype(space.dtype)
         if stretch or clip:
-            self._bounds = space.low, space.high
+            self.bounds = space.low, space.high
 
     def __call__(self, columns: Array) -> Array:
         """[n] or [n, width] -> read-only [n, *shape] of the space's type."""
-        actions = columns.reshape(len(columns), *self._shape).astype(self._dtype, copy=False)
-        if self._scale is not None:
-            actions = actions * self._scale
-        if self._offset is not None:
-            actions = actions + self._offset
-        if self._bounds is not None:
-            actions = np.minimum(np.maximum(actions, self._bounds[0]), self._bounds[1])
+        actions = columns.reshape(len(columns), *self.shape).astype(self.dtype, copy=False)
+        if self.scale is not None:
+            actions = actions * self.scale
+        if self.offset is not None:
+            actions = actions + self.offset
+        if self.bounds is not None:
+            actions = np.minimum(np.maximum(actions, self.bounds[0]), self.bounds[1])
         actions = actions.view()
         actions.flags.writeable = False
         return actions

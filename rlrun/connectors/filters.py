@@ -115,6 +115,11 @@ class MeanStdFilter(Connector):
         normalized: bool array of that shape; features where it is False pass unchanged and are not
             learned. None: all of them are normalised.
         clip: bound on the absolute value of the result.
+
+    Attributes:
+        columns: index of the normalised features in rows ``[n, ...]``; None: all are.
+        scale: 1 / (std + 1e-6) of those features, float64.
+        clip: see above.
     """
 
     def __init__(
@@ -124,15 +129,15 @@ class MeanStdFilter(Connector):
         normalized: NDArray[np.bool_] | None = None,
         clip: float = 10.0,
     ) -> None:
-        self._columns: tuple[Any, ...] | None = None
+        self.columns: tuple[Any, ...] | None = None
         learned = shape
         if normalized is not None and not normalized.all():
             indices = np.nonzero(normalized)
-            self._columns = (slice(None), *indices)
+            self.columns = (slice(None), *indices)
             learned = (len(indices[0]),)
         self._stat = RunningStat(learned)
         self._deltas = RunningStat(learned)
-        self._clip = clip
+        self.clip = clip
         self._refresh()
 
     def __call__(self, rows: Array, *, update: bool = True) -> Array:
@@ -142,10 +147,10 @@ class MeanStdFilter(Connector):
             rows: float32 or float64.
             update: learn them first; False leaves the filter as it is (evaluation).
         """
-        if self._columns is None:
+        if self.columns is None:
             return self._normalize(rows, update)
         result = rows.copy()
-        result[self._columns] = self._normalize(rows[self._columns], update)
+        result[self.columns] = self._normalize(rows[self.columns], update)
         return result
 
     def _normalize(self, rows: Array, update: bool) -> Array:
@@ -156,13 +161,18 @@ class MeanStdFilter(Connector):
             self._deltas.merge(batch)
             self._refresh()
         values -= self._stat.mean
-        values *= self._scale
-        np.maximum(values, -self._clip, out=values)
-        np.minimum(values, self._clip, out=values)
+        values *= self.scale
+        np.maximum(values, -self.clip, out=values)
+        np.minimum(values, self.clip, out=values)
         return values.astype(rows.dtype, copy=False)
 
+    @property
+    def mean(self) -> Array:
+        """Of the normalised features, float64."""
+        return self._stat.mean
+
     def _refresh(self) -> None:
-        self._scale = 1.0 / (np.sqrt(self._stat.variance()) + STD_OFFSET)
+        self.scale = 1.0 / (np.sqrt(self._stat.variance()) + STD_OFFSET)
 
     def get_state(self) -> State:
         """The statistics, and what of them is not flushed yet."""

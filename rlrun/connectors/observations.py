@@ -58,6 +58,8 @@ class ObservationPipeline(Connector):
     Attributes:
         output_space: of one row of the result: a Box, or the raw space without a preprocessor.
         identity: True when batches pass unchanged.
+        preprocessor, filter: None where there is nothing to do.
+        splits: whether an action mask goes past the preprocessor.
 
     Raises:
         TypeError: for a space that cannot be preprocessed.
@@ -65,16 +67,16 @@ class ObservationPipeline(Connector):
     """
 
     def __init__(self, space: gym.Space[Any], settings: "EnvRunnersConfig") -> None:
-        self._filter: MeanStdFilter | None = None
-        self._preprocessor: Preprocessor | None = None
+        self.filter: MeanStdFilter | None = None
+        self.preprocessor: Preprocessor | None = None
         self._structure: gym.Space[Any] | None = None
         self._masked = has_action_mask(space)
-        self._splits = self._masked and settings.preprocessor_pref is not None
+        self.splits = self._masked and settings.preprocessor_pref is not None
         filtered = settings.observation_filter == "MeanStdFilter"
         seen = space_without_mask(space)
         if settings.preprocessor_pref is not None:
             preprocessor = Preprocessor(seen, keep_images=not filtered)
-            self._preprocessor = None if preprocessor.identity else preprocessor
+            self.preprocessor = None if preprocessor.identity else preprocessor
             seen = preprocessor.output_space
             if self._masked:
                 mask = space[ACTION_MASK]  # type: ignore[index]
@@ -85,18 +87,18 @@ class ObservationPipeline(Connector):
         if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
             self._structure = space
             row_form(space)
-        normalized = None if self._preprocessor is None else self._preprocessor.continuous
+        normalized = None if self.preprocessor is None else self.preprocessor.continuous
         if filtered and (normalized is None or normalized.any()):
             if not isinstance(seen, gym.spaces.Box) or seen.dtype.kind != "f":
                 raise _cannot_filter(seen, raw=settings.preprocessor_pref is None)
-            self._filter = MeanStdFilter(seen.shape, normalized=normalized, clip=CLIP)
+            self.filter = MeanStdFilter(seen.shape, normalized=normalized, clip=CLIP)
             seen = _filtered_space(seen, normalized)
             self.output_space = (
                 gym.spaces.Dict({**space.spaces, OBSERVATION: seen})
                 if isinstance(space, gym.spaces.Dict)
                 else seen
             )
-        self.identity = not (self._filter or self._preprocessor or self._structure)
+        self.identity = not (self.filter or self.preprocessor or self._structure)
 
     def __call__(self, observations: Any, *, update: bool = True) -> Any:
         """One batch of raw observations -> one row of ``output_space`` each.
@@ -108,11 +110,11 @@ class ObservationPipeline(Connector):
             update: let the filter learn from them; False in evaluation.
         """
         observations = self.preprocess(observations)
-        if self._filter is not None:
+        if self.filter is not None:
             if self._masked:
-                observations[OBSERVATION] = self._filter(observations[OBSERVATION], update=update)
+                observations[OBSERVATION] = self.filter(observations[OBSERVATION], update=update)
             else:
-                observations = self._filter(observations, update=update)
+                observations = self.filter(observations, update=update)
         return observations
 
     def first(self, observations: Any, slots: Array, *, update: bool = True) -> Any:
@@ -121,10 +123,10 @@ class ObservationPipeline(Connector):
 
     def preprocess(self, observations: Any) -> Any:
         """The same without the filter: a function of the observations alone."""
-        preprocess, structure = self._preprocessor, self._structure
+        preprocess, structure = self.preprocessor, self._structure
         if structure is None:
             return observations if preprocess is None else preprocess(observations)
-        if self._splits:
+        if self.splits:
             seen = without_mask(observations)
             seen = seen if preprocess is None else preprocess(seen)
             observations = {ACTION_MASK: observations[ACTION_MASK], OBSERVATION: seen}
@@ -132,21 +134,21 @@ class ObservationPipeline(Connector):
 
     def get_state(self) -> State:
         """The filter's statistics; empty without a filter."""
-        return {} if self._filter is None else self._filter.get_state()
+        return {} if self.filter is None else self.filter.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned."""
-        if self._filter is not None:
-            self._filter.set_state(state)
+        if self.filter is not None:
+            self.filter.set_state(state)
 
     def flush_deltas(self) -> State:
         """The statistics of what the filter learned since the last flush."""
-        return {} if self._filter is None else self._filter.flush_deltas()
+        return {} if self.filter is None else self.filter.flush_deltas()
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
         """Merge the flushed deltas of other pipelines into the filter."""
-        if self._filter is not None:
-            self._filter.apply_deltas(deltas)
+        if self.filter is not None:
+            self.filter.apply_deltas(deltas)
 
 
 class Preprocessor:
@@ -161,11 +163,12 @@ class Preprocessor:
         output_space: of one row of the result.
         identity: True when batches pass unchanged.
         continuous: bool array of the output's shape: which features come from a Box.
+        leaves: what becomes of each leaf; empty where only the type may change.
     """
 
     def __init__(self, space: gym.Space[Any], *, keep_images: bool = True) -> None:
         self.identity = False
-        self._leaves: tuple[_Leaf, ...] = ()
+        self.leaves: tuple[ObservationLeaf, ...] = ()
         self.output_space: gym.Space[Any] = space
         if isinstance(space, gym.spaces.Box):
             pixels = space.dtype == np.uint8 and (len(space.shape) == 3 or is_image(space))
@@ -177,22 +180,20 @@ class Preprocessor:
         if has_image(space):
             self.identity = True
             return
-        self._leaves = tuple(_leaves(space, (), 0))
-        low = np.concatenate([leaf.low for leaf in self._leaves])
-        high = np.concatenate([leaf.high for leaf in self._leaves])
+        self.leaves = tuple(_leaves(space, (), 0))
+        low = np.concatenate([leaf.low for leaf in self.leaves])
+        high = np.concatenate([leaf.high for leaf in self.leaves])
         self.output_space = gym.spaces.Box(low, high, dtype=np.float32)
-        self.continuous = np.concatenate(
-            [np.full(leaf.width, leaf.is_box) for leaf in self._leaves]
-        )
+        self.continuous = np.concatenate([np.full(leaf.width, leaf.is_box) for leaf in self.leaves])
 
     def __call__(self, observations: Any) -> Array:
         """N raw observations, batched -> array [n, ...]."""
-        if not self._leaves:
+        if not self.leaves:
             return np.asarray(observations, dtype=self.output_space.dtype)
-        batches = [_at(observations, leaf.path) for leaf in self._leaves]
+        batches = [_at(observations, leaf.path) for leaf in self.leaves]
         n = len(batches[0])
         result = np.zeros((n, *self.continuous.shape), np.float32)
-        for leaf, batch in zip(self._leaves, batches, strict=True):
+        for leaf, batch in zip(self.leaves, batches, strict=True):
             columns = batch.reshape(n, leaf.categories or leaf.width)
             if leaf.categories:
                 hot = columns.astype(np.int64) + leaf.first_columns
@@ -203,7 +204,7 @@ class Preprocessor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class ObservationLeaf:
     """A leaf of the observation space and its columns in the result."""
 
     path: Path
@@ -218,7 +219,7 @@ class _Leaf:
     """Column of each group's category 0, less the value that stands for it."""
 
 
-def _leaves(space: gym.Space[Any], path: Path, start: int) -> Iterator[_Leaf]:
+def _leaves(space: gym.Space[Any], path: Path, start: int) -> Iterator[ObservationLeaf]:
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         if isinstance(space, gym.spaces.Dict):
             children: list[tuple[str | int, gym.Space[Any]]] = sorted(space.spaces.items())
@@ -238,10 +239,10 @@ def _leaves(space: gym.Space[Any], path: Path, start: int) -> Iterator[_Leaf]:
         raise no_rows(space, path)
 
 
-def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) -> _Leaf:
+def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) -> ObservationLeaf:
     width = int(counts.sum())
     offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    return _Leaf(
+    return ObservationLeaf(
         path=path,
         start=start,
         width=width,
@@ -253,14 +254,16 @@ def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) ->
     )
 
 
-def _number_leaf(path: Path, start: int, space: gym.spaces.Box | gym.spaces.MultiBinary) -> _Leaf:
+def _number_leaf(
+    path: Path, start: int, space: gym.spaces.Box | gym.spaces.MultiBinary
+) -> ObservationLeaf:
     width = int(np.prod(space.shape))
     low: Array = np.zeros(width, np.float32)
     high: Array = np.ones(width, np.float32)
     if isinstance(space, gym.spaces.Box):
         box = _as_float32(space)
         low, high = box.low.ravel(), box.high.ravel()
-    return _Leaf(
+    return ObservationLeaf(
         path=path,
         start=start,
         width=width,

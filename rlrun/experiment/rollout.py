@@ -120,7 +120,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"
     changes = {"episodes": episodes, "seed": seed, "num_envs": None if mode is None else 1}
-    algorithm = _restored(checkpoint, changes, trust=trust)
+    algorithm = restored(checkpoint, changes, trust=trust)
     try:
         runner = algorithm.evaluator.runner(mode)
         transitions = None if save is None else TransitionRecorder()
@@ -177,7 +177,7 @@ def load_policy(
     Raises:
         InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.
     """
-    algorithm = _restored(find_checkpoint(Path(run_or_checkpoint)), {}, trust=trust)
+    algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), {}, trust=trust)
     try:
         return algorithm.acting_policy(policy_id, num_envs=num_envs, explore=explore, seed=seed)
     finally:
@@ -189,7 +189,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
     return checkpoint_at(path if os.path.isfile(path / MANIFEST) else resolve_run(path))
 
 
-def _restored(
+def restored(
     checkpoint: Checkpoint, evaluation: Mapping[str, int | None], *, trust: bool
 ) -> "Algorithm":
     """The algorithm of a checkpoint, in this process.

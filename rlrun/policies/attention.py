@@ -77,7 +77,7 @@ class AttentionActorCritic(MemoryActorCritic):
         parts = [self.encode(batch)]
         if "prev_n_actions" in self.view_requirements:
             actions = batch["prev_n_actions"].flatten(0, 1)
-            parts.append(one_hot_actions(actions, self._layout).view(len(parts[0]), -1))
+            parts.append(one_hot_actions(actions, self._layout).view(parts[0].shape[0], -1))
         if "prev_n_rewards" in self.view_requirements:
             parts.append(batch["prev_n_rewards"])
         x = self.project(torch.cat(parts, dim=-1))

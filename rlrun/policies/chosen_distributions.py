@@ -326,7 +326,7 @@ class Autoregressive(Distribution, nn.Module):
 
     def _choose(self, inputs: Tensor, noise: Tensor) -> Tensor:
         parts = zip(*(x.split(self._categories, -1) for x in (inputs, noise)), strict=True)
-        actions = torch.zeros((len(inputs), 0), dtype=torch.int64, device=inputs.device)
+        actions = torch.zeros((inputs.shape[0], 0), dtype=torch.int64, device=inputs.device)
         for i, (part, gumbel) in enumerate(parts):
             chosen = (self._logits(part, i, actions) + gumbel).argmax(-1, keepdim=True)
             actions = torch.cat((actions, chosen), -1)

@@ -97,33 +97,33 @@ class RandomSampler(ActionSampler):
     """
 
     def __init__(self, sampler: ActionSampler, *, always: bool = False) -> None:
-        self._sampler, self._random = sampler, always
+        self.sampler, self._random = sampler, always
         self.num_inputs, self.num_noise = sampler.num_inputs, sampler.num_noise
         self.width, self.dtype, self.shape = sampler.width, sampler.dtype, sampler.shape
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
         self._random = bool(settings["random"])
-        self._sampler.set_exploration(settings)
+        self.sampler.set_exploration(settings)
 
     def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
-        return self._sampler.draw(rng, length, slots)
+        return self.sampler.draw(rng, length, slots)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         if not self._random:
-            return self._sampler.sample(inputs, noise)
-        if isinstance(self._sampler, CategoricalSampler):
+            return self.sampler.sample(inputs, noise)
+        if isinstance(self.sampler, CategoricalSampler):
             return np.where(inputs > FORBIDDEN, noise, FORBIDDEN).argmax(axis=-1)
         # 2 Phi(z) - 1; few enough numbers for a loop.
         uniform = [math.erf(z / math.sqrt(2.0)) for z in noise.ravel().tolist()]
         return np.array(uniform, np.float32).reshape(noise.shape)
 
     def mode(self, inputs: Array) -> Array:
-        return self._sampler.mode(inputs)
+        return self.sampler.mode(inputs)
 
     def log_prob(self, inputs: Array, actions: Array) -> Array:
         if not self._random:
-            return self._sampler.log_prob(inputs, actions)
-        if isinstance(self._sampler, CategoricalSampler):
+            return self.sampler.log_prob(inputs, actions)
+        if isinstance(self.sampler, CategoricalSampler):
             return -np.log((inputs > FORBIDDEN).sum(axis=-1)).astype(np.float32)
         return np.full(len(inputs), -self.width * math.log(2.0), np.float32)
 

@@ -134,7 +134,9 @@ class MLP(nn.Module):
 
     @property
     def last(self) -> nn.Linear:
-        """The output layer."""
+        """The output layer; AttributeError without layers, which torch.jit looks up and expects."""
+        if not self._modules:
+            raise AttributeError("an MLP without layers has no last one")
         return self._linear_layers()[-1]
 
     def draw_noise(self, rng: np.random.Generator) -> None:

@@ -215,7 +215,7 @@ def one_hot_width(layout: ActionLayout) -> int:
 
 def one_hot_actions(actions: Tensor, layout: ActionLayout) -> Tensor:
     """Module actions [M, ...] as numbers [M, width]: one-hot where they are categories."""
-    table = actions.reshape(len(actions), -1)
+    table = actions.reshape(actions.shape[0], -1)
     parts: list[Tensor] = []
     for leaf in layout.leaves:
         columns = table[:, leaf.columns]

@@ -372,7 +372,7 @@ def _flat(space: gym.Space[Any], leaf: Tensor) -> Tensor:
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return leaf.flatten(1)
     counts, first = np.ravel(getattr(space, "nvec", getattr(space, "n", 0))), np.ravel(space.start)
-    columns = leaf.reshape(len(leaf), -1).long() - torch.from_numpy(first).to(leaf.device)
+    columns = leaf.reshape(leaf.shape[0], -1).long() - torch.from_numpy(first).to(leaf.device)
     parts = zip(columns.split(1, dim=1), counts.tolist(), strict=True)
     hot = [column == torch.arange(n, device=leaf.device) for column, n in parts]
     return torch.cat(hot, dim=1).to(torch.float32)

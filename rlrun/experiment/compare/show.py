@@ -183,7 +183,7 @@ def check_picture(path: Path) -> None:
     if path.suffix not in PICTURES:
         raise InputError(f"--plot {path}: expected a name that ends with {' or '.join(PICTURES)}")
     if not is_installed("matplotlib"):
-        raise InputError(f"--plot: matplotlib is missing: {install_hint('matplotlib')}")
+        raise InputError(f"--plot: matplotlib is missing: {install_hint('plot')}")
 
 
 def plot(comparison: Comparison, path: Path) -> None:

@@ -1,0 +1,42 @@
+"""``rlrun export``: a trained policy as a file for other programs (experiment/export.py)."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlrun.cli.arguments import Trust, complete_runs, run_path
+
+
+def export(
+    run_or_checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT",
+            help="Run folder, or one checkpoint.",
+            parser=run_path,
+            autocompletion=complete_runs,
+        ),
+    ],
+    *,
+    onnx: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the policy in the ONNX format.")
+    ] = None,
+    torchscript: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the policy as TorchScript.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="ID", help="One of several policies.")
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Write a trained policy, connectors included, for programs without rlrun.
+
+    rlrun export runs/ppo_cartpole --onnx cartpole.onnx --torchscript cartpole.pt
+    """
+    from rlrun.experiment import export as room
+
+    files = room.export(
+        run_or_checkpoint, onnx=onnx, torchscript=torchscript, policy_id=policy, trust=trust
+    )
+    typer.echo("\n".join(line for file in files for line in file.lines()))

@@ -1,0 +1,162 @@
+"""Exported policies: same actions as the policy itself, for every kind of space and network."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlrun import DQNConfig, PPOConfig, SACConfig, export
+from rlrun.config.problems import InputError
+from rlrun.envs.env import register_env
+from rlrun.experiment import export as room
+from rlrun.policies.rl_module import ActorCritic
+
+spaces = gym.spaces
+MEMORY = {"lstm_cell_size": 6, "lstm_use_prev_action": True, "lstm_use_prev_reward": True}
+ATTENTION = {"use_attention": True, "attention_dim": 8, "attention_memory": 3}
+LOOKS_BACK = {"attention_use_n_prev_actions": 2, "attention_use_n_prev_rewards": 2}
+
+
+class Shapes(gym.Env):
+    """Spaces alone."""
+
+    def __init__(self, observations, actions):
+        self.observation_space, self.action_space = observations, actions
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 1.0, False, True, {}
+
+
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+MANY = spaces.Dict(
+    turn=spaces.Box(np.float32([-3, 0]), np.float32([5, 1])),
+    grip=spaces.Tuple((spaces.Discrete(3, start=2), spaces.MultiBinary(2))),
+    gear=spaces.Box(1, 4, (2,), np.int64),
+)
+CASES = {
+    "categories": (PPOConfig, BOX, spaces.Discrete(4, start=-1), {}),
+    "bounded": (PPOConfig, BOX, spaces.Box(np.float32([-2, 0]), np.float32([2, 9])), {}),
+    "unbounded": (PPOConfig, BOX, spaces.Box(-np.inf, np.inf, (2,)), {}),
+    "beta": (PPOConfig, BOX, spaces.Box(-4.0, 1.0, (2,)), {"distribution": "beta"}),
+    "nested": (PPOConfig, MANY, MANY, {}),
+    "autoregressive": (
+        PPOConfig, BOX, spaces.MultiDiscrete([3, 4]), {"distribution": "autoregressive"},
+    ),
+    "images": (PPOConfig, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Discrete(3), {}),
+    "lstm": (PPOConfig, BOX, spaces.Box(-2.0, 2.0, (2,)), {"use_lstm": True, **MEMORY}),
+    "gru": (PPOConfig, spaces.Discrete(5), spaces.Discrete(3), {"use_gru": True, **MEMORY}),
+    "attention": (PPOConfig, BOX, spaces.MultiDiscrete([2, 3]), {**ATTENTION, **LOOKS_BACK}),
+    "values": (DQNConfig, BOX, spaces.Discrete(4), {}),
+    "squashed": (SACConfig, BOX, spaces.Box(-5.0, 1.0, (2,)), {}),
+}  # fmt: skip
+LIMITS = {"torchscript": 1e-6, "onnx": 3e-6}
+"""ONNX Runtime has a tanh of its own, which differs from numpy's in the last digit."""
+
+
+def config_of(kind, observations, actions, model):
+    register_env("shapes", lambda _: Shapes(observations, actions))
+    config = kind().environment("shapes").model(hidden=[8], **model).debugging(seed=3)
+    if kind is not PPOConfig:
+        return config
+    images = isinstance(observations, spaces.Box) and observations.dtype == np.uint8
+    config.env_runners(observation_filter="NoFilter" if images else "MeanStdFilter")
+    return config.training(train_batch_size=64, minibatch_size=64, num_epochs=1)
+
+
+def checkpoint(config, path, learn=True):
+    """A checkpoint of a policy whose weights and statistics are far from where they begin."""
+    algorithm = config.build()
+    try:
+        if learn and isinstance(config, PPOConfig):
+            algorithm.train()
+        torch.manual_seed(5)
+        with torch.no_grad():
+            for parameter in algorithm.policies.modules().parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        algorithm.save(path)
+    finally:
+        algorithm.stop()
+    return path
+
+
+def restrained(case, form):
+    """The quickest cases are fast; all are the other tier's."""
+    quick = form == "torchscript" and case in ("nested", "lstm", "squashed")
+    return pytest.param(case, form, marks=() if quick else pytest.mark.learning)
+
+
+@pytest.mark.parametrize(
+    ("case", "form"), [restrained(case, form) for form in LIMITS for case in CASES]
+)
+def test_a_file_acts_as_the_policy_does(case, form, tmp_path):
+    if form == "onnx":
+        pytest.importorskip("onnxruntime")
+    path = checkpoint(config_of(*CASES[case]), tmp_path / "checkpoint")
+    (written,) = export(path, **{form: tmp_path / "policy"})
+    assert written.difference <= LIMITS[form]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint", "policy"]
+
+
+class Moody(ActorCritic):
+    """Computes something else where a batch's numbers are large."""
+
+    def forward_inference(self, batch):
+        outputs = super().forward_inference(batch)
+        return {k: -v if batch["obs"].sum() > 0 else v for k, v in outputs.items()}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """A checkpoint of a network that learns and of a policy written in numpy."""
+    config = (
+        PPOConfig()
+        .environment("rlrun.envs.multi_agent_examples:RockPaperScissors")
+        .model(hidden=[4])
+        .multi_agent(
+            policies={
+                "learned": {},
+                "fixed": {"use": "rlrun.envs.multi_agent_examples:AlwaysSame", "train": False},
+            },
+            agents={"player_0": "learned", "player_1": "fixed"},
+        )
+    )
+    return checkpoint(config, tmp_path_factory.mktemp("several") / "checkpoint", learn=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "there are several policies, name one with --policy: learned, fixed"),
+        ({"policy_id": "learnt"}, "there is no policy 'learnt'"),
+        ({"policy_id": "fixed"}, "AlwaysSame computes its actions in Python code of its own"),
+    ],
+)
+def test_a_policy_that_is_not_there_or_is_python_code_is_refused(several, options, says, tmp_path):
+    with pytest.raises(InputError, match=says):
+        export(several, torchscript=tmp_path / "policy.pt", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_of_several_policies_is_written(several, tmp_path):
+    (written,) = export(several, torchscript=tmp_path / "policy.pt", policy_id="learned")
+    assert (written.policy_id, written.path.is_file()) == ("learned", True)
+
+
+def test_a_network_that_depends_on_the_numbers_in_its_batch_is_refused(tmp_path):
+    config = config_of(PPOConfig, BOX, spaces.Box(-2.0, 2.0, (2,)), {"use": f"{__name__}:Moody"})
+    path = checkpoint(config, tmp_path / "checkpoint", learn=False)
+    with pytest.raises(InputError, match="its actions differ from the policy's by"):
+        export(path, torchscript=tmp_path / "policy.pt")
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_a_missing_package_is_noticed_before_anything_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(room, "is_installed", lambda name: name != "onnxscript")
+    with pytest.raises(InputError, match=r'onnxscript: pip install "rlrun\[export\]"'):
+        export(tmp_path / "no_run", onnx=tmp_path / "policy.onnx")
