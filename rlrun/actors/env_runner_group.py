@@ -284,6 +284,14 @@ class EnvRunnerGroup(OldNames):
         else:
             self.local_env_runner.set_state(states[0])
 
+    def interrupt(self) -> None:
+        """End the round under way, by KeyboardInterrupt, if an environment of it hangs or fails.
+
+        Hanging ones are found on this node.
+        """
+        if self.remote is not None:
+            self.remote.interrupt()
+
     def stop(self) -> None:
         """Close all environments and end the actors."""
         if self.local_env_runner is not None:

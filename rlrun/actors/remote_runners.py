@@ -10,9 +10,11 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +27,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.schema import FaultToleranceConfig
 from rlrun.data.seeding import generators_seed, seed_generators
 from rlrun.envs.errors import EnvError
+from rlrun.envs.watchdog import CallEnded, end_calls_after
 from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest
 
 Task = Callable[[Any, Any, Any], Any]
@@ -35,6 +38,8 @@ RunnerFactory = Callable[..., Any]
 
 _RESTARTING = -1  # stands for the fragment where an environment fails while it is restored
 _IDLE_S = 1.0  # pause before another try when no runner is left
+_INTERRUPT = signal.SIGUSR1
+"""Has a runner's process end a call of its environment that does not return."""
 _INLINE_BYTES = 64 * 1024  # Ray sends arguments of up to 100 kB within the call
 
 _log = logging.getLogger(__name__)
@@ -108,6 +113,7 @@ class RemoteRunners:
         self.states = RunnerStates()
         self.ended: set[int] = set()
         self._process_ids: dict[int, int | None] = {}  # None on another node
+        self._interrupted = False
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
         self.max_in_flight = settings.max_requests_in_flight_per_env_runner
@@ -190,7 +196,9 @@ class RemoteRunners:
         Raises:
             EnvError: the environment failed in the same place before, or restarts are not wanted.
             EnvRunnersError: the runner's process died, and nothing covers that.
+            KeyboardInterrupt: see `interrupt`.
         """
+        self._end_if_interrupted()
         again, tolerance = [], self._tolerance
         for result in failures:
             index, tolerated = result.actor_id, self._is_tolerated(result, fragment)
@@ -207,6 +215,10 @@ class RemoteRunners:
             raise _failure(result) from None
         self._restart(again)
         return again
+
+    def _end_if_interrupted(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def _is_tolerated(self, result: CallResult, fragment: int) -> bool:
         """Count a failure; returns whether it may not come back, and few were in a row."""
@@ -234,6 +246,7 @@ class RemoteRunners:
         Raises:
             EnvRunnersError: a runner is late again, or restarts are not wanted.
         """
+        self._end_if_interrupted()
         states, tolerance = self.states, self._tolerance
         late = f"no answer within env_runners.sample_timeout_s={self.timeout_s:g}"
         if not tolerance.restart_failed_env_runners and tolerance.ignore_env_runner_failures:
@@ -359,6 +372,14 @@ class RemoteRunners:
         """See `EnvRunnerGroup.sync_weights`."""
         _raise_unless_ok(self.actors.foreach_actor("set_weights", ray.put(weights)))
 
+    def interrupt(self) -> None:
+        """See `EnvRunnerGroup.interrupt`."""
+        self._interrupted = True
+        for process_id in self._process_ids.values():
+            if process_id is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(process_id, _INTERRUPT)
+
     def stop(self) -> None:
         """Close all environments and end the actors."""
         if self.actors.num_in_flight() == 0:
@@ -424,6 +445,7 @@ class _RunnerHost:
 
     def __init__(self) -> None:
         faulthandler.register(STACK_SIGNAL, file=2, all_threads=False)
+        end_calls_after(_INTERRUPT)
         self._make: Callable[[], Any]
         self._place: tuple[int, int, int]  # seed, role and index of the runner
         self._runner: Any = None
@@ -455,7 +477,8 @@ class _RunnerHost:
     def sample_fragment(self, request: SampleRequest, weights: Any) -> SampleReply:
         """See `EnvRunner.sample_fragment`."""
         seed_generators(generators_seed(*self._place, request.fragment))
-        reply: SampleReply = self._built().sample_fragment(request, weights)
+        with _calls_may_be_ended():
+            reply: SampleReply = self._built().sample_fragment(request, weights)
         return reply
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
@@ -474,7 +497,8 @@ class _RunnerHost:
         """``function(runner, *arguments)``; a request is the first of the arguments, if any."""
         if arguments:
             seed_generators(generators_seed(*self._place, arguments[0].fragment))
-        return function(self._built(), *arguments)
+        with _calls_may_be_ended():
+            return function(self._built(), *arguments)
 
     def stop(self) -> None:
         """Close the environments."""
@@ -485,6 +509,15 @@ class _RunnerHost:
         if self._failure is not None:
             raise self._failure
         return self._runner
+
+
+@contextmanager
+def _calls_may_be_ended() -> Iterator[None]:
+    """Pass `CallEnded` on as an exception that Ray brings to the driver."""
+    try:
+        yield
+    except CallEnded as ended:
+        raise RuntimeError(str(ended)) from None
 
 
 def _require_sendable(spec: RunnerSpec) -> None:

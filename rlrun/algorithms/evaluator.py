@@ -179,6 +179,11 @@ class Evaluator:
             self._runner = EnvRunner(self._spec, role=Role.EVALUATION, render_mode=render_mode)
         return self._runner
 
+    def interrupt(self) -> None:
+        """See `EnvRunnerGroup.interrupt`."""
+        if self._group is not None:
+            self._group.interrupt()
+
     def stop(self) -> None:
         """Close the environments, and end the actors."""
         if self._runner is not None:

@@ -22,6 +22,9 @@ _IDLE = "_serve"  # waits for a call
 _MORE_S = 5.0  # for what should have ended by itself
 _EXIT_CODE = 1
 
+SIGNAL_S = 2.5
+"""Seconds that a call of an environment may still take after a signal that ends a run."""
+
 OnLate = Callable[[FrameType, float], None]
 """Called with an environment's call that is late, and the seconds that it has lasted, until it has
 returned; in the thread of the watchdog."""
@@ -29,6 +32,10 @@ returned; in the thread of the watchdog."""
 
 class EnvTimeoutError(Exception):
     """An environment has not answered in time."""
+
+
+class CallEnded(BaseException):
+    """A signal has ended a call of an environment that did not return; not an error of its own."""
 
 
 class CallWatch:
@@ -127,3 +134,16 @@ def end_late_calls(limit_s: float | None) -> CallWatch | None:
 
     signal.signal(signal.SIGALRM, raise_in_call)
     return CallWatch(limit_s, on_late)
+
+
+def end_calls_after(number: signal.Signals) -> None:
+    """From this signal on, raise `CallEnded` in calls of environments that last `SIGNAL_S`."""
+    main, watches = threading.main_thread().ident or 0, list[CallWatch]()
+
+    def handle(_: int, frame: FrameType | None) -> None:
+        if not watches:
+            watches.append(CallWatch(SIGNAL_S, lambda *_: signal.pthread_kill(main, number)))
+        elif call_of_env(frame) is not None:
+            raise CallEnded("a call of an environment did not return")
+
+    signal.signal(number, handle)

@@ -324,11 +324,11 @@ class RunSession:
     def begin(self, stack: ExitStack, run_log: RunLog, overrides: Sequence[str]) -> None:
         """Note the start of a session in the folder, and open the console."""
         iteration = self.resumed.iteration if self.resumed else None
-        self.folder.begin_session(resumed_from=iteration, overrides=overrides)
         history = read_rows(self.folder.metrics, warn=False)  # `repair` warns
         self.console = make_console(self.style, self._header(), history)
         stack.callback(self.console.close)
         run_log.notice = self.console.notice
+        self.folder.begin_session(resumed_from=iteration, overrides=overrides)
         start = "the beginning" if iteration is None else f"iteration {iteration}"
         if iteration is None and self.folder.metrics.exists():
             self.console.notice(f"{self.folder.path} has no checkpoint: starts from the beginning")
@@ -338,10 +338,10 @@ class RunSession:
         if self.done:
             return self._outcome("finished", self.stop_reason())
         algorithm = self.build(stack)
-        interrupts.defer()
+        interrupts.defer(algorithm.env_runner_group.interrupt, algorithm.evaluator.interrupt)
         self._iterate(algorithm, interrupts)
-        if interrupts.requested:
-            return self._outcome("interrupted", str(interrupts.signal_name))
+        if interrupts.signal_name is not None:
+            return self._outcome("interrupted", interrupts.signal_name)
         return self._outcome("finished", self.stop_reason())
 
     def build(self, stack: ExitStack) -> "Algorithm":

@@ -50,6 +50,8 @@ _VERSIONS_OF = ("rlrun", "gymnasium", "numpy", "pydantic", "ray", "safetensors",
 _GIT_TIMEOUT_S = 2.0
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
+_log = logging.getLogger(__name__)
+
 
 class RunFolderError(InputError):
     """A folder cannot be used; the message says what to do instead."""
@@ -209,8 +211,16 @@ class RunFolder:
         return {}
 
     def begin_session(self, *, resumed_from: int | None, overrides: Iterable[str]) -> None:
-        """Note in meta.json that a process has opened the folder to run."""
+        """Note in meta.json that a process has opened the folder to run.
+
+        Warns if the process before it has not noted its end.
+        """
         meta = self.read_meta() or {"created": _now(), "sessions": []}
+        if meta.get("outcome") == "running":
+            _log.warning(
+                "the last session ended without a word: its process was killed, or its environment "
+                "ended it, which env_runners.gym_env_vectorize_mode=async survives"
+            )
         session = {
             "started": _now(),
             "ended": None,

@@ -21,7 +21,7 @@ from typing import Any, Self
 from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
 from rlrun.data.results import addresses, counts_already, lookup, number_at
-from rlrun.envs.watchdog import CallWatch
+from rlrun.envs.watchdog import SIGNAL_S, CallWatch
 
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
 """Result keys that only grow: as criteria they are budgets, all others are goals."""
@@ -123,10 +123,6 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 time limit."""
 
 
-_CALL_S = 2.5
-"""Seconds that a call of an environment may still take after a signal."""
-
-
 class Interrupts:
     """Context manager: from ``defer()`` on, the first of `ENDING_SIGNALS` is only noted.
 
@@ -137,7 +133,7 @@ class Interrupts:
 
     def __init__(self, on_first: Callable[[str], None] = lambda name: None) -> None:
         self._on_first = on_first
-        self._deferring = False
+        self._deferring, self._elsewhere = False, tuple[Callable[[], None], ...]()
         self._previous: dict[signal.Signals, Any] = {}
         self._watch: CallWatch | None = None
         self.signal_name: str | None = None
@@ -148,9 +144,13 @@ class Interrupts:
         """Whether a signal was received."""
         return self.signal_name is not None
 
-    def defer(self) -> None:
-        """Only note the first signal from now on; also replaces the handlers that Ray installed."""
-        self._deferring = True
+    def defer(self, *elsewhere: Callable[[], None]) -> None:
+        """Only note the first signal from now on; also replaces the handlers that Ray installed.
+
+        Args:
+            elsewhere: called then, to end calls of environments in other processes.
+        """
+        self._deferring, self._elsewhere = True, elsewhere
         self._install()
 
     def __enter__(self) -> Self:
@@ -176,5 +176,7 @@ class Interrupts:
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
         main = threading.get_ident()
-        self._watch = CallWatch(_CALL_S, lambda call, lasted_s: signal.pthread_kill(main, number))
+        self._watch = CallWatch(SIGNAL_S, lambda call, lasted_s: signal.pthread_kill(main, number))
         self._on_first(self.signal_name)
+        for end_calls in self._elsewhere:
+            end_calls()

@@ -65,6 +65,7 @@ def test_a_killed_and_resumed_run_equals_an_undisturbed_one(whole, num_rows):
         process.kill()
     resume_experiment(folder, console="quiet")
     assert_equal_runs(folder, whole)
+    assert "the last session ended without a word" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("num_env_runners", [0, 1])
@@ -138,10 +139,18 @@ def test_a_signal_is_exit_130_with_a_checkpoint_of_the_last_row(whole, number):
     assert_equal_runs(folder, whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("how", "mode"), [("sleep", "sync"), ("loop", "sync"), ("sleep", "async")])
-def test_one_signal_ends_a_run_whose_environment_hangs(tmp_path, number, how, mode):
+@pytest.mark.parametrize(
+    ("number", "how", "mode", "runners"),
+    [
+        (signal.SIGINT, "sleep", "sync", 0),
+        (signal.SIGTERM, "loop", "sync", 0),
+        (signal.SIGTERM, "sleep", "async", 0),
+        (signal.SIGINT, "sleep", "sync", 1),
+    ],
+)
+def test_one_signal_ends_a_run_whose_environment_hangs(tmp_path, number, how, mode, runners):
     settings = [f"env.how={how}", "env.at=1000", f"env_runners.gym_env_vectorize_mode={mode}"]
+    settings += [f"env_runners.num_env_runners={runners}"]
     (tmp_path / "hanging.yaml").write_text(HANGING)
     run = start_rlrun(
         "train", "hanging.yaml", *settings, "--run-dir", "run", "--plain", cwd=tmp_path
