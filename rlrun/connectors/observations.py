@@ -70,15 +70,16 @@ class ObservationPipeline(Connector):
         self.filter: MeanStdFilter | None = None
         self.preprocessor: Preprocessor | None = None
         self._structure: gym.Space[Any] | None = None
-        self._masked = has_action_mask(space)
-        self.splits = self._masked and settings.preprocessor_pref is not None
+        self._filtered_part: str | None = None  # beside an action mask
+        masked = has_action_mask(space)
+        self.splits = masked and settings.preprocessor_pref is not None
         filtered = settings.observation_filter == "MeanStdFilter"
         seen = space_without_mask(space)
         if settings.preprocessor_pref is not None:
             preprocessor = Preprocessor(seen, keep_images=not filtered)
             self.preprocessor = None if preprocessor.identity else preprocessor
             seen = preprocessor.output_space
-            if self._masked:
+            if masked:
                 mask = space[ACTION_MASK]  # type: ignore[index]
                 space = gym.spaces.Dict({ACTION_MASK: mask, OBSERVATION: seen})
             else:
@@ -93,11 +94,10 @@ class ObservationPipeline(Connector):
                 raise _cannot_filter(seen, raw=settings.preprocessor_pref is None)
             self.filter = MeanStdFilter(seen.shape, normalized=normalized, clip=CLIP)
             seen = _filtered_space(seen, normalized)
-            self.output_space = (
-                gym.spaces.Dict({**space.spaces, OBSERVATION: seen})
-                if isinstance(space, gym.spaces.Dict)
-                else seen
-            )
+            self.output_space = seen
+            if isinstance(space, gym.spaces.Dict):
+                (self._filtered_part,) = space.keys() - {ACTION_MASK}
+                self.output_space = gym.spaces.Dict({**space.spaces, self._filtered_part: seen})
         self.identity = not (self.filter or self.preprocessor or self._structure)
 
     def __call__(self, observations: Any, *, update: bool = True) -> Any:
@@ -111,8 +111,8 @@ class ObservationPipeline(Connector):
         """
         observations = self.preprocess(observations)
         if self.filter is not None:
-            if self._masked:
-                observations[OBSERVATION] = self.filter(observations[OBSERVATION], update=update)
+            if (part := self._filtered_part) is not None:
+                observations[part] = self.filter(observations[part], update=update)
             else:
                 observations = self.filter(observations, update=update)
         return observations

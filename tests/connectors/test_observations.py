@@ -141,6 +141,18 @@ def test_filter_leaves_one_hots_and_bits_alone() -> None:
     assert all(row in connector.output_space for row in result)
 
 
+@pytest.mark.parametrize(("preprocessor", "part"), [("rllib", "observation"), (None, "v")])
+def test_filter_leaves_action_masks_alone(preprocessor: str | None, part: str) -> None:
+    space = gym.spaces.Dict(action_mask=gym.spaces.MultiBinary(3), v=gym.spaces.Box(-2, 2, (2,)))
+    batch, _ = batch_of(space, 20)
+    connector = pipeline(space, observation_filter="MeanStdFilter", preprocessor_pref=preprocessor)
+    result = connector(batch)
+    np.testing.assert_array_equal(result["action_mask"], batch["action_mask"])
+    alone = pipeline(space["v"], observation_filter="MeanStdFilter")
+    np.testing.assert_array_equal(result[part], alone(batch["v"]))
+    assert set(connector.output_space.spaces) == {"action_mask", part}
+
+
 def test_filter_on_discrete_observations_does_nothing() -> None:
     connector = pipeline(SPACES["discrete"], observation_filter="MeanStdFilter")
     batch, _ = batch_of(SPACES["discrete"], 3)
