@@ -32,6 +32,7 @@ from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
     EnvInfos,
+    EpisodeVectorEnv,
     StepResult,
     bad_value_test,
     check_rows,
@@ -133,7 +134,7 @@ def _family(use: str) -> str:
     return module
 
 
-class PooledVectorEnv:
+class PooledVectorEnv(EpisodeVectorEnv):
     """B sub-environments in one pool; see the module's docstring."""
 
     episode_seeds = False

@@ -107,6 +107,15 @@ class EpisodeVectorEnv(Protocol):
             environment resets itself during the next step, whose row is then not `valid`.
         """
 
+    def repeat(self, actions: Batched, due: BoolArray, seeds: Sequence[int]) -> Batched:
+        """Step the environments of ``due``; the observations [B, ...].
+
+        The others stay at the beginning of their episodes, which have these ``seeds``. Called only
+        with `episode_seeds`. Here all make a step, and the others are then reset.
+        """
+        observations = self.step(actions)[0]
+        return observations if due.all() else self.reset_envs(~due, seeds)
+
     def render(self) -> Any:
         """What the sub-environments' own render functions return, as a sequence [B]."""
 
@@ -118,6 +127,39 @@ class EpisodeVectorEnv(Protocol):
 
     def close(self) -> None:
         """Close all sub-environments."""
+
+
+def replay_actions(
+    envs: EpisodeVectorEnv,
+    to_env: Callable[[Any], Batched],
+    seeds: Sequence[int],
+    actions: Sequence[np.ndarray[Any, Any] | None],
+) -> Batched:
+    """Reset each sub-environment with its seed and repeat its actions.
+
+    One with fewer actions starts later: all arrive at the same step.
+
+    Args:
+        to_env: from actions ``[B, ...]`` to the environments'.
+        actions: of each sub-environment ``[n, ...]``, or None for none.
+
+    Returns:
+        The observations ``[B, ...]``.
+    """
+    lengths = np.array([0 if part is None else len(part) for part in actions])
+    longest = int(lengths.max(initial=0))
+    observations = envs.reset(seeds)
+    if longest == 0:
+        return observations
+    template = next(part for part in actions if part is not None)
+    table = np.broadcast_to(template[0], (longest, len(seeds), *template.shape[1:])).copy()
+    for i, part in enumerate(actions):
+        if part is not None:
+            table[longest - len(part) :, i] = part
+    for step in range(longest):
+        due = longest - lengths <= step
+        observations = envs.repeat(to_env(table[step]), due, seeds)
+    return observations
 
 
 def check_rows(

@@ -29,6 +29,7 @@ from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
     EnvInfos,
+    EpisodeVectorEnv,
     StepResult,
     bad_value_test,
     check_rows,
@@ -94,7 +95,7 @@ def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> Nat
     return NativeVectorEnv(env, env_id, mode, runner_index=runner_index)
 
 
-class NativeVectorEnv:
+class NativeVectorEnv(EpisodeVectorEnv):
     """A gymnasium vector environment behind our interface; see the module's docstring."""
 
     def __init__(

@@ -120,19 +120,44 @@ class SerialVectorEnv:
                 # At the very first reset no episode has ended.
                 self._rebuilder.proven |= self._vector_steps > self._episode_starts[env_index]
             self._episode_starts[env_index] = self._vector_steps
-            if self._in_place:
-                if not (
-                    observation.__class__ is np.ndarray
-                    and observation.shape == self.single_observation_space.shape
-                    and observation.dtype in self._dtypes
-                ):
-                    self._require_form(observation, env_index, at_reset=True)
-                self._buffer[env_index] = observation
-            else:
-                self._nested_observations[env_index] = observation
+            self._write(env_index, observation)
         if not self._in_place:
             self._concatenate()
         return self._buffer
+
+    def repeat(self, actions: Batched, due: BoolArray, seeds: Sequence[int]) -> Batched:
+        """Step the environments of ``due``; see `EpisodeVectorEnv`."""
+        split = list(self._split(actions))
+        for env_index in due.nonzero()[0].tolist():
+            self._begin(env_index, split[env_index])
+        for env_index in due.nonzero()[0].tolist():
+            try:
+                observation = self._step_functions[env_index](split[env_index])[0]
+            except RAISED as error:
+                self._build_again_or_raise(env_index, error, "step")
+                observation = self._first_observation(env_index, int(seeds[env_index]))
+            self._write(env_index, observation)
+        if not self._in_place:
+            self._concatenate()
+        self._vector_steps += 1
+        for env_index in (~due).nonzero()[0].tolist():
+            self._episode_starts[env_index] = self._vector_steps
+        return self._buffer
+
+    def _begin(self, env_index: int, action: Any) -> None:
+        """Called before any of a vector's environments is stepped."""
+
+    def _write(self, env_index: int, observation: Any) -> None:
+        if self._in_place:
+            if not (
+                observation.__class__ is np.ndarray
+                and observation.shape == self.single_observation_space.shape
+                and observation.dtype in self._dtypes
+            ):
+                self._require_form(observation, env_index, at_reset=True)
+            self._buffer[env_index] = observation
+        else:
+            self._nested_observations[env_index] = observation
 
     def _first_observation(self, env_index: int, seed: int) -> Any:
         while True:
@@ -305,6 +330,9 @@ class ParallelVectorEnv(SerialVectorEnv):
         for env_index in mask.nonzero()[0].tolist():
             self.envs[env_index].begin("reset", int(seeds[env_index]))
         return super().reset_envs(mask, seeds)
+
+    def _begin(self, env_index: int, action: Any) -> None:
+        self.envs[env_index].begin("step", action)
 
     def step(self, actions: Batched) -> StepResult:
         for env, action in zip(self.envs, self._split(actions), strict=True):

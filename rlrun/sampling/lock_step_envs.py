@@ -10,7 +10,7 @@ are chosen; the policy's actor receives the steps of its slots, which are the su
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from rlrun.data.column_data import pick
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.env import info_numbers
-from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv
+from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv, replay_actions
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import Horizon
 from rlrun.envs.recorded_step import RecordedStep, Recorder
@@ -344,49 +344,6 @@ class LockStepEnvs:
         # Filters learn from these when the next fragment begins, with the merged statistics.
         self._unseen = slots, first
         self._begin(actor, slots, first, update=False)
-
-
-def replay_actions(
-    envs: EpisodeVectorEnv,
-    to_env: Callable[[Array], Any],
-    seeds: Sequence[int],
-    actions: Sequence[Array | None],
-) -> Any:
-    """Reset each sub-environment with its seed and repeat its actions.
-
-    They step together, so one with fewer actions starts later: all arrive at the same step. Until
-    then it idles, in any episode.
-
-    Args:
-        to_env: from actions ``[B, ...]`` to the environments'.
-        actions: of each sub-environment ``[n, ...]``, or None for none.
-
-    Returns:
-        The observations ``[B, ...]``.
-    """
-    lengths = np.array([0 if part is None else len(part) for part in actions])
-    longest = int(lengths.max(initial=0))
-    observations = envs.reset(seeds)
-    if longest == 0:
-        return observations
-    template = next(part for part in actions if part is not None)
-    table = np.broadcast_to(template[0], (longest, len(seeds), *template.shape[1:])).copy()
-    for i, part in enumerate(actions):
-        if part is not None:
-            table[longest - len(part) :, i] = part
-    starts = longest - lengths
-    for step in range(longest):
-        starting = starts == step
-        if step and starting.any():
-            envs.reset_envs(starting, seeds)
-        observations, _, terminateds, truncateds, _ = envs.step(to_env(table[step]))
-        ended_idle = (terminateds | truncateds) & (step < starts)
-        if ended_idle.any():
-            envs.reset_envs(ended_idle, seeds)
-    unstarted = starts == longest
-    if unstarted.any():
-        observations = envs.reset_envs(unstarted, seeds)
-    return observations
 
 
 def _copied(observations: Any) -> Any:

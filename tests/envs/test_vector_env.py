@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data.column_data import pick
 from rlrun.envs.env import EnvContext
+from rlrun.envs.episode_vector_env import replay_actions
 from rlrun.envs.errors import EnvError
 from rlrun.envs.serial_vector_env import SerialVectorEnv
 from rlrun.envs.vector_env import make_vector_env
@@ -419,3 +420,36 @@ def test_an_environment_that_hangs_ends_with_the_process_that_is_killed() -> Non
     while process.exists() and process.read_bytes():  # a process that nobody waits for has none
         assert time.monotonic() < end, "the environment's process has outlived its parent"
         time.sleep(0.05)
+
+
+class OneWay(gymnasium.Env[Any, Any]):
+    """Only one action is legal: the seed and the steps so far, added up. Observes both."""
+
+    observation_space = spaces.Box(0, 100, (2,))
+    action_space = spaces.Discrete(100)
+
+    def __init__(self, strict: bool = True) -> None:
+        self.strict = strict
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.seen = np.array([seed or 0, 0], np.float32)
+        return self.seen.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        assert action == self.seen.sum() or not self.strict, "an illegal action"
+        self.seen[1] += 1
+        return self.seen.copy(), 0.0, False, False, {}
+
+
+def vector_of_one_way(num_envs: int) -> Any:
+    mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    return gymnasium.vector.SyncVectorEnv([lambda: OneWay(strict=False)] * num_envs, **mode)
+
+
+@pytest.mark.parametrize("use", ["OneWay", "vector_of_one_way"])
+def test_replayed_sub_environments_get_no_action_but_their_own(use: str) -> None:
+    env = EnvRunnersConfig(disable_env_checking=True)
+    envs = make_vector_env(EnvSpec(use=f"{__name__}:{use}"), 3, env)
+    actions = [np.array([5, 6]), None, np.array([8])]
+    arrived = replay_actions(envs, lambda batch: batch, [5, 7, 8], actions)
+    assert np.asarray(arrived).tolist() == [[5, 2], [7, 0], [8, 1]]
