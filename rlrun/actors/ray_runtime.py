@@ -125,7 +125,9 @@ def _shortages(
         others = "the other processes" if section else "the env runners"
         beside = f", of which {others} take {used:g}" if used else ""
         free = max(there - used, 0.0)
-        choices = [f"{section or f'{process}s.'}num_{process}s={math.floor(free / each)}"]
+        choices, fitting = [], math.floor(free / each)
+        if fitting or kind == "CPUs":  # GPUs are of remote ones alone
+            choices.append(f"{section or f'{process}s.'}num_{process}s={fitting}")
         smaller = math.floor(free / number * 100) / 100
         if smaller > 0 or kind == "GPUs":  # without a GPU they compute on CPUs
             choices.append(f"{section}{process}s.num_{kind.lower()}_per_{process}={smaller:g}")

@@ -126,7 +126,7 @@ class RemoteRunners:
 
         def make_actor(index: int, recreated: bool) -> Any:
             host = host_class.remote()
-            host.build.remote(make_runner, spec, arguments(index, recreated))
+            host.build.remote(make_runner, spec.of_actors(), arguments(index, recreated))
             return host
 
         self.actors = FaultTolerantActorManager(

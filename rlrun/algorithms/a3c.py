@@ -65,6 +65,7 @@ class A3CPolicy(TorchPolicy):
 
     Args:
         training: discount and weights of the loss.
+        device: where it acts and computes.
     """
 
     def __init__(
@@ -74,10 +75,11 @@ class A3CPolicy(TorchPolicy):
         model: ModelConfig,
         *,
         training: A3CTraining,
+        device: str = "cpu",
     ) -> None:
-        super().__init__(observation_space, action_space, model)
+        super().__init__(observation_space, action_space, model, device=device)
         self._training = training
-        self._learner = Learner(self.module, training, LearnersConfig(device="cpu"))
+        self._learner = Learner(self.module, training, LearnersConfig(device=device))
         self._flat = self._learner.parameters  # one vector for acting and gradients
         self._entropy_coeff = 0.0
 
@@ -98,7 +100,7 @@ class A3CPolicy(TorchPolicy):
         statistics = {name: float(value) for name, value in means.items()}
         if explained is not None:
             statistics["vf_explained_variance"] = explained
-        return learner.parameters.grads.numpy().copy(), statistics
+        return learner.parameters.grads.to("cpu", copy=True).numpy(), statistics
 
 
 @dataclass(frozen=True)

@@ -247,11 +247,10 @@ class Replay(Generic[U]):
         if settings is not self._planned_for:  # at first, and when runners have come or gone
             size, self._planned_for = algorithm.training.train_batch_size, settings
             self._rounds = short_fragment_lengths(size, settings, self._round_steps)
-        rounds, progress = self._rounds, algorithm.progress
-        end = progress.counted_steps + algorithm.training.train_batch_size
+        rounds, steps, wanted = self._rounds, 0, algorithm.training.train_batch_size
         for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
-            if progress.counted_steps < end:  # whole episodes bring more steps than asked for
-                self._round(lengths, following, learned)
+            if steps < wanted:  # whole episodes bring more steps than asked for
+                steps += self._round(lengths, following, learned)
         result: Result = {}
         for policy_id, own in learned.items():
             row = {
@@ -268,8 +267,12 @@ class Replay(Generic[U]):
         lengths: Sequence[int],
         following: Sequence[int],
         learned: Mapping[str, _Learned],
-    ) -> None:
-        """Sample and store a fragment of each runner, and make the updates that are due for it."""
+    ) -> int:
+        """Sample and store a fragment of each runner, and make the updates that are due for it.
+
+        Returns:
+            The steps that were counted.
+        """
         algorithm, policies = self._algorithm, self._algorithm.policies
         phase, progress = algorithm.timers.phase, algorithm.progress
         before = progress.counted_steps
@@ -296,6 +299,7 @@ class Replay(Generic[U]):
                 updater.end_round(counted)
         if updated:
             algorithm.sync_weights()
+        return steps
 
     def _minibatches(
         self, learning: Sequence[str], steps: int

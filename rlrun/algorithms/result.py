@@ -118,7 +118,10 @@ class EpisodeStatistics:
 
     def custom_metrics(self, policies: Sequence[str] = ()) -> Result:
         """`_custom_metrics` of the episodes that were averaged last."""
-        return _custom_metrics(self._counted, self._names, policies)
+        names = self._names
+        if not (names.own or names.of_agents):
+            return {}
+        return _custom_metrics(self._counted, names, policies)
 
     def success_rates(self, policies: Sequence[str] = ()) -> Result:
         """`_success_rates` of the episodes that were averaged last."""

@@ -89,6 +89,7 @@ def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
     from rlrun.config.policies import evaluation_runners
     from rlrun.config.problems import ConfigError, Origin, Problem
     from rlrun.learning.learner import resolve_device
+    from rlrun.policies.torch_policy import require_cuda
 
     try:
         preflight(
@@ -101,5 +102,7 @@ def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
         yield from (Problem(Origin(""), "", line) for line in str(error).splitlines())
     try:
         resolve_device(experiment.learners.device)
+        if experiment.env_runners.num_gpus_per_env_runner:
+            require_cuda("cuda")
     except ConfigError as error:
         yield from error.problems

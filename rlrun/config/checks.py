@@ -62,6 +62,7 @@ _OF_OWN_POLICIES = ("train_batch_size", "gamma", "learner_connectors", "broadcas
 def check_experiment(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Everything that contradicts something else, but for result keys and the sweep."""
     yield from _check_env_runners(experiment)
+    yield from _check_gpus(experiment)
     yield from _check_evaluation(experiment)
     yield from _check_model(experiment)
     yield from _check_multi_agent(experiment)
@@ -171,6 +172,18 @@ def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
     if settings.remote_worker_envs and mode not in ("auto", "sync"):
         message = "with env_runners.remote_worker_envs each is a Ray actor; leave it out"
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
+
+
+def _check_gpus(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Env runners that act on GPUs are Ray actors."""
+    name, evaluation = "num_gpus_per_env_runner", experiment.evaluation
+    settings = experiment.env_runners
+    if settings.num_gpus_per_env_runner and not settings.num_env_runners:
+        message = "there is no remote env runner; set num_env_runners, or leave this out"
+        yield Finding(("env_runners", name), message)
+    if evaluation.env_runners.get(name) and not evaluation.num_env_runners:
+        message = "no remote env runner evaluates; set evaluation.num_env_runners, or leave this"
+        yield Finding(("evaluation", "env_runners", name), f"{message} out")
 
 
 def _check_horizon_terminates(settings: EnvRunnersConfig) -> Iterator[Finding]:

@@ -243,11 +243,19 @@ def actor_network(
 
 
 def build_policy(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    model: ModelConfig,
+    *,
+    device: str | None = None,
 ) -> Policy:
-    """The policy a runner acts with: numpy where the module is the default MLP, torch elsewhere."""
-    if MLPPolicy.supports(observation_space, model):
+    """The policy a runner acts with: numpy where the module is the default MLP, torch elsewhere.
+
+    Args:
+        device: torch's, with any module; None is the CPU, and numpy.
+    """
+    if device is None and MLPPolicy.supports(observation_space, model):
         return MLPPolicy(observation_space, action_space, model)
     from rlrun.policies.torch_policy import TorchPolicy
 
-    return TorchPolicy(observation_space, action_space, model)
+    return TorchPolicy(observation_space, action_space, model, device=device or "cpu")

@@ -73,8 +73,9 @@ def build_q_policy(
     *,
     options: QOptions,
     exploration: ExplorationConfig = OWN,
+    device: str | None = None,
 ) -> Policy:
-    """The policy a runner acts with: numpy for MLPs, torch elsewhere.
+    """The policy a runner acts with: numpy for MLPs, torch elsewhere or on a device that is named.
 
     Raises:
         ConfigError: the actions are not Discrete.
@@ -85,7 +86,7 @@ def build_q_policy(
     spaces, num_actions = (observation_space, action_space), int(action_space.n)
     greedy = EpsilonGreedySampler(num_actions, masked=has_action_mask(observation_space))
     sampler: ActionSampler = exploring_sampler(greedy, exploration, action_space)
-    if MLPPolicy.supports(observation_space, model):
+    if device is None and MLPPolicy.supports(observation_space, model):
         num_features = gym.spaces.flatdim(space_without_mask(observation_space))
         layers = q_network(num_features, num_actions, model, options)
         network = NumpyQNetwork(layers, num_actions, options)
@@ -95,4 +96,4 @@ def build_q_policy(
     from rlrun.policies.torch_policy import TorchPolicy
 
     module = with_action_mask(partial(build_q_network, options=options), *spaces, model)
-    return TorchPolicy(*spaces, model, module=module, sampler=sampler)
+    return TorchPolicy(*spaces, model, module=module, sampler=sampler, device=device or "cpu")

@@ -42,8 +42,9 @@ def build_sac_policy(
     *,
     exploration: ExplorationConfig = OWN,
     noise_correlation: float = 0.0,
+    device: str | None = None,
 ) -> Policy:
-    """The policy a runner acts with: numpy for MLPs, torch elsewhere.
+    """The policy a runner acts with: numpy for MLPs, torch elsewhere or on a device that is named.
 
     Raises:
         ConfigError: SAC cannot act in this space, or not with noise that lasts.
@@ -53,7 +54,7 @@ def build_sac_policy(
         message = f"noise that lasts needs a Box of floats, this environment has {action_space}"
         raise misfit("training.noise_correlation", message)
     sampler = exploring_sampler(sampler, exploration, action_space)
-    policy = _policy(observation_space, action_space, model, sampler)
+    policy = _policy(observation_space, action_space, model, sampler, device)
     policy.let_noise_last(noise_correlation or lasting_noise(exploration))
     return policy
 
@@ -63,10 +64,11 @@ def _policy(
     action_space: gym.Space[Any],
     model: ModelConfig,
     sampler: ActionSampler,
+    device: str | None,
 ) -> SamplingPolicy:
     # Without log-probabilities: when rows are replayed, the policy is another.
     spaces = observation_space, action_space
-    if MLPPolicy.supports(observation_space, model):
+    if device is None and MLPPolicy.supports(observation_space, model):
         num_features = gym.spaces.flatdim(space_without_mask(observation_space))
         layers = sac_network(num_features, sampler.num_inputs, model)
         network = NumpyMLP(FlatArrays(layers), "pi")
@@ -76,4 +78,6 @@ def _policy(
     from rlrun.policies.torch_policy import TorchPolicy
 
     module = with_action_mask(SACPolicyNetwork, *spaces, model)
-    return TorchPolicy(*spaces, model, module=module, sampler=sampler, with_logp=False)
+    return TorchPolicy(
+        *spaces, model, module=module, sampler=sampler, with_logp=False, device=device or "cpu"
+    )

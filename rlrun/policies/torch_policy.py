@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from rlrun.config.problems import misfit
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import map_leaves
@@ -26,6 +27,13 @@ from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.policy import Array
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
+
+
+def require_cuda(device: str | torch.device) -> None:
+    """Raise ConfigError if policies of env runners are to act on a GPU, and torch sees none."""
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        message = "torch sees no CUDA device to act on; set it to 0"
+        raise misfit("env_runners.num_gpus_per_env_runner", message)
 
 
 class TorchPolicy(SamplingPolicy):
@@ -53,6 +61,7 @@ class TorchPolicy(SamplingPolicy):
         with_logp: bool = True,
         device: str | torch.device = "cpu",
     ) -> None:
+        require_cuda(device)
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"
         if module is None:

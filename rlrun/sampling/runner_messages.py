@@ -34,7 +34,9 @@ Exploration = dict[str, float] | tuple[dict[str, float], ...]
 """How far exploring actions of a policy deviate, by name; several for runners that each have their
 own."""
 
-PolicyFactory = Callable[["gym.Space[Any]", "gym.Space[Any]", ModelConfig], Policy]
+PolicyFactory = Callable[..., Policy]
+"""Called with observation and action space and the `model` section, and as ``device=`` with the
+runner's, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,13 @@ class RunnerSpec:
     """Called with the preprocessed observation space, the action space and the model settings."""
     multi_agent: MultiAgentSpec | None = None
     """The policies of an environment with several agents."""
+    device: str | None = None
+    """Where torch computes what policies do, which then includes MLPs: "cuda"; None is the CPU, and
+    numpy for MLPs. Policies written from scratch choose for themselves."""
+
+    def of_actors(self) -> RunnerSpec:
+        """The spec of runners that are Ray actors: with GPUs policies act on the first."""
+        return replace(self, device="cuda") if self.settings.num_gpus_per_env_runner else self
 
     def __post_init__(self) -> None:
         env: Any = self.env
@@ -204,12 +213,12 @@ def acting_policy(
         settings: of one of several policies; None: of the only one.
     """
     spaces = observation_space, action_space
-    if settings is None:
-        policy = spec.policy_factory(*spaces, spec.model)
-    elif settings.use is None:
-        policy = spec.policy_factory(*spaces, settings.model)
-    else:
+    if settings is not None and settings.use is not None:
         policy = own_policy(settings, *spaces)
+    else:
+        model = spec.model if settings is None else settings.model
+        place = {} if spec.device is None else {"device": spec.device}
+        policy = spec.policy_factory(*spaces, model, **place)
     policy.explores = spec.settings.explore
     return policy
 
@@ -219,6 +228,7 @@ def own_policy(
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
     model: ModelConfig | None = None,
+    **_: Any,
 ) -> Policy:
     """A policy written from scratch; with its settings bound, a `PolicyFactory`."""
     kind: type[Policy] = import_object(settings.use or "")

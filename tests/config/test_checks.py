@@ -60,6 +60,8 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("evaluation: {env: {use: CartPole-v7}}", "3:20: evaluation.env.use: "),
         ("env_runners: {remote_env_batch_wait_ms: 0}", "3:15: env_runners.remote_env_batch_wait_ms: only Ray actors are waited for; set env_runners.remote_worker_envs to true"),
         ("env_runners: {remote_worker_envs: true, gym_env_vectorize_mode: envpool}", "3:41: env_runners.gym_env_vectorize_mode: with env_runners.remote_worker_envs each is a Ray actor"),
+        ("env_runners: {num_gpus_per_env_runner: 0.5}", "3:15: env_runners.num_gpus_per_env_runner: there is no remote env runner; set num_env_runners"),
+        ("evaluation: {env_runners: {num_gpus_per_env_runner: 1}}", "3:28: evaluation.env_runners.num_gpus_per_env_runner: no remote env runner evaluates; set evaluation.num_env_runners"),
         ("evaluation: {env_runners: {sample_async: true}}", "3:28: evaluation.env_runners.sample_async: set evaluation.parallel_to_training instead"),
         ("evaluation: {env_runners: {remote_env_batch_wait_ms: 0}}", "3:28: evaluation.env_runners.remote_env_batch_wait_ms: evaluation waits for all"),
         ("env_runners: {soft_horizon: true}", "3:15: env_runners.soft_horizon: there is no horizon; set env_runners.horizon"),

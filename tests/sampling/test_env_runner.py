@@ -1,17 +1,27 @@
 """What comes out of a runner, held against environments whose every number is known."""
 
+from dataclasses import replace
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from counting_envs import CountingEnv, collect, counting_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.seeding import Role
 from rlrun.envs.errors import EnvError, TooManyFailures
 from rlrun.envs.rebuilder import Rebuilder
+from rlrun.policies.layers import QOptions
+from rlrun.policies.numpy_policy import MLPPolicy, build_policy
+from rlrun.policies.q_policy import build_q_policy
+from rlrun.policies.sac_policy import build_sac_policy
+from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
@@ -366,3 +376,28 @@ def test_without_exploration_actions_are_certain(model):
     best = batch[col.ACTION_DIST_INPUTS].argmax(axis=1)
     np.testing.assert_array_equal(batch[col.ACTIONS], best)
     assert runner.policy.explores is False
+
+
+@pytest.mark.parametrize(
+    "factory", [build_policy, partial(build_q_policy, options=QOptions()), build_sac_policy]
+)
+def test_policies_act_on_the_device_of_the_runner_as_in_numpy(factory):
+    settings = EnvRunnersConfig(rollout_fragment_length=20, num_gpus_per_env_runner=0.25)
+    spec = RunnerSpec(EnvSpec(use="CartPole-v1"), settings, policy_factory=factory)
+    assert spec.of_actors().device == "cuda", "which the process that trains does not need"
+    runners = [EnvRunner(replace(spec, device=device)) for device in (None, "cpu")]
+    assert [type(runner.policy) for runner in runners] == [MLPPolicy, TorchPolicy]
+    size = len(runners[0].policy.get_weights())
+    weights = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    for runner in runners:
+        runner.set_weights({"default_policy": weights})
+    first, second = (runner.sample() for runner in runners)
+    np.testing.assert_array_equal(first[col.ACTIONS], second[col.ACTIONS])
+    np.testing.assert_allclose(*(batch[col.ACTION_DIST_INPUTS] for batch in (first, second)), 1e-4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_runner_with_a_gpu_that_torch_does_not_see_says_which_setting_it_is():
+    spec = RunnerSpec(EnvSpec(use="CartPole-v1"), device="cuda")
+    with pytest.raises(ConfigError, match="num_gpus_per_env_runner: torch sees no CUDA device"):
+        EnvRunner(spec)
