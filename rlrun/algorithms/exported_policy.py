@@ -271,13 +271,14 @@ class _Observations(nn.Module):
     def __init__(self, pipeline: ObservationPipeline) -> None:
         super().__init__()
         self._splits, self._filters = pipeline.splits, pipeline.filter is not None
+        self._part = pipeline.filtered_part
         self._preprocess = None
         if pipeline.preprocessor is not None:
             self._preprocess = _Preprocess(pipeline.preprocessor)
         if pipeline.filter is None:
             return
         seen: Any = pipeline.output_space
-        shape = (seen[OBSERVATION] if self._splits else seen).shape
+        shape = (seen if self._part is None else seen[self._part]).shape
         mean, scale, normalized = np.zeros(shape), np.ones(shape), np.zeros(shape, np.bool_)
         columns = ... if pipeline.filter.columns is None else pipeline.filter.columns[1:]
         mean[columns], scale[columns] = pipeline.filter.mean, pipeline.filter.scale
@@ -288,7 +289,8 @@ class _Observations(nn.Module):
 
     def forward(self, obs: Any) -> Any:
         if not self._splits:
-            return self._seen(obs)
+            part = self._part
+            return self._seen(obs) if part is None else {**obs, part: self._seen(obs[part])}
         return {ACTION_MASK: obs[ACTION_MASK], OBSERVATION: self._seen(without_mask(obs))}
 
     def _seen(self, obs: Any) -> Any:

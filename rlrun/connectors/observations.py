@@ -60,6 +60,7 @@ class ObservationPipeline(Connector):
         identity: True when batches pass unchanged.
         preprocessor, filter: None where there is nothing to do.
         splits: whether an action mask goes past the preprocessor.
+        filtered_part: the part of the observations that is filtered beside an action mask, or None.
 
     Raises:
         TypeError: for a space that cannot be preprocessed.
@@ -70,7 +71,7 @@ class ObservationPipeline(Connector):
         self.filter: MeanStdFilter | None = None
         self.preprocessor: Preprocessor | None = None
         self._structure: gym.Space[Any] | None = None
-        self._filtered_part: str | None = None  # beside an action mask
+        self.filtered_part: str | None = None
         masked = has_action_mask(space)
         self.splits = masked and settings.preprocessor_pref is not None
         filtered = settings.observation_filter == "MeanStdFilter"
@@ -96,8 +97,8 @@ class ObservationPipeline(Connector):
             seen = _filtered_space(seen, normalized)
             self.output_space = seen
             if isinstance(space, gym.spaces.Dict):
-                (self._filtered_part,) = space.keys() - {ACTION_MASK}
-                self.output_space = gym.spaces.Dict({**space.spaces, self._filtered_part: seen})
+                (self.filtered_part,) = space.keys() - {ACTION_MASK}
+                self.output_space = gym.spaces.Dict({**space.spaces, self.filtered_part: seen})
         self.identity = not (self.filter or self.preprocessor or self._structure)
 
     def __call__(self, observations: Any, *, update: bool = True) -> Any:
@@ -111,7 +112,7 @@ class ObservationPipeline(Connector):
         """
         observations = self.preprocess(observations)
         if self.filter is not None:
-            if (part := self._filtered_part) is not None:
+            if (part := self.filtered_part) is not None:
                 observations[part] = self.filter(observations[part], update=update)
             else:
                 observations = self.filter(observations, update=update)

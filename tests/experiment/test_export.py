@@ -39,12 +39,14 @@ MANY = spaces.Dict(
     grip=spaces.Tuple((spaces.Discrete(3, start=2), spaces.MultiBinary(2))),
     gear=spaces.Box(1, 4, (2,), np.int64),
 )
+MASKED = spaces.Dict(action_mask=spaces.Box(1, 1, (4,), np.int8), seen=spaces.Box(-1, 1, (3,)))
 CASES = {
     "categories": (PPOConfig, BOX, spaces.Discrete(4, start=-1), {}),
     "bounded": (PPOConfig, BOX, spaces.Box(np.float32([-2, 0]), np.float32([2, 9])), {}),
     "unbounded": (PPOConfig, BOX, spaces.Box(-np.inf, np.inf, (2,)), {}),
     "beta": (PPOConfig, BOX, spaces.Box(-4.0, 1.0, (2,)), {"distribution": "beta"}),
     "nested": (PPOConfig, MANY, MANY, {}),
+    "masked": (PPOConfig, MASKED, spaces.Discrete(4), {}),
     "autoregressive": (
         PPOConfig, BOX, spaces.MultiDiscrete([3, 4]), {"distribution": "autoregressive"},
     ),
@@ -64,6 +66,8 @@ def config_of(kind, observations, actions, model):
     config = kind().environment("shapes").model(hidden=[8], **model).debugging(seed=3)
     if kind is not PPOConfig:
         return config
+    if observations is MASKED:
+        config.env_runners(preprocessor_pref=None)
     images = isinstance(observations, spaces.Box) and observations.dtype == np.uint8
     config.env_runners(observation_filter="NoFilter" if images else "MeanStdFilter")
     return config.training(train_batch_size=64, minibatch_size=64, num_epochs=1)
