@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from rlrun.config.problems import misfit
 from rlrun.data.seeding import OwnGenerators
 from rlrun.envs import native_vector_env as native
 from rlrun.envs.env import EnvContext, check_env, make_env, make_env_or_vector, time_limit_of
@@ -106,14 +107,12 @@ def _refuse_of_vector(
     env_id: str, runner_index: int, rebuilder: Rebuilder | None, created: _Created | None
 ) -> None:
     """Raise if something is wanted of single environments, which a vector does not have."""
-    reason = None
     if rebuilder is not None and rebuilder.when is True:
-        reason = "its sub-environments cannot be built again one by one; set "
-        reason += "fault_tolerance.restart_failed_sub_environments to auto"
-    elif created is not None:
+        message = "sub-environments of a vector cannot be built again one by one; set it to auto"
+        raise misfit("fault_tolerance.restart_failed_sub_environments", message)
+    if created is not None:
         reason = "its sub-environments are no objects that on_sub_environment_created could "
         reason += "receive; on_environment_created receives the vector"
-    if reason is not None:
         raise EnvError(env_id, "constructor", reason, runner_index=runner_index)
 
 

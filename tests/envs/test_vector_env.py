@@ -18,6 +18,8 @@ from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlrun import PPOConfig
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data.column_data import pick
 from rlrun.envs.env import EnvContext
@@ -453,3 +455,10 @@ def test_replayed_sub_environments_get_no_action_but_their_own(use: str) -> None
     actions = [np.array([5, 6]), None, np.array([8])]
     arrived = replay_actions(envs, lambda batch: batch, [5, 7, 8], actions)
     assert np.asarray(arrived).tolist() == [[5, 2], [7, 0], [8, 1]]
+
+
+def test_a_vector_whose_sub_environments_are_to_be_built_again_is_refused_with_the_key() -> None:
+    config = PPOConfig().environment(vector_of_one_way)
+    config = config.fault_tolerance(restart_failed_sub_environments=True)
+    with pytest.raises(ConfigError, match="restart_failed_sub_environments: sub-environments of a"):
+        config.build()
