@@ -44,7 +44,7 @@ CASES = [*ONE_AGENT, *((name, SEVERAL_AGENTS) for name in CONFIGS)]
 
 def with_actors(names):
     """As parameters; actors take seconds to start, so most of them wait for the slow tier."""
-    fast = ("PPO", "DQN", "IMPALA")
+    fast = ("PPO", "IMPALA")
     return [pytest.param(n, marks=() if n in fast else pytest.mark.faults) for n in names]
 
 

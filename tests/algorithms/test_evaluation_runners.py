@@ -23,6 +23,10 @@ def config(**evaluation: Any) -> Any:
     return made.evaluation(**settings)
 
 
+def one_agent(made: Any) -> Any:
+    return made
+
+
 def several(made: Any) -> Any:
     return made.environment("MultiAgentCartPole").multi_agent(policies=["p"])
 
@@ -42,8 +46,10 @@ def numbers(made: Any, iterations: int = 2, kills: bool = False) -> list[Any]:
         algorithm.stop()
 
 
-@pytest.mark.parametrize("more", [{}, {"explore": True}, {"env_steps": 200}])
-@pytest.mark.parametrize("agents", [lambda made: made, several])
+@pytest.mark.parametrize(
+    ("agents", "more"),
+    [(one_agent, {}), (several, {"explore": True}), (one_agent, {"env_steps": 200})],
+)
 def test_runners_of_its_own_evaluate_the_same_episodes(
     local_ray: None, agents: Any, more: dict[str, Any]
 ) -> None:

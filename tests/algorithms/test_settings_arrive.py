@@ -145,7 +145,8 @@ def test_learning_rates_follow_their_schedule(learning, monkeypatch, config, env
 )
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_buffers_have_their_gamma_and_steps(learning, config, env, prioritized):
-    algorithm = learning(config().replay(prioritized=prioritized), env, n_step=3, **REPLAYED)
+    config, unlearned = config().replay(prioritized=prioritized), 10_000
+    algorithm = learning(config, env, n_step=3, num_steps_sampled_before_learning_starts=unlearned)
     algorithm.train()
     buffer = algorithm.replay.buffers["default_policy"]
     assert (buffer.gamma, buffer.n_step) == (0.7, 3)
