@@ -9,7 +9,7 @@ import typer
 from rlrun.cli import errors
 from rlrun.cli.arguments import seeds_of
 
-_STYLES = {"reached": "green", "falls short": "red", "failed": "red"}
+_STYLES = {"reached": "green", "passes": "green", "falls short": "red", "failed": "red"}
 
 
 def verify(

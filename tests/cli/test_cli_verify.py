@@ -81,8 +81,9 @@ def test_stdout_holds_only_the_json_object(verify, done):
     code, out, err = verify("--json")
     assert (code, err) == (0, "a notice\n")
     (case,) = json.loads(out)["cases"]
-    assert (case["expected"], case["reached"], case["verdict"]) == (500, 500, "reached")
-    assert case["interval"] == [500, 500]
+    (bar,) = case["bars"]
+    assert (bar["expected"], bar["reached"], bar["verdict"]) == (500, 500, case["verdict"])
+    assert (bar["spread"], case["verdict"]) == ([500, 500], "reached")
     assert [seed["seed"] for seed in case["seeds"]] == [1, 2, 3]
 
 
@@ -110,7 +111,8 @@ def test_a_failed_run_is_reported_while_the_page_keeps_its_record(verify, done):
 def test_list(verify):
     code, out, _ = verify("--list")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[1:]] == [case.name for case in CASES]
+    names = [case.name for case in CASES for _ in case.references]
+    assert [line.split()[0] for line in out.splitlines()[1:]] == names
     assert len(verify("--list", "a2c-cartpole")[1].splitlines()) == 2
 
 

@@ -36,23 +36,30 @@ FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_rlrun.py")))
 
 
 def case(name="ppo-cartpole", number=10.0, kind="evaluation", overrides=()):
-    reference = Reference(number, 10_000, kind, "CleanRL", f"{number}")
-    return Case(name, "PPO", "CartPole-v1", "ppo_cartpole.yaml", reference, overrides)
+    reference = published(number, 10_000, kind)
+    return Case(name, "PPO", "CartPole-v1", "ppo_cartpole.yaml", (reference,), overrides)
+
+
+def published(number, env_steps, kind, **more):
+    return Reference(number, env_steps, kind, "CleanRL", f"{number}", **more)
 
 
 @pytest.mark.parametrize("real", CASES, ids=lambda c: c.name)
 def test_a_case_agrees_with_its_config_file(real, tmp_path):
     (run,) = plan_runs([real], [1], tmp_path)
-    experiment, reference = run.experiment, real.reference
+    experiment = run.experiment
     assert real.algorithm in ALGORITHMS
     assert experiment.algorithm == real.algorithm
     assert experiment.env.use.rpartition(":")[2] == real.env.partition(" ")[0]
-    assert experiment.stop["env_steps"] <= reference.env_steps
-    assert ("episode_return_mean" in experiment.stop) <= (reference.kind != "training")
+    assert ("episode_return_mean" in experiment.stop) <= real.ends_at_goal
     assert experiment.report.smoothing_episodes == 100, "as in KINDS"
-    assert reference.kind in KINDS
-    assert reference.source in SOURCES
-    assert f"{abs(reference.number):g}" in reference.published
+    assert real.bars
+    assert all(experiment.stop["env_steps"] <= bar.env_steps for bar in real.bars)
+    for reference in real.references:
+        assert reference.kind in KINDS
+        assert reference.source in SOURCES
+        assert f"{abs(reference.number):g}" in reference.published
+        assert reference.pass_mark == reference.published.startswith("≥")
 
 
 @pytest.mark.parametrize(
@@ -95,10 +102,40 @@ def test_numbers_are_compared_with_their_own_kind(kind, number, reached):
         for n, value in enumerate((0, 6, 12))
     )
     result = CaseResult(case(number=number, kind=kind), seeds, 3)
-    assert result.iqm == reached
+    assert result.judgements[0].iqm == reached
     assert result.verdict == "reached"
-    just_above = replace(result.case.reference, number=number + 1e-6)
-    assert replace(result, case=replace(result.case, reference=just_above)).verdict == "falls short"
+    above = CaseResult(case(number=number + 1e-6, kind=kind), seeds, 3)
+    assert above.verdict == "falls short"
+
+
+def test_the_highest_comparable_benchmark_of_each_kind_decides_or_else_a_pass_mark():
+    low, high = (published(number, 10_000, "evaluation") for number in (1.0, 2.0))
+    mark, quick = published(0.5, 20_000, "goal", pass_mark=True), published(9.0, 9_999, "goal")
+    training = published(3.0, 20_000, "training")
+    one = replace(case(), references=(low, high, mark, quick, training))
+    assert one.bars == (high,)  # it may end before the number of training can be compared
+    assert replace(one, references=(training, low), env_steps=10_000).bars == (training, low)
+    passing = replace(one, references=(mark, quick))
+    assert passing.bars == (mark,)
+    assert CaseResult(passing, (seed_result(1, goal=0.5),), 1).verdict == "passes"
+    both = replace(one, references=(low, published(1.0, 10_000, "goal")))
+    seeds = (seed_result(1, goal=0.0, evaluation=1.0),)
+    assert [each.verdict for each in CaseResult(both, seeds, 1).judgements] == [
+        "falls short",
+        "reached",
+    ]
+    assert CaseResult(both, seeds, 1).verdict == "falls short"
+
+
+def test_few_seeds_have_a_range_and_more_an_interval():
+    def spread(numbers):
+        seeds = tuple(seed_result(i, evaluation=float(n)) for i, n in enumerate(numbers))
+        return CaseResult(case(), seeds, len(seeds)).judgements[0].spread
+
+    assert spread([1]) is None
+    assert spread([3, 1, 2]) == (1.0, 3.0)
+    low, high = spread(range(10))
+    assert 0 < low < 4.5 < high < 9
 
 
 def test_verdicts_of_missing_seeds_and_numbers():
@@ -111,7 +148,6 @@ def test_verdicts_of_missing_seeds_and_numbers():
     assert CaseResult(case(kind="training"), (other, halfway), 2).verdict == "unfinished"
     assert CaseResult(case(kind="training"), (other,), 1).verdict == "reached"
     assert CaseResult(case(), (one, broken), 2).verdict == "failed"
-    assert CaseResult(case(), (one,), 2).interval is None
 
 
 def test_numbers_need_a_full_window_of_episodes(check):
@@ -154,7 +190,7 @@ def test_finished_runs_are_not_trained_again(check, tmp_path):
     assert order(tmp_path) == ["a/seed-1", "a/seed-2", "b/seed-1", "b/seed-2"]
     assert [result.verdict for result in done.results] == ["reached", "falls short"]
     assert not done.all_reached
-    assert done.results[0].iqm == 15.0
+    assert done.results[0].judgements[0].iqm == 15.0
     (tmp_path / "order.txt").unlink()
     check.notices.clear()
     again = check(case("a"), seeds=range(1, 4), jobs=1)
@@ -276,21 +312,24 @@ def test_the_record_replaces_missing_runs(check, tmp_path):
     begun = seed_result(7, trained=False)
     for seeds in ((begun,), (begun, seed_result(8, evaluation=1.0)), (seed_result(7, error="x"),)):
         partly = Verification((CaseResult(case("a"), seeds, 3),), False)
-        assert with_recorded(partly, record).results[0].numbers == there.results[0].numbers
+        assert with_recorded(partly, record).results[0].judgements[0].numbers == (10.0, 20.0)
     # Finished runs replace the record; entries of other cases stay.
     new = CaseResult(case("a"), (seed_result(1, evaluation=1.0),), 1)
     assert with_recorded(Verification((new,), False), record).results == (new,)
     write_record(Verification((new,), False), record)
     assert json.loads(record.read_text()).keys() == {"a", "b"}
-    assert with_recorded(gone, record).results[0].numbers == [1.0]
+    assert with_recorded(gone, record).results[0].judgements[0].numbers == (1.0,)
 
 
 def test_a_record_of_different_settings_is_ignored(check, tmp_path):
     record = tmp_path / "results.json"
     write_record(check(case("a"), seeds=range(1, 2)), record)
-    for other in (case("a", overrides=("training.gamma=0.5",)), case("a", number=11.0)):
+    for other, verdict in (
+        (case("a", overrides=("training.gamma=0.5",)), "not run"),
+        (case("a", number=11.0), "falls short"),  # the published number is none of them
+    ):
         (result,) = with_recorded(Verification((CaseResult(other, (), 1),), False), record).results
-        assert result.verdict == "not run"
+        assert result.verdict == verdict
 
 
 def test_a_recorded_curve_is_thinned_and_keeps_its_last_point(tmp_path):

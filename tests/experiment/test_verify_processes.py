@@ -32,7 +32,7 @@ def _short_rollouts(tmp_path, monkeypatch):
 
 def case(env_steps):
     reference = Reference(1.0, env_steps, "evaluation", "CleanRL", "1")
-    return Case("tiny", "PPO", "CartPole-v1", "ppo_cartpole.yaml", reference, TINY)
+    return Case("tiny", "PPO", "CartPole-v1", "ppo_cartpole.yaml", (reference,), TINY)
 
 
 def run_verify(env_steps, notices):

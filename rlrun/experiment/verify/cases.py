@@ -1,4 +1,4 @@
-"""The reference cases of `rlrun verify`: experiments, and the published numbers they must reach.
+"""The reference cases of `rlrun verify`: experiments, and the published numbers for them.
 
 Owns the types of the table in cases.yaml. It must not know how a case is trained or judged.
 """
@@ -12,28 +12,31 @@ from pydantic import ConfigDict, TypeAdapter
 from rlrun.config.yaml_tree import parse_yaml
 
 Kind = Literal["training", "goal", "evaluation"]
+KIND_NAMES: tuple[Kind, ...] = ("training", "goal", "evaluation")
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A published number."""
+    """A published number: a benchmark, or the pass mark of a test."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     number: float
     """Mean return; reached at this or above."""
     env_steps: int
-    """Env steps it took, and the most that the case may take."""
+    """Env steps it took."""
     kind: Kind
     source: str
     """Key of SOURCES."""
     published: str
     """The number as it was published, and where exactly."""
+    pass_mark: bool = False
+    """Whether it ends a test, and so is less than can be reached."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One experiment and the number it is compared with."""
+    """One experiment and the numbers it is compared with."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -42,23 +45,51 @@ class Case:
     env: str
     config: str
     """File in configs/."""
-    reference: Reference
+    references: tuple[Reference, ...]
+    """The first one's env steps are the budget; of `training` it has the run use all of them."""
     overrides: tuple[str, ...] = ()
     """``KEY=VALUE``, laid over the file."""
     env_steps: int | None = None
-    """Env steps to train, if fewer than the reference's; None trains as many."""
+    """Env steps to train, if fewer than the first reference's; None trains as many."""
     note: str = ""
     """How the published experiment differs, and what else a reader should know."""
 
-    def all_overrides(self) -> list[str]:
-        """The overrides, with the one that bounds the env steps.
+    @property
+    def budget(self) -> int:
+        """The most env steps that the run takes."""
+        return self.env_steps or self.references[0].env_steps
+
+    @property
+    def ends_at_goal(self) -> bool:
+        """Whether the run may end before its budget.
 
         A number of training is compared at the end of the whole budget: to stop at the goal would
         be to stop at a lucky moment.
         """
-        budget = f"stop.env_steps={self.env_steps or self.reference.env_steps}"
-        no_goal = ["stop.episode_return_mean=null"] if self.reference.kind == "training" else []
-        return [*self.overrides, *no_goal, budget]
+        return self.references[0].kind != "training"
+
+    def all_overrides(self) -> list[str]:
+        """The overrides, with the one that bounds the env steps."""
+        no_goal = [] if self.ends_at_goal else ["stop.episode_return_mean=null"]
+        return [*self.overrides, *no_goal, f"stop.env_steps={self.budget}"]
+
+    @property
+    def bars(self) -> tuple[Reference, ...]:
+        """The numbers that decide: the highest benchmark of each kind, or else pass mark.
+
+        Only those that took as many env steps as the run or more, and of `training` only where the
+        run takes all of its own.
+        """
+        comparable = [
+            reference
+            for reference in self.references
+            if reference.env_steps >= self.budget
+            and not (reference.kind == "training" and self.ends_at_goal)
+        ]
+        benchmarks = [reference for reference in comparable if not reference.pass_mark]
+        ascending = sorted(benchmarks or comparable, key=lambda reference: reference.number)
+        highest = {reference.kind: reference for reference in ascending}
+        return tuple(highest[kind] for kind in KIND_NAMES if kind in highest)
 
 
 def read_cases(path: Path) -> tuple[dict[Kind, str], dict[str, str], tuple[Case, ...]]:

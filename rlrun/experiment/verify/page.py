@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.checkpoint.files import replace_text
-from rlrun.config.dump import dump_yaml
-from rlrun.config.loader import load_experiment
 from rlrun.config.registry import configs_folder
+from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.report.plots import save_panels
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.stopping import number
 from rlrun.experiment.verify.cases import KINDS, SOURCES, Case
-from rlrun.experiment.verify.verify import CaseResult, SeedResult, Verification
+from rlrun.experiment.verify.verify import CaseResult, Judgement, SeedResult, Verification
 
 POINTS_OF_A_CURVE = 200
 
@@ -28,8 +27,8 @@ POINTS_OF_A_CURVE = 200
 def with_recorded(verification: Verification, path: Path) -> Verification:
     """The verification, with recorded results for unfinished cases.
 
-    An entry is used if the case's settings and its published number are unchanged, and if it has
-    more finished seeds than the verification.
+    An entry is used if the case's settings are unchanged, and if it has more finished seeds than
+    the verification.
     """
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     results = tuple(_recorded(result, entries) for result in verification.results)
@@ -41,8 +40,8 @@ def _recorded(result: CaseResult, entries: Mapping[str, Any]) -> CaseResult:
     if entry is None or entry["settings"] != settings_digest(result.case):
         return result
     recorded = CaseResult(result.case, tuple(map(_seed, entry["seeds"])), entry["wanted"])
-    unfinished = len(result.numbers) < result.wanted
-    is_further = unfinished and len(recorded.numbers) > len(result.numbers)
+    unfinished = result.num_finished < result.wanted
+    is_further = unfinished and recorded.num_finished > result.num_finished
     return recorded if is_further or not result.seeds else result
 
 
@@ -55,10 +54,11 @@ def write_record(verification: Verification, path: Path) -> None:
 
 
 def settings_digest(case: Case) -> str:
-    """Digest of the settings of a case, except the seed, and of its published number."""
-    experiment = load_experiment(configs_folder() / case.config, case.all_overrides())
-    text = dump_yaml(experiment.model_copy(update={"seed": 0}))
-    return sha256(f"{case.reference}\n{text}".encode()).hexdigest()[:16]
+    """Digest of what the file and the overrides of a case set, except the seed."""
+    text = (configs_folder() / case.config).read_text(encoding="utf-8")
+    settings = {**parse_yaml(text, case.config).plain(), "seed": None}
+    words = json.dumps([settings, case.all_overrides()], sort_keys=True)
+    return sha256(words.encode()).hexdigest()[:16]
 
 
 def _entry(result: CaseResult) -> dict[str, Any]:
@@ -97,13 +97,18 @@ What the shipped configurations reach, beside what others have published. Writte
 3, so others judge them where they have been run (*Every seed* below). `rlrun verify CASE` trains
 one case, `rlrun verify --list` names them all. *Reached* is the interquartile mean over the seeds;
 it has to be at *expected* or above after at most *budget* env steps (and what is left of an
-iteration then), and is followed by its 95% bootstrap interval. Published numbers differ in kind,
-and each is compared with the same kind of rlrun's:
+iteration then), and is followed by the lowest and the highest seed, or from five seeds on by its
+95% bootstrap interval.
+
+A case is held against the highest benchmark of each kind that is known to us and took at least as
+many env steps. Where there is no benchmark, it is held against a *pass mark*, the number at which a
+library's own test of the algorithm ends, which says less. Published numbers differ in kind, and
+each is compared with the same kind of rlrun's:
 """
 
 _CAPTION = (
     "Mean return of the last 100 training episodes, or of all there are before that, over env "
-    "steps, a line a seed; dashed: the published number"
+    "steps, a line a seed; dashed: the published numbers of training, and goals"
 )
 
 
@@ -134,10 +139,10 @@ def write_page(verification: Verification, path: Path) -> None:
 
 def _page(verification: Verification, picture: str | None) -> Iterator[str]:
     results = verification.results
-    finished = [result for result in results if result.verdict in ("reached", "falls short")]
-    others = [result for result in results if result not in finished]
+    others = [r for r in results if r.verdict in ("failed", "not run", "unfinished")]
+    finished = [result for result in results if result not in others]
     yield _HEAD
-    kinds = [kind for kind in KINDS if any(r.case.reference.kind == kind for r in results)]
+    kinds = [k for k in KINDS if any(bar.kind == k for r in results for bar in r.case.bars)]
     yield from (f"- **{kind}**: {KINDS[kind]}." for kind in kinds)
     yield from ("", *result_table(finished).markdown_lines(), "")
     yield from (f"- {r.case.name}: {r.case.note}." for r in results if r.case.note)
@@ -149,6 +154,9 @@ def _page(verification: Verification, picture: str | None) -> Iterator[str]:
     yield from (
         "",
         "## The published numbers",
+        "",
+        "Without *decides*: a number that is lower than another, or took fewer env steps than the",
+        "case's budget, or is of training where the case ends at its goal.",
         "",
         *case_table([r.case for r in results]).markdown_lines(),
     )
@@ -181,60 +189,56 @@ def _draw_curves(axes: Any, result: CaseResult) -> None:
         steps = [env_steps / 1000 for env_steps, _ in seed.curve]
         dot = "o" if len(steps) == 1 else None  # a line needs two points
         axes.plot(steps, [mean for _, mean in seed.curve], linewidth=1.2, marker=dot)
-    axes.axhline(result.case.reference.number, color="0.4", linestyle="--", linewidth=0.8)
+    for bar in result.case.bars:
+        if bar.kind != "evaluation":
+            axes.axhline(bar.number, color="0.4", linestyle="--", linewidth=0.8)
     axes.set_title(result.case.name, fontsize=9)
     axes.set_xlabel("1,000 env steps", fontsize=7)
     axes.tick_params(labelsize=7)
 
 
 _SEED_NUMBERS = ("seed", "training", "goal", "evaluation")
-NUMERIC = ("env steps", "budget", "expected", "reached", "95% interval", *_SEED_NUMBERS)
+NUMERIC = ("env steps", "budget", "expected", "reached", "seeds", *_SEED_NUMBERS)
 """Headings of columns that are aligned to the right."""
 
 
 def case_table(cases: Sequence[Case]) -> Table:
-    """The cases and their published numbers."""
-    heads = ("case", "algorithm", "env", "budget", "kind", "expected", "published", "source")
+    """All published numbers of the cases, and whether they decide."""
+    heads = ("case", "algorithm", "env", "env steps", "kind", "expected", "published", "source", "")
     rows = [
         (
             case.name,
             case.algorithm,
             case.env,
-            f"{case.reference.env_steps:,}",
-            case.reference.kind,
-            number(case.reference.number),
-            case.reference.published,
-            case.reference.source,
+            f"{reference.env_steps:,}",
+            reference.kind + (", pass mark" if reference.pass_mark else ""),
+            number(reference.number),
+            reference.published,
+            reference.source,
+            "decides" if reference in case.bars else "",
         )
         for case in cases
+        for reference in case.references
     ]
     return Table(heads, rows, NUMERIC)
 
 
 def result_table(results: Sequence[CaseResult]) -> Table:
-    """Expected and reached, side by side."""
-    heads = (
-        "case",
-        "kind",
-        "budget",
-        "env steps",
-        "expected",
-        "reached",
-        "95% interval",
-        "verdict",
-    )
+    """Expected and reached, side by side; a row a published number that decides."""
+    heads = ("case", "kind", "budget", "env steps", "expected", "reached", "seeds", "verdict")
     rows = [
         (
             result.case.name,
-            result.case.reference.kind,
-            f"{result.case.reference.env_steps:,}",
+            judgement.bar.kind + (", pass mark" if judgement.bar.pass_mark else ""),
+            f"{result.case.budget:,}",
             _range(seed.env_steps for seed in result.seeds),
-            number(result.case.reference.number),
-            _rounded(result.iqm),
-            " to ".join(map(_rounded, result.interval or ())),
-            _verdict(result),
+            number(judgement.bar.number),
+            _rounded(judgement.iqm),
+            " to ".join(map(_rounded, judgement.spread or ())),
+            _verdict(judgement),
         )
         for result in results
+        for judgement in result.judgements
     ]
     return Table(heads, rows, NUMERIC)
 
@@ -266,7 +270,7 @@ def _range(counts: Iterable[int]) -> str:
     return " to ".join(f"{end:,}" for end in dict.fromkeys((ends[0], ends[-1]))) if ends else ""
 
 
-def _verdict(result: CaseResult) -> str:
-    if result.verdict == "unfinished":
-        return f"unfinished, {len(result.numbers)} of {result.wanted} seeds"
-    return result.verdict
+def _verdict(judgement: Judgement) -> str:
+    if judgement.verdict == "unfinished":
+        return f"unfinished, {len(judgement.numbers)} of {judgement.of.wanted} seeds"
+    return judgement.verdict

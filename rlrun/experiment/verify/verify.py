@@ -5,25 +5,28 @@ Owns measuring and judging, by the interquartile mean of runs and its bootstrap 
 (page.py).
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlrun.actors.ray_runtime import local_resources
 from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
 from rlrun.data.results import Row, counts_already, number_at
 from rlrun.experiment.report.sinks import read_rows
-from rlrun.experiment.report.statistics import bootstrap_interval, iqm
-from rlrun.experiment.verify.cases import CASES, Case
+from rlrun.experiment.report.statistics import MIN_RUNS, bootstrap_interval, iqm
+from rlrun.experiment.verify.cases import CASES, Case, Kind, Reference
 from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, plan_runs
 
 RETURN = "episode_return_mean"
 RESULTS = Path("runs/verify")
 
-Verdict = Literal["reached", "falls short", "failed", "unfinished", "not run"]
+Verdict = Literal["failed", "not run", "unfinished", "falls short", "passes", "reached"]
+_FROM_THE_LEAST: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,59 @@ class SeedResult:
 
 
 @dataclass(frozen=True)
+class Judgement:
+    """What the seeds of a case have reached, held against a published number."""
+
+    bar: Reference
+    numbers: tuple[float, ...]
+    """Of the bar's kind, of each seed that has one."""
+    of: CaseResult
+
+    @property
+    def iqm(self) -> float | None:
+        """Interquartile mean of the numbers; None without any."""
+        return float(iqm(self.numbers)) if self.numbers else None
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """95% bootstrap interval of the IQM; of few seeds the lowest and the highest number."""
+        if len(self.numbers) < 2:
+            return None
+        if len(self.numbers) < MIN_RUNS:
+            return min(self.numbers), max(self.numbers)
+        low, high = bootstrap_interval(iqm, self.numbers)
+        return float(low), float(high)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the IQM of all requested seeds is at the published number or above."""
+        if any(seed.error for seed in self.of.seeds):
+            return "failed"
+        if not self.of.seeds:
+            return "not run"
+        value = self.iqm
+        if len(self.numbers) < self.of.wanted or value is None:
+            return "unfinished"
+        if value < self.bar.number:
+            return "falls short"
+        return "passes" if self.bar.pass_mark else "reached"
+
+    def to_json(self) -> dict[str, Any]:
+        """The judgement as plain JSON values."""
+        return {
+            "kind": self.bar.kind,
+            "expected": self.bar.number,
+            "pass_mark": self.bar.pass_mark,
+            "env_steps": self.bar.env_steps,
+            "source": self.bar.source,
+            "published": self.bar.published,
+            "reached": self.iqm,
+            "spread": self.spread,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
 class CaseResult:
     """A case with the results of its seeds."""
 
@@ -74,53 +130,36 @@ class CaseResult:
     """Number of requested seeds."""
 
     @property
-    def numbers(self) -> list[float]:
-        """The number of the published kind of each trained seed that has one."""
-        kind = self.case.reference.kind
-        trained = [seed for seed in self.seeds if seed.trained]
-        return [value for seed in trained if (value := getattr(seed, kind)) is not None]
+    def judgements(self) -> tuple[Judgement, ...]:
+        """One for each of the case's bars."""
+        return tuple(Judgement(bar, self._numbers(bar.kind), self) for bar in self.case.bars)
+
+    def _numbers(self, kind: Kind) -> tuple[float, ...]:
+        """The numbers of this kind of all trained seeds that have one."""
+        values = (getattr(seed, kind) for seed in self.seeds if seed.trained)
+        return tuple(value for value in values if value is not None)
 
     @property
-    def iqm(self) -> float | None:
-        """Interquartile mean of the numbers; None without any."""
-        return float(iqm(self.numbers)) if self.numbers else None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95% bootstrap interval of the IQM; None with fewer than two numbers."""
-        if len(self.numbers) < 2:
-            return None
-        low, high = bootstrap_interval(iqm, self.numbers)
-        return float(low), float(high)
+    def num_finished(self) -> int:
+        """Seeds that have a number for each bar."""
+        return min(len(judgement.numbers) for judgement in self.judgements)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the IQM of all requested seeds is at the published number or above."""
-        if any(seed.error for seed in self.seeds):
-            return "failed"
-        if not self.seeds:
-            return "not run"
-        value = self.iqm
-        if len(self.numbers) < self.wanted or value is None:
-            return "unfinished"
-        return "reached" if value >= self.case.reference.number else "falls short"
+        """The least of the verdicts on its bars."""
+        verdicts = {judgement.verdict for judgement in self.judgements}
+        return next(verdict for verdict in _FROM_THE_LEAST if verdict in verdicts)
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values."""
-        reference = self.case.reference
         return {
             "case": self.case.name,
             "algorithm": self.case.algorithm,
             "env": self.case.env,
             "config": self.case.config,
             "overrides": self.case.all_overrides(),
-            "env_steps": reference.env_steps,
-            "kind": reference.kind,
-            "expected": reference.number,
-            "source": reference.source,
-            "published": reference.published,
-            "reached": self.iqm,
-            "interval": self.interval,
+            "env_steps": self.case.budget,
+            "bars": [judgement.to_json() for judgement in self.judgements],
             "verdict": self.verdict,
             "seeds": [
                 {
@@ -142,8 +181,8 @@ class Verification:
 
     @property
     def all_reached(self) -> bool:
-        """Whether every case has reached its number."""
-        return all(result.verdict == "reached" for result in self.results)
+        """Whether every case has reached its numbers."""
+        return all(result.verdict in ("reached", "passes") for result in self.results)
 
     def to_json(self) -> dict[str, Any]:
         """The verification as plain JSON values."""
