@@ -149,10 +149,12 @@ class EnvRunnerGroup(OldNames):
         if self.local_env_runner is not None:
             (spaces,) = self.local_env_runner.policy_spaces().values()
             return spaces
+        from rlrun.envs.env import EnvContext
         from rlrun.envs.vector_env import make_vector_env
 
         here = {"remote_worker_envs": False, "remote_env_batch_wait_ms": None}
-        envs = make_vector_env(self.spec.env, 1, self.spec.settings.model_copy(update=here))
+        place = EnvContext(self.spec.env.kwargs, training=False)
+        envs = make_vector_env(self.spec.env, 1, self.spec.settings.model_copy(update=here), place)
         try:
             return envs.single_observation_space, envs.single_action_space
         finally:

@@ -436,6 +436,23 @@ class RemoteRunners:
         return results
 
 
+class _Warnings(logging.Handler):
+    """What a runner warns of, for its next reply: the log of an actor is not shown."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message, with its traceback."""
+        self._messages.append(self.format(record))
+
+    def take(self) -> list[str]:
+        """The messages since the last call."""
+        taken, self._messages = self._messages, []
+        return taken
+
+
 class _RunnerHost:
     """The actor: builds a runner, and passes calls on to it.
 
@@ -446,6 +463,8 @@ class _RunnerHost:
     def __init__(self) -> None:
         faulthandler.register(STACK_SIGNAL, file=2, all_threads=False)
         end_calls_after(_INTERRUPT)
+        self._warnings = _Warnings()
+        logging.getLogger("rlrun").addHandler(self._warnings)
         self._make: Callable[[], Any]
         self._place: tuple[int, int, int]  # seed, role and index of the runner
         self._runner: Any = None
@@ -479,7 +498,8 @@ class _RunnerHost:
         seed_generators(generators_seed(*self._place, request.fragment))
         with _calls_may_be_ended():
             reply: SampleReply = self._built().sample_fragment(request, weights)
-        return reply
+        told = self._warnings.take()
+        return replace(reply, warnings=(*reply.warnings, *told)) if told else reply
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """See `EnvRunner.set_weights`."""

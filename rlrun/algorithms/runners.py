@@ -56,6 +56,7 @@ def runner_spec(
             faults.max_sub_environment_failures_per_1000_steps
         ),
         env_timeout_s=faults.env_timeout_s,
+        max_replayed_env_steps=faults.max_replayed_env_steps,
         callbacks=runner_callbacks(config.callbacks, callbacks),
         info_keys=(*config.report.info_keys, IS_SUCCESS),
         policy_factory=(

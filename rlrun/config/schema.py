@@ -411,6 +411,9 @@ class FaultToleranceConfig(Section):
     """Failures in a row, with nothing sampled between, after which the run ends."""
     env_runner_restore_timeout_s: Positive = 1800.0
     """Seconds that a restarted env runner has to restore its state."""
+    max_replayed_env_steps: Whole = 100_000
+    """Env steps of a running episode up to which a resumed run, or a restarted env runner, repeats
+    its actions where the environment offers no state; longer ones begin afresh."""
     env_runner_start_timeout_s: Positive = 60.0
     """Seconds that Ray has to start, and then to find a place for an env runner and to start its
     process."""

@@ -23,6 +23,7 @@ import gymnasium
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rlrun.data.seeding import seed_generators
+from rlrun.envs.env_state import STATE_CALLS
 from rlrun.envs.errors import RAISED, EnvError, EnvFailure
 from rlrun.envs.multi_agent_env import SubEnvs
 from rlrun.envs.watchdog import end_late_calls
@@ -71,6 +72,8 @@ class EnvHost:
             if method == "apply":
                 (function,) = arguments
                 return function.fn(self._env)
+            if method in STATE_CALLS:
+                return STATE_CALLS[method](self._env, *arguments)
             return getattr(self._env, method)(*arguments)
         except EnvError:
             raise
@@ -202,8 +205,10 @@ class ParallelSubEnvs(SubEnvs):
         envs: Sequence[EnvProxy],
         rebuild: Callable[[int], Any],
         wait: Callable[[Sequence[Any]], Sequence[bool]] | None = None,
+        *,
+        offers_state: bool = False,
     ) -> None:
-        super().__init__(envs, rebuild)
+        super().__init__(envs, rebuild, offers_state=offers_state)
         self._wait, self.waits = wait, wait is None
 
     @property
@@ -212,6 +217,17 @@ class ParallelSubEnvs(SubEnvs):
 
     def begin(self, env_index: int, method: str, *arguments: Any) -> None:
         self.envs[env_index].begin(method, *arguments)
+
+    def get_states(self) -> list[dict[str, Any] | None]:
+        if not self.offers_state:
+            return super().get_states()
+        for env in self.envs:
+            env.begin("get_state")
+        return [env.finish() for env in self.envs]
+
+    def set_state(self, env_index: int, state: dict[str, Any]) -> None:
+        self.envs[env_index].begin("set_state", state)
+        self.envs[env_index].finish()
 
     def ready(self) -> Sequence[int]:
         busy = self.busy

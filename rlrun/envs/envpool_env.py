@@ -140,6 +140,7 @@ class PooledVectorEnv(EpisodeVectorEnv):
     episode_seeds = False
     resets_single_envs = True
     every_step_counts = True
+    offers_state = False
     failed_envs: Sequence[int] = ()
     valid: BoolArray | None = None
 

@@ -69,6 +69,7 @@ class EpisodeVectorEnv(Protocol):
         episode_seeds: whether `reset_envs` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
         resets_single_envs: whether `reset_envs` can also break off an episode that has not ended.
+        offers_state: whether `get_state` returns one, which `set_state` goes on from after a reset.
         every_step_counts: whether `valid` is always None and `failed_envs` always empty.
         failed_envs: after each step, the sub-environments whose environment raised and was built
             again; the caller resets them. Always empty unless asked for.
@@ -81,6 +82,7 @@ class EpisodeVectorEnv(Protocol):
     single_action_space: spaces.Space[Any]
     episode_seeds: bool
     resets_single_envs: bool
+    offers_state: bool
     every_step_counts: bool
     failed_envs: Sequence[int]
     valid: BoolArray | None
@@ -119,10 +121,10 @@ class EpisodeVectorEnv(Protocol):
     def render(self) -> Any:
         """What the sub-environments' own render functions return, as a sequence [B]."""
 
-    def get_state(self) -> dict[str, Any] | None:
+    def get_state(self) -> Any:
         """The state of all sub-environments, or None if the environment does not offer it."""
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Any) -> None:
         """Go on from `get_state`."""
 
     def close(self) -> None:

@@ -13,7 +13,9 @@ from rlrun.config.problems import user_traceback
 NO_ALLOWED_ACTION = "the action mask allows no action"
 RAISED = (Exception, SystemExit)
 """What environments raise: one that calls ``sys.exit`` does not end the run, as if it were well."""
-EnvPhase = Literal["constructor", "reset", "step", "observation", "action"]
+EnvPhase = Literal[
+    "constructor", "reset", "step", "observation", "action", "get_state", "set_state"
+]
 
 
 class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its place

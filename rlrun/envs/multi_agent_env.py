@@ -24,6 +24,7 @@ from rlrun.envs.env import (
     observation_problem,
     random_action,
 )
+from rlrun.envs.env_state import give_state, offers_state, take_state
 from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 from rlrun.envs.horizon import ALL
 from rlrun.envs.wrappers import EnvWrapper
@@ -116,6 +117,22 @@ class Copies(MultiAgentEnv):
         cut = over and not any(terminateds.values())
         terminateds[ALL], truncateds[ALL] = over and not cut, cut
         return observations, rewards, terminateds, truncateds, infos
+
+    @property
+    def offers_state(self) -> bool:
+        """Whether each copy hands out its state."""
+        return all(map(offers_state, self.copies.values()))
+
+    def get_state(self) -> dict[Agent, Any]:
+        """The state of each copy, and whose episodes go on."""
+        states: dict[Agent, Any] = {name: take_state(env) for name, env in self.copies.items()}
+        return {"copies": states, "playing": sorted(self._playing, key=str)}
+
+    def set_state(self, state: Mapping[Agent, Any]) -> None:
+        """Go on from `get_state`."""
+        self._playing = set(state["playing"])
+        for name, env in self.copies.items():
+            give_state(env, state["copies"][name])
 
     def render(self) -> Any:
         return next(iter(self.copies.values())).render()
@@ -267,6 +284,7 @@ class SubEnvs:
 
     Args:
         rebuild: makes the environment of a sub-environment again.
+        offers_state: whether they hand out their states.
 
     Attributes:
         parallel: whether they are elsewhere, and step at the same time.
@@ -276,8 +294,18 @@ class SubEnvs:
     parallel = False
     waits = True
 
-    def __init__(self, envs: Sequence[Any], rebuild: Callable[[int], Any]) -> None:
-        self.envs, self.rebuild = list(envs), rebuild
+    def __init__(
+        self, envs: Sequence[Any], rebuild: Callable[[int], Any], *, offers_state: bool = False
+    ) -> None:
+        self.envs, self.rebuild, self.offers_state = list(envs), rebuild, offers_state
+
+    def get_states(self) -> list[dict[str, Any] | None]:
+        """The state of each environment, None where they do not offer it."""
+        return [take_state(env) if self.offers_state else None for env in self.envs]
+
+    def set_state(self, env_index: int, state: dict[str, Any]) -> None:
+        """Have an environment, which was reset before, go on from its state."""
+        give_state(self.envs[env_index], state)
 
     @property
     def busy(self) -> Sequence[int]:

@@ -14,6 +14,7 @@ Owns the three autoreset modes of gymnasium 1.x, which no other file knows of. T
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from rlrun.envs.env import EnvContext
+from rlrun.envs.env_state import give_state, offers_state, state_problem, take_state
 from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
@@ -39,6 +41,9 @@ from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvSpec
 
+_log = logging.getLogger(__name__)
+
+_PLAIN = np.ndarray | bool | int | float | np.generic
 _WHOLE_VECTOR = -1  # the sub-environment of an error that no sub-environment can be blamed for
 
 
@@ -120,6 +125,8 @@ class NativeVectorEnv(EpisodeVectorEnv):
         self._reset_observations: Batched = None  # SAME_STEP: of the last step
         self._has_bad_values = bad_value_test(self.single_observation_space)
         self._vector_steps = 0
+        self._stateful: Any = env if offers_state(env) else _Arrays(env)
+        self.offers_state = self._require_state()
 
     def reset(self, seeds: Sequence[int]) -> Batched:
         """Start an episode in each sub-environment; the observations [B, ...]."""
@@ -169,25 +176,32 @@ class NativeVectorEnv(EpisodeVectorEnv):
         return self.env.render()
 
     def get_state(self) -> dict[str, Any] | None:
-        """All attributes and the generator of an environment that is nothing but arrays, else None.
-
-        Sub-environments with a seed for each episode need none: they are replayed.
-        """
-        attributes = _plain_attributes(self.env)
-        if self.episode_seeds or attributes is None:
+        """The state that the environment offers, or all of its attributes and its generator."""
+        if not self.offers_state:
             return None
-        return {
-            "attributes": attributes,
-            "np_random": self.env.np_random.bit_generator.state,
-            "finished": self._finished.copy(),
-        }
+        return {"env": take_state(self._stateful), "finished": self._finished.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from `get_state`; the environment must be of the same class and size."""
-        for name, value in state["attributes"].items():
-            setattr(self.env, name, _copy(value))
-        self.env.np_random.bit_generator.state = state["np_random"]
+        give_state(self._stateful, state["env"])
         self._finished = np.array(state["finished"], bool)
+
+    def _require_state(self) -> bool:
+        """Whether there is a state to go on from.
+
+        Sub-environments with a seed for each episode need none: they are replayed.
+        """
+        if self.episode_seeds or not offers_state(self._stateful):
+            return False
+
+        def sampled(_: Batched, seed: int) -> Batched:
+            self.env.action_space.seed(seed)
+            return self.env.action_space.sample()
+
+        problem = state_problem(self._stateful, sampled, lambda stepped: False)
+        if problem is not None:
+            _log.warning("%s offers its state, which is not used: %s", self._env_id, problem)
+        return problem is None
 
     def close(self) -> None:
         """Close all sub-environments, and end their processes."""
@@ -294,17 +308,25 @@ def _info_of(infos: dict[str, Any], env_index: int) -> dict[str, Any]:
     return found
 
 
-def _plain_attributes(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
-    """The attributes that change, of an environment made of arrays and numbers alone; else None."""
-    constant = (spaces.Space, str, dict, np.random.Generator, gymnasium.envs.registration.EnvSpec)
-    plain: dict[str, Any] = {}
-    for name, value in vars(env).items():
-        if isinstance(value, np.ndarray | bool | int | float | np.generic):
-            plain[name] = _copy(value)
-        elif value is not None and not isinstance(value, constant):
-            return None
-    return plain
+class _Arrays:
+    """An environment made of arrays and numbers alone, which are its state."""
 
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self.unwrapped, self.reset, self.step = env, env.reset, env.step
+        constant = (
+            spaces.Space,
+            str,
+            dict,
+            np.random.Generator,
+            gymnasium.envs.registration.EnvSpec,
+        )
+        others = [x for x in vars(env).values() if x is not None and not isinstance(x, _PLAIN)]
+        self.offers_state = all(isinstance(value, constant) for value in others)
 
-def _copy(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
+    def get_state(self) -> dict[str, Any]:
+        """The attributes that change."""
+        return {k: value for k, value in vars(self.unwrapped).items() if isinstance(value, _PLAIN)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Set them."""
+        vars(self.unwrapped).update(state)

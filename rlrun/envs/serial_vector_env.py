@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from rlrun.envs.env import form_problem, observation_problem, time_limit_of
+from rlrun.envs.env import form_problem, observation_problem
+from rlrun.envs.env_state import STATE_CALLS
 from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
@@ -28,7 +28,6 @@ from rlrun.envs.episode_vector_env import (
 )
 from rlrun.envs.errors import RAISED, EnvError, EnvPhase, TooManyFailures
 from rlrun.envs.rebuilder import Rebuilder
-from rlrun.envs.wrappers import state_holder
 
 
 def _is_float_box(space: spaces.Space[Any]) -> bool:
@@ -57,6 +56,7 @@ class SerialVectorEnv:
         check: bool = True,
         make: Callable[[int], Any] | None = None,
         rebuilder: Rebuilder | None = None,
+        offers_state: bool = False,
     ) -> None:
         self.envs = list(envs)
         self.failed_envs: Sequence[int] = ()
@@ -64,7 +64,7 @@ class SerialVectorEnv:
         self.num_envs = len(self.envs)
         self.single_observation_space = self.envs[0].observation_space
         self.single_action_space = self.envs[0].action_space
-        self._env_id = env_id
+        self._env_id, self.offers_state = env_id, offers_state
         self._runner_index = runner_index
         self._check = check
         self._require_equal_spaces()
@@ -222,23 +222,26 @@ class SerialVectorEnv:
         """The frames of all sub-environments, as a list [B]."""
         return [env.render() for env in self.envs]
 
-    def get_state(self) -> dict[str, Any] | None:
-        """The environments' own states where they offer all of it by ``get_state``, else None."""
-        holders = [state_holder(env) for env in self.envs]
-        if None in holders:
-            return None
-        return {
-            "envs": [holder.get_state() for holder in holders],
-            "elapsed_steps": [_elapsed_steps(env) for env in self.envs],
-        }
+    def get_state(self) -> list[dict[str, Any]] | None:
+        """The environments' own states, see `take_state`."""
+        return self._ask("get_state", [()] * self.num_envs) if self.offers_state else None
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Give each environment back its own state, and its time limit the steps counted so far."""
-        for env, own_state, elapsed in zip(
-            self.envs, state["envs"], state["elapsed_steps"], strict=True
-        ):
-            state_holder(env).set_state(own_state)
-            _set_elapsed_steps(env, elapsed)
+    def set_state(self, state: Any) -> None:
+        """Give each environment, which was reset before, its own state."""
+        self._ask("set_state", [(own_state,) for own_state in state])
+
+    def _ask(self, phase: EnvPhase, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        answers = []
+        for env_index, given in enumerate(arguments):
+            try:
+                answers.append(self._answer(self.envs[env_index], phase, given))
+            except RAISED as error:
+                raise self._error(error, env_index, phase) from None
+        return answers
+
+    @staticmethod
+    def _answer(env: Any, phase: EnvPhase, given: tuple[Any, ...]) -> Any:
+        return STATE_CALLS[phase](env, *given)
 
     def close(self) -> None:
         """Close all sub-environments."""
@@ -339,13 +342,11 @@ class ParallelVectorEnv(SerialVectorEnv):
             env.begin("step", action)
         return super().step(actions)
 
+    def _ask(self, phase: EnvPhase, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        for env, given in zip(self.envs, arguments, strict=True):
+            env.begin(phase, *given)
+        return super()._ask(phase, arguments)
 
-def _elapsed_steps(env: gymnasium.Env[Any, Any]) -> int | None:
-    wrapper = time_limit_of(env)
-    return None if wrapper is None else wrapper._elapsed_steps
-
-
-def _set_elapsed_steps(env: gymnasium.Env[Any, Any], elapsed: int | None) -> None:
-    wrapper = time_limit_of(env)
-    if wrapper is not None:
-        wrapper._elapsed_steps = elapsed
+    @staticmethod
+    def _answer(env: Any, phase: EnvPhase, given: tuple[Any, ...]) -> Any:
+        return env.finish()

@@ -11,6 +11,7 @@ The default is in `serial_vector_env`, adapters for gymnasium's own vector envir
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,16 @@ import gymnasium
 from rlrun.config.problems import misfit
 from rlrun.data.seeding import OwnGenerators
 from rlrun.envs import native_vector_env as native
-from rlrun.envs.env import EnvContext, check_env, make_env, make_env_or_vector, time_limit_of
+from rlrun.envs.env import (
+    EnvContext,
+    check_env,
+    make_env,
+    make_env_or_vector,
+    random_action,
+    time_limit_of,
+)
 from rlrun.envs.env_process import ParallelSubEnvs, ProcessEnv, ProxyMaker
+from rlrun.envs.env_state import offers_state, state_problem
 from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import time_limit
@@ -33,6 +42,8 @@ from rlrun.envs.wrappers import InfoActionMask, find_wrappers
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+
+_log = logging.getLogger(__name__)
 
 _Created = Callable[[int, Any], None]
 
@@ -85,6 +96,8 @@ def make_vector_env(
     if check:
         draws_globally, masked = check_env(first, spec.use, runner_index=runner)
     arguments: dict[str, Any] = {"runner_index": runner, "check": check, "rebuilder": rebuilder}
+    stepped = OwnGenerators(first) if draws_globally else InfoActionMask(first) if masked else first
+    arguments["offers_state"] = _relies_on_state(stepped, spec.use, settings, place)
 
     def finished(env: Any, env_index: int) -> Any:
         env = InfoActionMask(env) if masked else env
@@ -101,6 +114,46 @@ def make_vector_env(
         return ParallelVectorEnv(maker.all(num_envs), spec.use, make=maker, **arguments)
     envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
     return SerialVectorEnv(envs, spec.use, make=make_again, **arguments)
+
+
+def _relies_on_state(env: Any, env_id: str, settings: EnvRunnersConfig, place: EnvContext) -> bool:
+    """Whether an environment offers a state that leads to the same steps again; says if not.
+
+    Only training goes on in the middle of episodes.
+    """
+    offered = offers_state(env)
+    if not place.training or not (offered or offers_state(getattr(env, "unwrapped", None))):
+        return False
+    if offered and settings.disable_env_checking:
+        return True
+    several = not isinstance(env, gymnasium.Env)
+
+    def choose_action(observation: Any, seed: int) -> Any:
+        if not several:
+            return random_action(env.action_space, observation, seed=seed)
+        places = env.action_spaces.items()
+        return {
+            agent: random_action(space, observation[agent], seed=seed)
+            for agent, space in places
+            if agent in observation
+        }
+
+    def is_over(stepped: Any) -> bool:
+        flags = stepped[2:4]
+        return any(any(part.values()) for part in flags) if several else any(flags)
+
+    if isinstance(env, OwnGenerators):
+        problem: str | None = "it draws from global generators, which are not part of its state"
+    else:
+        problem = state_problem(env, choose_action, is_over)
+    if problem is not None:
+        _log.warning(
+            "%s has get_state() and set_state(), which are not used: %s. A resumed run repeats the "
+            "actions of its running episodes",
+            env_id,
+            problem,
+        )
+    return problem is None
 
 
 def _refuse_of_vector(
@@ -201,16 +254,18 @@ def make_sub_envs(
             first.close()
             first = make(0)
         draws_globally = check_multi_agent_env(first, spec.use, runner_index=runner)
+    stepped = OwnGenerators(first) if draws_globally else first
+    offered = {"offers_state": _relies_on_state(stepped, spec.use, settings, place)}
     kind = _elsewhere(settings)
     if kind is None:
         envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
-        return SubEnvs(envs, make_again)
+        return SubEnvs(envs, make_again, **offered)
     first.close()
     maker = ProxyMaker(kind, make_again, spec.use, runner, env_timeout_s)
     wait = None
     if settings.remote_env_batch_wait_ms is not None:
         wait = partial(kind.ready, wait_s=settings.remote_env_batch_wait_ms / 1000)
-    return ParallelSubEnvs(maker.all(num_envs), maker, wait)
+    return ParallelSubEnvs(maker.all(num_envs), maker, wait, **offered)
 
 
 def _elsewhere(settings: EnvRunnersConfig) -> Any:

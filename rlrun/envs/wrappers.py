@@ -13,18 +13,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces, wrappers
+from gymnasium import spaces
 
 from rlrun.config.registry import import_object, wrapper_path
 from rlrun.config.schema import UseSpec
 from rlrun.data.nested import ACTION_MASK, OBSERVATION, has_action_mask
-
-_WITHOUT_STATE = (
-    wrappers.TimeLimit,  # its count is saved beside the environment's state
-    wrappers.TransformObservation,
-    wrappers.TransformAction,
-    wrappers.TransformReward,
-)
 
 
 @dataclass(frozen=True)
@@ -47,18 +40,6 @@ class EnvWrapper:
 def find_wrappers(specs: Sequence[UseSpec]) -> tuple[EnvWrapper, ...]:
     """The wrappers of a setting, the innermost one first."""
     return tuple(EnvWrapper(s.use, import_object(wrapper_path(s.use)), s.kwargs) for s in specs)
-
-
-def state_holder(env: Any) -> Any:
-    """What holds all state of an environment and gives it out, or None.
-
-    It has ``get_state`` and ``set_state``, and around it there are only wrappers without a state.
-    """
-    if not isinstance(env, gymnasium.Env):  # in another process, or with generators beside it
-        return None
-    while isinstance(env, _WITHOUT_STATE):
-        env = env.env
-    return env if hasattr(env, "get_state") and hasattr(env, "set_state") else None
 
 
 class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -13,28 +13,27 @@ into the next without a reset: then it is several, of which the last is running.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from rlrun.data.seeding import mapping_rng
 from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, PolicySlots, SlotStep
-from rlrun.envs.errors import EnvError
+from rlrun.envs.errors import RAISED, EnvError
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import MappingError, Spaces
-from rlrun.sampling.episodes import LONGEST_RESTORED, AgentEpisodes
+from rlrun.sampling.episode_replay import log_replay
+from rlrun.sampling.episodes import AgentEpisodes
 from rlrun.sampling.policy_actor import PolicyActor
 
 Array = NDArray[Any]
 Observations = dict[tuple[int, int], Any]
 """Raw observations by sub-environment and agent index."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -193,7 +192,7 @@ class AgentEnvs:
         running.steps = sub.step
         running.known = [] if sub.start is None else list(sub.start.policies)
         running.policies = [agent.policy_id for agent in sub.agents.values()]
-        if sum(episode.steps for episode in recorded) > LONGEST_RESTORED:
+        if sum(episode.steps for episode in recorded) > self.episodes.max_replayed:
             for episode in recorded:
                 episode.actions = {}
         return recorded
@@ -323,6 +322,11 @@ class AgentEnvs:
         """Env steps of the longest running episode."""
         return max(sub.step for sub in self.env.subs)
 
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the environments are brought back by repeating actions."""
+        return not self.env.envs.offers_state
+
     def agent_name(self, episode_id: int, index: int) -> Any:
         """The name of an agent, in a running episode or one that ended in this fragment."""
         if episode_id in self.episodes.agents:
@@ -337,7 +341,11 @@ class AgentEnvs:
         state: dict[str, Any] = {"started": self.started, "episodes": self.episodes.get_state()}
         if not self.started:
             return state
-        state["envs"] = [self._env_state(sub) for sub in self.env.subs]
+        offered = self.env.envs.get_states()
+        state["envs"] = [
+            {**self._env_state(sub), "own": own}
+            for sub, own in zip(self.env.subs, offered, strict=True)
+        ]
         state["due"] = {}
         for policy_id, slots in self.env.policies.items():
             assert slots.due.slots is not None
@@ -346,6 +354,7 @@ class AgentEnvs:
                 "slots": slots.due.slots,
                 "steps": slots.due.steps,
                 "unfiltered": actors[policy_id].preprocess(slots.stack(raw)) if raw else None,
+                "raw": slots.stack(raw) if raw and self.env.envs.offers_state else None,
             }
         return state
 
@@ -363,6 +372,7 @@ class AgentEnvs:
             "taken": np.array([agent.taken for agent in agents], np.int64),
             "slots": np.array([agent.slot for agent in agents], np.int64),
             "metrics": [agent.metrics for agent in agents],
+            "positions": np.array([agent.position for agent in agents], np.int64),
         }
 
     def set_state(
@@ -373,8 +383,8 @@ class AgentEnvs:
     ) -> None:
         """Go on where the environments of a state stood.
 
-        Each is reset with its episode's seed and replays the actions; one whose observations then
-        differ is named in the log and starts a fresh episode.
+        Each is reset with its episode's seed, and given back its state or replays the actions; one
+        whose observations then differ, or whose episode is too long, starts a fresh episode.
         """
         self.episodes.set_state(state["episodes"])
         self.started = bool(state["started"])
@@ -382,6 +392,7 @@ class AgentEnvs:
             return
         seen: Observations = {}
         strayed: set[int] = set()
+        numbered = list(enumerate(state["envs"]))
         for sub, env_state in zip(self.env.subs, state["envs"], strict=True):
             seen |= self._restore(sub, env_state, actors, strayed)
         for policy_id, slots in self.env.policies.items():
@@ -394,19 +405,23 @@ class AgentEnvs:
                 if agent.policy_id == policy_id and agent.slot >= 0
             ]
             slots.restore(agents)
+            seen |= self._saved(slots, state["due"][policy_id])
             actors[policy_id].set_state(actor_states[policy_id], agents)
             strayed |= self._see_again(slots, state["due"][policy_id], seen, actors[policy_id])
+        lengths = [0 if self._has_state(one) else _steps(self._recorded[i]) for i, one in numbered]
+        log_replay(self.episodes, sorted(strayed), lengths, self._env_id, self._runner_index)
         for env_index in sorted(strayed):
-            _log.warning(
-                "%s, sub-env %d of runner %d: replaying the episode's actions led to other "
-                "observations, it starts a fresh episode",
-                self._env_id,
-                env_index,
-                self._runner_index,
-            )
             sub = self.env.subs[env_index]
             self._give_up(sub, actors)
             self._observe(self.env.begin_again(sub), actors)
+
+    def _saved(self, slots: PolicySlots, state: Mapping[str, Any]) -> Observations:
+        """What agents that act next saw when the state was taken, if environments go on from it."""
+        if not self.env.envs.offers_state or state["raw"] is None:
+            return {}
+        due = [slots.at(slot) for slot in np.asarray(state["slots"]).tolist()]
+        rows = iterate(batch_space(slots.spaces[0], len(due)), state["raw"])
+        return {(one.env_index, one.index): raw for one, raw in zip(due, rows, strict=True)}
 
     def _see_again(
         self,
@@ -451,12 +466,12 @@ class AgentEnvs:
         policies, sub.agents = recorded[-1].policies, {}
         seen: Observations = {}
         # Not if it would take too long, or one of the policies is gone, and the episode with it.
-        short = sum(episode.steps for episode in recorded) <= LONGEST_RESTORED
-        if short and all(name in actors for one in recorded for name in one.policies):
+        known = all(name in actors for one in recorded for name in one.policies)
+        if known and self._has_state(state):
+            self._give_back(sub, recorded[-1], state)
+        elif known and _steps(recorded) <= self.episodes.max_replayed:
             seen = self._replay(sub, recorded, actors)
-            if len(sub.agents) < len(policies):  # they did not join again
-                strayed.add(index)
-        else:
+        if len(sub.agents) < len(policies):  # they did not join again
             strayed.add(index)
         # Agents that are missing are of no use, but they are counted: the episode is given up.
         for i in range(len(sub.agents), len(policies)):
@@ -474,16 +489,39 @@ class AgentEnvs:
             agent.metrics = dict(metrics)
         return seen
 
+    def _has_state(self, state: Mapping[str, Any]) -> bool:
+        """Whether the environment itself goes on from a state, without a replay."""
+        has_names = -1 not in state["positions"]
+        return self.env.envs.offers_state and state["own"] is not None and has_names
+
+    def _give_back(self, sub: SubEnv, episode: RecordedEpisode, state: Mapping[str, Any]) -> None:
+        """Bring an environment back by its own state, with the agents that it had."""
+        self.env.reset(sub)
+        try:
+            self.env.envs.set_state(sub.index, state["own"])
+        except RAISED as error:
+            raise self.env.raised(error, sub, "set_state") from None
+        self._begin(sub, episode)
+        possible = self.env.envs.envs[sub.index].possible_agents
+        names = [possible[position] for position in np.asarray(state["positions"]).tolist()]
+        self._rejoin(sub, dict.fromkeys(names), episode.policies)
+
+    def _begin(self, sub: SubEnv, episode: RecordedEpisode) -> None:
+        """Let an episode that has run before begin once more, still without agents."""
+        seed = self.episodes.plan.seed(sub.index, episode.number)
+        sub.agents, sub.episode = (
+            {},
+            PlannedEpisode(episode.episode_id, seed, seed, mapping_rng(seed)),
+        )
+        self.env.set_start(sub, sub.episode, tuple(episode.known))
+
     def _replay(
         self, sub: SubEnv, recorded: Sequence[RecordedEpisode], actors: Mapping[str, PolicyActor]
     ) -> Observations:
         """Bring an environment to where it was; the last observations of agents that act next."""
         observations = self.env.reset(sub)
         for episode in recorded:
-            seed = self.episodes.plan.seed(sub.index, episode.number)
-            planned = PlannedEpisode(episode.episode_id, seed, seed, mapping_rng(seed))
-            sub.agents, sub.episode = {}, planned
-            self.env.set_start(sub, planned, tuple(episode.known))
+            self._begin(sub, episode)
             observations = self._repeat(sub, episode, observations, actors)
         found = ((sub.agents.get(name), raw) for name, raw in observations.items())
         return {(sub.index, agent.index): raw for agent, raw in found if agent is not None}
@@ -530,6 +568,10 @@ class AgentEnvs:
                     assert sub.start is not None
                     self.env.mapping.policy_of(agent_id, sub.start)
                 self.env.new_agent(sub, agent_id, policies[index])
+
+
+def _steps(recorded: Iterable[RecordedEpisode]) -> int:
+    return sum(episode.steps for episode in recorded)
 
 
 def _num_due(slots: PolicySlots) -> int:

@@ -44,6 +44,7 @@ from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, po
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.bounds_check import BoundsCheck
 from rlrun.sampling.episode_callbacks import METHODS, EpisodeCallbacks
+from rlrun.sampling.episode_replay import warn_of_length
 from rlrun.sampling.episodes import (
     AgentEpisodes,
     EndlessPlan,
@@ -150,6 +151,7 @@ class EnvRunner(OldNames):
             self.set_policies(spec.multi_agent.policies)
         self.weights_version = -1
         self._next_fragment = 0
+        self._told_length = runner_index > 1  # that an episode is too long to be repeated
         self._bounds: BoundsCheck | None = None
         if spec.settings.observation_check_interval and not spec.settings.disable_env_checking:
             self._bounds = BoundsCheck(spec.settings, self._slot_envs, self.policy_spaces)
@@ -203,7 +205,7 @@ class EnvRunner(OldNames):
             can_reset = self.envs.resets_single_envs
             return LockStepEnvs(
                 self.envs,
-                LockStepEpisodes(plan, self.num_envs),
+                LockStepEpisodes(plan, self.num_envs, spec.max_replayed_env_steps),
                 make_horizon(spec.settings, env_id, soft=collects, can_reset=can_reset),
                 env_id,
                 collects=collects,
@@ -228,7 +230,7 @@ class EnvRunner(OldNames):
 
         return AgentEnvs(
             make,
-            AgentEpisodes(plan, self.num_envs),
+            AgentEpisodes(plan, self.num_envs, spec.max_replayed_env_steps),
             env_id,
             whole_episodes=self._whole_episodes,
             count_agent_steps=spec.multi_agent is not None and spec.multi_agent.count_agent_steps,
@@ -483,6 +485,10 @@ class EnvRunner(OldNames):
             faulty_episodes=envs.episodes.num_failed,
             warnings=(*self._rebuilder.warnings, *(() if bounds is None else bounds.warnings)),
         )
+        longest, limit = reply.longest_running_episode, self.spec.max_replayed_env_steps
+        if longest > limit and not self._told_length and envs.is_replayed:
+            self._told_length = True
+            warn_of_length(self.spec.env.use, longest, limit)
         if reply.warnings:
             self._rebuilder.warnings.clear()
             self._bounds = None if bounds is None or bounds.warnings else bounds

@@ -24,9 +24,6 @@ from rlrun.envs.errors import EnvError
 
 Array = NDArray[Any]
 
-LONGEST_RESTORED = 100_000
-"""Env steps of an episode whose actions are still replayed when its runner is restored."""
-
 _MOST_FAILURES = 100  # of environments that are built again, before an evaluation gives up
 
 
@@ -165,6 +162,9 @@ class CountedPlan(Plan):
 class Episodes:
     """The episodes of B sub-environments.
 
+    Args:
+        max_replayed: env steps since a reset up to which actions are kept, to be repeated.
+
     Attributes:
         number: of the running episodes, int ``[B]``.
         ids: of the running episodes, int ``[B]``.
@@ -173,8 +173,8 @@ class Episodes:
         num_failed: episodes dropped so far, because their environment raised.
     """
 
-    def __init__(self, plan: Plan, num_envs: int) -> None:
-        self.plan, self.num_envs = plan, num_envs
+    def __init__(self, plan: Plan, num_envs: int, max_replayed: int = 100_000) -> None:
+        self.plan, self.num_envs, self.max_replayed = plan, num_envs, max_replayed
         self.number = np.array([plan.first(i) for i in range(num_envs)], np.int64)
         # A soft horizon ends episodes and resets no environment.
         self.reset_number = self.number.copy()
@@ -234,8 +234,8 @@ class AgentEpisodes(Episodes):
         agents: names of the agents by index, of each episode that ended.
     """
 
-    def __init__(self, plan: Plan, num_envs: int) -> None:
-        super().__init__(plan, num_envs)
+    def __init__(self, plan: Plan, num_envs: int, max_replayed: int = 100_000) -> None:
+        super().__init__(plan, num_envs, max_replayed)
         self.begin_fragment()
 
     def begin_fragment(self) -> None:
@@ -303,8 +303,8 @@ class LockStepEpisodes(Episodes):
         total_length, total_return: the same, over lost lives (Atari).
     """
 
-    def __init__(self, plan: Plan, num_envs: int) -> None:
-        super().__init__(plan, num_envs)
+    def __init__(self, plan: Plan, num_envs: int, max_replayed: int = 100_000) -> None:
+        super().__init__(plan, num_envs, max_replayed)
         self.length = np.zeros(num_envs, np.int64)
         self.total_length = np.zeros(num_envs, np.int64)
         self.total_return = np.zeros(num_envs, np.float64)
@@ -411,7 +411,7 @@ class LockStepEpisodes(Episodes):
 
     def _keep_actions(self, i: int, actions: Array) -> None:
         self.since_reset[i] += len(actions)
-        if self.since_reset[i] > LONGEST_RESTORED:
+        if self.since_reset[i] > self.max_replayed:
             self._actions[i] = []
         else:
             self._actions[i].append(actions.copy())

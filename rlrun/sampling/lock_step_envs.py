@@ -24,6 +24,7 @@ from rlrun.envs.episode_vector_env import EnvInfos, EpisodeVectorEnv, replay_act
 from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import Horizon
 from rlrun.envs.recorded_step import RecordedStep, Recorder
+from rlrun.sampling.episode_replay import log_replay
 from rlrun.sampling.episodes import LockStepEpisodes, RewardError
 from rlrun.sampling.policy_actor import PolicyActor
 
@@ -129,6 +130,11 @@ class LockStepEnvs:
     def longest_episode(self) -> int:
         """Env steps of the longest running episode."""
         return int(self.episodes.total_length.max())
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the environments are brought back by repeating actions."""
+        return self.envs.episode_seeds and not self.envs.offers_state
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -298,8 +304,8 @@ class LockStepEnvs:
         """Go on where the environments of a state stood.
 
         Environments that offer their state are given it back. Others are reset with the seeds of
-        their running episodes and replay the actions; one whose observation then differs is no
-        function of these: it is named in the log and starts a fresh episode.
+        their running episodes and replay the actions; one whose observation then differs, or whose
+        episode is too long, starts a fresh episode.
         """
         actor = actors[DEFAULT_POLICY_ID]
         self.episodes.set_state(state["episodes"])
@@ -309,7 +315,8 @@ class LockStepEnvs:
         if not self.started:
             return
         self._unfiltered = np.array(state["unfiltered"])
-        if state["envs"] is not None:
+        if state["envs"] is not None and self.envs.offers_state:
+            self.envs.reset(self.episodes.seeds)
             self.envs.set_state(state["envs"])
         elif self.envs.episode_seeds:
             self._restore(actor, self._unfiltered)
@@ -329,15 +336,11 @@ class LockStepEnvs:
         differs = actor.preprocess(raw) != expected
         strayed = differs.reshape(len(expected), -1).any(axis=1)
         slots = np.flatnonzero(strayed)
+        log_replay(
+            self.episodes, slots, self.episodes.since_reset, self._env_id, self._runner_index
+        )
         if not len(slots):
             return
-        _log.warning(
-            "%s, sub-env %s of runner %d: replaying the episode's actions led to another "
-            "observation, it starts a fresh episode",
-            self._env_id,
-            ", ".join(map(str, slots)),
-            self._runner_index,
-        )
         self._drop(actor, slots)
         first = pick(self.envs.reset_envs(strayed, self.episodes.seeds), slots)
         expected[slots] = actor.preprocess(first)

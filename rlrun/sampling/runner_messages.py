@@ -74,6 +74,7 @@ class RunnerSpec:
     restart_failed_sub_environments: bool | Literal["auto"] = False
     max_sub_environment_failures_per_1000_steps: float = 50.0
     env_timeout_s: float | None = None
+    max_replayed_env_steps: int = 100_000
     gamma: float = 0.99
     """Discount of the return whose standard deviation `normalize_rewards` divides by."""
     callbacks: tuple[RunnerCallbacks, ...] = ()

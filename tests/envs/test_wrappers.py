@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import Counter, NestedCounter
+from counting_envs import NestedCounter
 from gymnasium import spaces
 
 from rlrun import EnvRunner, RunnerSpec, load_experiment
@@ -12,7 +12,6 @@ from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.env_process import EnvHost
 from rlrun.envs.errors import EnvError
-from rlrun.envs.wrappers import state_holder
 
 STACK = {"use": "FrameStackObservation", "stack_size": 3}
 
@@ -44,16 +43,6 @@ class Masked(gymnasium.Env):
         return observation, 1.0, over, False, {} if over else self._info()
 
 
-class Stateful(Counter):
-    """Gives out its state."""
-
-    def get_state(self):
-        return dict(vars(self))
-
-    def set_state(self, state):
-        vars(self).update(state)
-
-
 def runner(env, **settings):
     settings = {"num_envs_per_env_runner": 2, **settings}
     return EnvRunner(RunnerSpec(EnvSpec(use=env), EnvRunnersConfig(**settings)))
@@ -74,13 +63,6 @@ def test_a_wrapper_that_fails_is_named():
 def test_a_vector_of_environments_cannot_be_wrapped():
     with pytest.raises(EnvError, match="FlattenObservation cannot wrap a SyncVectorEnv"):
         runner("counting_envs:three_sub_envs", env_wrappers=["FlattenObservation"])
-
-
-def test_a_state_is_whole_only_without_wrappers_that_remember():
-    env, wrappers = Stateful(), gymnasium.wrappers
-    assert state_holder(wrappers.TimeLimit(wrappers.ClipReward(env, -1, 1), 9)) is env
-    assert state_holder(wrappers.FrameStackObservation(env, 3)) is None
-    assert state_holder(Counter()) is None
 
 
 @pytest.mark.parametrize("name", ["PPO", "A2C", "PG", "IMPALA", "APPO", "DQN", "SAC"])

@@ -356,9 +356,9 @@ def test_failures_are_survived_at_the_tolerated_rate_also_by_a_successor():
             fail(each)
 
 
-def test_the_record_of_an_endless_episode_is_bounded(monkeypatch):
-    monkeypatch.setattr("rlrun.sampling.episodes.LONGEST_RESTORED", 25)
-    runner = EnvRunner(counting_spec(num_envs=1, length=10**9))
+def test_the_record_of_an_endless_episode_is_bounded():
+    more = {"max_replayed_env_steps": 25}
+    runner = EnvRunner(counting_spec(num_envs=1, length=10**9, more=more))
     sizes = []
     for fragment in range(4):
         recorded = runner.sample_fragment(SampleRequest(fragment, 10)).state["episodes"]["actions"]

@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from agent_runners import ECHO, EXAMPLES, MLP, by_agent, make, played, sample
+from agent_runners import ECHO, MLP, by_agent, make, played, sample
 from counting_envs import CountingEnv, collect, counting_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,6 @@ from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.schema import EnvRunnersConfig
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import make_multi_agent
-from rlrun.sampling import agent_envs
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
 
@@ -222,16 +221,6 @@ def test_a_horizon_that_no_episode_reaches_changes_nothing():
     assert {key: played(rows) for key, rows in free.items()} == {
         key: played(rows) for key, rows in limited.items()
     }
-
-
-def test_an_episode_that_is_too_long_to_be_replayed_starts_afresh(monkeypatch, caplog):
-    monkeypatch.setattr(agent_envs, "LONGEST_RESTORED", 8)
-    env = {"use": f"{EXAMPLES}:TakeTurns", "goal": 1000}
-    runners = [make(env, {"p": MLP}, horizon=4, soft_horizon=True) for _ in range(2)]
-    sample(runners[0], 0, 10)
-    runners[1].set_state(runners[0].get_state())
-    assert "fresh episode" in caplog.text
-    assert sample(runners[1], 1, 2).batch["p"]["obs"][0, 0] == 1.0, "nothing was added yet"
 
 
 @pytest.mark.parametrize("soft", [False, True])

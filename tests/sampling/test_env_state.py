@@ -1,0 +1,131 @@
+"""Environments that hand out their state are given it back; others repeat their actions."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from agent_runners import MLP, make, sample
+from stateful_envs import Walk
+
+from rlrun.checkpoint.state_codec import decode, encode
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.runner_messages import RunnerSpec
+
+WALK = "stateful_envs:Walk"
+WRAPPERS = [
+    {"use": "TimeLimit", "max_episode_steps": 17},
+    "stateful_envs:Halved",
+    {"use": "TimeLimit", "max_episode_steps": 13},
+]
+SOFT = {"horizon": 5, "soft_horizon": True}
+PROCESSES = {"gym_env_vectorize_mode": "async"}
+faults = pytest.mark.faults
+
+
+def walks(use=WALK, *, longest=100_000, fault=None, num_envs=2, **settings):
+    """A runner of one agent each."""
+    env = EnvSpec(use=use, kwargs={} if fault is None else {"fault": fault})
+    settings = EnvRunnersConfig(num_envs_per_env_runner=num_envs, **settings)
+    return EnvRunner(RunnerSpec(env, settings, max_replayed_env_steps=longest))
+
+
+def agents(*, longest=100_000, fault=None, **settings):
+    """A runner of two agents."""
+    env = {"use": "stateful_envs:two_walks", **({} if fault is None else {"fault": fault})}
+    spec = {"max_replayed_env_steps": longest}
+    return make(env, {"p": MLP}, num_envs=2, spec=spec, **settings)
+
+
+def restored(runner, other, fragments=(7, 8)):
+    """The state of a runner in the middle of episodes, in another one."""
+    for fragment, length in enumerate(fragments):
+        sample(runner, fragment, length)
+    document, arrays = encode(runner.get_state())
+    other.set_weights(runner.get_weights())
+    other.set_state(decode(json.loads(json.dumps(document)), arrays))
+
+
+def assert_equal_fragments(runner, other, first=2):
+    for fragment in range(first, first + 4):
+        one, two = (sample(each, fragment, 9) for each in (runner, other))
+        assert one.episodes == two.episodes
+        batches = [reply.batch.as_multi_agent().policy_batches.values() for reply in (one, two)]
+        for left, right in zip(*batches, strict=True):
+            assert left.keys() == right.keys()
+            for name, column in left.items():
+                np.testing.assert_array_equal(column, right[name], name)
+
+
+@pytest.mark.parametrize(
+    ("make_runner", "settings"),
+    [
+        (walks, {}),
+        (walks, {"env_wrappers": WRAPPERS}),
+        (walks, {"disable_env_checking": True}),
+        (walks, {"use": "stateful_envs:Walks"}),
+        (agents, {}),
+        (agents, SOFT),
+        pytest.param(walks, {**PROCESSES, "env_wrappers": WRAPPERS}, marks=faults),
+        pytest.param(agents, PROCESSES, marks=faults),
+        pytest.param(walks, {"remote_worker_envs": True, "num_envs": 1}, marks=faults),
+    ],
+)
+@pytest.mark.parametrize("longest", [0, 100_000])
+def test_a_runner_goes_on_from_the_states_of_its_environments(make_runner, settings, longest):
+    """However long the episodes are: none of their steps is repeated."""
+    runner, other = (make_runner(longest=longest, **settings) for _ in range(2))
+    before = Walk.steps_of_all
+    restored(runner, runner)
+    restored(runner, other, ())
+    assert Walk.steps_of_all - before in (0, 2 * 15, 2 * 2 * 15)  # elsewhere, and of two agents
+    assert_equal_fragments(runner, other)
+    runner.stop()
+    other.stop()
+
+
+@pytest.mark.parametrize("make_runner", [walks, agents])
+@pytest.mark.parametrize(
+    ("fault", "wrappers", "reason"),
+    [
+        ("forgets", [], "set_state(get_state()) does not reproduce step 1"),
+        ("raises", [], "ValueError: no state today"),
+        ("cannot be saved", [], "a checkpoint stores numbers"),
+        (None, [{"use": "StickyAction", "repeat_action_probability": 0.5}], "the wrapper Sticky"),
+        (None, [{"use": "DelayObservation", "delay": 12}], "the wrapper DelayObservation"),
+        (None, [{"use": "FrameStackObservation", "stack_size": 2}], "FrameStackObservation around"),
+    ],
+)
+def test_a_state_that_is_not_whole_is_named_and_not_used(
+    make_runner, fault, wrappers, reason, caplog
+):
+    """The actions are repeated instead, to the bit."""
+    if make_runner is agents and fault is None:
+        pytest.skip("these wrappers are of single environments")
+    runner, other = (make_runner(fault=fault, env_wrappers=wrappers) for _ in range(2))
+    assert caplog.text.count(reason) == 2
+    assert "get_state() and set_state(), which are not used" in caplog.text
+    before = Walk.steps_of_all
+    restored(runner, other)
+    assert Walk.steps_of_all - before >= 2 * 2 * 15
+    assert_equal_fragments(runner, other)
+    assert "fresh episode" not in caplog.text
+
+
+@pytest.mark.parametrize("make_runner", [walks, agents, partial(agents, **SOFT)])
+def test_an_episode_that_is_too_long_to_be_repeated_is_told_of_once_and_begins_afresh(
+    make_runner, caplog
+):
+    """But for soft horizons, between which episodes are short."""
+    runner, other = (make_runner(longest=14, fault="raises") for _ in range(2))
+    caplog.clear()
+    restored(runner, runner, (7, 7))
+    assert not caplog.text
+    restored(runner, other, (2, 2))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 + (make_runner in (walks, agents))
+    assert "an episode has 16 env steps" in told[0] or len(told) == 2
+    assert "sub-env 1 of runner 0: its episode has 18 env steps, too many" in told[-1]
+    for policy_batch in sample(other, 4, 2).batch.as_multi_agent().policy_batches.values():
+        assert set(policy_batch["t"].tolist()) == {0, 1}
