@@ -113,7 +113,7 @@ def test_list(verify):
     assert code == 0
     names = [case.name for case in CASES for _ in case.references]
     assert [line.split()[0] for line in out.splitlines()[1:]] == names
-    assert len(verify("--list", "a2c-cartpole")[1].splitlines()) == 2
+    assert len(verify("--list", "appo-frozenlake")[1].splitlines()) == 2
 
 
 @pytest.mark.parametrize("words", [["ppo-cartpol"], ["--list", "ppo-cartpol"]])

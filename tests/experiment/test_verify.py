@@ -199,7 +199,7 @@ def test_finished_runs_are_not_trained_again(check, tmp_path):
         "2 of 3 runs are finished already",
         "a seed 3: training 20.00, evaluation 30.00 after 300 env steps  (3 of 3)",
     ]
-    assert again.results[0].iqm == 20.0
+    assert again.results[0].judgements[0].iqm == 20.0
     assert again.all_reached
 
 
