@@ -12,7 +12,13 @@ from typing import Any
 from rlrun.config import retired
 from rlrun.config.policies import addressed_settings
 from rlrun.config.problems import Finding, Path
-from rlrun.config.registry import ALGORITHMS, algorithm_class, no_such, suggestion
+from rlrun.config.registry import (
+    ALGORITHMS,
+    algorithm_class,
+    import_object,
+    no_such,
+    suggestion,
+)
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
     EnvRunnersConfig,
@@ -380,6 +386,7 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
             message = f"every {every} iterations is never: the run ends after {iterations}"
             yield Finding((section, name), f"{message}; {name}: {iterations} works")
     yield from _without_effect(experiment)
+    yield from _behind_an_encoder(experiment)
 
 
 _OF_A_MEMORY = ("lstm_cell_size", "lstm_use_prev_action", "lstm_use_prev_reward")
@@ -430,6 +437,18 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
     if not getattr(algorithm, "samples_distribution", True):
         for key in _changed(experiment.model, ("share_layers", "free_log_std")):
             message = f"has no effect: the networks of {experiment.algorithm} have no such choice"
+            yield Finding(("model", key), message)
+
+
+def _behind_an_encoder(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Hidden layers that are not there, where code encodes the observations."""
+    use, algorithm = experiment.model.use, experiment.algorithm
+    if use is None or algorithm not in ALGORITHMS or algorithm == "SAC":
+        return
+    named, whole = import_object(use), import_object("rlrun.policies.rl_module:RLModule")
+    if isinstance(named, type) and not issubclass(named, whole):
+        for key in _changed(experiment.model, ("hidden", "activation")):
+            message = f"has no effect: no hidden layers stand behind {use}"
             yield Finding(("model", key), message)
 
 
