@@ -1,4 +1,7 @@
-"""``rlrun import``: write an experiment file of RLlib in rlrun's form (config/rllib_file.py)."""
+"""``rlrun import``: write another library's file in rlrun's form.
+
+See config/rllib_file.py and config/zoo_file.py.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,17 +24,19 @@ def import_file(
         ),
     ] = None,
 ) -> None:
-    """Translate an experiment file of RLlib, and say what has no effect here.
+    """Translate a file of RLlib or rl-baselines3-zoo, and say what has no effect here.
 
     rlrun import cartpole-ppo.yaml -o ppo.yaml
 
     rlrun import regression-tests.yaml -o experiments
 
     rlrun import regression-tests.yaml name=apex
+
+    rlrun import hyperparams/ppo.yml name=CartPole-v1
     """
     file, overrides = split_words(words)
     if file is None:
-        raise typer.BadParameter("name a FILE.yaml of RLlib")
+        raise typer.BadParameter("name a FILE.yaml of RLlib, or a file of rl-baselines3-zoo")
     from rlrun.config.loader import load_translations
     from rlrun.config.problems import InputError
 
@@ -54,7 +59,8 @@ def _text(file: Path, loaded: "Loaded") -> str:
 
     translation = loaded.translation
     assert translation is not None
-    lines = [f"# {translation.name} of {file.name}, a file of RLlib, translated by `rlrun import`."]
+    origin = f"{translation.name} of {file.name}, a file of {translation.library}"
+    lines = [f"# {origin}, translated by `rlrun import`."]
     lines += [
         f"# No effect here: {found.key}: {found.message}" for found in translation.without_effect
     ]
@@ -83,16 +89,15 @@ def _write(output: Path, texts: dict[str, str]) -> None:
 def _report(loaded: "Loaded") -> None:
     """How many keys were translated, filled in or have no effect, and the latter with reasons."""
     from rlrun.cli import errors
-    from rlrun.config.rllib_rules import DEFAULT
 
     translation = loaded.translation
     assert translation is not None
     errors.report_problems(translation.without_effect, style="yellow", prefix="no effect here: ")
     errors.report_problems(loaded.warnings[1:], style="yellow", prefix="warning: ")
-    num_defaults = sum(source.startswith(DEFAULT) for source in translation.sources.values())
+    num_defaults = sum(source.startswith("default of ") for source in translation.sources.values())
     counts = (
         f"{len(translation.sources) - num_defaults} settings translated",
-        f"{num_defaults} defaults of RLlib filled in",
+        f"{num_defaults} defaults of {translation.library} filled in",
         f"{len(translation.without_effect)} without effect here",
     )
     typer.echo(f"{translation.name}: {', '.join(counts)}", err=True)

@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("rlrun.cli.report:report", "Write a run or a sweep as one page."),
     "compare": ("rlrun.cli.compare:compare", "Compare runs, groups and sweeps."),
     "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
-    "import": ("rlrun.cli.import_file:import_file", "Translate an experiment file of RLlib."),
+    "import": ("rlrun.cli.import_file:import_file", "Translate a file of RLlib or SB3's zoo."),
     "list": ("rlrun.cli.list:list_names", "List algorithms, envs, models or configs."),
     "verify": ("rlrun.cli.verify:verify", "Train the reference cases against published numbers."),
     "init": ("rlrun.cli.init:init", "Write a commented starter file to stdout."),

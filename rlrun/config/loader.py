@@ -19,12 +19,14 @@ from rlrun.config.env_checks import check_environment
 from rlrun.config.memory_checks import check_memory
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, Origin, Path, Problem
 from rlrun.config.registry import NO_MODULE, experiment_file
-from rlrun.config.rllib_file import Translation, is_rllib, translate
+from rlrun.config.rllib_file import is_rllib, translate
+from rlrun.config.rllib_rules import Translation
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
 from rlrun.config.trust import is_run_file, require_trust
 from rlrun.config.validate import salvage, validate
 from rlrun.config.yaml_tree import Node
+from rlrun.config.zoo_file import is_zoo, translate_zoo
 
 
 @dataclass(frozen=True)
@@ -88,27 +90,28 @@ def load(
             if not trust:
                 require_trust(file, tree.plain())
             return _load_run(tree, file, overrides)
-        if is_rllib(tree):
-            return _load_translated(tree, layers.override_of("name", overrides), overrides)
+        if is_rllib(tree) or is_zoo(tree):
+            return _load_translated(tree, stem, layers.override_of("name", overrides), overrides)
     return _load_over(tree, stem, overrides)
 
 
 def load_translations(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Loaded]:
-    """All experiments of a file in RLlib's form, or the one that ``name=`` chooses.
+    """All experiments of another library's file, or the one that ``name=`` chooses.
 
     Raises:
         ConfigError: with the problems of all.
     """
-    tree = layers.read_file(FilePath(path))
-    if not is_rllib(tree):
+    tree, stem = layers.read_file(FilePath(path)), FilePath(path).stem
+    if not (is_rllib(tree) or is_zoo(tree)):
         message = "no file of RLlib, which has the form {name: {env: ..., run: ..., config: ...}}"
+        message += ", nor of rl-baselines3-zoo: {env: {n_timesteps: ..., ...}}"
         raise ConfigError([Problem(tree.origin, "", message)])
     chosen = layers.override_of("name", overrides)
     found: list[Loaded] = []
     problems: list[Problem] = []
     for name in [*tree.value] if chosen is None else [chosen]:
         try:
-            found.append(_load_translated(tree, name, overrides))
+            found.append(_load_translated(tree, stem, name, overrides))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -116,12 +119,16 @@ def load_translations(path: str | os.PathLike[str], overrides: Sequence[str] = (
     return found
 
 
-def _load_translated(tree: Node, name: str | None, overrides: Sequence[str]) -> Loaded:
-    """An experiment in RLlib's form, with one warning about the keys that have no effect here."""
-    translation = translate(tree, name)
+def _load_translated(tree: Node, stem: str, name: str | None, overrides: Sequence[str]) -> Loaded:
+    """Another library's experiment, with one warning about the keys that have no effect here."""
+    if is_rllib(tree):
+        translation = translate(tree, name)
+    else:
+        algorithm = layers.override_of("algorithm", overrides) or stem.upper()
+        translation = translate_zoo(tree, algorithm, name)
     loaded = _load_over(translation.tree, translation.name, overrides)
     keys = ", ".join(found.key.rpartition(".")[2] for found in translation.without_effect)
-    message = "translated from RLlib's form; `rlrun import` shows the result"
+    message = f"translated from {translation.library}'s form; `rlrun import` shows the result"
     message += f"; without effect here: {keys}" if keys else ""
     own = Problem(translation.tree.origin, "", message)
     return replace(loaded, warnings=(own, *loaded.warnings), translation=translation)

@@ -1,4 +1,4 @@
-"""Names that RLlib, Stable-Baselines3 and CleanRL use or used, and what takes their place here.
+"""Names of RLlib, Stable-Baselines3, CleanRL and Sample Factory, and what takes their place here.
 
 Owns: the answer to a key of another library. RLlib's names also translate its flat config dicts in
 the builder; the others are only answered, since most of them count something else. Must not know:
@@ -255,7 +255,7 @@ _NUM_ENVS = (
 )
 _TARGET = "write training.target_network_update_freq; it counts env steps, in SAC too"
 
-SB3_AND_CLEANRL: dict[str, str] = {
+OTHER_LIBRARIES: dict[str, str] = {
     "n_steps": (
         "write training.train_batch_size: n_steps * n_envs; for n-step returns write "
         "training.n_step"
@@ -320,8 +320,38 @@ SB3_AND_CLEANRL: dict[str, str] = {
         ),
         _EPSILON,
     ),
+    "exploration_loss_coeff": "write training.entropy_coeff",
+    "value_loss_coeff": "write training.vf_loss_coeff; the value loss is halved here",
+    "kl_loss_coeff": "write training.kl_coeff, which PPO adapts so that kl_target is met",
+    "ppo_clip_ratio": (
+        "write training.clip_param; the ratio is clipped to 1 - clip_param and 1 + clip_param"
+    ),
+    "ppo_clip_value": "write training.vf_clip_param",
+    "adam_eps": "write training.adam_epsilon",
+    "rollout": "write env_runners.rollout_fragment_length",
+    "num_batches_per_epoch": "write training.minibatch_size: train_batch_size / the number",
+    "recurrence": "write model.max_seq_len",
+    "use_rnn": "write model.use_lstm or model.use_gru",
+    "rnn_type": "write model.use_lstm or model.use_gru",
+    "rnn_size": "write model.lstm_cell_size, which a GRU has as well",
+    "encoder_mlp_layers": "write model.hidden",
+    "nonlinearity": "write model.activation",
+    "actor_critic_share_weights": "write model.share_layers",
+    "adaptive_stddev": "write model.free_log_std: false for true",
+    "initial_stddev": "write model.log_std_init, its logarithm",
+    "normalize_input": "write env_runners.observation_filter: MeanStdFilter",
+    "normalize_returns": (
+        "write connectors.normalize_rewards, which divides rewards by the deviation of returns"
+    ),
+    "reward_clip": "write connectors.clip_rewards",
+    "async_rl": "write env_runners.sample_async",
+    "with_vtrace": "write training.lambda_; IMPALA and APPO correct with V-trace",
+    "train_for_env_steps": "write stop.env_steps",
+    "train_for_seconds": "write stop.time_s",
+    "keep_checkpoints": "write checkpoint.keep",
 }
-"""Name of Stable-Baselines3 or CleanRL -> what to write, and what differs in meaning."""
+"""Name of Stable-Baselines3, CleanRL or Sample Factory -> what to write, and what differs in
+meaning."""
 
 STOP_KEYS: dict[str, str] = {
     "timesteps_total": "env_steps",
@@ -367,7 +397,7 @@ def advice(name: str) -> str | None:
         return f"retired; {RULES[name]}"
     if (reason := without_effect(name)) is not None:
         return f"retired; {reason}; leave the key out"
-    return SB3_AND_CLEANRL.get(name)
+    return OTHER_LIBRARIES.get(name)
 
 
 def without_effect(name: str) -> str | None:

@@ -8,32 +8,26 @@ are data: rllib_tables.py and retired.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlrun.config import retired
 from rlrun.config import rllib_tables as tables
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Path, Problem, join
 from rlrun.config.registry import algorithm_class, no_such, suggestion
-from rlrun.config.rllib_rules import COMMON, DEFAULT, RLLIB_DEFAULT, RULES, OldSettings
+from rlrun.config.rllib_rules import (
+    COMMON,
+    DEFAULT,
+    LIBRARY,
+    RLLIB_DEFAULT,
+    RULES,
+    OldSettings,
+    Translation,
+)
 from rlrun.config.schema import ExperimentConfig, sections
 from rlrun.config.yaml_tree import Node, from_plain
 
 _OF_THE_FORM = ("run", "config", "env", "stop")
 _GRID = "grid_search"
-
-
-@dataclass(frozen=True)
-class Translation:
-    """An experiment of an old file in rlrun's form."""
-
-    name: str
-    tree: Node
-    """As of a file without a name; values have the places of the old keys, or `RLLIB_DEFAULT`."""
-    sources: dict[str, str]
-    """Address -> the old key, and what was done to its value where it changed."""
-    without_effect: tuple[Problem, ...]
-    """Keys that nothing here corresponds to, each with the reason."""
 
 
 def is_rllib(tree: Node) -> bool:
@@ -81,7 +75,7 @@ def translate(tree: Node, name: str | None = None) -> Translation:
     for path, node in grids.items():
         variants = [_Translator(name, _with(first, path, value)) for value in node.value]
         translator.vary(path, node, variants)
-    return translator.finish()
+    return translator.finished()
 
 
 def _grids(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
@@ -341,26 +335,11 @@ class _Translator(OldSettings):
         for name, grid in values.items():
             space.value[name] = Node({"grid": from_plain(grid, node.origin)}, node.origin)
 
-    def finish(self) -> Translation:
+    def finished(self) -> Translation:
         """The translation. Raises ConfigError with all problems."""
-        if self.problems:
-            raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
         self._finish_sweep()
-        tree = {
-            "algorithm": Node(self.algorithm.name, self.experiment.value["run"].origin),
-        }
-        for address in sorted(self.values, key=_place):
-            section, _, field = address.partition(".")
-            if field:
-                below = tree.setdefault(section, Node({}, self.experiment.origin))
-                below.value[field] = self.values[address]
-            else:
-                tree[section] = self.values[address]
-        if self.sweep:
-            tree["sweep"] = Node(self.sweep, self.experiment.origin)
-        root = Node(tree, self.experiment.origin)
-        sources = {address: self.sources[address] for address in self.values}
-        return Translation(self.name, root, sources, tuple(self.without_effect))
+        run = self.experiment.value.get("run", self.experiment)
+        return self.finish(LIBRARY, self.experiment.origin, run.origin, self.algorithm.name)
 
     def _finish_sweep(self) -> None:
         """Settings that vary, and seeds; `rlrun train` trains the first of both."""
@@ -369,14 +348,9 @@ class _Translator(OldSettings):
             del self.sweep["space"]
         if seeds is not None and isinstance(seeds.value, list):
             self.set("seed", seeds.value[0].plain(), seeds, "seed")
-
-
-def _line(problem: Problem) -> tuple[int, int]:
-    return problem.origin.line or 0, problem.origin.column or 0
-
-
-def _place(address: str) -> int:
-    return list(ExperimentConfig.model_fields).index(address.partition(".")[0])
+        if self.sweep:
+            self.values["sweep"] = Node(self.sweep, self.experiment.origin)
+            self.sources["sweep"] = _GRID
 
 
 def _address(name: str, known: dict[str, Any]) -> str | None:

@@ -6,17 +6,34 @@ that turn their meaning into rlrun's. Must not know: the form of the old file (r
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlrun.config import rllib_tables as tables
-from rlrun.config.problems import Origin, Problem
-from rlrun.config.schema import MEMORY_SWITCHES
+from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.schema import MEMORY_SWITCHES, ExperimentConfig
 from rlrun.config.section import MOST
 from rlrun.config.yaml_tree import Node, from_plain
 
+LIBRARY = "RLlib"
 DEFAULT = "default of RLlib 2.4"
 """Source of a value that the old file does not hold."""
 RLLIB_DEFAULT = Origin(DEFAULT)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """An experiment of an old file in rlrun's form."""
+
+    name: str
+    tree: Node
+    """As of a file without a name; values have the places of the old keys, or that of a default."""
+    sources: dict[str, str]
+    """Address -> the old key, and what was done to its value where it changed."""
+    without_effect: tuple[Problem, ...]
+    """Keys that nothing here corresponds to, each with the reason."""
+    library: str
+    """Whose file it is."""
 
 
 class OldSettings:
@@ -81,6 +98,28 @@ class OldSettings:
         """A key that has no effect here."""
         self.without_effect.append(Problem(node.origin, f"{self.name}.{key}", reason))
 
+    def finish(
+        self, library: str, origin: Origin, algorithm_origin: Origin, algorithm: str
+    ) -> Translation:
+        """The translation of the values, which have addresses by now.
+
+        Raises:
+            ConfigError: with all problems.
+        """
+        if self.problems:
+            raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
+        tree = {"algorithm": Node(algorithm, algorithm_origin)}
+        for address in sorted(self.values, key=_place):
+            section, _, field = address.partition(".")
+            if field:
+                below = tree.setdefault(section, Node({}, origin))
+                below.value[field] = self.values[address]
+            else:
+                tree[section] = self.values[address]
+        sources = {address: self.sources[address] for address in self.values if address != "sweep"}
+        without_effect = tuple(self.without_effect)
+        return Translation(self.name, Node(tree, origin), sources, without_effect, library)
+
     @property
     def num_runners(self) -> int:
         """Env runners that sample."""
@@ -90,6 +129,14 @@ class OldSettings:
     def num_envs(self) -> int:
         """Sub-environments of an env runner."""
         return int(self.number("env_runners.num_envs_per_env_runner", 1))
+
+
+def _line(problem: Problem) -> tuple[int, int]:
+    return problem.origin.line or 0, problem.origin.column or 0
+
+
+def _place(address: str) -> int:
+    return list(ExperimentConfig.model_fields).index(address.partition(".")[0])
 
 
 Rule = Callable[[OldSettings], None]

@@ -154,7 +154,8 @@ class _TreeBuilder:
             )
             return None
         if isinstance(node, yaml.ScalarNode):
-            return parse_scalar(node.value) if node.style is None else node.value
+            is_bare = node.style is None or node.tag.endswith((":float", ":int"))
+            return parse_scalar(node.value) if is_bare else node.value
         if isinstance(node, yaml.SequenceNode):
             return [
                 self.build(item, item.start_mark, (*path, i)) for i, item in enumerate(node.value)

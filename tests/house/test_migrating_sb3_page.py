@@ -11,7 +11,7 @@ from rlrun.config.checks import RESULT_KEYS
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
 from rlrun.config.registry import ALGORITHMS, algorithm_class
-from rlrun.config.retired import NO_EFFECT, RULES, SB3_AND_CLEANRL, SUCCESSORS
+from rlrun.config.retired import NO_EFFECT, OTHER_LIBRARIES, RULES, SUCCESSORS
 from rlrun.config.schema import sections
 
 PAGE = page("migrating-from-sb3.md")
@@ -40,11 +40,11 @@ def test_its_table_is_the_one_of_the_code():
         for keys, text in rows
         for key in re.findall(r"`(\w+)`", keys)
     }
-    assert listed == SB3_AND_CLEANRL
+    assert listed == OTHER_LIBRARIES
 
 
 @pytest.mark.parametrize("section", ["", "training"])
-@pytest.mark.parametrize("name", SB3_AND_CLEANRL)
+@pytest.mark.parametrize("name", OTHER_LIBRARIES)
 def test_a_name_of_another_library_is_answered_with_an_address_that_exists(name, section, tmp_path):
     file = tmp_path / "old.yaml"
     file.write_text(
@@ -55,11 +55,11 @@ def test_a_name_of_another_library_is_answered_with_an_address_that_exists(name,
         load_experiment(file)
     (problem,) = caught.value.problems
     assert (problem.origin.line, problem.key) == (3, f"{section}.{name}".lstrip("."))
-    assert problem.message == SB3_AND_CLEANRL[name]
+    assert problem.message == OTHER_LIBRARIES[name]
     named = re.findall(r"\b[a-z_]+\.[a-z_]+\b", problem.message)
     assert named or "section model" in problem.message
     assert set(named) <= ADDRESSES
 
 
 def test_each_name_has_one_answer():
-    assert not SB3_AND_CLEANRL.keys() & (SUCCESSORS.keys() | NO_EFFECT.keys() | RULES.keys())
+    assert not OTHER_LIBRARIES.keys() & (SUCCESSORS.keys() | NO_EFFECT.keys() | RULES.keys())

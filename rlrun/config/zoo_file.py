@@ -1,0 +1,517 @@
+"""Hyperparameter files of rl-baselines3-zoo, ``{env: {n_envs, n_timesteps, policy, ...}}``.
+
+Owns: reading that form and the arithmetic from Stable-Baselines3's settings to rlrun's. Each key is
+translated, refused with a reason, or listed as without effect here; what a file leaves out gets the
+default of Stable-Baselines3. Text that the zoo evaluates as Python is parsed and never run. Must
+not know: types and bounds of values, which are checked after the translation.
+"""
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
+from rlrun.config.registry import no_such, suggestion
+from rlrun.config.rllib_rules import OldSettings, Translation
+from rlrun.config.rllib_tables import ENV_IDS
+from rlrun.config.yaml_tree import Node, from_plain
+
+SB3 = "Stable-Baselines3"
+_DEFAULT = Origin(f"default of {SB3}")
+_COMMON: dict[str, Any] = {"n_envs": 1, "policy": "MlpPolicy", "gamma": 0.99, "normalize": False}
+_OFF_POLICY: dict[str, Any] = {
+    **_COMMON,
+    "buffer_size": 1_000_000,
+    "learning_starts": 100,
+    "gradient_steps": 1,
+    "net_arch": [64, 64],
+    "activation_fn": "ReLU",
+    "n_steps": 1,
+}
+_ON_POLICY: dict[str, Any] = {
+    **_COMMON,
+    "net_arch": [64, 64],
+    "activation_fn": "Tanh",
+    "ent_coef": 0.0,
+    "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "PPO": {
+        **_ON_POLICY,
+        "learning_rate": 3e-4,
+        "n_steps": 2048,
+        "batch_size": 64,
+        "n_epochs": 10,
+        "gae_lambda": 0.95,
+        "clip_range": 0.2,
+        "normalize_advantage": True,
+        "eps": 1e-5,
+    },
+    "A2C": {
+        **_ON_POLICY,
+        "learning_rate": 7e-4,
+        "n_steps": 5,
+        "gae_lambda": 1.0,
+        "use_rms_prop": True,
+        "rms_prop_eps": 1e-5,
+        "normalize_advantage": False,
+    },
+    "DQN": {
+        **_OFF_POLICY,
+        "learning_rate": 1e-4,
+        "batch_size": 32,
+        "tau": 1.0,
+        "train_freq": 4,
+        "target_update_interval": 10_000,
+        "exploration_fraction": 0.1,
+        "exploration_initial_eps": 1.0,
+        "exploration_final_eps": 0.05,
+        "max_grad_norm": 10.0,
+    },
+    "SAC": {
+        **_OFF_POLICY,
+        "net_arch": [256, 256],
+        "learning_rate": 3e-4,
+        "batch_size": 256,
+        "tau": 0.005,
+        "train_freq": 1,
+        "target_update_interval": 1,
+        "ent_coef": "auto",
+    },
+}
+"""Settings of an algorithm, and of its policy, that a file may leave out."""
+
+SAME: dict[str, str] = {
+    "gamma": "training.gamma",
+    "seed": "seed",
+    "n_epochs": "training.num_epochs",
+    "gae_lambda": "training.lambda_",
+    "max_grad_norm": "training.grad_clip",
+    "clip_range_vf": "training.vf_clip_param",
+    "target_kl": "training.target_kl",
+    "buffer_size": "replay.capacity",
+    "log_std_init": "model.log_std_init",
+    "eps": "training.adam_epsilon",
+}
+"""Settings that take the same value here."""
+
+SCHEDULES = {"learning_rate": "training.lr", "clip_range": "training.clip_param"}
+"""Settings that may fall to 0 over the run, as ``lin_0.001``."""
+
+WITHOUT_EFFECT: dict[str, str] = {
+    "optimize_memory_usage": "successive observations share their storage anyway",
+    "log_std_init": "there is no state-dependent exploration",
+    "ortho_init": "policies start with orthogonal weights, with false as well",
+    "sde_sample_freq": "there is no state-dependent exploration",
+    "use_sde": "there is no state-dependent exploration",
+    "n_critics": "there are two critics",
+    "share_features_extractor": "model.share_layers: null shares the encoder of images",
+    "monitor_kwargs": "report.info_keys names what is reported of infos",
+    **dict.fromkeys(("verbose", "tensorboard_log", "stats_window_size"), "see the section report"),
+    "device": "learners.device: auto takes a GPU if there is one",
+}
+"""Settings that nothing here corresponds to, or that are always so."""
+
+REFUSED: dict[str, str] = {
+    "vec_env_wrapper": "vectors of environments have no wrappers; env_runners.env_wrappers "
+    "are around each environment",
+    "callback": "callbacks are written as classes of rlrun: see the section callbacks",
+    "noise_type": "actions of SAC are drawn from its policy; leave it out, with noise_std",
+    "noise_std": "actions of SAC are drawn from its policy; leave it out, with noise_type",
+    **dict.fromkeys(
+        ("replay_buffer_class", "replay_buffer_kwargs"),
+        "replay.type names a buffer of your own; hindsight replay is not here",
+    ),
+    **dict.fromkeys(
+        ("features_extractor_class", "features_extractor_kwargs"),
+        "name an encoder of your own with model.use",
+    ),
+}
+"""Settings that are not translated, and what to do."""
+
+_ONLY: dict[str, tuple[Any, str]] = {
+    "use_sde": (False, "state-dependent exploration is not here; leave it out, with log_std_init, "
+                "for a normal distribution"),
+    "n_critics": (2, "there are two critics"),
+    "optimizer_class": ("RMSpropTFLike", "training.optimizer is adam or rmsprop"),
+}  # fmt: skip
+_ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "SiLU": "silu", "GELU": "gelu"}
+_ATARI_WRAPPERS = ("AtariWrapper", "AtariPreprocessing")
+
+
+def is_zoo(tree: Node) -> bool:
+    """Whether a file has the zoo's form: environments, each with settings and `n_timesteps`."""
+    if not isinstance(tree.value, dict) or "algorithm" in tree.value:
+        return False
+    return any(
+        isinstance(node.value, dict) and "n_timesteps" in _merged(node)
+        for node in tree.value.values()
+    )
+
+
+def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Translation:
+    """The settings for the environment `name`, or for the only one of the file.
+
+    Args:
+        algorithm: of the file, which does not say it.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    names = list(tree.value)
+    if len(names) == 1:
+        name = names[0]
+    if name is None:
+        several = f"the file holds {len(names)} environments; choose one, such as name={names[0]}"
+        raise ConfigError([Problem(tree.origin, "", several)])
+    if name not in names:
+        raise ConfigError([Problem(COMMAND_LINE, "name", no_such("environment", name, names))])
+    if algorithm not in DEFAULTS:
+        kinds = ", ".join(DEFAULTS)
+        message = f"{kinds} are translated, not {algorithm}; name one: algorithm=PPO"
+        raise ConfigError([Problem(tree.origin, "algorithm", message)])
+    node = tree.value[name]
+    if not isinstance(node.value, dict):
+        raise ConfigError([Problem(node.origin, name, "expected settings, keys and values")])
+    settings = _ZooSettings(name, algorithm, node)
+    settings.translate()
+    return settings.finish(SB3, node.origin, node.origin, algorithm)
+
+
+def _merged(node: Node) -> dict[str, Node]:
+    """The entries of a mapping, those of ``<<: *anchor`` under its own."""
+    below = node.value.get("<<")
+    inherited = _merged(below) if below is not None and isinstance(below.value, dict) else {}
+    return {**inherited, **{key: entry for key, entry in node.value.items() if key != "<<"}}
+
+
+class _ZooSettings(OldSettings):
+    """The settings of one environment on their way."""
+
+    def __init__(self, name: str, algorithm: str, node: Node) -> None:
+        super().__init__(name)
+        self.kind, self.node = algorithm, node
+        self.given = _merged(node)
+        self.updates_per_step = 1.0
+
+    def translate(self) -> None:
+        """Fill `values`; problems are collected."""
+        for name, default in DEFAULTS[self.kind].items():
+            self.values[name] = from_plain(default, _DEFAULT)
+            self.sources[name] = _DEFAULT.source
+        for key, node in self.given.items():
+            self._key(key, node)
+        if self.number("n_timesteps") is None:
+            self.refuse(self.node, "n_timesteps", "expected the env steps at which the run ends")
+            return
+        self._env()
+        for name, address in SAME.items():
+            if name in self.values:
+                self.derive(address, self.value(name), name)
+        for name, address in SCHEDULES.items():
+            if name in self.values:
+                self._schedule(name, address)
+        self._model()
+        self._normalize()
+        _RULES[self.kind](self)
+        for name in [name for name in self.values if "." not in name and name not in _ALONE]:
+            self.take(name)
+
+    def _key(self, key: str, node: Node) -> None:
+        """One key of the file, or of its `policy_kwargs` and `optimizer_kwargs`."""
+        try:
+            node = from_plain(_parsed(node.plain()), node.origin)
+        except ValueError:
+            self.refuse(node, key, "expected a value; Python code is not run")
+            return
+        known = {*DEFAULTS[self.kind], *_OPTIONAL["all"], *_OPTIONAL[self.kind]}
+        if key in ("policy_kwargs", "optimizer_kwargs") and isinstance(node.value, dict):
+            for inner, below in node.value.items():
+                self._key(inner, below)
+        elif node.value is None or (key, node.value) == ("vec_env_class", "dummy"):
+            return
+        elif (reason := _refusal(key, node.value)) is not None:
+            self.refuse(node, key, reason)
+        elif key in known:
+            self.values[key], self.sources[key] = node, key
+        elif key not in WITHOUT_EFFECT:
+            names = [*known, *WITHOUT_EFFECT, *REFUSED]
+            self.refuse(node, key, f"{self.kind} of {SB3} has no such key{suggestion(key, names)}")
+        else:
+            self.ignore(node, key, WITHOUT_EFFECT[key])
+
+    # Environment
+
+    def _env(self) -> None:
+        if self.name == "atari":
+            message = "stands for all Atari games: copy its settings under the name of one"
+            self.refuse(self.node, "env", message)
+        name = ENV_IDS.get(self.name, self.name)
+        arguments = self.value("env_kwargs", {})
+        env = {"use": name, **arguments} if isinstance(arguments, dict) and arguments else name
+        self.set("env", env, self.node, "the name of the entry")
+        steps = int(self.number("n_timesteps"))
+        self.set("stop", {"env_steps": steps}, self.values["n_timesteps"], "n_timesteps")
+        self.derive("env_runners.num_envs_per_env_runner", self.value("n_envs"), "n_envs")
+        if self.value("vec_env_class") == "subproc":
+            self.derive("env_runners.gym_env_vectorize_mode", "async", "vec_env_class")
+        self._wrappers()
+
+    def _wrappers(self) -> None:
+        written = self.value("env_wrapper", [])
+        wrappers = []
+        for wrapper in written if isinstance(written, list) else [written]:
+            named = wrapper if isinstance(wrapper, dict) else {str(wrapper): {}}
+            for path, kwargs in named.items():
+                wrappers.append((path, kwargs if isinstance(kwargs, dict) else {}))
+                if kwargs is not None and not isinstance(kwargs, dict):
+                    self.refuse(self.node, "env_wrapper", f"{path}: expected keys and values")
+        atari = [path for path, _ in wrappers if path.endswith(_ATARI_WRAPPERS)]
+        uses = [
+            {"use": _class_path(path), **kwargs} for path, kwargs in wrappers if path not in atari
+        ]
+        if atari:
+            reason = "env_runners.preprocessor_pref: deepmind prepares frames, and stacks 4"
+            self.ignore(self.values["env_wrapper"], "env_wrapper", reason)
+        stack = self.number("frame_stack")
+        if stack is not None and not (atari and stack == 4):
+            uses.append({"use": "FrameStackObservation", "stack_size": stack})
+        if uses:
+            source = "env_wrapper" if "env_wrapper" in self.values else "frame_stack"
+            self.derive("env_runners.env_wrappers", uses, source)
+
+    def _normalize(self) -> None:
+        """VecNormalize, which the zoo puts around training and evaluation."""
+        wanted = self.value("normalize")
+        settings = wanted if isinstance(wanted, dict) else {}
+        node = self.values["normalize"]
+        for key in settings:
+            if key not in ("norm_obs", "norm_reward", "gamma"):
+                self.refuse(node, "normalize", f"{key}: observations and rewards are clipped at 10")
+        if wanted and settings.get("norm_obs", True):
+            self.derive("env_runners.observation_filter", "MeanStdFilter", "normalize")
+        if wanted and settings.get("norm_reward", True):
+            self.derive("connectors.normalize_rewards", True, "normalize")
+
+    # Networks and learning
+
+    def _model(self) -> None:
+        node, layers = self.values["net_arch"], self.value("net_arch")
+        if "Cnn" in str(self.value("policy")) and node.origin == _DEFAULT:
+            layers = []
+        if isinstance(layers, list) and len(layers) == 1 and isinstance(layers[0], dict):
+            layers = layers[0]
+        if isinstance(layers, dict):
+            kinds = list(layers.values())
+            layers = kinds[0] if kinds and all(kind == kinds[0] for kind in kinds) else None
+        if not isinstance(layers, list) or any(isinstance(layer, dict) for layer in layers):
+            self.refuse(node, "net_arch", "policy and value function have the same layers here")
+        self.derive("model.hidden", layers, "net_arch")
+        name = str(self.value("activation_fn"))
+        activation = _ACTIVATIONS.get(name)
+        if activation is None:
+            message = no_such("activation", name, _ACTIVATIONS)
+            self.refuse(self.values["activation_fn"], "activation_fn", message)
+        self.derive("model.activation", activation, "activation_fn")
+
+    def _schedule(self, name: str, address: str) -> None:
+        value = self.value(name)
+        if not isinstance(value, str):
+            self.derive(address, value, name)
+            return
+        kind, _, number = value.partition("_")
+        try:
+            points = [[0, float(number)], [int(self.number("n_timesteps")), 0.0]]
+        except ValueError:
+            kind = ""
+        if kind != "lin":
+            self.refuse(self.values[name], name, "expected a number, or a line to 0: lin_0.001")
+            return
+        self.derive(address, points, name, "a line to 0")
+
+    def on_policy(self) -> None:
+        """What PPO and A2C have in common."""
+        steps, envs = (int(self.number(name, 1)) for name in ("n_steps", "n_envs"))
+        rows = steps * envs
+        why = f"{steps} steps of {envs} environment{'s' if envs > 1 else ''}"
+        self.derive("training.train_batch_size", rows, "n_steps", why)
+        if rows < _ITERATION:
+            self.derive(
+                "report.min_sample_timesteps_per_iteration", _ITERATION, "n_steps",
+                "a result after so many env steps, or more",
+            )  # fmt: skip
+        self.derive("training.entropy_coeff", self.value("ent_coef"), "ent_coef")
+        if (coefficient := self.value("vf_coef")) is not None:
+            doubled = 2 * coefficient if isinstance(coefficient, int | float) else coefficient
+            why = "doubled, as the squared error is halved here"
+            self.derive("training.vf_loss_coeff", doubled, "vf_coef", why)
+
+    def off_policy(self) -> None:
+        """What DQN and SAC have in common: rounds of sampling and learning in turns."""
+        every, steps = self.value("train_freq"), self.value("gradient_steps")
+        if not all(isinstance(number, int) for number in (every, steps)) or every < 1:
+            message = "expected a number of steps; learning after whole episodes is not here"
+            self.refuse(self.values["train_freq"], "train_freq", message)
+            return
+        envs, size = int(self.number("n_envs", 1)), self.number("batch_size", 1)
+        env_steps = every * envs
+        self.updates_per_step = (env_steps if steps < 0 else steps) / env_steps
+        if self.updates_per_step == 0:
+            self.refuse(
+                self.values["gradient_steps"], "gradient_steps", "expected 1 or more, or -1"
+            )
+            return
+        self.derive("env_runners.rollout_fragment_length", every, "train_freq")
+        whole = -(-_ITERATION // env_steps) * env_steps
+        why = "the length of an iteration, in whole rounds"
+        self.derive("training.train_batch_size", whole, "train_freq", why)
+        self.derive("training.minibatch_size", self.value("batch_size"), "batch_size")
+        why = f"batch_size * gradient steps / {env_steps} env steps"
+        intensity = size * self.updates_per_step
+        self.derive("training.training_intensity", intensity, "gradient_steps", why)
+        starts = self.value("learning_starts")
+        address = "training.num_steps_sampled_before_learning_starts"
+        least = max(starts, 1) if isinstance(starts, int) else starts
+        self.derive(address, least, "learning_starts")
+        self.derive("exploration.random_steps", starts, "learning_starts", "random actions")
+        self.derive("training.n_step", self.value("n_steps"), "n_steps")
+
+
+_ITERATION = 1000
+_ALONE = ("env", "seed", "stop")
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "all": (
+        *("n_timesteps", "seed", "env_kwargs", "env_wrapper", "frame_stack", "vec_env_class"),
+        "eps",
+    ),
+    "PPO": ("clip_range_vf", "target_kl", "log_std_init"),
+    "A2C": ("log_std_init", "optimizer_class"),
+    "DQN": (),
+    "SAC": ("target_entropy",),
+}
+"""Settings that have no default, or none of their own."""
+
+
+def _ppo(old: _ZooSettings) -> None:
+    old.on_policy()
+    rows = old.value("training.train_batch_size")
+    size = min(old.number("batch_size", rows), rows)
+    old.derive("training.minibatch_size", size, "batch_size")
+    wanted = "minibatch" if old.value("normalize_advantage") else None
+    old.derive("training.normalize_advantages", wanted, "normalize_advantage")
+
+
+def _a2c(old: _ZooSettings) -> None:
+    old.on_policy()
+    if old.value("normalize_advantage"):
+        message = "A2C's advantages are not normalised here; leave it out"
+        old.refuse(old.values["normalize_advantage"], "normalize_advantage", message)
+    if "optimizer_class" in old.values:  # RMSpropTFLike, whose epsilon is under the root too
+        old.take("training.adam_epsilon")
+        old.derive("training.optimizer", "rmsprop", "optimizer_class")
+        old.derive("training.rmsprop_decay", 0.99, "optimizer_class")
+        old.derive("training.rmsprop_epsilon", old.value("eps", 1e-8), "optimizer_class")
+    elif old.value("use_rms_prop"):
+        old.derive("training.optimizer", "rmsprop", "use_rms_prop")
+        old.derive("training.rmsprop_decay", 0.99, "use_rms_prop")
+        epsilon, why = old.number("rms_prop_eps", 1e-5), "squared, as it stands under the root here"
+        old.derive("training.rmsprop_epsilon", float(f"{epsilon**2:.6g}"), "rms_prop_eps", why)
+    elif "eps" not in old.values:
+        old.derive("training.adam_epsilon", 1e-5, "use_rms_prop")
+
+
+def _dqn(old: _ZooSettings) -> None:
+    old.off_policy()
+    if old.value("tau") != 1.0:
+        message = "DQN copies the whole network each target_update_interval env steps; leave it out"
+        old.refuse(old.values["tau"], "tau", message)
+    interval = "target_update_interval"
+    old.derive("training.target_network_update_freq", old.value(interval), interval)
+    for name in ("double_q", "dueling"):
+        old.derive(f"training.{name}", False, "train_freq", f"{SB3} has none")
+    first, last = (old.value(f"exploration_{name}_eps") for name in ("initial", "final"))
+    fraction = old.number("exploration_fraction", 0.1)
+    end = max(int(fraction * old.number("n_timesteps")), 1)
+    why = f"a line over {fraction:g} of the run"
+    old.derive("exploration.epsilon", [[0, first], [end, last]], "exploration_final_eps", why)
+
+
+def _sac(old: _ZooSettings) -> None:
+    old.off_policy()
+    if old.problems:
+        return
+    old.derive("training.tau", old.value("tau"), "tau")
+    interval = int(old.number("target_update_interval", 1))
+    frequency = max(round(interval / old.updates_per_step), 1) if interval > 1 else 1
+    why = f"in env steps, {old.updates_per_step:g} updates each" if interval > 1 else ""
+    name = "target_update_interval"
+    old.derive("training.target_network_update_freq", frequency, name, why)
+    alpha = old.value("ent_coef")
+    if isinstance(alpha, str) and alpha.partition("_")[0] == "auto":
+        old.derive("training.initial_alpha", _number(alpha.partition("_")[2], 1.0), "ent_coef")
+    else:
+        old.derive("training.initial_alpha", alpha, "ent_coef", "held by training.alpha_lr: 0")
+        old.derive("training.alpha_lr", 0.0, "ent_coef")
+    if "target_entropy" in old.values and old.value("target_entropy") != "auto":
+        old.derive("training.target_entropy", old.value("target_entropy"), "target_entropy")
+
+
+_RULES: dict[str, Callable[[_ZooSettings], None]] = {
+    "PPO": _ppo,
+    "A2C": _a2c,
+    "DQN": _dqn,
+    "SAC": _sac,
+}
+
+
+def _refusal(key: str, value: Any) -> str | None:
+    """Why a setting with this value is not translated."""
+    only = _ONLY.get(key)
+    return only[1] if only is not None and value != only[0] else REFUSED.get(key)
+
+
+def _number(text: str, default: float) -> Any:
+    try:
+        return float(text) if text else default
+    except ValueError:
+        return text
+
+
+def _class_path(path: str) -> str:
+    """``gymnasium.wrappers.Name`` -> ``Name``; another ``package.module.Name`` -> with a colon."""
+    module, _, name = path.rpartition(".")
+    return name if module in ("gymnasium.wrappers", "gym.wrappers") else f"{module}:{name}"
+
+
+def _parsed(value: Any) -> Any:
+    """A value whose text may be a Python dict or list, which the zoo would evaluate.
+
+    Raises:
+        ValueError: the text looks like one, and holds more than constants and names.
+    """
+    if not isinstance(value, str) or not value.strip().startswith(("dict(", "{", "[", "(")):
+        return value
+    try:
+        return _constant(ast.parse(value.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _constant(node: ast.expr) -> Any:
+    """The value of an expression of constants; of a name such as ``nn.ReLU`` its last word."""
+    match node:
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+            return {str(each.arg): _constant(each.value) for each in keywords}
+        case ast.Dict(keys=keys, values=values):
+            pairs = zip(keys, values, strict=True)
+            return {str(_constant(key)): _constant(value) for key, value in pairs if key}
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_constant(item) for item in items]
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_constant(operand)
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return value
+    raise ValueError("neither a constant nor a dict or list of them")

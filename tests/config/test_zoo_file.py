@@ -1,0 +1,160 @@
+"""Files of rl-baselines3-zoo: each key is translated, refused, or listed as without effect."""
+
+from pathlib import Path
+
+import pytest
+
+from rlrun.config.dump import to_plain
+from rlrun.config.loader import load
+from rlrun.config.problems import ConfigError
+from rlrun.config.yaml_tree import parse_yaml
+
+EXAMPLES = Path(__file__).with_name("zoo_examples.yaml")
+TREE = parse_yaml(EXAMPLES.read_text(), "examples")
+
+# Algorithm and environment -> what the settings mean here, by address.
+MEANINGS = {
+    ("PPO", "CartPole-v1"): {
+        "stop.env_steps": 100_000,
+        "env_runners.num_envs_per_env_runner": 8,
+        "model.hidden": [64, 64],
+        "model.activation": "tanh",
+        "training.train_batch_size": 256,
+        "training.minibatch_size": 256,
+        "training.lr": [[0, 0.001], [100_000, 0.0]],
+        "training.clip_param": [[0, 0.2], [100_000, 0.0]],
+        "training.vf_loss_coeff": 1.0,
+        "training.normalize_advantages": "minibatch",
+        "training.adam_epsilon": 1e-5,
+    },
+    ("PPO", "Pendulum-v1"): {
+        "training.lambda_": 0.8,
+        "model.hidden": [256, 256],
+        "model.activation": "relu",
+        "model.log_std_init": -2.0,
+        "env_runners.observation_filter": "MeanStdFilter",
+        "connectors.normalize_rewards": False,
+        "env_runners.env_wrappers": [
+            "TimeAwareObservation",
+            {"use": "FrameStackObservation", "stack_size": 2},
+        ],
+    },
+    ("A2C", "CartPole-v1"): {
+        "training.train_batch_size": 40,
+        "training.lambda_": 1.0,
+        "training.lr": 7e-4,
+        "training.entropy_coeff": 0.0,
+        "training.optimizer": "rmsprop",
+        "training.rmsprop_epsilon": 1e-10,
+    },
+    ("A2C", "Acrobot-v1"): {
+        "connectors.normalize_rewards": True,
+        "env_runners.gym_env_vectorize_mode": "async",
+        "training.vf_loss_coeff": 0.5,
+        "training.rmsprop_epsilon": 1e-5,
+    },
+    ("DQN", "CartPole-v1"): {
+        "model.hidden": [256, 256],
+        "model.activation": "relu",
+        "env_runners.rollout_fragment_length": 256,
+        "training.training_intensity": 32.0,
+        "training.minibatch_size": 64,
+        "training.target_network_update_freq": 10,
+        "training.double_q": False,
+        "training.dueling": False,
+        "exploration.epsilon": [[0, 1.0], [8000, 0.04]],
+        "exploration.random_steps": 1000,
+        "replay.capacity": 100_000,
+    },
+    ("SAC", "Pendulum-v1"): {
+        "training.training_intensity": 256.0,
+        "training.initial_alpha": 1.0,
+        "training.num_steps_sampled_before_learning_starts": 100,
+    },
+    ("SAC", "MountainCarContinuous-v0"): {
+        "model.hidden": [64, 64],
+        "training.training_intensity": 512.0,
+        "training.initial_alpha": 0.1,
+        "training.alpha_lr": 0.0,
+        "training.tau": 0.01,
+    },
+}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write settings as the zoo's file of an algorithm."""
+
+    def write(text, algorithm="ppo"):
+        path = tmp_path / f"{algorithm}.yml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(("algorithm", "env"), MEANINGS)
+def test_settings_mean_what_they_meant(algorithm, env, written):
+    text = EXAMPLES.read_text().partition(f"\n{algorithm}:\n")[2]
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            break
+        lines.append(line[2:])
+    loaded = load(written("\n".join(lines), algorithm.lower()), [f"name={env}"])
+    assert (loaded.experiment.algorithm, loaded.experiment.env.use) == (algorithm, env)
+    plain = to_plain(loaded.experiment)
+    found = {}
+    for address in MEANINGS[algorithm, env]:
+        section, _, field = address.partition(".")
+        found[address] = plain[section][field]
+    assert found == MEANINGS[algorithm, env]
+
+
+def test_the_examples_are_all_there_is_to_check():
+    assert {(kind, env) for kind, node in TREE.value.items() for env in node.value} == set(MEANINGS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("use_sde: true", "CartPole-v1.use_sde: state-dependent exploration is not here"),
+        ("vec_env_wrapper: a.b.C", "vec_env_wrapper: vectors of environments have no wrappers"),
+        ("n_step: 5", "n_step: PPO of Stable-Baselines3 has no such key - did you mean n_steps?"),
+        ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a line to 0"),
+        ("policy_kwargs: \"dict(net_arch=dict(pi=[8], vf=[9]))\"", "net_arch: policy and value"),
+        ("policy_kwargs: \"dict(net_arch=open('x').read())\"", "Python code is not run"),
+        ("policy_kwargs: \"dict(activation_fn=nn.Tan)\"", "did you mean Tanh?"),
+        ("n_envs: many", "env_runners.num_envs_per_env_runner: expected a whole number"),
+        ("callback: a.b.C", "callback: callbacks are written as classes of rlrun"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_translated_is_refused_at_its_line(settings, says, written):
+    file = written(f"CartPole-v1:\n  n_timesteps: 1e5\n  {settings}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    (problem,) = caught.value.problems
+    assert problem.origin.line == 3
+    assert says in problem.render()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "says"),
+    [
+        ("tqc", [], "PPO, A2C, DQN, SAC are translated, not TQC; name one: algorithm=PPO"),
+        ("ppo", [], "the file holds 2 environments; choose one, such as name=CartPole-v1"),
+        ("ppo", ["name=CartPole"], "there is no environment 'CartPole'"),
+        ("ppo", ["name=atari"], "stands for all Atari games"),
+    ],
+)
+def test_a_file_that_is_not_clear_is_refused(algorithm, overrides, says, written):
+    file = written("CartPole-v1: {n_timesteps: 1e5}\natari: {n_timesteps: 1e7}\n", algorithm)
+    if algorithm == "tqc":
+        overrides = ["name=CartPole-v1"]
+    with pytest.raises(ConfigError, match=says):
+        load(file, overrides)
+
+
+def test_the_algorithm_of_a_file_with_another_name_is_given(written):
+    file = written("CartPole-v1: {n_timesteps: 1e5}\n", "mine")
+    assert load(file, ["algorithm=A2C"]).experiment.training.train_batch_size == 5
