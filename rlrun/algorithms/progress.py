@@ -143,6 +143,7 @@ class Progress:
                 **self.episodes.success_rates(policies),
             },
             "custom_metrics": self.episodes.custom_metrics(policies),
+            **({"hist_stats": self.episodes.hist_stats()} if self._report.hist_stats else {}),
             "learners": learners,
             "evaluation": evaluation,
             "timers": timers,

@@ -247,10 +247,11 @@ class Replay(Generic[U]):
         if settings is not self._planned_for:  # at first, and when runners have come or gone
             size, self._planned_for = algorithm.training.train_batch_size, settings
             self._rounds = short_fragment_lengths(size, settings, self._round_steps)
-        rounds, steps, wanted = self._rounds, 0, algorithm.training.train_batch_size
+        rounds, counted = self._rounds, algorithm.progress.counted_steps
+        end = counted + algorithm.training.train_batch_size
         for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
-            if steps < wanted:  # whole episodes bring more steps than asked for
-                steps += self._round(lengths, following, learned)
+            if counted < end:  # whole episodes bring more steps than asked for
+                counted = self._round(lengths, following, learned, counted)
         result: Result = {}
         for policy_id, own in learned.items():
             row = {
@@ -267,15 +268,18 @@ class Replay(Generic[U]):
         lengths: Sequence[int],
         following: Sequence[int],
         learned: Mapping[str, _Learned],
+        before: int,
     ) -> int:
         """Sample and store a fragment of each runner, and make the updates that are due for it.
 
+        Args:
+            before: steps that are counted so far.
+
         Returns:
-            The steps that were counted.
+            The steps that are counted then.
         """
         algorithm, policies = self._algorithm, self._algorithm.policies
         phase, progress = algorithm.timers.phase, algorithm.progress
-        before = progress.counted_steps
         with phase("sample"):
             sampled = algorithm.train_batch(algorithm.sample_round(lengths, following))
         steps = (counted := progress.counted_steps) - before
@@ -299,7 +303,7 @@ class Replay(Generic[U]):
                 updater.end_round(counted)
         if updated:
             algorithm.sync_weights()
-        return steps
+        return counted
 
     def _minibatches(
         self, learning: Sequence[str], steps: int

@@ -123,9 +123,19 @@ class EpisodeStatistics:
             return {}
         return _custom_metrics(self._counted, names, policies)
 
+    def hist_stats(self) -> Result:
+        """Returns and lengths of the episodes that were averaged last, in their order."""
+        return {
+            "episode_return": [episode.episode_return for episode in self._counted],
+            "episode_len": [episode.length for episode in self._counted],
+        }
+
     def success_rates(self, policies: Sequence[str] = ()) -> Result:
         """`_success_rates` of the episodes that were averaged last."""
-        return _success_rates(self._counted, self._names, policies)
+        names = self._names
+        if not (names.own or names.of_agents):
+            return {}
+        return _success_rates(self._counted, names, policies)
 
     def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
         """`agent_return_statistics` of the episodes that the last `end_iteration` averaged."""
@@ -182,13 +192,14 @@ def evaluation_result(
     Args:
         policies, agents: as of `agent_return_statistics`.
     """
-    names = _MetricNames()
-    ended = names.of(episodes or ())
-    returns = [episode.episode_return for episode in ended]
+    ended: list[_Ended] = []
     custom, rates = {}, {}
-    if ended:
+    if episodes:
+        names = _MetricNames()
+        ended = names.of(episodes)
         custom = _custom_metrics(ended, names, policies)
         rates = _success_rates(ended, names, policies)
+    returns = [episode.episode_return for episode in ended]
     return {
         "episodes": len(returns) if episodes is not None else None,
         "episode_return_mean": _mean(returns),

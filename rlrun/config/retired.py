@@ -361,6 +361,11 @@ STOP_KEYS: dict[str, str] = {
     "time_total_s": "time_s",
     "agent_timesteps_total": "agent_steps",
     "num_agent_steps_sampled": "agent_steps",
+    "num_env_steps_trained": "agent_steps_trained",
+    "num_agent_steps_trained": "agent_steps_trained",
+    "num_env_steps_trained_this_iter": "agent_steps_trained_this_iter",
+    "num_env_steps_trained_throughput_per_sec": "agent_steps_trained_per_s",
+    "num_env_steps_sampled_throughput_per_sec": "env_steps_per_s",
     **{
         f"{group}{sampled}episode_{old}": f"{group}episode_{new}"
         for group in ("", "evaluation/")

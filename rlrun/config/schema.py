@@ -450,6 +450,8 @@ class ReportConfig(Section):
     info_keys: tuple[str, ...] = ()
     """Numbers of the info of each episode's last step, reported under `custom_metrics`; of several
     agents by policy. `is_success` is always reported, as `env_runners/success_rate`."""
+    hist_stats: bool = False
+    """Report, as lists, returns and lengths of the episodes that `episode_return_mean` averages."""
     sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))
     """Where results go: console, csv, tensorboard, wandb, mlflow or code; jsonl always."""
 

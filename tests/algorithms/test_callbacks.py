@@ -12,6 +12,7 @@ from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.config.problems import ConfigError
 from rlrun.data import columns as col
+from rlrun.data.results import plain_row
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 
@@ -101,6 +102,15 @@ class Metered(gym.Env):
         level = "high" if self.broken else float(self.episode)
         info = {"level": level, "t": self.t, "is_success": self.episode % 2 == 0}
         return np.zeros(1, np.float32), 1.0, self.t == 3, False, info
+
+
+def test_returns_and_lengths_of_the_window_are_lists_where_they_are_asked_for(built):
+    config = PPOConfig().environment(f"{__name__}:Metered").evaluation(interval=1, episodes=1)
+    config = config.training(train_batch_size=30, minibatch_size=30, num_epochs=1)
+    asking = config.copy().reporting(hist_stats=True, smoothing_episodes=4)
+    assert "hist_stats" not in built(config).train()
+    found = plain_row(built(asking).train())["hist_stats"]
+    assert found == {"episode_return": [3.0] * 10, "episode_len": [3] * 10}
 
 
 def metered(built, **env):
