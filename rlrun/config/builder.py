@@ -8,10 +8,11 @@ know: types and defaults, which the schema checks as for a YAML file.
 
 import copy
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from rlrun.config import retired
-from rlrun.config.loader import resolve
+from rlrun.config.loader import Loaded, load, load_tree, resolve
 from rlrun.config.old_names import OldNames
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import algorithm_class, code_name
@@ -283,6 +284,40 @@ def experiment_of(algorithm: Any, given: Any, old: Mapping[str, Any]) -> Experim
         call = f"{algorithm.Config.__name__}(config, env=env).build()"
         raise TypeError(f"{algorithm.__name__} takes an experiment: write {call}")
     return experiment
+
+
+GivenExperiment = ExperimentConfig | Loaded | AlgorithmConfig | Mapping[str, Any] | str | Path
+"""An experiment in one of the forms that `given_experiment` takes."""
+
+
+def given_experiment(
+    given: GivenExperiment, overrides: Sequence[str] = ()
+) -> tuple[ExperimentConfig, Loaded | None]:
+    """The checked experiment of a file, a dict, or a builder, and where its values stand.
+
+    Args:
+        given: path of a file or name of a shipped one, a dict of the keys of a file, a builder, an
+            experiment, or the result of `load`.
+        overrides: ``KEY=VALUE`` texts laid over a file or a dict.
+
+    Raises:
+        ConfigError: the experiment is wrong. TypeError: the argument is none of these.
+    """
+    if isinstance(given, str | Path):
+        given = load(given, overrides)
+    elif isinstance(given, Mapping):
+        given = load_tree(from_plain(dict(given), Origin("dict")), "", overrides)
+    elif overrides:
+        raise TypeError("overrides are laid over a file or a dict, not over a finished experiment")
+    if isinstance(given, Loaded):
+        return given.experiment, given
+    experiment = given.experiment() if isinstance(given, AlgorithmConfig) else given
+    if not isinstance(experiment, ExperimentConfig):
+        raise TypeError(
+            "expected the path of an experiment file, a dict of its keys, a builder such as "
+            f"PPOConfig(), or an experiment, not {type(given).__name__}"
+        )
+    return experiment, None
 
 
 def _provided(settings: Mapping[str, Any]) -> dict[str, Any]:

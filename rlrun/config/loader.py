@@ -92,7 +92,7 @@ def load(
             return _load_run(tree, file, overrides)
         if is_rllib(tree) or is_zoo(tree):
             return _load_translated(tree, stem, layers.override_of("name", overrides), overrides)
-    return _load_over(tree, stem, overrides)
+    return load_tree(tree, stem, overrides)
 
 
 def load_translations(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Loaded]:
@@ -126,7 +126,7 @@ def _load_translated(tree: Node, stem: str, name: str | None, overrides: Sequenc
     else:
         algorithm = layers.override_of("algorithm", overrides) or stem.upper()
         translation = translate_zoo(tree, algorithm, name)
-    loaded = _load_over(translation.tree, translation.name, overrides)
+    loaded = load_tree(translation.tree, translation.name, overrides)
     keys = ", ".join(found.key.rpartition(".")[2] for found in translation.without_effect)
     message = f"translated from {translation.library}'s form; `rlrun import` shows the result"
     message += f"; without effect here: {keys}" if keys else ""
@@ -137,7 +137,7 @@ def _load_translated(tree: Node, stem: str, name: str | None, overrides: Sequenc
 def _load_run(tree: Node, file: FilePath, overrides: Sequence[str]) -> Loaded:
     """The experiment in a run folder; where code is missing the error says where the run began."""
     try:
-        return _load_over(tree, file.stem, overrides)
+        return load_tree(tree, file.stem, overrides)
     except ConfigError as error:
         began = _began_in(file)
         if began is None or os.path.realpath(began) == os.getcwd():
@@ -159,8 +159,8 @@ def _began_in(file: FilePath) -> str | None:
     return None
 
 
-def _load_over(tree: Node, stem: str, overrides: Sequence[str]) -> Loaded:
-    """The checked experiment of a tree, named `stem` unless it says otherwise."""
+def load_tree(tree: Node, stem: str, overrides: Sequence[str]) -> Loaded:
+    """The checked experiment of a tree with overrides, named `stem` unless it says otherwise."""
     before = _env_of(tree)
     tree, problems = layers.apply_overrides(tree, overrides)
     if before != _env_of(tree):  # the file's name says what it trains on

@@ -33,6 +33,7 @@ from rlrun.checkpoint.checkpoint_folder import (
     score_by,
 )
 from rlrun.checkpoint.files import replace_text
+from rlrun.config.builder import GivenExperiment, given_experiment
 from rlrun.config.dump import dump_yaml
 from rlrun.config.layers import read_file
 from rlrun.config.loader import Loaded, load
@@ -80,7 +81,7 @@ _MOST_OF_TIME = 0.02  # that checkpoints may take with it
 
 
 def run_experiment(
-    experiment: ExperimentConfig | Loaded | str | Path,
+    experiment: GivenExperiment,
     overrides: Sequence[str] = (),
     *,
     run_dir: Path | str | None = None,
@@ -91,8 +92,9 @@ def run_experiment(
     """Train an experiment until it stops, in a new run folder.
 
     Args:
-        experiment: path of an experiment file, or the result of ``load_experiment`` or ``load``.
-        overrides: ``KEY=VALUE`` texts laid over the file; only with a path.
+        experiment: path of an experiment file, a dict of its keys, a builder such as `PPOConfig`,
+            or the result of ``load_experiment``.
+        overrides: ``KEY=VALUE`` texts laid over the file or the dict.
         run_dir: the exact folder; default ``runs/<name>/<date>-<time>-s<seed>``.
         resume: resume the newest unfinished run of this configuration, or the run in ``run_dir``,
             if there is one; for jobs that a scheduler starts again.
@@ -103,7 +105,7 @@ def run_experiment(
         ConfigError: the experiment is wrong. RunFolderError: the folder cannot be used.
         EnvError: the environment failed. Checkpoints written before any error stay valid.
     """
-    experiment, loaded = loaded_experiment(experiment, overrides)
+    experiment, loaded = given_experiment(experiment, overrides)
     unfinished = unfinished_run(RunFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
         return resume_experiment(unfinished, address=address, console=console, trust=True)
@@ -146,19 +148,6 @@ def resume_experiment(
         checkpoint = newest_checkpoint(folder.checkpoints)
         session = RunSession(loaded.experiment, folder, checkpoint, address, console)
         return session.go(run_log, overrides, loaded)
-
-
-def loaded_experiment(
-    experiment: ExperimentConfig | Loaded | str | Path, overrides: Sequence[str]
-) -> tuple[ExperimentConfig, Loaded | None]:
-    """The experiment, and the file it was loaded from."""
-    if isinstance(experiment, str | Path):
-        experiment = load(experiment, overrides)
-    elif overrides:
-        raise TypeError("overrides need the path of an experiment file")
-    if isinstance(experiment, Loaded):
-        return experiment.experiment, experiment
-    return experiment, None
 
 
 def with_seed(experiment: ExperimentConfig) -> ExperimentConfig:

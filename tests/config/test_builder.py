@@ -3,9 +3,9 @@
 import pytest
 from fake_algorithm import Callback, Fake, FakeConfig, Maze
 
-from rlrun import PPO
-from rlrun.config.builder import NotProvided
-from rlrun.config.loader import load_experiment
+from rlrun import PPO, PPOConfig
+from rlrun.config.builder import NotProvided, given_experiment
+from rlrun.config.loader import load, load_experiment
 from rlrun.config.problems import ConfigError
 from rlrun.config.registry import import_object
 
@@ -235,3 +235,33 @@ def test_unknown_flat_keys_are_all_named():
     lines = caught.value.render().splitlines()
     assert lines[0].startswith("FakeConfig: use_gae: retired; ")
     assert lines[1] == "FakeConfig: sead: unknown top-level key - did you mean seed?"
+
+
+FILE = "algorithm: PPO\nenv: CartPole-v1\ntraining: {lr: 1e-3}\nstop: {env_steps: 1}\n"
+KEYS = {
+    "algorithm": "PPO",
+    "env": "CartPole-v1",
+    "training": {"lr": 1e-3},
+    "stop": {"env_steps": 1},
+}
+
+
+def test_a_file_a_dict_a_builder_and_an_experiment_are_the_same(tmp_path):
+    path = tmp_path / "ppo_cartpole-v1.yaml"
+    path.write_text(FILE)
+    builder = PPOConfig().environment("CartPole-v1").training(lr=1e-3).stop(env_steps=1)
+    forms = [path, str(path), KEYS, builder, builder.experiment(), load(path)]
+    experiments = [given_experiment(form)[0].model_copy(update={"name": "x"}) for form in forms]
+    assert all(experiment == experiments[0] for experiment in experiments)
+    changed, loaded = given_experiment(KEYS, ["training.lr=0.5"])
+    assert changed.training.lr == 0.5
+    assert loaded is not None
+
+
+def test_another_form_is_refused_in_one_line():
+    with pytest.raises(TypeError, match=r"a builder such as PPOConfig.*, not list"):
+        given_experiment(["algorithm: PPO"])
+    with pytest.raises(TypeError, match="not over a finished experiment"):
+        given_experiment(PPOConfig().environment("CartPole-v1"), ["seed=1"])
+    with pytest.raises(ConfigError, match=r"^dict: training.lrr: .* did you mean lr"):
+        given_experiment({**KEYS, "training": {"lrr": 1}})

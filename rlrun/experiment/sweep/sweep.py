@@ -22,8 +22,9 @@ from rlrun.actors.ray_runtime import (
 )
 from rlrun.checkpoint.files import replace_text
 from rlrun.config import registry
+from rlrun.config.builder import GivenExperiment, given_experiment
 from rlrun.config.dump import dump_yaml
-from rlrun.config.loader import Loaded, load
+from rlrun.config.loader import load
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.sweep import is_sweep
@@ -31,7 +32,7 @@ from rlrun.config.trust import TrustError, code_of, signed_yaml, untrusted
 from rlrun.config.yaml_tree import Node, parse_yaml
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
 from rlrun.experiment.report.sinks import read_rows
-from rlrun.experiment.run import loaded_experiment, seed_of, unfinished_run, with_seed
+from rlrun.experiment.run import seed_of, unfinished_run, with_seed
 from rlrun.experiment.run_folder import RunLog
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
@@ -53,7 +54,7 @@ _COMPARING = ("asha", "median")
 
 
 def run_sweep(
-    experiment: ExperimentConfig | Loaded | str | Path,
+    experiment: GivenExperiment,
     overrides: Sequence[str] = (),
     *,
     run_dir: Path | str | None = None,
@@ -64,8 +65,7 @@ def run_sweep(
     """Run the ``sweep:`` section of an experiment in a new folder, each trial a run folder in it.
 
     Args:
-        experiment: path of an experiment file, or the result of ``load_experiment`` or ``load``.
-        overrides: ``KEY=VALUE`` texts laid over the file; only with a path.
+        experiment, overrides: as of `run_experiment`.
         run_dir: the exact folder; default ``runs/<name>/<date>-<time>-sweep-s<seed>``.
         resume: resume the newest unfinished sweep of this configuration, or the one in ``run_dir``,
             if there is one.
@@ -76,7 +76,7 @@ def run_sweep(
         ConfigError: the sweep or one of its points is wrong. ResourceError: a trial needs more
         than there is. RunFolderError: the folder cannot be used. Nothing has been started then.
     """
-    experiment, loaded = loaded_experiment(experiment, overrides)
+    experiment, loaded = given_experiment(experiment, overrides)
     unfinished = unfinished_run(SweepFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
         return resume_sweep(unfinished, address=address, console=console, trust=True)
