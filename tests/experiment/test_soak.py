@@ -1,7 +1,8 @@
 """Faults at random moments, many of them in a run, which ends as if there had been none.
 
-The moments have a seed; which iterations they hit depends on the machine. Two kills of two cases
-run with the other tests of faults, the rest with `make soak`.
+The seed of the moments is printed by a test that fails; FAULT_SEED repeats it, though which
+iterations they hit depends on the machine, too. Two kills of some cases run with the other tests of
+faults, the rest with `make soak`.
 """
 
 import itertools
@@ -77,15 +78,31 @@ CASES = {
 MODES = {
     "async": {"training": PPO, "more": f"{RUNNERS}, gym_env_vectorize_mode: async"},
     "vector": {"training": PPO, "more": f"{RUNNERS}, gym_env_vectorize_mode: vector_entry_point"},
+    "async, several agents": {
+        **CASES["PPO, several agents"],
+        "more": f"{RUNNERS}, gym_env_vectorize_mode: async",
+    },
     "sampling ahead": {"training": PPO, "more": f"{RUNNERS}, sample_async: true"},
 }
 ALL = [
     *((CASES[name], runners, f"{name}, {runners}") for name in CASES for runners in (0, 1, 2)),
-    *((MODES[name], 0, name) for name in ("async", "vector")),
-    *((MODES[name], 2, name) for name in MODES),
+    *(
+        (MODES[name], runners, f"{name}, {runners}")
+        for name in MODES
+        for runners in (0, 2)
+        if (name, runners) != ("sampling ahead", 0)
+    ),
 ]
 LEARNERS, POLICY = "learners", "default_policy"
-FEW = ("PPO, LSTM, 0", "DQN, 0")
+FEW = ("PPO, LSTM, 0", "DQN, 0", "async, several agents, 0")
+
+
+@pytest.fixture
+def moments():
+    """What draws when processes are killed, and which."""
+    seed = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"FAULT_SEED={seed}")  # noqa: T201 - shown where the test fails
+    return random.Random(seed)
 
 
 def write(path, case, *, runners=0, stop=1_000_000):
@@ -137,9 +154,8 @@ def cases():
 
 @pytest.mark.parametrize(("case", "runners", "kills"), list(cases()))
 def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
-    tmp_path, record_fault, case, runners, kills
+    tmp_path, record_fault, moments, case, runners, kills
 ):
-    moments = random.Random(7)
     folder, file = tmp_path / "killed", write(tmp_path / "file.yaml", case, runners=runners)
     found = [kill_at_random(folder, file, moments) for _ in range(kills)]
     if not (folder / "config.yaml").is_file():  # each was killed before it had begun
@@ -162,10 +178,10 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     "kills",
     [pytest.param(3, marks=pytest.mark.faults), pytest.param(50, marks=pytest.mark.soak)],
 )
-def test_runners_killed_at_random_moments_change_no_number(built, record_fault, kills):
+def test_runners_killed_at_random_moments_change_no_number(built, record_fault, moments, kills):
     """One of two at a time, while it samples, or learns, or is started."""
     whole, hit = (built(_two_runners()) for _ in range(2))
-    moments, rows_of, seconds = random.Random(7), {}, []
+    rows_of, seconds = {}, []
     while sum(_restarts(rows_of)) < kills:
         pids = hit.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
         threading.Timer(moments.uniform(0.0, 0.05), _kill, [moments.choice(pids)]).start()
@@ -225,9 +241,9 @@ def learners_of(process):
     "kills",
     [pytest.param(2, marks=pytest.mark.faults), pytest.param(20, marks=pytest.mark.soak)],
 )
-def test_learners_killed_at_random_moments_change_no_number(tmp_path, record_fault, kills):
+def test_learners_killed_at_random_moments_change_no_number(tmp_path, record_fault, moments, kills):
     """One of two at a time, while it learns, or waits for a train batch."""
-    moments, seconds = random.Random(7), []
+    seconds = []
     file, folder = write(tmp_path / "file.yaml", CASES["PPO, two learners"]), tmp_path / "hit"
     with start_rlrun("train", file, "--run-dir", folder, "--quiet", stderr=PIPE) as process:
         for _ in range(kills):
