@@ -94,6 +94,7 @@ check: lint types test
 
 docs: setup
 	$(BIN)/python -m rlrun.config.reference
+	$(BIN)/python -m rlrun.config.python_reference
 
 bench: setup
 	benchmarks/peers/setup.sh
