@@ -128,6 +128,16 @@ def test_a_signal_lets_all_trials_save(whole, number, send):
     same(folder, whole)
 
 
+def test_a_sweep_whose_folder_disappears_ends_with_one_message(tmp_path):
+    (tmp_path / "exp.yaml").write_text(FILE)
+    process = start(tmp_path / "gone", until=(1, 2))
+    (tmp_path / "gone").rename(tmp_path / "elsewhere")
+    code, _, err = finish(process)
+    assert code == 1
+    assert err.startswith(f"{tmp_path / 'gone'}: the folder of the sweep has disappeared\n")
+    assert "Traceback" not in err
+
+
 def test_trials_with_env_runners_reserve_them(whole):
     words = ["env_runners.num_env_runners=2", "env_runners.num_cpus_per_env_runner=0.5"]
     words += ["stop.training_iteration=2", "sweep.trials=2"]

@@ -33,7 +33,7 @@ from rlrun.config.yaml_tree import Node, parse_yaml
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import seed_of, unfinished_run, with_seed
-from rlrun.experiment.run_folder import RunLog
+from rlrun.experiment.run_folder import FolderLostError, RunLog
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
 from rlrun.experiment.sweep.report import (
@@ -226,6 +226,9 @@ class _Sweep:
             except KeyboardInterrupt:
                 interrupts.signal_name = interrupts.signal_name or "SIGINT"
             except BaseException as error:
+                if not self.folder.config.is_file():
+                    message = f"{self.folder.path}: the folder of the sweep has disappeared"
+                    raise FolderLostError(message) from None
                 log.error("the sweep failed", exc_info=True)
                 self.folder.end_session("failed", f"{type(error).__name__}: {error}", None)
                 error.add_note(f"resume it with: rlrun sweep --resume {self.folder.path}")
