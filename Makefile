@@ -55,12 +55,12 @@ test-learning: setup
 # Tests that measure what a fault costs; then the table of docs/faults.md is written anew.
 define measure
 @mkdir -p build && rm -f build/faults.jsonl
-FAULT_FIGURES=$(CURDIR)/build/faults.jsonl $(PYTEST) -m $(1)
+FAULT_FIGURES=$(CURDIR)/build/faults.jsonl $(PYTEST) -m $(1) $(2)
 $(BIN)/python -m tests.fault_figures build/faults.jsonl
 endef
 
 test-faults: setup
-	$(call measure,faults)
+	$(call measure,faults,--numprocesses $(WORKERS) --dist loadfile)
 
 soak: setup
 	$(call measure,soak)
