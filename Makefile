@@ -95,6 +95,9 @@ check: lint types test
 docs: setup
 	$(BIN)/python -m rlrun.config.reference
 	$(BIN)/python -m rlrun.config.python_reference
+	$(PYTHON) -m venv --clear build/docs
+	build/docs/bin/python -m pip install --quiet 'mkdocs-material>=9.5,<10'
+	build/docs/bin/mkdocs build --strict --quiet
 
 bench: setup
 	benchmarks/peers/setup.sh
