@@ -25,6 +25,9 @@ class FakeSpec:
     behaviour: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
+    def of_actors(self) -> FakeSpec:
+        return self
+
 
 @dataclass(frozen=True)
 class FakeRequest:
