@@ -22,28 +22,36 @@ PYTEST := $(BIN)/python -m pytest $(ARGS)
 WORKERS ?= 2
 EXTRAS := atari,box2d,envpool,export,mujoco,optuna,pettingzoo,plot,tensorboard,video
 
-# The stamp's name holds a checksum of what decides the installation, so a checkout that only touches
-# time stamps installs nothing, and a changed lock installs the difference.
-INPUTS := requirements.lock pyproject.toml
-STAMP  := $(VENV)/installed-$(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
+# What training needs is installed first; extras and tools come with everything else. The stamps' names
+# hold a checksum of what decides the installation, so a checkout that only touches time stamps installs
+# nothing, and a changed lock installs the difference.
+SUM   := $(shell cat requirements.lock pyproject.toml 2>/dev/null | cksum | tr ' ' '-')
+CORE  := $(VENV)/core-$(SUM)
+STAMP := $(VENV)/installed-$(SUM)
+PIP   := $(BIN)/python -m pip install --disable-pip-version-check
 
 .PHONY: setup train test test-learning test-faults soak test-oldest mutants format lint types check bench docs lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
 
-$(STAMP):
+$(CORE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "rlrun needs Python 3.11 or newer as '$(PYTHON)', found: $$($(PYTHON) --version 2>&1)." >&2; \
 	  echo "Name another one with: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
 	  echo "Python cannot create virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(PIP) --quiet --constraint requirements.lock hatchling editables
+	$(PIP) --constraint requirements.lock --no-build-isolation --editable .
+	@rm -f $(VENV)/core-*
+	@touch $@
+
+$(STAMP): $(CORE)
+	$(PIP) --quiet --requirement requirements.lock
 	@rm -f $(VENV)/installed-*
 	@touch $@
 
-train: setup
+train: $(CORE)
 	$(BIN)/rlrun train $(CONFIG) $(ARGS)
 
 test: setup
