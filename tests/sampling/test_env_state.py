@@ -73,8 +73,12 @@ def assert_equal_fragments(runner, other, first=2):
     ],
 )
 @pytest.mark.parametrize("longest", [0, 100_000])
-def test_a_runner_goes_on_from_the_states_of_its_environments(make_runner, settings, longest):
+def test_a_runner_goes_on_from_the_states_of_its_environments(
+    request, make_runner, settings, longest
+):
     """However long the episodes are: none of their steps is repeated."""
+    if "remote_worker_envs" in settings:
+        request.getfixturevalue("local_ray")
     runner, other = (make_runner(longest=longest, **settings) for _ in range(2))
     before = Walk.steps_of_all
     restored(runner, runner)
