@@ -218,8 +218,8 @@ class RunFolder:
         meta = self.read_meta() or {"created": _now(), "sessions": []}
         if meta.get("outcome") == "running":
             _log.warning(
-                "the last session ended without a word: its process was killed, or its environment "
-                "ended it, which env_runners.gym_env_vectorize_mode=async survives"
+                "the last session ended without a word: its process was killed, or ended by code "
+                "in it; env_runners.gym_env_vectorize_mode=async gives environments their own"
             )
         session = {
             "started": _now(),

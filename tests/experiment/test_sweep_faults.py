@@ -51,9 +51,10 @@ def start(folder, *, until, **options):
     return process
 
 
-def resume(folder, *words):
+def resume(folder, *words, says=""):
     code, _, err = finish(command("--resume", folder, *words))
-    assert (code, err) == (0, "")
+    assert (code, err[: len(says)]) == (0, says)
+    assert err.count("\n") == bool(says)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_a_sweep_is_resumed_after_its_process_was_killed(whole):
     finish(process)
     ended = [row["trial"] for row in trials(folder) if row["status"] == "finished"]
     logs = {number: (trial(folder, number) / "log.txt").read_text() for number in ended}
-    resume(folder)
+    resume(folder, says="warning: the last session ended without a word")
     assert ended
     for number, text in logs.items():
         assert (trial(folder, number) / "log.txt").read_text() == text
