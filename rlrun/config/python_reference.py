@@ -71,7 +71,8 @@ def _parameters(thing: Any) -> str:
     """The parameters' names, as in a call."""
     names = []
     for parameter in inspect.signature(thing).parameters.values():
-        if parameter.name == "self":
+        # Ray adds a private one to methods of classes that became actors in this process.
+        if parameter.name == "self" or parameter.name.startswith("_"):
             continue
         star = _STARS.get(parameter.kind, "")
         optional = "=..." if parameter.default is not parameter.empty else ""
