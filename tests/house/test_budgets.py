@@ -141,6 +141,7 @@ def test_views_cost_few_calls() -> None:
     assert more <= MAX_CALLS_FOR_TWO_VIEWS
 
 
+@pytest.mark.learning
 def test_a_default_run_is_silent(tmp_path: Path) -> None:
     """With two Ray runners, as a user starts it: no warning on the terminal, none in the log."""
     run = subprocess.run(

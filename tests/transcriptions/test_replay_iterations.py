@@ -106,6 +106,7 @@ def test_two_policies(name, tmp_path):
     compare(config, *transcription, tmp_path, use="logged_envs:LoggedAgents")
 
 
+@pytest.mark.learning
 def test_apex(local_ray, tmp_path):
     config = q_learning(PRIORITIES, dueling=True, double_q=True, n_step=3, length=6)
     config = config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1)
