@@ -224,8 +224,8 @@ class AsynchronousSampler:
                 self._go_on(index, self._remote.recover([result], _fragment(result)))
                 return
             asked = self._asked[index].popleft()
-            self._remote.states.reply_came(index, result.value.state, taken=False)
-            self._queue.append(_Untaken(index, asked, result.value))
+            reply = self._remote.received(result, taken=False)
+            self._queue.append(_Untaken(index, asked, reply))
 
     def _go_on(self, index: int, replaced: Sequence[int]) -> None:
         """Send a replaced runner all requests that its predecessor did not answer."""

@@ -337,8 +337,7 @@ class Round:
             for result in results:
                 self._pending.discard(result.actor_id)
                 if result.ok:
-                    replies[result.actor_id] = result.value
-                    remote.states.reply_came(result.actor_id, result.value.state, taken=True)
+                    replies[result.actor_id] = remote.received(result, taken=True)
             if failed:
                 self._ask_again(remote.recover(failed, self._request.fragment))
             elif not results:

@@ -7,39 +7,30 @@ says. Must not know which fragments are asked for, nor what is done with replies
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import ray
 
 from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
-from rlrun.actors.ray_runtime import STACK_SIGNAL, last_error_line, python_stacks
+from rlrun.actors.ray_runtime import last_error_line, python_stacks
+from rlrun.actors.runner_host import INTERRUPT_SIGNAL, RunnerFactory, RunnerHost, Warned
 from rlrun.config.problems import InputError
 from rlrun.config.schema import FaultToleranceConfig
-from rlrun.data.seeding import generators_seed, seed_generators
 from rlrun.envs.errors import EnvError
-from rlrun.envs.watchdog import CallEnded, end_calls_after
-from rlrun.sampling.runner_messages import RunnerSpec, SampleReply, SampleRequest
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 Task = Callable[[Any, Any, Any], Any]
 """``(runner, request, weights) -> reply``: what a runner does; the reply has a ``state``."""
 
-RunnerFactory = Callable[..., Any]
-"""Makes a runner; called as `EnvRunner` is, in the actor's process."""
-
 _RESTARTING = -1  # stands for the fragment where an environment fails while it is restored
 _IDLE_S = 1.0  # pause before another try when no runner is left
-_INTERRUPT = signal.SIGUSR1
-"""Has a runner's process end a call of its environment that does not return."""
 _INLINE_BYTES = 64 * 1024  # Ray sends arguments of up to 100 kB within the call
 
 _log = logging.getLogger(__name__)
@@ -70,13 +61,6 @@ class RunnerStates:
     """Restarts by cause: its process ``died``, an ``env_error``, it was ``late``."""
     dropped_env_steps: int = 0
     """Env steps that were asked of runners that are lost."""
-
-    def reply_came(self, index: int, state: dict[str, Any] | None, *, taken: bool) -> None:
-        """A runner has answered; ``taken`` if learning has the reply at once."""
-        self.replied[index] = state
-        if taken:
-            self.taken[index] = state
-        self.consecutive_failures = 0
 
     def failed_before(self, index: int, fragment: int, error: EnvError) -> bool:
         """Note an error of an environment; whether the last one was in the same place."""
@@ -114,6 +98,7 @@ class RemoteRunners:
         self.ended: set[int] = set()
         self._process_ids: dict[int, int | None] = {}  # None on another node
         self._interrupted = False
+        self._told: set[str] = set()  # warnings, which several runners may have
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
         self.max_in_flight = settings.max_requests_in_flight_per_env_runner
@@ -122,7 +107,7 @@ class RemoteRunners:
             num_gpus=settings.num_gpus_per_env_runner,
             resources={k: float(v) for k, v in settings.custom_resources_per_env_runner.items()},
             max_restarts=0,  # restarts are ours: they restore a state
-        )(_RunnerHost)
+        )(RunnerHost)
 
         def make_actor(index: int, recreated: bool) -> Any:
             host = host_class.remote()
@@ -170,6 +155,25 @@ class RemoteRunners:
                 method, *first, request, weights, tag=tag, actor_ids=[index]
             )
         )
+
+    def received(self, result: CallResult, *, taken: bool) -> Any:
+        """The reply of a call that returned; logs the warnings that came with it.
+
+        Args:
+            taken: whether learning has the reply at once.
+        """
+        index, reply, states = result.actor_id, result.value, self.states
+        if isinstance(reply, Warned):
+            for warning in reply.warnings:
+                if warning not in self._told:
+                    _log.warning("%s", warning)
+                self._told.add(warning)
+            reply = reply.reply
+        states.replied[index] = reply.state
+        if taken:
+            states.taken[index] = reply.state
+        states.consecutive_failures = 0
+        return reply
 
     @staticmethod
     def sendable(weights: Any) -> Any:
@@ -378,7 +382,7 @@ class RemoteRunners:
         for process_id in self._process_ids.values():
             if process_id is not None:
                 with suppress(ProcessLookupError):
-                    os.kill(process_id, _INTERRUPT)
+                    os.kill(process_id, INTERRUPT_SIGNAL)
 
     def stop(self) -> None:
         """Close all environments and end the actors."""
@@ -436,110 +440,6 @@ class RemoteRunners:
         return results
 
 
-class _Warnings(logging.Handler):
-    """What a runner warns of, for its next reply: the log of an actor is not shown."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message, with its traceback."""
-        self._messages.append(self.format(record))
-
-    def take(self) -> list[str]:
-        """The messages since the last call."""
-        taken, self._messages = self._messages, []
-        return taken
-
-
-class _RunnerHost:
-    """The actor: builds a runner, and passes calls on to it.
-
-    The runner is built by a call, not by the actor's constructor, so that an exception of its
-    constructor reaches the driver as it is.
-    """
-
-    def __init__(self) -> None:
-        faulthandler.register(STACK_SIGNAL, file=2, all_threads=False)
-        end_calls_after(_INTERRUPT)
-        self._warnings = _Warnings()
-        logging.getLogger("rlrun").addHandler(self._warnings)
-        self._make: Callable[[], Any]
-        self._place: tuple[int, int, int]  # seed, role and index of the runner
-        self._runner: Any = None
-        self._failure: Exception | None = None
-
-    def place(self) -> tuple[str, int]:
-        """Node and process id, as soon as the process runs, before the runner is built."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
-    def build(
-        self,
-        make_runner: RunnerFactory,
-        spec: RunnerSpec,
-        arguments: Mapping[str, Any],
-    ) -> None:
-        """Build the runner; an exception of its constructor is raised by the first call to it."""
-        self._make = partial(make_runner, spec, **arguments)
-        self._place = spec.seed, arguments["role"], arguments["runner_index"]
-        seed_generators(generators_seed(*self._place))
-        try:
-            self._runner = self._make()
-        except Exception as error:
-            self._failure = error
-
-    def ping(self) -> Any:
-        """Answer a health probe."""
-        return self._built().ping()
-
-    def sample_fragment(self, request: SampleRequest, weights: Any) -> SampleReply:
-        """See `EnvRunner.sample_fragment`."""
-        seed_generators(generators_seed(*self._place, request.fragment))
-        with _calls_may_be_ended():
-            reply: SampleReply = self._built().sample_fragment(request, weights)
-        told = self._warnings.take()
-        return replace(reply, warnings=(*reply.warnings, *told)) if told else reply
-
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """See `EnvRunner.set_weights`."""
-        self._built().set_weights(weights)
-
-    def set_state(self, state: dict[str, Any] | None) -> None:
-        """See `EnvRunner.set_state`; None is the state in which a runner is built."""
-        if state is None:
-            self._built().stop()
-            self._runner = self._make()
-        else:
-            self._built().set_state(state)
-
-    def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(runner, *arguments)``; a request is the first of the arguments, if any."""
-        if arguments:
-            seed_generators(generators_seed(*self._place, arguments[0].fragment))
-        with _calls_may_be_ended():
-            return function(self._built(), *arguments)
-
-    def stop(self) -> None:
-        """Close the environments."""
-        if self._runner is not None:
-            self._runner.stop()
-
-    def _built(self) -> Any:
-        if self._failure is not None:
-            raise self._failure
-        return self._runner
-
-
-@contextmanager
-def _calls_may_be_ended() -> Iterator[None]:
-    """Pass `CallEnded` on as an exception that Ray brings to the driver."""
-    try:
-        yield
-    except CallEnded as ended:
-        raise RuntimeError(str(ended)) from None
-
-
 def _require_sendable(spec: RunnerSpec) -> None:
     """Raise InputError if code that has no import path cannot be pickled."""
     try:
@@ -576,7 +476,7 @@ def _failure(result: CallResult) -> BaseException:
 
 
 def _num_bytes(weights: Any) -> int:
-    """Bytes of the arrays in weights: those of policies written from scratch are anything."""
+    """Bytes of the arrays in weights; a policy written from scratch may have them in any form."""
     if isinstance(weights, Mapping | list | tuple):
         parts = weights.values() if isinstance(weights, Mapping) else weights
         return sum(map(_num_bytes, parts))

@@ -7,7 +7,6 @@ depends on is changed by an evaluation.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -21,7 +20,7 @@ from rlrun.data.seeding import Role, evaluation_seed
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.evaluation import EvaluationReply, EvaluationTask, load_policies
+from rlrun.sampling.evaluation import EvaluationTask, load_policies
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.runner_messages import (
     Exploration,
@@ -29,8 +28,6 @@ from rlrun.sampling.runner_messages import (
     SampleRequest,
     tell_exploration,
 )
-
-_log = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -102,14 +99,11 @@ class Evaluator:
 
     def _run(self, numbers: Sequence[int]) -> list[EpisodeRecord]:
         if self._group is None:
-            reply = self._task(numbers)(self._local(), *self._request())
-            _tell(reply)
-            return reply.episodes
+            return self._task(numbers)(self._local(), *self._request()).episodes
         found: dict[int, EpisodeRecord] = {}
         while missing := [number for number in numbers if number not in found]:
             begun, self._begun = self._begun or self._round(missing), None
             for reply in begun.replies():
-                _tell(reply)
                 found |= {episode.episode_id: episode for episode in reply.episodes}
         return [found[number] for number in numbers]
 
@@ -191,8 +185,3 @@ class Evaluator:
             self._runner = None
         if self._group is not None:
             self._group.stop()
-
-
-def _tell(reply: EvaluationReply) -> None:
-    for warning in reply.warnings:
-        _log.warning("%s", warning)

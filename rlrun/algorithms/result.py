@@ -370,14 +370,9 @@ class RunnerStatistics:
         self._mean_ms = dict.fromkeys(self.PARTS, 0.0)
         self._running_episodes: dict[int, int] = {}  # by runner: env steps of the longest
         self._faulty_episodes: dict[int, int] = {}
-        self._told: set[str] = set()  # warnings, which several runners may have
 
     def add(self, reply: SampleReply) -> None:
-        """Count one fragment, and pass on its warnings."""
-        for warning in reply.warnings:
-            if warning not in self._told:
-                log.warning("%s", warning)
-            self._told.add(warning)
+        """Count one fragment."""
         self._faulty_episodes[reply.runner_index] = reply.faulty_episodes
         self._running_episodes[reply.runner_index] = reply.longest_running_episode
         self._count += 1

@@ -65,6 +65,15 @@ Run = Annotated[
         autocompletion=complete_runs,
     ),
 ]
+RunOrCheckpoint = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN_OR_CHECKPOINT",
+        help="Run folder, or one checkpoint.",
+        parser=run_path,
+        autocompletion=complete_runs,
+    ),
+]
 Runs = Annotated[
     list[Path],
     typer.Argument(

@@ -5,19 +5,11 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import Trust, complete_runs, run_path
+from rlrun.cli.arguments import RunOrCheckpoint, Trust
 
 
 def export(
-    run_or_checkpoint: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN_OR_CHECKPOINT",
-            help="Run folder, or one checkpoint.",
-            parser=run_path,
-            autocompletion=complete_runs,
-        ),
-    ],
+    run_or_checkpoint: RunOrCheckpoint,
     *,
     onnx: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the policy in the ONNX format.")

@@ -6,19 +6,11 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import Trust, complete_runs, run_path
+from rlrun.cli.arguments import RunOrCheckpoint, Trust
 
 
 def rollout(  # noqa: PLR0913 - one parameter for each option
-    run_or_checkpoint: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN_OR_CHECKPOINT",
-            help="Run folder, or one checkpoint.",
-            parser=run_path,
-            autocompletion=complete_runs,
-        ),
-    ],
+    run_or_checkpoint: RunOrCheckpoint,
     *,
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Episodes; default: as in the run's evaluation.")

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlrun.config import retired
 from rlrun.config import rllib_tables as tables
-from rlrun.config.problems import COMMAND_LINE, ConfigError, Path, Problem, join
+from rlrun.config.problems import ConfigError, Path, Problem, join
 from rlrun.config.registry import algorithm_class, no_such, suggestion
 from rlrun.config.rllib_rules import (
     COMMON,
@@ -22,6 +22,7 @@ from rlrun.config.rllib_rules import (
     RULES,
     OldSettings,
     Translation,
+    chosen_entry,
 )
 from rlrun.config.schema import ExperimentConfig, sections
 from rlrun.config.yaml_tree import Node, from_plain
@@ -47,14 +48,7 @@ def translate(tree: Node, name: str | None = None) -> Translation:
     Raises:
         ConfigError: with all problems.
     """
-    names = list(tree.value)
-    if len(names) == 1:
-        name = names[0]
-    if name is None:
-        several = f"the file holds {len(names)} experiments, {', '.join(names)}; choose one:"
-        raise ConfigError([Problem(tree.origin, "", f"{several} name={names[0]}")])
-    if name not in names:
-        raise ConfigError([Problem(COMMAND_LINE, "name", no_such("experiment", name, names))])
+    name = chosen_entry(tree, name, "experiment")
     experiment = tree.value[name]
     if not isinstance(experiment.value, dict):
         message = "expected an experiment of RLlib: keys and values with run, env and config"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlrun.config import rllib_tables as tables
-from rlrun.config.problems import ConfigError, Origin, Problem
+from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
+from rlrun.config.registry import no_such
 from rlrun.config.schema import MEMORY_SWITCHES, ExperimentConfig
 from rlrun.config.section import MOST
 from rlrun.config.yaml_tree import Node, from_plain
@@ -27,13 +28,34 @@ class Translation:
 
     name: str
     tree: Node
-    """As of a file without a name; values have the places of the old keys, or that of a default."""
+    """The new settings; each value has the place of the old key, or names the default it is."""
     sources: dict[str, str]
     """Address -> the old key, and what was done to its value where it changed."""
     without_effect: tuple[Problem, ...]
     """Keys that nothing here corresponds to, each with the reason."""
     library: str
     """Whose file it is."""
+
+
+def chosen_entry(tree: Node, name: str | None, noun: str) -> str:
+    """The name of one entry of a file: the only one, or the one that the command line names.
+
+    Args:
+        noun: what the entries are, for messages.
+
+    Raises:
+        ConfigError: there are several and `name` is None, or none has this name.
+    """
+    names = list(tree.value)
+    if len(names) == 1:
+        return str(names[0])
+    if name is None:
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        several = f"the file holds {len(names)} {noun}s, {listed}; choose one: name={names[0]}"
+        raise ConfigError([Problem(tree.origin, "", several)])
+    if name not in names:
+        raise ConfigError([Problem(COMMAND_LINE, "name", no_such(noun, name, names))])
+    return name
 
 
 class OldSettings:

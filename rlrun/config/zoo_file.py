@@ -10,9 +10,9 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
+from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import no_such, suggestion
-from rlrun.config.rllib_rules import OldSettings, Translation
+from rlrun.config.rllib_rules import OldSettings, Translation, chosen_entry
 from rlrun.config.rllib_tables import ENV_IDS
 from rlrun.config.yaml_tree import Node, from_plain
 
@@ -159,14 +159,7 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
     Raises:
         ConfigError: with all problems.
     """
-    names = list(tree.value)
-    if len(names) == 1:
-        name = names[0]
-    if name is None:
-        several = f"the file holds {len(names)} environments; choose one, such as name={names[0]}"
-        raise ConfigError([Problem(tree.origin, "", several)])
-    if name not in names:
-        raise ConfigError([Problem(COMMAND_LINE, "name", no_such("environment", name, names))])
+    name = chosen_entry(tree, name, "environment")
     if algorithm not in DEFAULTS:
         kinds = ", ".join(DEFAULTS)
         message = f"{kinds} are translated, not {algorithm}; name one: algorithm=PPO"
@@ -180,7 +173,7 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
 
 
 def _merged(node: Node) -> dict[str, Node]:
-    """The entries of a mapping, those of ``<<: *anchor`` under its own."""
+    """The entries of a mapping; its own take precedence over inherited ones (``<<: *anchor``)."""
     below = node.value.get("<<")
     inherited = _merged(below) if below is not None and isinstance(below.value, dict) else {}
     return {**inherited, **{key: entry for key, entry in node.value.items() if key != "<<"}}

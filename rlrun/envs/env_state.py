@@ -26,7 +26,7 @@ from rlrun.envs.wrappers import InfoActionMask
 
 _STEPS_BEFORE, _STEPS_AFTER = 3, 5  # of the test, around taking the state
 _KNOWN = wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker
-"""Wrappers of which nothing but the count of a time limit matters to an episode."""
+"""Wrappers whose only state that matters to an episode is the step count of a time limit."""
 _PASSED_THROUGH = (
     *_KNOWN,
     InfoActionMask,

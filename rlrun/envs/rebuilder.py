@@ -6,6 +6,7 @@ environments are stepped, nor which episodes they run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -17,9 +18,13 @@ _UNPROVEN = (
     "builds it again all the same"
 )
 
+_log = logging.getLogger(__name__)
+
 
 class Rebuilder:
     """Makes the environments of sub-environments again, as far as their failures are survived.
+
+    The log has the first failure with its traceback, and how many there were at 10, 100, ...
 
     Each failure costs a unit of a credit, which env steps bring back at the tolerated rate, up to
     the failures that are tolerated in 1,000 env steps.
@@ -32,8 +37,6 @@ class Rebuilder:
     Attributes:
         env_steps: of all sub-environments so far.
         proven: whether any sub-environment has run a whole episode.
-        warnings: for the user, until they are taken out: the first failure with its traceback, and
-            how many there were at 10, 100, ...
     """
 
     def __init__(
@@ -41,7 +44,6 @@ class Rebuilder:
     ) -> None:
         self._env_id, self.when, self._per_1000_steps = env_id, when, per_1000_steps
         self.env_steps, self.proven = 0, False
-        self.warnings: list[str] = []
         self._failures = 0
         self._spent, self._spent_at = 0.0, 0  # of the credit, at this env step
 
@@ -66,10 +68,10 @@ class Rebuilder:
         failure = EnvFailure.from_exception(error)
         if self._failures == 1:
             said = failure.user_traceback.rstrip() or failure.reason
-            self.warnings.append(f"{self._env_id} is built again in sub-env {env_index}: {said}")
+            _log.warning("%s is built again in sub-env %d: %s", self._env_id, env_index, said)
         elif str(self._failures).strip("0") == "1":
-            times = f"{self._env_id} has been built again {self._failures} times"
-            self.warnings.append(f"{times}, now in sub-env {env_index}: {failure.reason}")
+            message = "%s has been built again %d times, now in sub-env %d: %s"
+            _log.warning(message, self._env_id, self._failures, env_index, failure.reason)
         with suppress(Exception):
             env.close()
         return make(env_index)

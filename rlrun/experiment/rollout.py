@@ -5,7 +5,6 @@ code that evaluates during training does that (sampling/evaluation.py), with the
 sub-environments and seeds, so that one checkpoint and seed always give the same numbers.
 """
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,8 +30,6 @@ from rlrun.sampling.evaluation import run_episodes
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -140,8 +137,6 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
             explore=explore,
             recorder=together if recorders else None,
         )
-        for warning in runner.take_warnings():
-            _log.warning("%s", warning)
         if transitions is not None and save is not None:
             transitions.save(Path(save))
         return Rollout(

@@ -6,6 +6,8 @@ each number with its bounds there would cost too much. Must not know how environ
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,18 +20,21 @@ from rlrun.policies.policy_mapping import Spaces
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.lock_step_envs import LockStepEnvs
 
+_log = logging.getLogger(__name__)
+
 _FIRST = 10  # vector steps before the first comparison, so that short runs have one, too
 
 
 class BoundsCheck:
     """Compares the observations after every n-th vector step with the bounds of their spaces.
 
+    After a warning it compares no more.
+
     Args:
         spaces: the environment's, by policy id.
 
     Attributes:
         left: vector steps until the next comparison.
-        warnings: the last thing found, for the reply, after which a runner compares no more.
     """
 
     def __init__(
@@ -41,8 +46,7 @@ class BoundsCheck:
         self._interval = settings.observation_check_interval or 0
         self._raises = settings.observations_out_of_bounds == "error"
         self._envs, self._spaces = envs, spaces
-        self.left = min(_FIRST, self._interval)
-        self.warnings: list[str] = []
+        self.left: float = min(_FIRST, self._interval)
 
     def stepping(self, step: Callable[[], None]) -> Callable[[], None]:
         """A step of the sampling loop, with the comparison where one is due."""
@@ -64,6 +68,7 @@ class BoundsCheck:
                 problem = observation_problem(space, observation)
                 if problem is not None:
                     self._report(policy_id, due, row, problem)
+                    return
 
     def _observations(self, policy_id: str, due: Due, space: Any) -> Iterator[Any]:
         """Raw observations of the slots that are due."""
@@ -78,7 +83,9 @@ class BoundsCheck:
         error = self._envs.observation_error(policy_id, due, row, problem)
         if self._raises:
             raise error
-        self.warnings[:] = [
-            f"{error}; the run goes on, and compares no more. Widen the space, or end the run "
-            "there with env_runners.observations_out_of_bounds=error"
-        ]
+        self.left = math.inf
+        _log.warning(
+            "%s; the run goes on, and compares no more. Widen the space, or end the run there with "
+            "env_runners.observations_out_of_bounds=error",
+            error,
+        )

@@ -9,7 +9,6 @@ environment with one agent, several where agents have policies of their own. Ste
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
@@ -66,8 +65,6 @@ from rlrun.sampling.runner_messages import (
     tell_exploration,
 )
 from rlrun.sampling.sampling_loop import SamplingLoop
-
-_log = logging.getLogger(__name__)
 
 
 class EnvRunner(OldNames):
@@ -430,10 +427,7 @@ class EnvRunner(OldNames):
         request = lone_request(self.spec.settings, self._next_fragment, self.weights_version)
         place = self.spec.seed, self.role, self.runner_index, request.fragment
         with seeded_generators(generators_seed(*place)):
-            reply = self.sample_fragment(request)
-        for warning in reply.warnings:
-            _log.warning("%s", warning)
-        return reply.batch
+            return self.sample_fragment(request).batch
 
     def sample_fragment(
         self, request: SampleRequest, weights: Any = None, *, with_state: bool = True
@@ -483,23 +477,13 @@ class EnvRunner(OldNames):
             timings_s=timings,
             longest_running_episode=envs.longest_episode,
             faulty_episodes=envs.episodes.num_failed,
-            warnings=(*self._rebuilder.warnings, *(() if bounds is None else bounds.warnings)),
         )
         longest, limit = reply.longest_running_episode, self.spec.max_replayed_env_steps
         if longest > limit and not self._told_length and envs.is_replayed:
             self._told_length = True
             warn_of_length(self.spec.env.use, longest, limit)
-        if reply.warnings:
-            self._rebuilder.warnings.clear()
-            self._bounds = None if bounds is None or bounds.warnings else bounds
         timings["other"] = perf_counter() - started - loop.policy_s - loop.env_s
         return reply
-
-    def take_warnings(self) -> tuple[str, ...]:
-        """For the user, from evaluation or a rollout."""
-        warnings = tuple(self._rebuilder.warnings)
-        self._rebuilder.warnings.clear()
-        return warnings
 
     def _finished_episodes(self) -> list[EpisodeRecord]:
         records = self._slot_envs.episodes.records

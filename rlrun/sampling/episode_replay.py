@@ -1,4 +1,4 @@
-"""What the user is told of running episodes that are brought back by repeating their actions.
+"""Log messages about running episodes that are restored by repeating their actions.
 
 An environment that does not hand out its state is a function of the seed that it was reset with and
 of the actions since. Must not know how these are repeated.

@@ -26,8 +26,6 @@ class EvaluationReply:
     """Episodes that a runner has finished."""
 
     episodes: list[EpisodeRecord]
-    warnings: Sequence[str] = ()
-    """For the user, from the process of the runner."""
     state: None = None
     """A runner that replaces another has nothing to take over: evaluations begin afresh."""
 
@@ -45,7 +43,7 @@ class EvaluationTask:
     def __call__(self, runner: EnvRunner, request: SampleRequest, weights: Any) -> EvaluationReply:
         load_policies(runner, request, weights, self.explores_as)
         records = run_episodes(runner, self.numbers, seed=self.seed, explore=self.explore)
-        return EvaluationReply(records, runner.take_warnings())
+        return EvaluationReply(records)
 
 
 def load_policies(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -174,8 +174,6 @@ class SampleReply:
     """Env steps of the longest episode that has not ended."""
     faulty_episodes: int
     """Episodes dropped so far because their environment raised, by those it replaced, too."""
-    warnings: Sequence[str] = ()
-    """For the user, from the process of the runner."""
 
     @property
     def batch(self) -> SampleBatch | MultiAgentBatch:

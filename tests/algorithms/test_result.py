@@ -73,7 +73,6 @@ def test_counts_of_runners_go_on_with_a_resume():
             faulty_episodes=faulty,
             longest_running_episode=longest,
             vector_steps=1,
-            warnings=(),
             timings_s=dict.fromkeys(("policy", "env", "other"), 0.0),
         )
 
@@ -111,7 +110,6 @@ def test_timings_are_plain_or_moving_averages(coefficient, expected):
             faulty_episodes=0,
             longest_running_episode=0,
             vector_steps=10,
-            warnings=(),
             timings_s={"policy": 0.0, "env": env_ms / 100, "other": 0.0},
         )
         statistics.add(reply)

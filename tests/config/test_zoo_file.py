@@ -142,7 +142,7 @@ def test_what_cannot_be_translated_is_refused_at_its_line(settings, says, writte
     ("algorithm", "overrides", "says"),
     [
         ("tqc", [], "PPO, A2C, DQN, SAC are translated, not TQC; name one: algorithm=PPO"),
-        ("ppo", [], "the file holds 2 environments; choose one, such as name=CartPole-v1"),
+        ("ppo", [], "choose one: name=CartPole-v1"),
         ("ppo", ["name=CartPole"], "there is no environment 'CartPole'"),
         ("ppo", ["name=atari"], "stands for all Atari games"),
     ],

@@ -14,6 +14,7 @@ PLACES = {
         "actors/actor_manager.py",
         "actors/ray_runtime.py",
         "actors/remote_runners.py",
+        "actors/runner_host.py",
         "envs/remote_env.py",
         "learning/learner_group.py",
         "experiment/sweep/trial.py",

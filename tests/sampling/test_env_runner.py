@@ -323,10 +323,10 @@ def test_an_env_that_goes_on_raising_ends_the_run_with_its_traceback(
     assert why in str(caught.value).splitlines()[-1]
 
 
-def test_failures_are_told_with_the_first_traceback_and_then_counted():
+def test_failures_are_told_with_the_first_traceback_and_then_counted(caplog):
     replies = collect(crashing(), [40, 40, 40])
     assert replies[-1].faulty_episodes > 10
-    first, tenth = [warning for reply in replies for warning in reply.warnings]
+    first, tenth = [record.getMessage() for record in caplog.records]
     assert "is built again in sub-env" in first
     assert "in step" in first
     assert "has been built again 10 times, now in sub-env" in tenth
