@@ -58,7 +58,7 @@ from rlrun.sampling.runner_messages import Exploration, PolicyFactory
 
 ROUND_STEPS = 4  # env steps between updates with rollout_fragment_length: auto
 MEMORIES = ("use_lstm", "use_gru")
-EXPLORATIONS = ("EpsilonGreedy", "SoftQ", "Random")
+EXPLORATIONS = ("EpsilonGreedy", "SoftQ", "Random", "ParameterNoise")
 """Values that `exploration.type` may have; the first is the default."""
 STATISTICS = ("total_loss", "q_mean", "td_error_mean", "grad_norm")
 """Averaged over the updates of an iteration; None in one without any."""

@@ -61,8 +61,12 @@ EXPLORATION_KEYS: dict[str, tuple[str, ...]] = {
     "Random": (),
     "GaussianNoise": ("scale", "stddev"),
     "OrnsteinUhlenbeckNoise": ("scale", "theta", "sigma"),
+    "ParameterNoise": ("initial_stddev",),
 }
 """Types of exploration, with the keys of section `exploration` that only they use."""
+
+EQUAL_NOISE = {"EpsilonGreedy": "EpsilonGreedy", "StochasticSampling": "GaussianNoise"}
+"""An algorithm's own type -> the one whose keys say how far ParameterNoise changes actions."""
 
 
 class ReplayTraining(TrainingConfig):
@@ -430,6 +434,8 @@ def exploration_at(
         types: of exploration that the algorithm takes; the first is its own.
     """
     kind = settings.type or types[0]
+    if kind == "ParameterNoise":
+        kind = EQUAL_NOISE[types[0]]
     random = env_steps < settings.random_steps
     if kind == "EpsilonGreedy":
         return {"epsilon": 1.0 if random else value_at(settings.epsilon, env_steps)}
@@ -478,9 +484,12 @@ def _exploration_problems(
     if kind not in types:
         yield f"{prefix}exploration.type", f"{algorithm} explores by {' or '.join(types)}"
         return
+    used = EXPLORATION_KEYS[kind]
+    if kind == "ParameterNoise":
+        used += EXPLORATION_KEYS[EQUAL_NOISE[types[0]]]
     for name in sorted({key for keys in EXPLORATION_KEYS.values() for key in keys}):
         default = type(settings).model_fields[name].default
-        if name not in EXPLORATION_KEYS[kind] and getattr(settings, name) != default:
+        if name not in used and getattr(settings, name) != default:
             yield f"{prefix}exploration.{name}", f"{kind} does not use it; leave it out"
     if kind == "Random" and settings.random_steps:
         message = "all actions are random with exploration.type: Random; leave it out"

@@ -59,7 +59,10 @@ NOISE, NEXT_NOISE = "noise", "new_noise"
 """Rows ``[M, A]`` from which the actions in ``obs`` and in ``new_obs`` are made."""
 CRITICS = "critics."  # before the names of their weights
 ROUND_STEPS = 1  # env steps between updates with rollout_fragment_length: auto
-EXPLORATIONS = ("StochasticSampling", "Random", "GaussianNoise", "OrnsteinUhlenbeckNoise")
+EXPLORATIONS = (
+    *("StochasticSampling", "Random", "GaussianNoise", "OrnsteinUhlenbeckNoise"),
+    "ParameterNoise",
+)
 """Values that `exploration.type` may have; the first is the default."""
 STATISTICS = (
     *("critic_loss", "policy_loss", "q_mean", "td_error_mean"),

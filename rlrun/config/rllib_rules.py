@@ -336,7 +336,7 @@ def _exploration(old: OldSettings) -> None:
     elif kind is not None and name in tables.EXPLORATIONS:
         old.set("exploration.type", name, kind, "exploration_config.type")
         if name in _NOISES:
-            _noise(old, kind, name)
+            _NOISES[name](old, kind, name)
     elif kind is not None:
         message = f"there is {', '.join(tables.EXPLORATIONS)}, and no {name}"
         old.refuse(kind, f"config.{_EXPLORES}type", message)
@@ -346,7 +346,6 @@ def _exploration(old: OldSettings) -> None:
 
 
 _EXPLORES = "exploration_config."
-_NOISES = ("GaussianNoise", "OrnsteinUhlenbeckNoise")
 
 
 def _epsilon(old: OldSettings) -> None:
@@ -373,6 +372,36 @@ def _epsilon(old: OldSettings) -> None:
         old.take(f"{_EXPLORES}{key}")
 
 
+def _parameter_noise(old: OldSettings, kind: Node, name: str) -> None:
+    """Noise in weights, beside epsilon-greedy actions that its size follows."""
+    if old.algorithm.name == "SAC":
+        message = f"RLlib's SAC does not take it; write exploration.type: {name} for rlrun's"
+        old.refuse(kind, f"config.{_EXPLORES}type", message)
+    beside = old.values.pop(f"{_EXPLORES}sub_exploration", None)
+    given = None if beside is None else beside.value
+    if beside is None or given is None:
+        old.set("exploration.epsilon", 0.01, kind, DEFAULT)
+    elif _is_greedy(beside.plain()):
+        defaults = from_plain({"final_epsilon": 0.05, "epsilon_timesteps": 100_000}, kind.origin)
+        for key, node in {**defaults.value, **given}.items():
+            old.values[f"{_EXPLORES}{key}"] = node
+        old.values.pop(f"{_EXPLORES}type")
+        _epsilon(old)
+    else:
+        key = f"config.{_EXPLORES}sub_exploration"
+        message = f"only EpsilonGreedy is translated, with {', '.join(_EPSILON_KEYS)}"
+        old.refuse(beside, key, message)
+    if "exploration.random_steps" not in old.values:
+        old.set("exploration.random_steps", 10_000, kind, DEFAULT)
+
+
+def _is_greedy(value: Any) -> bool:
+    known = {"type", *_EPSILON_KEYS}
+    return (
+        isinstance(value, dict) and value.get("type") == "EpsilonGreedy" and value.keys() <= known
+    )
+
+
 def _noise(old: OldSettings, kind: Node, name: str) -> None:
     """Noise that is added to actions: how its scale falls, and its units."""
     first, last, steps, scale, sigma = (
@@ -389,6 +418,12 @@ def _noise(old: OldSettings, kind: Node, name: str) -> None:
     if "exploration.random_steps" not in old.values:
         old.set("exploration.random_steps", 1000, kind, DEFAULT)
 
+
+_NOISES = {
+    "GaussianNoise": _noise,
+    "OrnsteinUhlenbeckNoise": _noise,
+    "ParameterNoise": _parameter_noise,
+}
 
 _EPSILON_KEYS = ("epsilon_timesteps", "final_epsilon", "initial_epsilon", "warmup_timesteps")
 

@@ -233,6 +233,7 @@ ADDRESSES: dict[str, str] = {
     "exploration_config.random_timesteps": "exploration.random_steps",
     "exploration_config.temperature": "exploration.temperature",
     "exploration_config.stddev": "exploration.stddev",
+    "exploration_config.initial_stddev": "exploration.initial_stddev",
     "exploration_config.ou_theta": "exploration.theta",
     "multiagent.policies_to_train": "multi_agent.policies_to_train",
     "multiagent.count_steps_by": "multi_agent.count_steps_by",
@@ -274,6 +275,7 @@ KEPT = (
     *("exploration_config.epsilon_timesteps", "exploration_config.ou_sigma"),
     *("exploration_config.ou_base_scale", "exploration_config.initial_scale"),
     *("exploration_config.final_scale", "exploration_config.scale_timesteps"),
+    "exploration_config.sub_exploration",
     *("multiagent.policies", "multiagent.policy_mapping_fn", "evaluation_config.env_config"),
 )
 """Keys of `config` that rules of their own translate."""
@@ -315,7 +317,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 
 EXPLORATIONS = (
     *("EpsilonGreedy", "PerWorkerEpsilonGreedy", "SoftQ", "Random", "StochasticSampling"),
-    *("GaussianNoise", "OrnsteinUhlenbeckNoise"),
+    *("GaussianNoise", "OrnsteinUhlenbeckNoise", "ParameterNoise"),
 )
 """Values of `exploration_config.type` that are translated."""
 

@@ -271,6 +271,7 @@ class ExplorationConfig(Section):
             "Random",
             "GaussianNoise",
             "OrnsteinUhlenbeckNoise",
+            "ParameterNoise",
         ]
         | None
     ) = None
@@ -285,13 +286,18 @@ class ExplorationConfig(Section):
     temperature: Temperature = 1.0
     """SoftQ: actions are drawn with probabilities in proportion to exp(value / temperature)."""
     scale: Coefficient = 1.0
-    """GaussianNoise, OrnsteinUhlenbeckNoise: the noise is multiplied by this."""
+    """GaussianNoise, OrnsteinUhlenbeckNoise: the noise is multiplied by this; ParameterNoise of a
+    Box: `stddev` is."""
     stddev: NonNegative = 0.1
-    """GaussianNoise: its standard deviation, in units of half the range of an action."""
+    """GaussianNoise: its standard deviation, in units of half the range of an action;
+    ParameterNoise of a Box: the root mean square of the changes of actions to aim for, in these."""
     theta: float = Field(default=0.15, gt=0, le=1)
     """OrnsteinUhlenbeckNoise: how much of it is lost from a step to the next."""
     sigma: NonNegative = 0.04
     """OrnsteinUhlenbeckNoise: standard deviation of what a step adds, in the units of `stddev`."""
+    initial_stddev: NonNegative = 1.0
+    """ParameterNoise: standard deviation of the noise in the weights at the start; each fragment
+    adapts it by 1 %, so that actions change as far as `epsilon`, or `stddev`, would change them."""
 
 
 class ReplayConfig(Section):

@@ -186,7 +186,8 @@ def _gumbel(rng: np.random.Generator, length: int, slots: int, width: int) -> Ar
     return np.negative(exponential, out=exponential)
 
 
-def _log_softmax(logits: Array) -> Array:
+def log_softmax(logits: Array) -> Array:
+    """Logarithms of probabilities, from logits ``[..., n]``."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
@@ -209,7 +210,7 @@ class CategoricalSampler(ActionSampler):
         return inputs.argmax(axis=-1)
 
     def log_prob(self, inputs: Array, actions: Array) -> Array:
-        return _log_softmax(inputs)[np.arange(len(inputs)), actions]
+        return log_softmax(inputs)[np.arange(len(inputs)), actions]
 
 
 class EpsilonGreedySampler(ActionSampler):
@@ -280,7 +281,7 @@ class MultiCategoricalSampler(ActionSampler):
     def log_prob(self, inputs: Array, actions: Array) -> Array:
         rows = np.arange(len(inputs))
         parts = [
-            _log_softmax(inputs[:, s])[rows, actions[:, i].astype(np.int64)]
+            log_softmax(inputs[:, s])[rows, actions[:, i].astype(np.int64)]
             for i, s in enumerate(self._slices)
         ]
         return np.sum(np.stack(parts), axis=0)
@@ -418,7 +419,13 @@ class SamplingPolicy(Policy):
     Args:
         sampler: turns distribution inputs into actions.
         with_logp: whether batches get ``action_logp``.
+
+    Attributes:
+        weight_stddev: standard deviation at the start of the noise that is added to the weights
+            while a fragment is sampled (`parameter_noise`); None: no such noise.
     """
+
+    weight_stddev: float | None = None
 
     def __init__(
         self,
@@ -431,6 +438,11 @@ class SamplingPolicy(Policy):
         super().__init__(observation_space, action_space)
         self.sampler, self._with_logp = sampler, with_logp
         self._lasting = 0.0
+
+    @property
+    def unperturbed(self) -> list[slice]:
+        """Places in the weights that no noise is added to."""
+        return []
 
     def let_noise_last(self, correlation: float) -> None:
         """Have this `noise_correlation`, but for actions that are random by intention."""

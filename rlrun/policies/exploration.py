@@ -10,6 +10,8 @@ episode from the seed tree, and a run resumes to the bit. Must not import torch.
     Random                  any          any, whatever the policy says
     GaussianNoise           Box          the policy's mode + scale stddev N(0, 1), clipped
     OrnsteinUhlenbeckNoise  Box          the mode + scale x, with a process x of each episode
+    ParameterNoise          Discrete     epsilon-greedy by action values with noise in the weights
+                            Box          the mode with noise in the weights (`parameter_noise`)
 
     N  rows    A  action dimensions    P  distribution inputs or action values
 """
@@ -85,6 +87,18 @@ class GaussianNoiseSampler(SquashedGaussianSampler):
         raise TypeError("clipped noise has no density")
 
 
+class ModeSampler(GaussianNoiseSampler):
+    """Box: the mode, from weights whose noise is to change it as far as other noise would."""
+
+    @property
+    def target_distance(self) -> float:
+        """The root mean square of the changes of actions that is aimed for."""
+        return self.scale * self._stddev
+
+    def sample(self, inputs: Array, noise: Array) -> Array:
+        return self.mode(inputs)
+
+
 class RandomSampler(ActionSampler):
     """Uniform actions at the start of a run, or always; a sampler's otherwise.
 
@@ -94,22 +108,25 @@ class RandomSampler(ActionSampler):
     Args:
         sampler: of Discrete actions, or of a Box in [-1, 1].
         always: whether all actions are uniform.
+
+    Attributes:
+        random: whether actions are uniform at present.
     """
 
     def __init__(self, sampler: ActionSampler, *, always: bool = False) -> None:
-        self.sampler, self._random = sampler, always
+        self.sampler, self.random = sampler, always
         self.num_inputs, self.num_noise = sampler.num_inputs, sampler.num_noise
         self.width, self.dtype, self.shape = sampler.width, sampler.dtype, sampler.shape
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
-        self._random = bool(settings["random"])
+        self.random = bool(settings["random"])
         self.sampler.set_exploration(settings)
 
     def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
         return self.sampler.draw(rng, length, slots)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
-        if not self._random:
+        if not self.random:
             return self.sampler.sample(inputs, noise)
         if isinstance(self.sampler, CategoricalSampler):
             return np.where(inputs > FORBIDDEN, noise, FORBIDDEN).argmax(axis=-1)
@@ -121,7 +138,7 @@ class RandomSampler(ActionSampler):
         return self.sampler.mode(inputs)
 
     def log_prob(self, inputs: Array, actions: Array) -> Array:
-        if not self._random:
+        if not self.random:
             return self.sampler.log_prob(inputs, actions)
         if isinstance(self.sampler, CategoricalSampler):
             return -np.log((inputs > FORBIDDEN).sum(axis=-1)).astype(np.float32)
@@ -157,6 +174,11 @@ def lasting_noise(settings: ExplorationConfig) -> float:
     return 1.0 - settings.theta if settings.type == "OrnsteinUhlenbeckNoise" else 0.0
 
 
+def weight_stddev(settings: ExplorationConfig) -> float | None:
+    """See `SamplingPolicy.weight_stddev`."""
+    return settings.initial_stddev if settings.type == "ParameterNoise" else None
+
+
 def _soft_q(sampler: ActionSampler, settings: ExplorationConfig) -> ActionSampler:
     return SoftQSampler(sampler.num_inputs)
 
@@ -187,9 +209,16 @@ def _ornstein_uhlenbeck(
     return GaussianNoiseSampler(sampler.width, stationary)
 
 
+def _parameter_noise(sampler: ActionSampler, settings: ExplorationConfig) -> ActionSampler | None:
+    if isinstance(sampler, SquashedGaussianSampler):
+        return ModeSampler(sampler.width, settings.stddev)
+    return sampler if isinstance(sampler, EpsilonGreedySampler) else None
+
+
 _MAKE: dict[str, Callable[[ActionSampler, ExplorationConfig], ActionSampler | None]] = {
     "SoftQ": _soft_q,
     "Random": _random,
     "GaussianNoise": _gaussian,
     "OrnsteinUhlenbeckNoise": _ornstein_uhlenbeck,
+    "ParameterNoise": _parameter_noise,
 }

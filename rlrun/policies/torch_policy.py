@@ -5,12 +5,14 @@ in numpy (`action_sampling`) from noise that the caller drew, so that they depen
 and not on torch's generators or on the device. Must not know of environments, Ray or losses.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import nn
 
 from rlrun.config.problems import misfit
 from rlrun.config.schema import ModelConfig
@@ -27,6 +29,8 @@ from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.policy import Array
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
+
+NORMALISATION = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def require_cuda(device: str | torch.device) -> None:
@@ -90,6 +94,13 @@ class TorchPolicy(SamplingPolicy):
     def layout(self) -> Layout:
         """Where each parameter lies in the weights: name -> (offset, shape)."""
         return self._flat.layout
+
+    @property
+    def unperturbed(self) -> list[slice]:
+        """The parameters of normalisation layers, whose scale that of the others refers to."""
+        norms = [n for n, part in self.module.named_modules() if isinstance(part, NORMALISATION)]
+        places = [self.layout[name] for name in self.layout if name.rpartition(".")[0] in norms]
+        return [slice(offset, offset + math.prod(shape)) for offset, shape in places]
 
     def compute_actions(
         self,

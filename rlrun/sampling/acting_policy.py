@@ -62,7 +62,7 @@ class ActingPolicy:
         self._rng = np.random.default_rng(seed)
         self._actor.begin_fragment(frozenset(), None, 0)
         if explore:
-            self._actor.begin_exploring(self._rng, _STEPS_KEPT)
+            self._actor.noise.begin_fragment(self._rng, _STEPS_KEPT, num_envs)
         self._all = np.arange(num_envs)
         self._next_id = num_envs
         self._steps = 0

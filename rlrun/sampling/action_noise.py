@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.policies.action_sampling import SamplingPolicy
+from rlrun.policies.parameter_noise import ParameterNoise
 from rlrun.policies.policy import Policy
 
 Array = NDArray[Any]
@@ -33,10 +35,20 @@ _BLOCK = 64  # steps that are drawn at once for an episode
 
 
 class ActionNoise:
-    """Noise for the slots of one policy; None throughout if the policy draws none."""
+    """Noise for the slots of one policy; None throughout if the policy draws none.
 
-    def __init__(self, policy: Policy) -> None:
+    Args:
+        collects: whether its actions are collected; others are of the policy's own weights.
+
+    Attributes:
+        parameters: noise in the weights that act, if the policy has such.
+    """
+
+    def __init__(self, policy: Policy, *, collects: bool = False) -> None:
         self._policy = policy
+        self.parameters: ParameterNoise | None = None
+        if collects and isinstance(policy, SamplingPolicy) and policy.weight_stddev is not None:
+            self.parameters = ParameterNoise(policy, policy.weight_stddev)
         self._fragment: tuple[np.random.Generator, int, int] | None = None
         self._rows: Array | None = None  # [T, S, K] of the fragment
         self._row = 0
@@ -56,11 +68,24 @@ class ActionNoise:
         if self._last is not None:
             self._last = np.append(self._last, np.zeros((more, *self._last.shape[1:])), axis=0)
 
-    def begin_fragment(self, rng: np.random.Generator, length: int, slots: int) -> None:
-        """Draw from ``rng`` for a fragment in which all slots act together, ``length`` times.
+    def begin_fragment(self, rng: np.random.Generator, length: int, slots: int | None) -> None:
+        """Draw from ``rng`` what exploration takes in a fragment of ``length`` steps.
 
-        If the fragment becomes longer, as many rows are drawn again.
+        Where all slots act together their noise is drawn; as many rows are drawn again if the
+        fragment becomes longer.
+
+        Args:
+            slots: None where they come and go: each has noise of its own, so that agents do not
+                depend on fragments.
         """
+        if self._policy.draws_for_fragments:
+            self._policy.begin_fragment(rng)
+        if self.parameters is not None:
+            self.parameters.begin_fragment(rng)
+        if slots is not None:
+            self._draw_rows(rng, length, slots)
+
+    def _draw_rows(self, rng: np.random.Generator, length: int, slots: int) -> None:
         self._fragment = rng, length, slots
         self._rows, self._row = self._policy.draw_noise(rng, length, slots), 0
 
@@ -99,7 +124,7 @@ class ActionNoise:
             if self._rows is None:
                 return None
             if self._row == len(self._rows):
-                self.begin_fragment(*self._fragment)
+                self._draw_rows(*self._fragment)
             noise = self._rows[self._row]
             self._row += 1
         if noise is None or not self._policy.noise_correlation:
@@ -136,11 +161,14 @@ class ActionNoise:
     def get_state(self, slots: Any = slice(None)) -> dict[str, Any]:
         """What lasts of the noise of these slots."""
         last = None if self._last is None else self._last[slots].copy()
-        return {"first": self._first[slots].copy(), "last": last}
+        parameters = {} if self.parameters is None else self.parameters.get_state()
+        return {"first": self._first[slots].copy(), "last": last, "parameters": parameters}
 
     def set_state(self, state: Mapping[str, Any], slots: Any = slice(None)) -> None:
         """Take over what `get_state` returned, for the same agents, now in these slots."""
         self._first[slots] = state["first"]
+        if self.parameters is not None and (noise := state.get("parameters")):
+            self.parameters.set_state(noise)
         if state["last"] is not None:
             last = np.asarray(state["last"])
             if self._last is None:

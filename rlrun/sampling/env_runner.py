@@ -287,6 +287,7 @@ class EnvRunner(OldNames):
         self._settings = dict(policies)
         self.policies = {policy_id: actor.policy for policy_id, actor in self.actors.items()}
         self.postprocess.set_policies(self.policies)
+        self._perturbs = any(actor.noise.parameters for actor in self.actors.values())
         if isinstance(self._slot_envs, AgentEnvs):
             self._slot_envs.begin_again(given_up, self.actors)
 
@@ -454,7 +455,11 @@ class EnvRunner(OldNames):
             step = bounds.stepping(step)
         elif bounds is not None:
             bounds.left -= request.length
-        env_steps, vector_steps = envs.collect(step, self.actors, request.length)
+        try:
+            env_steps, vector_steps = envs.collect(step, self.actors, request.length)
+        finally:
+            if self._perturbs:
+                self._end_perturbation()
         envs.end_fragment(self.actors)
         if self._watch is not None:
             self._watch.require_lasting()
@@ -498,9 +503,18 @@ class EnvRunner(OldNames):
             if self.spec.settings.explore:
                 place = self.spec.seed, self.role, self.runner_index, request.fragment
                 key = () if together else (policy_key(policy_id),)
-                actor.begin_exploring(fragment_noise(*place, *key), request.length)
+                rng, slots = fragment_noise(*place, *key), self.num_envs if together else None
+                actor.noise.begin_fragment(rng, request.length, slots)
         envs.begin_fragment(self.actors)
         envs.start(self.actors)
+
+    def _end_perturbation(self) -> None:
+        """Let policies have their own weights again."""
+        renew = any(record.env_index == 0 for record in self._slot_envs.episodes.records)
+        for actor in self.actors.values():
+            if actor.noise.parameters is not None:
+                actor.noise.parameters.end_fragment(actor.seen, renew=renew)
+                actor.seen = None
 
     def _build(self) -> dict[str, SampleBatch]:
         """The policies' batches, postprocessed, without what learning does not need."""

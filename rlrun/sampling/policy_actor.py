@@ -48,6 +48,7 @@ class PolicyActor:
         converts: whether `to_env` does something.
         noise_of_episodes: whether `begin_noise` does something.
         wants_infos: whether the policy has a view of infos, and so receives them.
+        seen: observations, or all views, of the last actions; None if there were none.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PolicyActor:
         self.connectors, self.policy = connectors, connectors.policy
         self.observations, self.actions = connectors.observations, connectors.actions
         self.explore, self.learns = explore, learns
-        self.noise = ActionNoise(self.policy)
+        self.noise = ActionNoise(self.policy, collects=learns)
         self.inputs = PolicyInputs(self.policy)
         self.collector = make_collector()
         self._num_slots, self._num_agents, self._noise_keys = num_slots, num_agents, noise_keys
@@ -75,6 +76,7 @@ class PolicyActor:
         self._learned = None if connectors.rewards.identity else connectors.rewards
         self.converts = not (self._custom is None and self.actions.identity)
         self._pending: tuple[Any, Mapping[str, Array]] = None, NO_EXTRAS
+        self.seen: Any = None
         self._returns = np.zeros(0)  # [S] discounted rewards so far, for their normalisation
         self._custom_slots = np.zeros(0, np.int64)  # [S] of custom connectors
         self._unanswered: dict[int, Any] = {}  # by slot of custom connectors, actions
@@ -101,12 +103,12 @@ class PolicyActor:
         slots, collector = due.slots, self.collector
         noise = self.noise.next(slots) if self.explore else None
         if self.inputs.views is None:
-            seen = collector.obs if slots is None else collector.inputs(slots)
+            self.seen = seen = collector.obs if slots is None else collector.inputs(slots)
             actions, _, extras = self.policy.compute_actions(
                 seen, explore=self.explore, noise=noise
             )
         else:
-            seen = collector.inputs(slots)
+            self.seen = seen = collector.inputs(slots)
             actions, extras = self.inputs.act(seen, explore=self.explore, noise=noise)
         if slots is None:
             self._pending = actions, extras
@@ -286,16 +288,6 @@ class PolicyActor:
             inputs.resolve(unsent)
             self._look_at_views()
         self.collector.begin_fragment(length, first_unroll_id)
-
-    def begin_exploring(self, rng: np.random.Generator, length: int) -> None:
-        """Draw from a fragment's generator what its exploration takes.
-
-        Slots that come and go have noise of their own, so that agents do not depend on fragments.
-        """
-        if self.policy.draws_for_fragments:
-            self.policy.begin_fragment(rng)
-        if self._num_slots is not None:
-            self.noise.begin_fragment(rng, length, self._num_slots)
 
     def sent(self) -> Array:
         """Actions of the fragment as the connectors sent them, ``[t, B, ...]``."""

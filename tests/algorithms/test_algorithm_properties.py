@@ -149,6 +149,8 @@ EXPLORATIONS = {
     "GaussianNoise": ("SAC", {"stddev": 0.3, "scale": FALLING}),
     "SoftQ": ("DQN", {"epsilon": DEFAULT_EPSILON, "random_steps": 150, "temperature": FALLING}),
     "Random": ("DQN", {"epsilon": DEFAULT_EPSILON}),
+    "ParameterNoise": ("DQN", {"epsilon": [[0, 0.5], [200, 0.1]], "initial_stddev": 0.5}),
+    "noise in weights": ("SAC", {"exploration": {"type": "ParameterNoise", "random_steps": 40}}),
 }
 
 

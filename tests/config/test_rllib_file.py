@@ -266,6 +266,8 @@ def test_older_and_newer_names_mean_the_same(write, spellings, address, value):
         ("SAC", "exploration_config: {type: GaussianNoise, stddev: 0.2}", {"exploration.type": "GaussianNoise", "exploration.stddev": 0.2, "exploration.scale": ((0, 1.0), (10_000, 0.02)), "exploration.random_steps": 1000}),
         ("SAC", "exploration_config: {type: OrnsteinUhlenbeckNoise, ou_theta: 0.2, ou_sigma: 0.3, random_timesteps: 7}", {"exploration.theta": 0.2, "exploration.sigma": pytest.approx(0.06), "exploration.random_steps": 7}),
         ("SAC", "Q_model: {hidden_layer_sizes: [8], hidden_activation: swish}", {"model.hidden": (8,), "model.activation": "silu"}),
+        ("DQN", "exploration_config: {type: ParameterNoise, initial_stddev: 0.5}", {"exploration.type": "ParameterNoise", "exploration.initial_stddev": 0.5, "exploration.epsilon": 0.01, "exploration.random_steps": 10_000}),
+        ("DQN", "exploration_config: {type: ParameterNoise, random_timesteps: 5, sub_exploration: {type: EpsilonGreedy, final_epsilon: 0.1}}", {"exploration.epsilon": ((0, 1.0), (100_000, 0.1)), "exploration.random_steps": 5}),
         ("DQN", "exploration_config: {warmup_timesteps: 5, epsilon_timesteps: 10}", {"exploration.epsilon": ((0, 1.0), (5, 1.0), (15, 0.02))}),
         ("DQN", "tau: 1.0, final_prioritized_replay_beta: 1.0", {"replay.beta": ((0, 0.4), (20_000, 1.0))}),
         ("DQN", "prioritized_replay: false, training_intensity: 4", {"replay.prioritized": False, "training.training_intensity": 4.0}),

@@ -15,7 +15,10 @@ def test_each_algorithm_has_a_section():
 
 
 def test_its_settings_are_described():
-    sections, described = {"training", "model", "replay", "env_runners"}, page("config.md")
+    sections, described = (
+        {"training", "model", "replay", "exploration", "env_runners"},
+        page("config.md"),
+    )
     named = re.findall(r"`([a-z_]+)\.([a-z_]+)", TEXT)
     assert len(named) > 12
     for section, key in named:

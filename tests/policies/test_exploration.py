@@ -3,12 +3,13 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from torch import nn
 
 from rlrun.algorithms.dqn import DQNConfig
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.sac import SACConfig
 from rlrun.config.problems import ConfigError
-from rlrun.config.schema import ExplorationConfig
+from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.policies.action_sampling import (
     FORBIDDEN,
     CategoricalSampler,
@@ -16,6 +17,10 @@ from rlrun.policies.action_sampling import (
     SquashedGaussianSampler,
 )
 from rlrun.policies.exploration import exploring_sampler
+from rlrun.policies.layers import QOptions
+from rlrun.policies.parameter_noise import ParameterNoise, action_distance
+from rlrun.policies.q_policy import build_q_policy
+from rlrun.policies.sac_policy import build_sac_policy
 
 COUNT = 40_000
 DISCRETE, BOX = gym.spaces.Discrete(4), gym.spaces.Box(-3.0, 5.0, (2,))
@@ -130,7 +135,130 @@ def test_random_first_steps_are_independent_even_where_noise_lasts():
     assert np.corrcoef(second[:, 1:].ravel(), second[:, :-1].ravel())[0, 1] > 0.7
 
 
-@pytest.mark.parametrize("kind", ["GaussianNoise", "OrnsteinUhlenbeckNoise"])
+SEEN = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+SPACE = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+def perturbing(activation, kind="DQN", initial=0.5, **settings):
+    """A policy with noise in its weights, of torch for activations that numpy lacks."""
+    model = ModelConfig(hidden=(8,), activation=activation)
+    exploration = ExplorationConfig(type="ParameterNoise", initial_stddev=initial, **settings)
+    if kind == "DQN":
+        policy = build_q_policy(SPACE, DISCRETE, model, options=QOptions(), exploration=exploration)
+        policy.set_exploration({"epsilon": 0.2})
+    else:
+        policy = build_sac_policy(SPACE, BOX, model, exploration=exploration)
+        policy.set_exploration({"scale": 0.5, "random": 0.0})
+    policy.set_weights(np.random.default_rng(1).normal(size=len(policy.get_weights())))
+    return policy, ParameterNoise(policy, policy.weight_stddev)
+
+
+@pytest.mark.parametrize("activation", ["relu", "elu"])
+def test_perturbed_weights_act_for_a_fragment_and_keep_their_noise_for_an_episode(activation):
+    policy, noise = perturbing(activation)
+    own, rng = policy.get_weights(), np.random.default_rng(2)
+    added, resumed_from = [], None
+    for renew in (False, True, False):
+        stddev = noise.stddev
+        noise.begin_fragment(rng)
+        added.append((policy.get_weights() - own) / stddev)
+        noise.end_fragment(SEEN, renew=renew)
+        assert (policy.get_weights() == own).all()
+        resumed_from = resumed_from or noise.get_state()
+    np.testing.assert_allclose(added[0], added[1], atol=1e-5)
+    assert abs(np.corrcoef(added[1], added[2])[0, 1]) < 0.5
+    assert added[0].std() == pytest.approx(1.0, abs=0.25)
+    again, other = perturbing(activation)
+    other.set_state(resumed_from)
+    other.begin_fragment(np.random.default_rng(7))
+    np.testing.assert_allclose((again.get_weights() - own) / other.stddev, added[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["DQN", "SAC"])
+@pytest.mark.parametrize("stddev", [1e-3, 3.0])
+def test_noise_in_weights_is_adapted_to_the_change_of_actions_aimed_for(kind, stddev):
+    policy, noise = perturbing("relu", kind, stddev, **({"stddev": 0.2} if kind == "SAC" else {}))
+    noise.begin_fragment(np.random.default_rng(2))
+    perturbed = policy.compute_actions(SEEN, explore=False)[2]["action_dist_inputs"]
+    noise.end_fragment(SEEN, renew=False)
+    clean = policy.compute_actions(SEEN, explore=False)[2]["action_dist_inputs"]
+
+    if kind == "DQN":
+        clean, perturbed = clean.astype(np.float64), perturbed.astype(np.float64)
+        p, q = (np.exp(v) / np.exp(v).sum(1, keepdims=True) for v in (clean, perturbed))
+        distance, target = (p * np.log(p / q)).sum(1).mean(), -np.log(1 - 0.2 + 0.2 / 4)
+    else:
+        distance = np.sqrt(((np.tanh(clean[:, :2]) - np.tanh(perturbed[:, :2])) ** 2).mean())
+        target = 0.5 * 0.2
+    found = action_distance(policy.sampler, clean, perturbed)
+    assert found == pytest.approx((distance, target), rel=1e-5)
+    assert noise.stddev == pytest.approx(stddev * (1.01 if distance <= target else 1 / 1.01))
+    assert (distance <= target) == (stddev < 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "present"),
+    [("DQN", {}, {"epsilon": 1.0}), ("SAC", {"random_steps": 9}, {"random": 1.0, "scale": 1.0})],
+)
+def test_noise_in_weights_stays_while_all_actions_are_random(kind, settings, present):
+    policy, noise = perturbing("relu", kind, **settings)
+    policy.set_exploration(present)
+    noise.begin_fragment(np.random.default_rng(2))
+    noise.end_fragment(SEEN, renew=False)
+    assert noise.stddev == 0.5
+
+
+class Normalised(nn.Module):
+    def __init__(self, space):
+        super().__init__()
+        self.output_size = 4
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+
+    def forward(self, obs):
+        return self.layers(obs)
+
+
+def test_layer_normalisation_is_not_perturbed():
+    model = ModelConfig(use=f"{__name__}:Normalised")
+    exploration = ExplorationConfig(type="ParameterNoise")
+    policy = build_q_policy(SPACE, DISCRETE, model, options=QOptions(), exploration=exploration)
+    own = policy.get_weights()
+    ParameterNoise(policy, 1.0).begin_fragment(np.random.default_rng(0))
+    same = policy.get_weights() == own
+    for name, (offset, shape) in policy.layout.items():
+        is_norm = "layers.1." in name
+        assert same[offset : offset + np.prod(shape)].all() == is_norm, name
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_learned_weights_evaluation_and_actions_for_users_know_no_noise_in_weights(several):
+    """Runners act with other weights while they sample, and with these afterwards."""
+    env = "MultiAgentCartPole" if several else "CartPole-v1"
+    noise = {"type": "ParameterNoise", "epsilon": 0.0, "initial_stddev": 5.0}
+    config = DQNConfig().environment(env).exploration(**noise).debugging(seed=1)
+    config = config.training(train_batch_size=64, num_steps_sampled_before_learning_starts=1000)
+    config = config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=16)
+    built = (config.multi_agent(policies=["p"]) if several else config).build()
+    try:
+        policy_id = "p" if several else "default_policy"
+        before = built.get_weights()
+        built.train()
+        batch = built.sample()
+        rows = batch.policy_batches["p"] if several else batch
+        best, explored = (
+            built.acting_policy(policy_id, num_envs=len(rows), explore=explore).compute_actions(
+                rows["obs"]
+            )
+            for explore in (False, True)
+        )
+        assert (best == explored).all()
+        assert (best != rows["actions"]).mean() > 0.1
+        assert all((value == before[name]).all() for name, value in built.get_weights().items())
+    finally:
+        built.stop()
+
+
+@pytest.mark.parametrize("kind", ["GaussianNoise", "OrnsteinUhlenbeckNoise", "ParameterNoise"])
 def test_noise_on_discrete_actions_is_refused(kind):
     with pytest.raises(ConfigError, match=rf"exploration.type: {kind} cannot draw .*Discrete\(4\)"):
         exploring(CategoricalSampler(4), type=kind)
@@ -148,6 +276,10 @@ def test_noise_on_discrete_actions_is_refused(kind):
         (DQNConfig, {"type": "SoftQ"}, {"noisy": True}, "exploration.type: noisy weights explore"),
         (SACConfig, {"type": "Random"}, {"noise_correlation": 0.5}, "noise_correlation: the noise"),
         (PPOConfig, {"type": "Random"}, {}, "exploration: "),
+        (DQNConfig, {"type": "ParameterNoise", "stddev": 0.2}, {}, "stddev: ParameterNoise does"),
+        (SACConfig, {"type": "ParameterNoise", "epsilon": 0.2}, {}, "epsilon: ParameterNoise does"),
+        (DQNConfig, {"type": "ParameterNoise"}, {"noisy": True}, "type: noisy weights explore"),
+        (DQNConfig, {"initial_stddev": 2.0}, {}, "initial_stddev: EpsilonGreedy does not use it"),
     ],
 )
 def test_what_does_not_fit_an_algorithm_is_refused(config, exploration, training, says):
