@@ -32,18 +32,25 @@ class Record:
 
     @classmethod
     def open(
-        cls, benchmark: str, settings: dict[str, Any], *, path: Path | None, resume: bool
+        cls,
+        benchmark: str,
+        settings: dict[str, Any],
+        *,
+        path: Path | None,
+        resume: bool,
+        anywhere: bool = False,
     ) -> "Record":
         """A new record, or with `resume` the stored one without its failures, to continue.
 
-        Raises `RecordError` where the stored one was made with other settings or elsewhere.
+        Raises `RecordError` where the stored one was made with other settings or elsewhere; it may
+        go on `anywhere` if it holds nothing that depends on the machine.
         """
         path = path or RESULTS / f"{benchmark}.json"
         fresh = cls(path, benchmark, settings)
         if not (resume and path.exists()):
             return fresh
         stored = cls.load(path)
-        for name in ("settings", "machine"):
+        for name in ("settings",) if anywhere else ("settings", "machine"):
             was, now = getattr(stored, name), getattr(fresh, name)
             differences = [key for key in now if key != "date" and was.get(key) != now[key]]
             if differences:

@@ -49,14 +49,14 @@ def solve_with_rlrun(seed: int) -> dict[str, Any]:
             "solved_s": metrics.stat().st_mtime - start if solved else None,
             "process_s": ended - start,
             "env_steps": row["env_steps"],
-            "evaluation": evaluate(run_folder),
+            "evaluation": roll_out(run_folder, EVALUATION_EPISODES),
         }
 
 
-def evaluate(run_folder: Path) -> dict[str, Any]:
-    """Statistics of 20 episodes out of `rlrun rollout --json`; no single episodes, no paths."""
-    episodes = ["--episodes", str(EVALUATION_EPISODES), "--json"]
-    command = [sys.executable, "-m", "rlrun", "rollout", str(run_folder), *episodes]
+def roll_out(policy: Path, episodes: int) -> dict[str, Any]:
+    """Statistics of episodes out of `rlrun rollout --json`; no single episodes, no paths."""
+    words = ["rollout", str(policy), "--episodes", str(episodes), "--json"]
+    command = [sys.executable, "-m", "rlrun", *words]
     output = harness.run_command(command, timeout_s=TIMEOUT_S)
     for line in reversed(output.splitlines()):
         if line.startswith("{"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates the peers' virtual environments: benchmarks/peers/setup.sh [sb3] [rllib] [cleanrl]
+# Creates the peers' virtual environments: benchmarks/peers/setup.sh [sb3] [zoo] [rllib] [cleanrl]
 #
 # They live outside the repository, in $RLRUN_BENCH_HOME (default ~/.cache/rlrun-bench):
 # venvs/<peer>, and CleanRL's checkout in cleanrl/ unless CLEANRL_DIR names one. What is already
@@ -26,12 +26,13 @@ install_peer() { # name, packages...
 }
 
 if [[ $# -eq 0 ]]; then
-    set -- sb3 rllib cleanrl
+    set -- sb3 zoo rllib cleanrl
 fi
 for peer; do
     echo "setting up $peer"
     case $peer in
     sb3) install_peer sb3 stable-baselines3==2.9.0 ;;
+    zoo) install_peer zoo rl_zoo3==2.9.2 "gymnasium[box2d]" ;;
     rllib) install_peer rllib "ray[rllib]==2.60.0" ;;
     cleanrl)
         # gymnasium 0.29.1 is what CleanRL pins; under 1.x its script never sees an episode end.
@@ -42,7 +43,7 @@ for peer; do
         fi
         ;;
     *)
-        echo "unknown peer: $peer (sb3, rllib, cleanrl)" >&2
+        echo "unknown peer: $peer (sb3, zoo, rllib, cleanrl)" >&2
         exit 2
         ;;
     esac

@@ -1,0 +1,167 @@
+"""What rlrun's shipped configurations learn beside Stable-Baselines3 with the zoo's settings.
+
+Each trains with the same seeds for the same number of env steps, the zoo's, on the same version of
+the environment; then its last policy acts for 100 episodes without exploration. Seeds are 11 and
+those that follow; rlrun's settings were chosen on 1, 2 and 3. The zoo's hyperparameters are those
+that its package rl_zoo3 brings, run by its own `rl_zoo3.train`. Speed is not measured here, so it
+may run beside other work: hours, all cases together.
+
+    python -m benchmarks.learning --resume --cases ppo-cartpole dqn-acrobot
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness, summary
+from benchmarks.harness import Contender
+from benchmarks.machine import REPOSITORY, commit
+from benchmarks.record import RESULTS, Record
+from benchmarks.time_to_solve import roll_out
+from rlrun.experiment.report.statistics import (
+    MIN_RUNS,
+    bootstrap_interval,
+    iqm,
+    probability_of_improvement,
+)
+
+BENCHMARK = "learning"
+FIRST_SEED = 11
+EPISODES = 100
+TIMEOUT_S = 6 * 3600.0
+RLRUN = Contender("rlrun", "rlrun", "rlrun")
+ZOO = Contender("Stable-Baselines3, zoo settings", "zoo", "zoo")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm on an environment, for as many env steps as the zoo gives it."""
+
+    name: str  # as in `rlrun verify`
+    algorithm: str  # in the zoo
+    env: str
+    steps: int
+    seeds: int
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Path:
+        """The file in configs/."""
+        return REPOSITORY / "configs" / f"{self.name.replace('-', '_')}.yaml"
+
+
+IN_ONE_PROCESS = ("env_runners.num_env_runners=0", "env_runners.num_envs_per_env_runner=16")
+CASES = (
+    Case("ppo-cartpole", "ppo", "CartPole-v1", 100_000, 10, IN_ONE_PROCESS),
+    Case("ppo-pendulum", "ppo", "Pendulum-v1", 100_000, 10),
+    Case("dqn-cartpole", "dqn", "CartPole-v1", 50_000, 10),
+    Case("a2c-cartpole", "a2c", "CartPole-v1", 500_000, 5),
+    Case("sac-pendulum", "sac", "Pendulum-v1", 20_000, 5),
+    Case("dqn-acrobot", "dqn", "Acrobot-v1", 100_000, 5),
+    Case("dqn-lunarlander", "dqn", "LunarLander-v3", 100_000, 5),
+    Case("sac-mountaincar-continuous", "sac", "MountainCarContinuous-v0", 50_000, 5),
+    Case("ppo-mountaincar", "ppo", "MountainCar-v0", 1_000_000, 5),
+    Case("ppo-acrobot", "ppo", "Acrobot-v1", 1_000_000, 5, IN_ONE_PROCESS),
+    Case("ppo-lunarlander", "ppo", "LunarLander-v3", 1_000_000, 5, IN_ONE_PROCESS),
+)
+
+
+def learn_with_rlrun(case: Case, seed: int) -> dict[str, Any]:
+    """The mean return of the last checkpoint of `rlrun train`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        changed = [*case.overrides, "stop.episode_return_mean=null", f"stop.env_steps={case.steps}"]
+        words = ["train", str(case.config), *changed, "--seed", str(seed), "--run-dir", str(run)]
+        rlrun = [sys.executable, "-m", "rlrun"]
+        harness.run_command([*rlrun, *words, "--quiet"], timeout_s=TIMEOUT_S)
+        evaluation = roll_out(run / "checkpoints" / "latest", EPISODES)
+    return {"evaluation": evaluation["episode_return_mean"], "commit": commit(REPOSITORY)}
+
+
+def learn_with_zoo(case: Case, seed: int) -> dict[str, Any]:
+    """The mean return of the last policy of `rl_zoo3.train`."""
+    task = ["--algorithm", case.algorithm, "--env", case.env, "--steps", str(case.steps)]
+    task += ["--seed", str(seed), "--episodes", str(EPISODES)]
+    return harness.run_driver(ZOO, *task, timeout_s=TIMEOUT_S)
+
+
+def measure(case: Case, contender: Contender, round_: int) -> dict[str, Any]:
+    """One policy of a contender, trained with the round's seed."""
+    learn = learn_with_rlrun if contender is RLRUN else learn_with_zoo
+    return learn(case, FIRST_SEED + round_ - 1)
+
+
+def record_path(case: Case, folder: Path = RESULTS) -> Path:
+    """Each case has a file of its own, so that one can be measured anew."""
+    return folder / BENCHMARK / f"{case.name}.json"
+
+
+def table(folder: Path) -> str:
+    """A row a case: what both reach, and how probably a run of rlrun is the better one."""
+    rows = []
+    records = [(case, record_path(case, folder)) for case in CASES]
+    for case, path in records:
+        if not path.exists():
+            continue
+        record = Record.load(path)
+        ours, theirs = (
+            list(record.values(contender.name, "evaluation").values()) for contender in (RLRUN, ZOO)
+        )
+        if ours and theirs:
+            seeds = " and ".join(str(count) for count in dict.fromkeys((len(ours), len(theirs))))
+            estimates = [estimate(ours), estimate(theirs), probability(ours, theirs)]
+            rows.append([case.name, f"{case.steps:,}", seeds, *estimates])
+    header = ["", "env steps", "seeds", RLRUN.name, ZOO.name, "a run of rlrun is better"]
+    return summary.markdown_table(header, rows)
+
+
+def estimate(returns: Sequence[float]) -> str:
+    """Interquartile mean with its 95% interval; of few runs with the lowest and the highest."""
+    few = len(returns) < MIN_RUNS
+    low, high = (min(returns), max(returns)) if few else bootstrap_interval(iqm, returns)
+    return f"{iqm(returns):,.1f} ({low:,.1f}\N{EN DASH}{high:,.1f})"
+
+
+def probability(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Probability of improvement with its 95% interval; without one if there are few runs."""
+    value = f"{probability_of_improvement(ours, theirs):.2f}"
+    if min(len(ours), len(theirs)) < MIN_RUNS:
+        return value
+    low, high = bootstrap_interval(probability_of_improvement, ours, theirs)
+    return f"{value} ({low:.2f}\N{EN DASH}{high:.2f})"
+
+
+def main() -> None:
+    parser = harness.arguments_parser(__doc__, rounds=10)
+    parser.add_argument(
+        "--cases", nargs="+", choices=[case.name for case in CASES], help="only these"
+    )
+    options = parser.parse_args()
+    for case in CASES:
+        if options.cases is None or case.name in options.cases:
+            train(case, options)
+    print(f"\n{table(RESULTS)}")
+
+
+def train(case: Case, options: argparse.Namespace) -> None:
+    """Add the missing runs of a case to its file."""
+    settings = {
+        "steps": case.steps,
+        "overrides": list(case.overrides),
+        "config": case.config.read_text(),
+    }
+    record = Record.open(
+        BENCHMARK, settings, path=record_path(case), resume=options.resume, anywhere=True
+    )
+    print(case.name, flush=True)
+    contenders = harness.choose((RLRUN, ZOO), options.contenders)
+    harness.run_rounds(record, contenders, min(options.rounds, case.seeds), partial(measure, case))
+
+
+if __name__ == "__main__":
+    main()
