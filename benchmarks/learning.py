@@ -58,8 +58,25 @@ class Case:
 IN_ONE_PROCESS = ("env_runners.num_env_runners=0", "env_runners.num_envs_per_env_runner=16")
 CASES = (
     Case("ppo-cartpole", "ppo", "CartPole-v1", 100_000, 10, IN_ONE_PROCESS),
-    Case("ppo-pendulum", "ppo", "Pendulum-v1", 100_000, 10),
-    Case("dqn-cartpole", "dqn", "CartPole-v1", 50_000, 10),
+    Case(
+        "ppo-pendulum",
+        "ppo",
+        "Pendulum-v1",
+        100_000,
+        10,
+        ("training.lr=[[0, 1e-3], [100_000, 0.0]]", "training.gamma=0.95"),
+    ),
+    Case(
+        "dqn-cartpole",
+        "dqn",
+        "CartPole-v1",
+        50_000,
+        10,
+        (
+            "training.lr=[[0, 1e-3], [50_000, 1e-5]]",
+            "exploration.epsilon=[[0, 1.0], [8_000, 0.04]]",
+        ),
+    ),
     Case("a2c-cartpole", "a2c", "CartPole-v1", 500_000, 5),
     Case("sac-pendulum", "sac", "Pendulum-v1", 20_000, 5),
     Case("dqn-acrobot", "dqn", "Acrobot-v1", 100_000, 5),
