@@ -139,6 +139,24 @@ def test_a_sweep_whose_folder_disappears_ends_with_one_message(tmp_path):
     assert "Traceback" not in err
 
 
+def test_a_trial_whose_folder_disappears_says_where_its_last_state_is(whole):
+    folder = whole.parent / "lost"
+    process = start(folder, until=(1, 4))
+    trial(folder, 1).rename(whole.parent / "elsewhere")
+    code, out, _ = finish(process)
+    assert code == 0
+    failed = trials(folder)[0]
+    (saved,) = (folder / "trials").glob("0001-saved-*")
+    reason = f"FolderLostError: {trial(folder, 1)}: the run folder has disappeared; "
+    assert failed["reason"] == f"{reason}its last state is in {saved}"
+    assert (failed["status"], failed["log"]) == ("failed", None)
+    assert f"trial 1: {failed['reason']}\n" in out
+    assert [row["status"] for row in trials(folder)[1:]] == ["finished"] * 3
+    assert (saved / "checkpoints/latest").exists()
+    resume(folder)
+    same(folder, whole)
+
+
 def test_trials_with_env_runners_reserve_them(whole):
     words = ["env_runners.num_env_runners=2", "env_runners.num_cpus_per_env_runner=0.5"]
     words += ["stop.training_iteration=2", "sweep.trials=2"]

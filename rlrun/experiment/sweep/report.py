@@ -212,7 +212,8 @@ def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
     lines = [f"{headline}: {len(table.trials)} {run}s, {counts}"]
     failed = [trial for trial in table.trials if trial.status == "failed"]
     lines += [
-        f"  failed      {run} {trial.trial}: {trial.reason}; see {outcome.folder / str(trial.log)}"
+        f"  failed      {run} {trial.trial}: {trial.reason}"
+        + (f"; see {outcome.folder / trial.log}" if trial.log else "")
         for trial in failed
     ]
     best, home = outcome.best, outcome.folder

@@ -24,7 +24,7 @@ from rlrun.config.trust import signed_yaml
 from rlrun.data.results import Row, addresses, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
-from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog
+from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError, RunLog
 from rlrun.experiment.sweep.points import PointBuilder, plain_settings
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
 
@@ -87,10 +87,14 @@ class TrialRun(RunSession):
 
     def advance(self) -> Row:
         """Run and report one iteration, and write a checkpoint if one is due."""
+        lost = self.folder.path
         try:
             return self.take(self.algorithm, self.algorithm.train())
         except BaseException as error:
             self.note_failure(error)
+            if self.folder.path != lost:
+                message = f"{error}; its last state is in {self.folder.path}"
+                raise FolderLostError(message) from error
             raise
 
     def saved(self) -> Path | None:

@@ -5,6 +5,7 @@ sweep is planned or shown.
 """
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -227,6 +228,9 @@ def bounded(config: dict[str, Any], varied: Sequence[Dimension]) -> dict[str, An
 
 _KEPT_CHECKPOINTS = 4  # Tune's copies of a trial: PBT must still find the one that it has chosen
 
+_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+:)")
+"""Where an exception's class is defined, as a traceback has it before the name."""
+
 _DEATH = ("The actor is dead", "The actor died", "ActorDiedError", "RayActorError")
 """Texts in Ray's errors for a process that has died."""
 
@@ -298,12 +302,13 @@ class Events(Callback):
     """Keeps the table up to date, and closes the runs of trials that Tune pauses.
 
     Args:
+        home: the sweep's folder.
         table: written whenever a trial's status changes.
         changed: called with a trial when anything about it has changed.
     """
 
-    def __init__(self, table: TrialTable, changed: Callable[[Trial], None]) -> None:
-        self._table, self._changed = table, changed
+    def __init__(self, home: Path, table: TrialTable, changed: Callable[[Trial], None]) -> None:
+        self._home, self._table, self._changed = home, table, changed
         self._processes: dict[int, Any] = {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -338,7 +343,8 @@ class Events(Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial has raised, or its process has died; the others continue."""
         record = self._record(trial)
-        record.log = f"{record.folder}/log.txt"
+        log = f"{record.folder}/log.txt"
+        record.log = log if (self._home / log).exists() else None
         self._note(trial, "failed", failure(trial.error_file))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -370,7 +376,7 @@ def failure(error_file: str | None) -> str:
     if any(words in text for words in _DEATH):
         return "its process died: killed, or out of memory"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "unknown"
+    return _MODULES.sub("", lines[-1]) if lines else "unknown"
 
 
 def recall(scheduler: Any, trial: Trial, rows: Iterator[Mapping[str, Any]], metric: str) -> None:
