@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlrun.actors.session_folder import SessionFolder
 from rlrun.config.problems import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ STACK_SIGNAL = signal.SIGUSR2
 """Has a worker write its stack to stderr."""
 _STACK_S = 0.3  # that it has for it
 _LEAST_FILES = 96
-_REMOVALS = 10  # of a session folder, until its processes have ended
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
 
 
@@ -217,16 +217,7 @@ def stop_ray() -> None:
     if is_running():
         sys.modules["ray"].shutdown()
     while _SESSIONS:
-        folder = _SESSIONS.pop()
-        # Workers that are about to end may still write to their logs.
-        for _ in range(_REMOVALS):
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                break
-            time.sleep(_STACK_S)
-        latest = folder.parent / "session_latest"
-        if latest.is_symlink() and not latest.exists():
-            latest.unlink(missing_ok=True)
+        _SESSIONS.pop().remove()
 
 
 def is_running() -> bool:
@@ -264,12 +255,14 @@ def _start_local(timeout_s: float) -> None:
                 f"{timeout_s:g}: {_first_line(error)}\nThis machine has left: {_what_is_left()}"
             ) from error
     node: Any = worker._global_node
-    _SESSIONS.append(Path(node.get_session_dir_path()))
+    session = SessionFolder(Path(node.get_session_dir_path()))
+    session.remove_abandoned()
+    _SESSIONS.append(session)
     atexit.register(stop_ray)  # of a script, or a run that failed
 
 
-_SESSIONS: list[Path] = []
-"""Session folders of the local Rays that this process has started."""
+_SESSIONS: list[SessionFolder] = []
+"""Of the local Rays that this process has started."""
 
 
 def _time_limits(timeout_s: float) -> dict[str, str]:

@@ -143,9 +143,12 @@ class RunFolder:
         """Lock the folder until ``close`` or the end of the process.
 
         Raises:
-            RunFolderError: another process has it locked.
+            RunFolderError: another process has it locked, or it cannot be written.
         """
-        lock = (self.path / _LOCK).open("a")
+        try:
+            lock = (self.path / _LOCK).open("a")
+        except OSError as error:
+            raise RunFolderError(f"{self.path}: cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -121,6 +121,20 @@ def test_a_run_is_saved_when_all_of_its_processes_get_a_signal(whole, number, se
     assert read_checkpoint(folder / "checkpoints/latest").iteration == last
 
 
+def test_the_next_run_removes_the_ray_session_of_a_killed_one(whole):
+    runner = "env_runners={num_env_runners: 1, num_cpus_per_env_runner: 0.5}"
+    words = ["train", whole.parent / "ppo.yaml", "--quiet", runner]
+    folder = whole.parent / "killed-with-ray"
+    with start_rlrun(*words, "--run-dir", folder) as process:
+        wait_for(lambda: len(rows(folder)) >= 1)
+        process.kill()
+    assert ray_sessions(process)
+    after = [*words, "stop.training_iteration=1", "--run-dir", whole.parent / "next"]
+    with start_rlrun(*after) as other:
+        assert other.wait(60) == 0
+    assert not ray_sessions(process)
+
+
 def ray_sessions(process):
     """Folders of the Ray that a process has started."""
     home = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"

@@ -312,6 +312,57 @@ def test_a_run_on_a_full_disk_waits_for_room_or_saves_elsewhere(
     record_fault(lost=[0], repeated=[0])
 
 
+@pytest.fixture
+def breaking_disk(tmp_path):
+    """A mounted disk, and a function that makes it read-only, as the system does after an error."""
+    path, image = tmp_path / "breaking", tmp_path / "image"
+    path.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 * 2**20)
+    mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(path)]
+    if shutil.which("mkfs.ext4") is None or subprocess.call(["mkfs.ext4", "-q", str(image)]):
+        pytest.skip("file systems cannot be made here")
+    if subprocess.call(mount):
+        pytest.skip("file systems cannot be mounted here")
+    device = os.stat(path).st_dev
+    name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
+    trigger = Path("/sys/fs/ext4") / name / "trigger_fs_error"
+    assert name.startswith("loop")
+    yield path, lambda: trigger.write_text("1")
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.soak
+def test_a_run_on_a_disk_that_becomes_read_only_saves_elsewhere(
+    tmp_path, breaking_disk, record_fault
+):
+    disk, break_it = breaking_disk
+    file, folder = write(tmp_path / "file.yaml", CASES["PPO"], stop=10_000), disk / "run"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    options = {"stderr": PIPE, "env": environment}
+    with start_rlrun("train", file, "--run-dir", folder, "--quiet", **options) as process:
+        wait_for(lambda: len(rows(folder)) > 5)
+        break_it()
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert b"Read-only file system" in errors
+    assert b"Traceback" not in errors
+    (saved,) = tmp_path.glob("run-saved-*")
+    assert f"rlrun train --resume {saved}".encode() in errors
+    last = rows(saved)[-1]["training_iteration"]
+    stop = f"stop.training_iteration={last}"
+    with start_rlrun("train", file, "--run-dir", tmp_path / "whole", stop, "--quiet") as process:
+        assert process.wait(100) == 0
+    assert_equal_runs(saved, tmp_path / "whole")
+    with start_rlrun("train", "--resume", folder, stderr=PIPE) as process:
+        _, errors = process.communicate(timeout=100)
+    assert (process.returncode, errors.decode()) == (
+        2,
+        f"{folder}: cannot be written: Read-only file system\n",
+    )
+    record_fault(lost=[0], repeated=[0])
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("files", [48, 128, 256])
 def test_few_open_files_are_enough_or_named(tmp_path, files):
