@@ -70,7 +70,8 @@ def record_fault(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Record what a fault has cost, for docs/faults.md (tests/fault_figures.py).
 
     Called with lists of numbers: env steps that are ``lost`` for good, env steps that are
-    ``repeated``, and seconds from the fault, or the resume, to the next iteration, ``recovery_s``.
+    ``repeated``, seconds from the fault, or the resume, to the next iteration, ``recovery_s``, and
+    megabytes that a run occupies, ``memory_mb``.
     """
 
     def record(**figures: list[float]) -> None:

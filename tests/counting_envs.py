@@ -62,6 +62,17 @@ class Observes(Counter):
         return self._value if self._step == 2 else super()._observation()
 
 
+class ObservesNested(Observes):
+    """The same in a Dict."""
+
+    observation_space = spaces.Dict(  # type: ignore[assignment]
+        {"x": Observes.observation_space, "n": spaces.Discrete(3)}
+    )
+
+    def _observation(self) -> Any:
+        return self._value if self._step == 2 else {"x": np.zeros(2, np.float32), "n": 1}
+
+
 class NestedCounter(Counter):
     """The same in nested spaces."""
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
-FIGURES = ("lost", "repeated", "recovery_s")
+FIGURES = ("lost", "repeated", "recovery_s", "memory_mb")
 _TEST = re.compile(r"`(tests/[\w/]+\.py::\w+)`")
 
 

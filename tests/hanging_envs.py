@@ -1,7 +1,11 @@
-"""An environment that works for a while, and then does not come back, or ends its process."""
+"""An environment that works for a while, and then does not come back, or ends or changes its
+process.
+"""
 
 import os
+import signal
 import sys
+import threading
 import time
 
 import gymnasium as gym
@@ -17,7 +21,13 @@ ENDS = {
     "sleep": lambda: time.sleep(600),
     "loop": _loop,
     "sys.exit": lambda: sys.exit(3),
+    "raises": lambda: 1 / 0,
     "os._exit": lambda: os._exit(7),
+    "chdir": lambda: os.chdir("/"),
+    "fork": os.fork,
+    "fork, and the child exits": lambda: os.fork() or sys.exit(3),
+    "thread": lambda: threading.Thread(target=time.sleep, args=(600,)).start(),
+    "signal": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
 }
 
 
@@ -48,3 +58,6 @@ class Hanging(gym.Env):
         self._steps += 1
         self._count("step")
         return np.zeros(2, np.float32), 1.0, self._steps == 5, False, {}
+
+    def close(self):
+        self._count("close")

@@ -20,7 +20,7 @@ import ray
 
 from rlrun.actors.ray_runtime import STACK_SIGNAL
 from rlrun.data.seeding import generators_seed, seed_generators
-from rlrun.envs.watchdog import CallEnded, end_calls_after
+from rlrun.envs.watchdog import CallEnded, end_calls_after, end_forked_copy
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 RunnerFactory = Callable[..., Any]
@@ -71,6 +71,7 @@ class RunnerHost:
         self._place: tuple[int, int, int]  # seed, role and index of the runner
         self._runner: Any = None
         self._failure: Exception | None = None
+        self._process_id = os.getpid()
 
     def place(self) -> tuple[str, int]:
         """Node and process id, as soon as the process runs, before the runner is built."""
@@ -123,6 +124,7 @@ class RunnerHost:
         return self._with_warnings(reply) if arguments else reply
 
     def _with_warnings(self, reply: Any) -> Any:
+        end_forked_copy(self._process_id)
         warnings = self._warnings.take()
         return Warned(reply, warnings) if warnings else reply
 

@@ -10,6 +10,9 @@ which is printed here and decides about the exit code (`cli.errors.report`).
 """
 
 import faulthandler
+import os
+import sys
+import threading
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -58,6 +61,8 @@ RLLIB_OPTIONS: dict[str, str] = {
     "--out": "--save FILE",
 }
 """Options of RLlib's commands, and what to write now."""
+
+_THREADS_END_S = 5.0
 
 # Rich's help panels would double the time of `rlrun --help`: 0.3 s of imports.
 _PLAIN: dict[str, Any] = {
@@ -136,9 +141,33 @@ def _rlrun(
 def main() -> None:
     """Run the command that sys.argv names, and exit with its code."""
     faulthandler.enable(2)  # a crash in the C code of an environment says where it was
+    code: Any
     try:
-        app(prog_name="rlrun")
+        code = app(prog_name="rlrun")
+    except SystemExit as end:
+        code = end.code
     except Exception as error:
-        raise SystemExit(errors.report(error)) from None
+        code = errors.report(error)
     except KeyboardInterrupt:
-        raise SystemExit(errors.INTERRUPTED) from None
+        code = errors.INTERRUPTED
+    _end_in_spite_of_threads(code)
+    raise SystemExit(code)
+
+
+def _end_in_spite_of_threads(code: Any) -> None:
+    """Let Python wait no longer than `_THREADS_END_S` for threads that an environment has left."""
+    main_thread = threading.main_thread()
+    threads = [
+        each for each in threading.enumerate() if each is not main_thread and not each.daemon
+    ]
+
+    def end() -> None:
+        if left := [each.name for each in threads if each.is_alive()]:
+            sys.stdout.flush()
+            sys.stderr.write(f"threads that the command has left do not end: {', '.join(left)}\n")
+            os._exit(code if isinstance(code, int) else int(code is not None))
+
+    if threads:
+        timer = threading.Timer(_THREADS_END_S, end)
+        timer.daemon = True
+        timer.start()

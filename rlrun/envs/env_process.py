@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 from abc import ABC, abstractmethod
@@ -26,7 +27,7 @@ from rlrun.data.seeding import seed_generators
 from rlrun.envs.env_state import STATE_CALLS
 from rlrun.envs.errors import RAISED, EnvError, EnvFailure
 from rlrun.envs.multi_agent_env import SubEnvs
-from rlrun.envs.watchdog import end_late_calls
+from rlrun.envs.watchdog import end_forked_copy, end_late_calls
 
 _DESCRIPTION = (
     "observation_space",
@@ -292,7 +293,7 @@ def _serve(connection: Connection, other_end: Connection, make_host: Callable[[]
     # The run, which receives the signals of its process group as well, ends its processes itself.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    host = make_host()
+    host, process_id = make_host(), os.getpid()
     while True:
         try:
             method, arguments = connection.recv()
@@ -303,5 +304,11 @@ def _serve(connection: Connection, other_end: Connection, make_host: Callable[[]
             answer = None, host.call(method, *arguments)
         except (EnvError, EnvFailure) as error:
             answer = error, None
+        end_forked_copy(process_id)
         with suppress(BrokenPipeError):
-            connection.send(answer)
+            try:
+                connection.send(answer)
+            except BrokenPipeError:
+                raise
+            except Exception as unsent:  # not a byte of it: it cannot be pickled
+                connection.send((EnvFailure.from_exception(unsent), None))

@@ -13,6 +13,7 @@ from rlrun.config.problems import user_traceback
 NO_ALLOWED_ACTION = "the action mask allows no action"
 RAISED = (Exception, SystemExit)
 """What environments raise: one that calls ``sys.exit`` does not end the run, as if it were well."""
+_LONGEST = 10_000  # characters of a reason, and of a traceback
 EnvPhase = Literal[
     "constructor", "reset", "step", "observation", "action", "get_state", "set_state"
 ]
@@ -30,7 +31,19 @@ class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its pl
         """What the environment raised, as text, with only the user's own frames."""
         if isinstance(error, EnvFailure):
             return error
-        return cls(f"{type(error).__name__}: {error}", user_traceback(error))
+        try:
+            reason = f"{type(error).__name__}: {error}"
+        except Exception:  # its own ``__str__`` raises
+            reason = type(error).__name__
+        return cls(_shortened(reason), _shortened(user_traceback(error)))
+
+
+def _shortened(text: str) -> str:
+    """A text without its middle if it is long: some exceptions show all of their data."""
+    if len(text) <= _LONGEST:
+        return text
+    cut = f"... {len(text) - _LONGEST:,} characters ..."
+    return text[: _LONGEST // 2] + cut + text[-_LONGEST // 2 :]
 
 
 class TooManyFailures(Exception):  # noqa: N818 - it becomes a part of an EnvError

@@ -7,11 +7,13 @@ environments are stepped, nor which episodes they run.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
 from rlrun.envs.errors import EnvFailure, TooManyFailures
+from rlrun.envs.watchdog import end_forked_copy
 
 _UNPROVEN = (
     "it has not run a whole episode yet; fault_tolerance.restart_failed_sub_environments=true "
@@ -46,6 +48,7 @@ class Rebuilder:
         self.env_steps, self.proven = 0, False
         self._failures = 0
         self._spent, self._spent_at = 0.0, 0  # of the credit, at this env step
+        self._process_id = os.getpid()
 
     def build(
         self, make: Callable[[int], Any] | None, env: Any, env_index: int, error: BaseException
@@ -55,6 +58,7 @@ class Rebuilder:
         Raises:
             TooManyFailures: this failure is not survived.
         """
+        end_forked_copy(self._process_id)
         if not self.when or make is None:
             raise TooManyFailures
         if self.when == "auto" and not self.proven:

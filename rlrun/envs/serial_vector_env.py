@@ -111,9 +111,7 @@ class SerialVectorEnv:
         return observations
 
     def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
-        """Start an episode in the environments of ``mask``; rows of the others are left as they
-        were.
-        """
+        """Start an episode in the environments of ``mask``; other rows stay as they were."""
         for env_index in mask.nonzero()[0].tolist():
             observation = self._first_observation(env_index, int(seeds[env_index]))
             if env_index not in self.failed_envs:
@@ -258,9 +256,12 @@ class SerialVectorEnv:
         return actions
 
     def _concatenate(self) -> None:
-        self._buffer = concatenate(
-            self.single_observation_space, self._nested_observations, self._buffer
-        )
+        space, observations = self.single_observation_space, self._nested_observations
+        try:
+            self._buffer = concatenate(space, observations, self._buffer)
+        except Exception:
+            self._raise_bad_value()
+            raise
 
     def _require_equal_spaces(self) -> None:
         for env_index, env in enumerate(self.envs):
@@ -300,12 +301,11 @@ class SerialVectorEnv:
         )
 
     def _raise_bad_value(self) -> None:
-        batched = batch_space(self.single_observation_space, self.num_envs)
-        for env_index, row in enumerate(iterate(batched, self._buffer)):
+        for i, row in enumerate(self._buffer if self._in_place else self._nested_observations):
             problem = observation_problem(self.single_observation_space, row)
             if problem is not None:
-                step = self._vector_steps - 1 - self._episode_starts[env_index]
-                raise self._observation_error(problem, env_index, step)
+                step = self._vector_steps - 1 - self._episode_starts[i]
+                raise self._observation_error(problem, i, step)
 
     def _error(
         self, error: BaseException, env_index: int, phase: EnvPhase, note: str = ""

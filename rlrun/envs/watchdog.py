@@ -1,4 +1,4 @@
-"""Watchdog: ends calls of environments that do not return.
+"""Watchdog: ends calls of environments that do not return, or return twice.
 
 Owns which call of the main thread is an environment's, for how long it has lasted, and how it is
 ended. Must not know what environments are, nor what follows. A call that returns costs nothing: a
@@ -8,6 +8,7 @@ thread looks at the stack of the main thread now and then.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -17,13 +18,20 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from types import FrameType
 
+from rlrun.envs.errors import RAISED
+
 _WAITING = ("_receive", "ready")  # functions of `EnvProxy`s: the environment is elsewhere
 _IDLE = "_serve"  # waits for a call
 _MORE_S = 5.0  # for what should have ended by itself
 _EXIT_CODE = 1
 
+CLOSE_S = 30.0
+"""Seconds that environments may take to close themselves at the end of a run."""
+
 SIGNAL_S = 2.5
 """Seconds that a call of an environment may still take after a signal that ends a run."""
+
+_log = logging.getLogger(__name__)
 
 OnLate = Callable[[FrameType, float], None]
 """Called with an environment's call that is late, and the seconds that it has lasted, until it has
@@ -100,12 +108,32 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 _late: set[FrameType] = set()  # calls that are to be ended
 
 
-def end_late_calls(limit_s: float | None) -> CallWatch | None:
+def close_in_time(close: Callable[[], None], limit_s: float = CLOSE_S) -> None:
+    """Close environments; one that raises, or does not return, is only warned of.
+
+    The limit holds in the main thread.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    watch = end_late_calls(limit_s, f"{limit_s:g} s") if is_main else None
+    try:
+        close()
+    except RAISED as error:
+        _log.warning("an environment does not close: %s: %s", type(error).__name__, error)
+        _log.info("its traceback:", exc_info=error)
+    finally:
+        if watch is not None:
+            watch.stop()
+
+
+def end_late_calls(limit_s: float | None, limit: str = "") -> CallWatch | None:
     """Raise `EnvTimeoutError` in calls of environments that last longer; None sets no limit.
 
     The error arises where the environment is, and its traceback shows that. A call that does not
     come back to Python ends the process instead, after twice the time and with the stacks of all
     threads on stderr.
+
+    Args:
+        limit: what messages call it; default the setting.
 
     Raises:
         RuntimeError: this is not the main thread.
@@ -114,7 +142,7 @@ def end_late_calls(limit_s: float | None) -> CallWatch | None:
         return None
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("fault_tolerance.env_timeout_s needs the main thread of a process")
-    setting = f"fault_tolerance.env_timeout_s={limit_s:g}"
+    setting = limit or f"fault_tolerance.env_timeout_s={limit_s:g}"
 
     def raise_in_call(number: int, frame: FrameType | None) -> None:
         if any(outer in _late for outer in _outwards(frame)):
@@ -134,6 +162,17 @@ def end_late_calls(limit_s: float | None) -> CallWatch | None:
 
     signal.signal(signal.SIGALRM, raise_in_call)
     return CallWatch(limit_s, on_late)
+
+
+def end_forked_copy(process_id: int) -> None:
+    """End this process if it is another one: an environment has forked it, and it came back.
+
+    As after a fork whose child was to run another program, and did not find it: it would train on,
+    in the same folder and on the same connections.
+    """
+    if os.getpid() != process_id:
+        sys.stderr.write("a process that an environment forked came back from it, and is ended\n")
+        os._exit(_EXIT_CODE)
 
 
 def end_calls_after(number: signal.Signals) -> None:

@@ -27,6 +27,7 @@ from rlrun.checkpoint.checkpoint import (
     take_checkpoint,
 )
 from rlrun.checkpoint.checkpoint_folder import (
+    CHECKPOINTS,
     CheckpointFolder,
     directory_name,
     newest_checkpoint,
@@ -43,6 +44,7 @@ from rlrun.config.schema import ExperimentConfig
 from rlrun.config.trust import code_of, signed_yaml
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.data.results import Row, plain_row
+from rlrun.envs.watchdog import end_forked_copy
 from rlrun.experiment.outcome import End, RunOutcome, summary_lines
 from rlrun.experiment.report.console import (
     ConsoleStyle,
@@ -271,6 +273,7 @@ class RunSession:
         self._writing, self._holding = Pace(_CHECKPOINT_EVERY_S), Pace(0.0)
         self._held: Checkpoint | None = None
         """The state after an iteration since the newest checkpoint, for a run that fails."""
+        self._process_id = os.getpid()
         self._refused = False
         """Whether the run folder has refused that state."""
         # Not twice in memory where it holds the replay buffers.
@@ -360,7 +363,7 @@ class RunSession:
 
     def _iterate(self, algorithm: "Algorithm", interrupts: Interrupts) -> None:
         result: dict[str, Any] | None = None
-        for result in iterate(algorithm, self.stop, lambda: interrupts.requested):
+        for result in iterate(algorithm, self.stop, interrupts.look):
             self.take(algorithm, result)
         wanted = self.experiment.checkpoint.at_end or interrupts.requested
         if result is not None and (wanted or not self.folder.is_there()):
@@ -368,6 +371,7 @@ class RunSession:
 
     def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> Row:
         """Report an iteration's result, and write a checkpoint if one is due; returns its row."""
+        end_forked_copy(self._process_id)
         with algorithm.timers.phase("report"):
             row = self._report(result)
         with algorithm.timers.phase("checkpoint"):
@@ -403,7 +407,7 @@ class RunSession:
                 return
         except CheckpointWriteError as error:
             log.warning("%s", error)
-        for home in (self.folder.path.absolute().parent, Path(tempfile.gettempdir())):
+        for home in (self.folder.home.parent, Path(tempfile.gettempdir())):
             try:
                 self._move(home, held)
                 return
@@ -530,6 +534,7 @@ class RunSession:
 
     def note_failure(self, error: BaseException) -> None:
         """Write the traceback to the log, the reason to meta.json, and the last state held."""
+        end_forked_copy(self._process_id)
         log.error("the run failed", exc_info=error)
         first, reason = self.folder, f"{type(error).__name__}: {error}"
         if first.is_there():
@@ -552,7 +557,7 @@ class RunSession:
 
     def _outcome(self, end: End, reason: str) -> RunOutcome:
         newest, best = self.checkpoints.newest, self.checkpoints.best
-        home = self.folder.checkpoints
+        home = self.folder.path / CHECKPOINTS
         return RunOutcome(
             end=end,
             reason=reason,

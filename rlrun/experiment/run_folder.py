@@ -64,7 +64,12 @@ class FolderLostError(CheckpointWriteError):
 
 
 class RunFolder:
-    """The paths of one run folder; ``create``, ``create_at`` and ``open`` also lock it."""
+    """The paths of one run folder; ``create``, ``create_at`` and ``open`` also lock it.
+
+    Attributes:
+        path: the folder as the user has named it, for messages.
+        home: its absolute path, which an environment that changes the working directory leaves.
+    """
 
     CONFIG: ClassVar[str] = "config.yaml"
     """The file that makes a folder one of this kind."""
@@ -74,14 +79,14 @@ class RunFolder:
     """Text between time and seed in the folder's name."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config = path / self.CONFIG
-        self.meta = path / "meta.json"
-        self.metrics = path / "metrics.jsonl"
-        self.log = path / "log.txt"
-        self.checkpoints = path / CHECKPOINTS
-        self.videos = path / "videos"
-        self.tensorboard = path / "tensorboard"
+        self.path, self.home = path, path.absolute()
+        self.config = self.home / self.CONFIG
+        self.meta = self.home / "meta.json"
+        self.metrics = self.home / "metrics.jsonl"
+        self.log = self.home / "log.txt"
+        self.checkpoints = self.home / CHECKPOINTS
+        self.videos = self.home / "videos"
+        self.tensorboard = self.home / "tensorboard"
         self._lock: IO[str] | None = None
         self._directory: os.stat_result | None = None
         """The directory that is locked."""
@@ -146,7 +151,7 @@ class RunFolder:
             RunFolderError: another process has it locked, or it cannot be written.
         """
         try:
-            lock = (self.path / _LOCK).open("a")
+            lock = (self.home / _LOCK).open("a")
         except OSError as error:
             raise RunFolderError(f"{self.path}: cannot be written: {error.strerror}") from error
         try:
@@ -159,7 +164,7 @@ class RunFolder:
         except OSError:
             # Some network file systems have no locks; runs must work there, too.
             pass
-        self._lock, self._directory = lock, os.stat(self.path)
+        self._lock, self._directory = lock, os.stat(self.home)
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -169,18 +174,18 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove the folder of a run that never began, so that its name is free again."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        link = self.path.parent / LATEST
+        shutil.rmtree(self.home, ignore_errors=True)
+        link = self.home.parent / LATEST
         if link.is_symlink() and not link.exists():
             link.unlink()
         if self.path.parent.parent == Path(RUNS):
             with suppress(OSError):  # other runs of this name
-                self.path.parent.rmdir()
+                self.home.parent.rmdir()
 
     def is_there(self) -> bool:
         """Whether the directory is still the one that was locked, with the config in it."""
         try:
-            now = os.stat(self.path)
+            now = os.stat(self.home)
         except OSError:
             return False
         same = self._directory is None or os.path.samestat(self._directory, now)
@@ -192,7 +197,7 @@ class RunFolder:
         Raises:
             OSError: ``home`` cannot be written; nothing is left behind.
         """
-        path = tempfile.mkdtemp(prefix=f"{self.path.absolute().name}-saved-", dir=home)
+        path = tempfile.mkdtemp(prefix=f"{self.home.name}-saved-", dir=home)
         folder = type(self)(Path(path))
         try:
             replace_text(folder.config, config_yaml)

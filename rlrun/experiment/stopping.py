@@ -144,6 +144,11 @@ class Interrupts:
         """Whether a signal was received."""
         return self.signal_name is not None
 
+    def look(self) -> bool:
+        """Whether a signal was received; handlers that an environment replaced are put back."""
+        self._install()
+        return self.requested
+
     def defer(self, *elsewhere: Callable[[], None]) -> None:
         """Only note the first signal from now on; also replaces the handlers that Ray installed.
 

@@ -37,7 +37,7 @@ from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.recorded_step import Recorder
 from rlrun.envs.serial_vector_env import SerialVectorEnv
 from rlrun.envs.vector_env import make_sub_envs, make_vector_env
-from rlrun.envs.watchdog import end_late_calls
+from rlrun.envs.watchdog import close_in_time, end_late_calls
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
 from rlrun.sampling.agent_envs import AgentEnvs
@@ -568,4 +568,4 @@ class EnvRunner(OldNames):
     def stop(self) -> None:
         """Close the environments."""
         self._end_watchdog()
-        self.envs.close()
+        close_in_time(self.envs.close)

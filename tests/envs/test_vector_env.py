@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import Observes
+from counting_envs import Observes, ObservesNested
 from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
@@ -24,7 +24,7 @@ from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data.column_data import pick
 from rlrun.envs.env import EnvContext
 from rlrun.envs.episode_vector_env import replay_actions
-from rlrun.envs.errors import EnvError
+from rlrun.envs.errors import EnvError, EnvFailure
 from rlrun.envs.serial_vector_env import SerialVectorEnv
 from rlrun.envs.vector_env import make_vector_env
 
@@ -314,6 +314,31 @@ def test_an_exception_in_a_process_arrives_the_same(capfd: pytest.CaptureFixture
     assert not multiprocessing.active_children()
 
 
+def test_what_a_process_cannot_send_is_an_error_of_the_environment() -> None:
+    env = make("counting_envs:Observes", num_envs=1, vectorize="async", kwargs={"value": lambda: 0})
+    env.reset([2])
+    env.step(np.zeros(1, int))
+    with pytest.raises(EnvError, match="pickle") as caught:
+        env.step(np.zeros(1, int))
+    assert (caught.value.phase, caught.value.env_step) == ("step", 1)
+    env.close()
+
+
+class CannotSayError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(CannotSayError(), "CannotSayError"), (ValueError("x" * 10**6), "ValueError: xx")],
+)
+def test_an_exception_of_any_kind_can_be_told(error: Exception, reason: str) -> None:
+    failure = EnvFailure.from_exception(error)
+    assert failure.reason.startswith(reason)
+    assert max(map(len, (failure.reason, failure.user_traceback))) < 20_000
+
+
 def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
     spec = EnvSpec(use="counting_envs:DiesInStep")
     config = EnvRunnersConfig(gym_env_vectorize_mode="async", disable_env_checking=True)
@@ -326,23 +351,29 @@ def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("kind", "value", "message"),
     [
-        (np.array([0, np.nan], np.float32), r"NaN at index \(1,\)"),
-        (np.array([-np.inf, 0], np.float32), r"an infinity at index \(0,\)"),
-        ([0.0, 1e39], "an infinity"),  # beyond float32
-        (np.float32(3), r"shape \(\), the space says \(2,\)"),
-        (np.zeros(1, np.float32), r"shape \(1,\)"),
-        (np.zeros((1, 2), np.float32), r"shape \(1, 2\)"),
-        (np.array([0, 1j]), "dtype complex128"),
-        ("ab", "shape"),
+        (Observes, np.array([0, np.nan], np.float32), r"NaN at index \(1,\)"),
+        (Observes, np.array([-np.inf, 0], np.float32), r"an infinity at index \(0,\)"),
+        (Observes, [0.0, 1e39], "an infinity"),  # beyond float32
+        (Observes, np.float32(3), r"shape \(\), the space says \(2,\)"),
+        (Observes, np.zeros(1, np.float32), r"shape \(1,\)"),
+        (Observes, np.zeros((1, 2), np.float32), r"shape \(1, 2\)"),
+        (Observes, np.array([0, 1j]), "dtype complex128"),
+        (Observes, "ab", "shape"),
+        (ObservesNested, {"n": 1}, r"must be a dict with the keys \['n', 'x'\]"),
+        (ObservesNested, {"x": np.float32(3), "n": 1}, r"\['x'\] has shape \(\)"),
+        (ObservesNested, {"x": np.zeros(2), "n": "a"}, r"\['n'\] 'a' is not in Discrete"),
+        (ObservesNested, None, "must be a dict"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:invalid value encountered in dot:RuntimeWarning")
-def test_an_observation_that_is_none_of_its_space_stops_the_run(value: Any, message: str) -> None:
+def test_an_observation_that_is_none_of_its_space_stops_the_run(
+    kind: Any, value: Any, message: str
+) -> None:
     """Also where numpy would broadcast it, cut it off, or let it pass as a number."""
-    envs = [Observes(value), Observes(value)]
+    envs = [kind(value), kind(value)]
     env = SerialVectorEnv(envs, "Mine-v0")
     env.reset([2, 2])
     env.step(np.zeros(2, int))

@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rlrun.algorithms.result import is_wall_clock
-from rlrun.checkpoint.checkpoint import read_checkpoint
+from rlrun.checkpoint.checkpoint import CheckpointError, read_checkpoint
+from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
 from rlrun.data.results import addresses, lookup
 from rlrun.experiment.report.sinks import read_rows
 
@@ -26,6 +28,14 @@ def timeless(folder):
 
 def meta(folder):
     return json.loads((Path(folder) / "meta.json").read_text())
+
+
+def unsaved_env_steps(folder):
+    """Env steps after the newest checkpoint, which a resumed run makes once more."""
+    made, saved = (rows(folder) or [{"env_steps": 0}])[-1]["env_steps"], 0
+    with suppress(CheckpointError):
+        saved = newest_checkpoint(Path(folder) / "checkpoints").row["env_steps"]
+    return made - saved
 
 
 def assert_equal_runs(left, right, *, but=None):

@@ -434,7 +434,7 @@ def test_a_custom_sink_receives_the_results_and_is_closed():
     closed = counting_algorithm.CollectingSink.closed
     train("report.sinks=[jsonl, 'counting_algorithm:CollectingSink']")
     written = counting_algorithm.CollectingSink.written
-    assert {directory for directory, _ in written} == {Path("run")}
+    assert {directory for directory, _ in written} == {Path("run").absolute()}
     assert [result["training_iteration"] for _, result in written] == [1, 2, 3, 4, 5, 6]
     assert counting_algorithm.CollectingSink.closed == closed + 1
 

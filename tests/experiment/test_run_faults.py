@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -10,7 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from run_folders import assert_equal_runs, meta, rows, start_rlrun, timeless, wait_for
+from run_folders import (
+    assert_equal_runs,
+    meta,
+    rows,
+    start_rlrun,
+    timeless,
+    unsaved_env_steps,
+    wait_for,
+)
 
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.experiment.run import resume_experiment, run_experiment
@@ -69,7 +78,7 @@ def test_a_killed_and_resumed_run_equals_an_undisturbed_one(whole, num_rows):
 
 
 @pytest.mark.parametrize("num_env_runners", [0, 1])
-def test_a_run_whose_terminal_is_closed_is_saved(whole, num_env_runners):
+def test_a_run_whose_terminal_is_closed_is_saved(whole, record_fault, num_env_runners):
     folder = whole.parent / f"closed-{num_env_runners}"
     child, terminal = pty.fork()
     if not child:
@@ -86,8 +95,10 @@ def test_a_run_whose_terminal_is_closed_is_saved(whole, num_env_runners):
     last = timeless(folder)[-1]["training_iteration"]
     assert read_checkpoint(folder / "checkpoints/latest").iteration == last
     if not num_env_runners:
+        repeated = [unsaved_env_steps(folder)]
         resume_experiment(folder, console="quiet")
         assert_equal_runs(folder, whole)
+        record_fault(lost=[0], repeated=repeated)
 
 
 def _read_to_the_end(terminal):
@@ -104,7 +115,9 @@ def _read_to_the_end(terminal):
         (signal.SIGHUP, "gym_env_vectorize_mode: async"),
     ],
 )
-def test_a_run_is_saved_when_all_of_its_processes_get_a_signal(whole, number, settings):
+def test_a_run_is_saved_when_all_of_its_processes_get_a_signal(
+    whole, record_fault, number, settings
+):
     """As a scheduler and a terminal send it; Ray's session folder goes with the run."""
     folder = whole.parent / f"group-{number.name}-{settings[:3]}"
     process = start_rlrun(
@@ -119,6 +132,7 @@ def test_a_run_is_saved_when_all_of_its_processes_get_a_signal(whole, number, se
     assert not ray_sessions(process)
     last = timeless(folder)[-1]["training_iteration"]
     assert read_checkpoint(folder / "checkpoints/latest").iteration == last
+    record_fault(repeated=[unsaved_env_steps(folder)])
 
 
 def test_the_next_run_removes_the_ray_session_of_a_killed_one(whole):
@@ -142,15 +156,17 @@ def ray_sessions(process):
 
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
-def test_a_signal_is_exit_130_with_a_checkpoint_of_the_last_row(whole, number):
+def test_a_signal_is_exit_130_with_a_checkpoint_of_the_last_row(whole, record_fault, number):
     folder = whole.parent / number.name
     with start(folder, 3) as process:
         os.kill(process.pid, number)
         assert process.wait(30) == 130
     last = timeless(folder)[-1]["training_iteration"]
     assert read_checkpoint(folder / "checkpoints/latest").iteration == last
+    repeated = [unsaved_env_steps(folder)]
     resume_experiment(folder, console="quiet")
     assert_equal_runs(folder, whole)
+    record_fault(lost=[0], repeated=repeated)
 
 
 @pytest.mark.parametrize(
@@ -175,3 +191,36 @@ def test_one_signal_ends_a_run_whose_environment_hangs(tmp_path, number, how, mo
     assert run.wait(timeout=30) == 130
     assert meta(folder)["sessions"][-1]["outcome"] == "interrupted"
     assert (folder / "checkpoints" / "000003").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("how", "settings", "told"),
+    [
+        ("chdir", "num_env_runners: 0", b""),
+        ("thread", "num_env_runners: 0", b"threads that the command has left do not end"),
+        ("fork", "num_env_runners: 0", b"forked came back"),
+        ("fork, and the child exits", "num_env_runners: 0", b"forked came back"),
+        ("fork, and the child exits", "gym_env_vectorize_mode: async", b"forked came back"),
+        ("fork, and the child exits", "num_env_runners: 1", b""),
+    ],
+)
+def test_a_run_survives_what_its_environment_does_to_the_process(tmp_path, how, settings, told):
+    (tmp_path / "hanging.yaml").write_text(HANGING)
+    words = f"env.how='{how}'", f"env_runners={{{settings}}}", "stop.training_iteration=6"
+    options = {"cwd": tmp_path, "stderr": subprocess.PIPE}
+    train = "train", "hanging.yaml", *words, "--quiet", "--run-dir"
+    with start_rlrun(*train, "odd", "env.at=1000", **options) as run:
+        _, errors = run.communicate(timeout=100)
+    assert (run.returncode, b"Traceback" in errors, told in errors) == (0, False, True)
+    with start_rlrun(*train, "plain", "env.at=1000000", **options) as run:
+        assert run.wait(100) == 0
+    assert_equal_runs(tmp_path / "odd", tmp_path / "plain")
+
+
+def test_a_signal_ends_a_run_whose_environment_has_replaced_the_handlers(tmp_path):
+    (tmp_path / "hanging.yaml").write_text(HANGING)
+    words = "env.how=signal", "env.at=1000", "stop={env_steps: 1e9}", "--quiet"
+    with start_rlrun("train", "hanging.yaml", *words, "--run-dir", "run", cwd=tmp_path) as run:
+        wait_for(lambda: len(rows(tmp_path / "run")) > 6)
+        run.terminate()
+        assert run.wait(60) == 130

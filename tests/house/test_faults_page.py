@@ -38,12 +38,12 @@ def test_each_test_that_measures_is_on_the_page():
 
 
 def test_figures_replace_the_last_cells_of_the_row_of_their_test():
-    row = "| a fault | a promise | `tests/a/test_b.py::test_c` | 7 |  |  |"
-    figures = {"lost": [0], "repeated": [1, 3, 200], "recovery_s": []}
+    row = "| a fault | a promise | `tests/a/test_b.py::test_c` | 7 |  |  |  |"
+    figures = {"lost": [0], "repeated": [1, 3, 200], "recovery_s": [], "memory_mb": [5]}
     (new, other) = with_figures(f"{row}\nno row", {"tests/a/test_b.py::test_c": figures}).split(
         "\n"
     )
     cells = [cell.strip() for cell in new.split("|")]
     assert cells[1:3] == ["a fault", "a promise"]
-    assert cells[4:7] == ["0", "3, at most 200 of 3", ""]
+    assert cells[4:8] == ["0", "3, at most 200 of 3", "", "5"]
     assert other == "no row"

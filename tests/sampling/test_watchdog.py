@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hanging_envs import Hanging
 
 from rlrun import EnvRunner, RunnerSpec
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.errors import EnvError
+from rlrun.envs.serial_vector_env import SerialVectorEnv
+from rlrun.envs.watchdog import close_in_time
 
 LIMIT_S = 0.12
 
@@ -63,6 +66,15 @@ def test_in_a_process_of_its_own_as_well(runner, how):
     with pytest.raises(EnvError, match="no answer within") as e:
         runner("async", how=how, at=8).sample()
     assert "hanging_envs.py" in e.value.user_traceback
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("sleep", "EnvTimeoutError: no answer within 0.12 s"), ("raises", "ZeroDivisionError")],
+)
+def test_an_environment_that_does_not_close_is_only_warned_of(caplog, how, said):
+    close_in_time(SerialVectorEnv([Hanging(how, "close", at=1)], "Hanging").close, LIMIT_S)
+    assert f"an environment does not close: {said}" in caplog.text
 
 
 def test_an_environment_that_exits_is_an_error(runner):

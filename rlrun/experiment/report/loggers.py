@@ -173,5 +173,5 @@ def _lasting_id(folder: RunFolder) -> str:
     """An id that a run keeps when it is resumed, and when its folder is moved."""
     meta = folder.read_meta()
     session = meta["sessions"][0]
-    parts = (meta["created"], session["host"], session["pid"], folder.path.absolute().name)
+    parts = (meta["created"], session["host"], session["pid"], folder.home.name)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -206,7 +206,7 @@ def _make_sink(spec: UseSpec, folder: RunFolder) -> Sink:
     factory = import_object(LOGGERS.get(spec.use, spec.use))
     arguments = dict(spec.kwargs)
     if "run_dir" in inspect.signature(factory).parameters:
-        arguments.setdefault("run_dir", folder.path)
+        arguments.setdefault("run_dir", folder.home)
     sink: Sink = factory(**arguments)
     for method in ("write", "close"):
         if not callable(getattr(sink, method, None)):

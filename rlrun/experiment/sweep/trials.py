@@ -42,10 +42,10 @@ class SweepFolder(RunFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.trials = path / "trials.jsonl"
-        self.best = path / "best.yaml"
-        self.plot = path / "plot.png"
-        self.tune = path / ".tune"
+        self.trials = self.home / "trials.jsonl"
+        self.best = self.home / "best.yaml"
+        self.plot = self.home / "plot.png"
+        self.tune = self.home / ".tune"
 
 
 def trial_name(number: int) -> str:
