@@ -353,14 +353,12 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self.policies.connectors.apply_deltas([reply.connector_deltas for reply in replies])
 
     def train_batch(self, replies: Sequence[SampleReply]) -> MultiAgentBatch:
-        """The batches of these replies as one, which callbacks may change."""
+        """The batches of these replies as one."""
         batch = replies[0].batches
         if len(replies) > 1:
             batch = concat_samples([reply.batches for reply in replies]).as_multi_agent()
         if self.config.env_runners.compress_observations:
             batch.decompress_if_needed()
-        if self._callbacks:
-            self._call_back("on_sample_end", batch.unwrapped())
         return batch
 
     def train_batches(

@@ -13,7 +13,7 @@ from rlrun.sampling.runner_messages import RunnerCallbacks
 
 if TYPE_CHECKING:
     from rlrun.algorithms.result import Result
-    from rlrun.data.sample_batch import SampleBatch
+    from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
     from rlrun.envs.env import EnvContext
     from rlrun.sampling.episodes import EpisodeRecord
 
@@ -81,9 +81,6 @@ class Callbacks:
         Changes in it count.
         """
 
-    def on_sample_end(self, algorithm: Any, batch: SampleBatch) -> None:
-        """A train batch has been sampled; changes in it are learned from."""
-
     def on_postprocess_trajectory(
         self,
         *,
@@ -106,6 +103,18 @@ class Callbacks:
             episode: its id, the `eps_id` of the rows.
             original_batches: agent -> policy id, policy and chunk before `postprocess_trajectory`,
                 of all agents with a chunk of the same episode in the fragment.
+        """
+
+    def on_sample_end(self, env_runner: Any, samples: SampleBatch | MultiAgentBatch) -> None:
+        """An env runner has sampled a fragment for training, which is about to be sent.
+
+        Called once for each fragment, after `on_postprocess_trajectory`. What is changed in it is
+        learned from: columns may be replaced, and new ones added in each fragment, while the number
+        of rows stays. `obs` and `new_obs` may share memory: assign a new array instead of writing
+        into one.
+
+        Args:
+            samples: the rows of the default policy, or a MultiAgentBatch of several policies.
         """
 
     def on_train_result(self, algorithm: Any, result: Result) -> None:
@@ -158,6 +167,7 @@ _IN_RUNNERS = (
     "on_environment_created",
     "on_sub_environment_created",
     "on_postprocess_trajectory",
+    "on_sample_end",
 )
 
 

@@ -131,6 +131,7 @@ class EnvRunner(OldNames):
         self._rebuilder.proven = role is Role.EVALUATION
         made = [(import_object(one.spec.use)(**one.spec.kwargs), one) for one in spec.callbacks]
         self._callbacks = [(callbacks, one.methods) for callbacks, one in made]
+        self._ending = self._with("on_sample_end")
         self.envs: Any = self._make_envs()
         for callbacks in self._with("on_environment_created"):
             callbacks.on_environment_created(self, self.envs, self._context)
@@ -463,14 +464,14 @@ class EnvRunner(OldNames):
         envs.end_fragment(self.actors)
         if self._watch is not None:
             self._watch.require_lasting()
-        batches = self._build()
+        batches = self._build(env_steps)
         timings = {"policy": loop.policy_s, "env": loop.env_s, "other": 0.0}
         reply = SampleReply(
             runner_index=self.runner_index,
             weights_version=self.weights_version,
-            batches=MultiAgentBatch(batches, env_steps),
+            batches=batches,
             env_steps=env_steps,
-            agent_steps=sum(len(one) for one in batches.values()),
+            agent_steps=sum(len(one) for one in batches.policy_batches.values()),
             vector_steps=vector_steps,
             episodes=envs.episodes.records if self._lock_step else self._finished_episodes(),
             connector_deltas={
@@ -516,25 +517,43 @@ class EnvRunner(OldNames):
                 actor.noise.parameters.end_fragment(actor.seen, renew=renew)
                 actor.seen = None
 
-    def _build(self) -> dict[str, SampleBatch]:
+    def _build(self, env_steps: int) -> MultiAgentBatch:
         """The policies' batches, postprocessed, without what learning does not need."""
-        envs, plain = self._slot_envs, self.postprocess.does_nothing
+        envs, plain = self._slot_envs, self.postprocess.does_nothing and not self._ending
         running = envs.running if isinstance(envs, AgentEnvs) else ()
         batches: dict[str, SampleBatch] = {}
         for policy_id, actor in self.actors.items():
             batch = actor.build(running, everything=not plain)
             if self.spec.multi_agent is None or len(batch):
                 batches[policy_id] = batch
-        if not plain:
+        if not self.postprocess.does_nothing:
             name = envs.agent_name if isinstance(envs, AgentEnvs) else only_agent
             batches = self.postprocess(batches, name)
-            for policy_id, batch in batches.items():
+        samples = MultiAgentBatch(batches, env_steps)
+        if self._ending:
+            self._end_sample(samples)
+        if not plain:
+            for policy_id, batch in samples.policy_batches.items():
                 for column in self.actors[policy_id].inputs.leave_out & batch.keys():
                     del batch[column]
         if self.runner_index > 0 and self.spec.settings.compress_observations:
-            for batch in batches.values():
+            for batch in samples.policy_batches.values():
                 batch.compress()
-        return batches
+        return samples
+
+    def _end_sample(self, samples: MultiAgentBatch) -> None:
+        """Let callbacks change the fragment, but for the number of its rows."""
+        rows = {policy_id: len(batch) for policy_id, batch in samples.policy_batches.items()}
+        for callbacks in self._ending:
+            callbacks.on_sample_end(self, samples.unwrapped())
+            now = {policy_id: len(batch) for policy_id, batch in samples.policy_batches.items()}
+            try:
+                samples.check_valid()
+                if now != rows:
+                    raise ValueError(f"{now} rows by policy are left of {rows}")
+            except ValueError as error:
+                name = f"{type(callbacks).__name__}.on_sample_end"
+                raise ValueError(f"{name}: {error}; the number of rows must stay") from None
 
     # -- state ---------------------------------------------------------------------------------
 

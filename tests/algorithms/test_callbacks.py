@@ -1,11 +1,14 @@
 """Callbacks are called where they say, with what they say."""
 
+import os
 import re
+import signal
 from collections import Counter
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 from tiny import learner_stats
 
 from rlrun.algorithms.callbacks import Callbacks
@@ -36,9 +39,9 @@ class Recording(Callbacks):
         calls["episode"] += 1
         episode.custom_metrics["doubled"] = 2.0 * episode.length
 
-    def on_sample_end(self, algorithm, batch):
-        calls["rows"] += len(batch)
-        batch[col.REWARDS] = batch[col.REWARDS] + self.bonus
+    def on_sample_end(self, env_runner, samples):
+        calls["rows"] += len(samples)
+        samples[col.REWARDS] = samples[col.REWARDS] + self.bonus
 
     def on_train_result(self, algorithm, result):
         calls["result"] += 1
@@ -328,10 +331,85 @@ def test_a_custom_metric_that_is_no_number_is_named(built):
         algorithm.train()
 
 
-@pytest.mark.parametrize("method", ["on_sample_end", "on_learn_on_batch"])
-def test_callbacks_that_fail_to_change_a_batch_end_the_run(built, method):
+def test_callbacks_that_fail_to_change_a_batch_end_the_run(built):
     config = PPOConfig().environment("CartPole-v1")
     config = config.training(train_batch_size=100, minibatch_size=100)
-    algorithm = built(config.callbacks({"use": f"{__name__}:Failing", "method": method}))
+    use = {"use": f"{__name__}:Failing", "method": "on_learn_on_batch"}
+    algorithm = built(config.callbacks(use))
     with pytest.raises(OSError, match="the board is down"):
         algorithm.train()
+
+
+class Fragments(Callbacks):
+    """Adds to the rewards of each fragment, to each policy's alike, and a column."""
+
+    def on_sample_end(self, env_runner, samples):
+        assert env_runner.role.name == "TRAIN"
+        batches = samples.as_multi_agent().policy_batches
+        for policy_id, batch in batches.items():
+            assert env_runner.actors.keys() >= {policy_id}
+            assert col.ACTION_DIST_INPUTS in batch
+            batch[col.REWARDS] = batch[col.REWARDS] + 2.0
+            batch["fragment"] = np.full(len(batch), calls["fragments"])
+            calls["rows"] += len(batch)
+        calls["fragments"] += 1
+
+
+def sampling(config, env, runners=0):
+    policies = ["agent_0", "agent_1"] if env == "MultiAgentCartPole" else []
+    config = config.environment(env).callbacks(f"{__name__}:Fragments").debugging(seed=3)
+    config = config.env_runners(num_env_runners=runners, num_cpus_per_env_runner=0.1)
+    return config.multi_agent(policies=policies) if policies else config
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "MultiAgentCartPole"])
+@pytest.mark.parametrize("name", ["PPO", "A3C", "IMPALA", "DQN"])
+def test_each_fragment_is_shown_once_with_all_its_rows(built, name, env):
+    config = sampling(tiny.ALGORITHMS[name](), env).evaluation(interval=1, episodes=1)
+    calls.clear()
+    algorithm = built(config)
+    result = [algorithm.train() for _ in range(2)][-1]
+    assert calls["rows"] == result["agent_steps"]
+    assert calls["fragments"] > 1
+    if name == "PPO":
+        batches = algorithm.sample().as_multi_agent().policy_batches
+        assert all((batch[col.REWARDS] == 3.0).all() for batch in batches.values())
+
+
+class Shortens(Callbacks):
+    def on_sample_end(self, env_runner, samples):
+        for name in list(samples.keys()):
+            samples[name] = samples[name][1:]
+
+
+class Unequal(Callbacks):
+    def on_sample_end(self, env_runner, samples):
+        samples[col.REWARDS] = samples[col.REWARDS][1:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("Shortens", r"Shortens.on_sample_end: .*99} rows by policy are left of .*100}"),
+        ("Unequal", r"Unequal.on_sample_end: .*'rewards' has \[99\] rows"),
+    ],
+)
+def test_a_fragment_keeps_its_number_of_rows(built, kind, says):
+    config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:{kind}")
+    algorithm = built(config.training(train_batch_size=100, minibatch_size=100))
+    with pytest.raises(ValueError, match=says):
+        algorithm.train()
+
+
+@pytest.mark.faults
+def test_a_fragment_that_is_sampled_again_is_shown_and_changed_again(built):
+    rows = []
+    for killed in (False, True):
+        algorithm = built(sampling(tiny.ALGORITHMS["PPO"](), "CartPole-v1", runners=2))
+        if killed:
+            pids = algorithm.env_runner_group.foreach_env_runner(lambda _: os.getpid())
+            os.kill(pids[-1], signal.SIGKILL)
+        batch = algorithm.sample()
+        assert (batch[col.REWARDS] == 3.0).all()
+        rows.append(batch[col.OBS])
+    np.testing.assert_array_equal(*rows)

@@ -74,7 +74,7 @@ def test_results_are_the_same_as_with_all_columns(build, model):
 
 
 class LooksAtAnything(Callbacks):
-    def on_sample_end(self, algorithm, batch):
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
         assert "action_logp" in batch
 
 

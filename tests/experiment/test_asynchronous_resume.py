@@ -56,7 +56,7 @@ class Ledger(Callbacks):
         line = {"episode": episode.episode_id, "length": episode.length}
         self._write(iteration=algorithm.progress.iteration + 1, **line)
 
-    def on_sample_end(self, algorithm, batch):
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
         pairs = [batch[col.EPS_ID].tolist(), batch[col.T].tolist()]
         self._write(iteration=algorithm.progress.iteration + 1, rows=pairs)
 

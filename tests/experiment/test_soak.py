@@ -380,7 +380,7 @@ def test_few_open_files_are_enough_or_named(tmp_path, files):
 class LearnsSlowly(Callbacks):
     """Half a second for each train batch, which runners sample in a hundredth of it."""
 
-    def on_sample_end(self, algorithm, batch):
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
         time.sleep(0.5)
 
 
