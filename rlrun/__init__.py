@@ -29,6 +29,8 @@ _PUBLIC_NAMES: dict[str, str] = {
     "EnvRunner": "rlrun.sampling.env_runner",
     "EnvRunnerGroup": "rlrun.actors.env_runner_group",
     "export": "rlrun.experiment.export",
+    "Histogram": "rlrun.data.media",
+    "Image": "rlrun.data.media",
     "IMPALA": "rlrun.algorithms.impala",
     "IMPALAConfig": "rlrun.algorithms.impala",
     "ItemReplayBuffer": "rlrun.replay.sequence_replay_buffer",
@@ -69,6 +71,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "train_one_step": "rlrun.algorithms.on_policy",
     "TrainingConfig": "rlrun.config.schema",
     "verify": "rlrun.experiment.verify.verify",
+    "Video": "rlrun.data.media",
     "ViewRequirement": "rlrun.data.view_requirement",
 }
 

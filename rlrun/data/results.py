@@ -11,13 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.data.media import Media
+
 Row = dict[str, Any]
 """Nested: text -> bool, int, float, text, None, or another such dict."""
 
 
 def plain_row(result: Mapping[str, Any]) -> Row:
-    """A copy of a result as plain JSON values: exact floats, None for NaN and infinities."""
-    return {str(key): _plain(value) for key, value in result.items()}
+    """A copy of a result as plain JSON values: exact floats, None for NaN and infinities.
+
+    Histograms, images and videos are left out.
+    """
+    numbers = ((key, value) for key, value in result.items() if not isinstance(value, Media))
+    return {str(key): _plain(value) for key, value in numbers}
 
 
 def _plain(value: Any) -> Any:

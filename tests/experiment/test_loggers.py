@@ -7,14 +7,20 @@ import csv
 import json
 import sys
 from importlib.machinery import ModuleSpec
+from io import BytesIO
 from types import ModuleType
 from unittest.mock import MagicMock
 
+import numpy as np
+import PIL.Image
+import PIL.ImageSequence
 import pytest
+from matplotlib.figure import Figure
 
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import UseSpec
+from rlrun.data.media import Histogram, Image, Video
 from rlrun.experiment.report.sinks import make_sinks
 from rlrun.experiment.run_folder import RunFolder
 
@@ -84,6 +90,75 @@ def test_tensorboard_has_scalars_the_file_and_the_settings(folder):
     assert b"lr: 0.5" in text.tensor_proto.string_val[0]
     assert events.Scalars("last/episode_return_mean")[0].value == 7.0
     assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+@pytest.fixture
+def row():
+    """A result with one of everything that sinks may take."""
+    frames = np.zeros((5, 12, 16, 3), np.uint8)
+    for t, frame in enumerate(frames):
+        frame[:, 3 * t : 3 * t + 3] = [255, 0, 0]
+    figure = Figure(figsize=(2, 1), dpi=50)
+    figure.subplots().plot([0, 1], [1, 0])
+    own = {"lengths": Histogram([1, 2, 2, np.nan]), "curve": Image(figure)}
+    return {**ROWS[0], "own": own, "film": Video(frames, fps=10), "none": Histogram([])}
+
+
+def test_tensorboard_shows_histograms_images_and_videos(folder, row):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    report(folder, [row], "tensorboard")
+    events = accumulator.EventAccumulator(str(folder.tensorboard))
+    events.Reload()
+    assert events.Tags()["histograms"] == ["own/lengths"]
+    (histogram,) = events.Histograms("own/lengths")
+    assert (histogram.step, histogram.histogram_value.num) == (100, 3)
+    assert (histogram.histogram_value.min, histogram.histogram_value.max) == (1, 2)
+    (curve,), (film,) = events.Images("own/curve"), events.Images("film")
+    assert (curve.step, curve.width, curve.height) == (100, 100, 50)
+    picture = np.asarray(PIL.Image.open(BytesIO(curve.encoded_image_string)))
+    assert len(np.unique(picture)) > 10
+    with PIL.Image.open(BytesIO(film.encoded_image_string)) as gif:
+        shown = [np.asarray(frame.convert("RGB")) for frame in PIL.ImageSequence.Iterator(gif)]
+        assert (gif.format, gif.info["duration"]) == ("GIF", 100)
+    assert [np.flatnonzero(frame[0, :, 0])[0] for frame in shown] == [0, 3, 6, 9, 12]
+
+
+def test_what_is_no_number_stays_out_of_jsonl_and_csv(folder, row):
+    report(folder, [row], "csv")
+    known = [*ROWS[0], "own"]
+    assert [*json.loads(folder.metrics.read_text())] == known
+    assert (folder.path / "metrics.csv").read_text().splitlines()[0] == ",".join(known[:-1])
+
+
+def test_wandb_and_mlflow_get_what_they_take(folder, double, row):
+    wandb, mlflow = double("wandb"), double("mlflow")
+    mlflow.start_run.return_value.info.run_id = "77"
+    report(folder, [row], "wandb")
+    report(folder, [row], "mlflow")
+    found = wandb.init.return_value.log.call_args.args[0]
+    assert found["own/lengths"] is wandb.Histogram.return_value
+    assert wandb.Histogram.call_args.args[0].tolist() == [1.0, 2.0, 2.0]
+    assert found["own/curve"] is wandb.Image.return_value
+    assert found["film"] is wandb.Video.return_value
+    assert wandb.Video.call_args.args[0].getvalue().startswith(b"GIF")
+    assert "none" not in found
+    (image,) = mlflow.log_image.call_args_list
+    assert image.kwargs == {"key": "own/curve", "step": 100}
+    assert image.args[0].size == (100, 50)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Histogram(["a"]), "a histogram is of numbers"),
+        (lambda: Image(np.zeros((3, 8, 8), np.uint8)), r"not uint8 \[3, 8, 8\]"),
+        (lambda: Image(np.zeros((8, 8))), r"not float64 \[8, 8\]"),
+        (lambda: Video([]), "at least one frame"),
+    ],
+)
+def test_what_is_no_picture_is_said(make, says):
+    with pytest.raises((TypeError, ValueError), match=says):
+        make()
 
 
 def test_wandb_gets_settings_and_numbers_and_a_resumed_run_goes_on_there(folder, double):

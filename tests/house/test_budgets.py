@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 from source_tree import PACKAGE, ROOT
 
 from benchmarks.views import Plain, WithPrevious, runner_of
@@ -21,7 +22,7 @@ from rlrun.sampling.runner_messages import SampleRequest
 NUM_ENVS = 8
 LENGTH = 128  # vector steps an iteration
 
-MAX_CALLS_FOR_TWO_VIEWS = 8
+MAX_CALLS_FOR_TWO_VIEWS = 6.5
 
 # Two iterations that do everything a long run does.
 SHORT = (
@@ -131,6 +132,7 @@ def test_one_iteration_enters_few_files_and_costs_few_calls(name: str) -> None:
 
 def _calls_of_sampling(module: type[RLModule]) -> float:
     """Calls of a vector step, of a runner whose episodes have all just begun or go on."""
+    torch.manual_seed(0)  # the number of episodes follows from the network
     runner = runner_of(module)
     runner.sample_fragment(SampleRequest(0, LENGTH))
     with _calls_into_the_house() as calls:

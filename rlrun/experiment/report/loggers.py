@@ -1,16 +1,21 @@
 """Sinks that write for other programs: CSV, TensorBoard, Weights & Biases, MLflow.
 
-Owns what each of these programs is given: the numbers of each result over env steps, and the
-settings. They are made like sinks of users' own, by name. It must not know which numbers there are.
+Owns what each of these programs is given: the numbers of each result over env steps, histograms,
+images and videos where it takes them, and the settings. They are made like sinks of users' own, by
+name. It must not know which numbers there are.
 """
 
 import csv
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from rlrun.checkpoint.files import replace_text
+from rlrun.data.media import Histogram, Image, Media, Video
 from rlrun.data.results import Row, addresses, lookup, number_at, plain_row
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run_folder import RunFolder, plain_settings
@@ -50,7 +55,7 @@ class CsvSink:
 
 
 class TensorBoardSink:
-    """Writes numbers as scalars over env steps, the settings as text and as hparams."""
+    """Writes numbers and media over env steps, the settings as text and as hparams."""
 
     def __init__(self, run_dir: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -63,11 +68,31 @@ class TensorBoardSink:
         self._writer.add_text("config", f"```yaml\n{text}\n```")
 
     def write(self, result: dict[str, Any]) -> None:
-        """Add one result's numbers, without null and text."""
+        """Add one result's numbers, histograms, images and videos, without null and text."""
         self._last = _numbers(result)
         step = int(result["env_steps"])
         for address, value in self._last.items():
             self._writer.add_scalar(address, value, step)
+        for address, media in _media(result):
+            if isinstance(media, Histogram) and media.values.size:
+                self._writer.add_histogram(address, media.values, step)
+            elif isinstance(media, Image):
+                picture = np.atleast_3d(np.asarray(media.picture))
+                self._writer.add_image(address, picture, step, dataformats="HWC")
+            elif isinstance(media, Video):
+                self._add_video(address, media, step)
+
+    def _add_video(self, address: str, video: Video, step: int) -> None:
+        """Add a GIF; the writer's `add_video` writes nothing with moviepy from 2.0 on."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        width, height = video.size
+        image = Summary.Image(
+            height=height, width=width, colorspace=3, encoded_image_string=video.gif()
+        )
+        summary = Summary(value=[Summary.Value(tag=address, image=image)])
+        events: Any = self._writer.file_writer
+        events.add_summary(summary, step)
 
     def close(self) -> None:
         """Add the settings with the last mean returns, flush and close the event file."""
@@ -92,6 +117,7 @@ class WandbSink:
     ) -> None:
         import wandb
 
+        self._wandb = wandb
         folder = RunFolder(run_dir)
         self._run = wandb.init(
             project=project or run_dir.absolute().parent.name,
@@ -110,8 +136,16 @@ class WandbSink:
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, result: dict[str, Any]) -> None:
-        """Log one result's numbers."""
-        self._run.log(_numbers(result))
+        """Log one result's numbers, histograms, images and videos."""
+        row: dict[str, Any] = dict(_numbers(result))
+        for address, media in _media(result):
+            if isinstance(media, Histogram) and media.values.size:
+                row[address] = self._wandb.Histogram(media.values)
+            elif isinstance(media, Image):
+                row[address] = self._wandb.Image(media.picture)
+            elif isinstance(media, Video):
+                row[address] = self._wandb.Video(BytesIO(media.gif()), format="gif")
+        self._run.log(row)
 
     def close(self) -> None:
         """Upload what is left."""
@@ -141,8 +175,12 @@ class MlflowSink:
             mlflow.log_params(dict(settings[first : first + _MOST_PARAMETERS]))
 
     def write(self, result: dict[str, Any]) -> None:
-        """Log one result's numbers."""
-        self._mlflow.log_metrics(_numbers(result), step=int(result["env_steps"]))
+        """Log one result's numbers and images."""
+        step = int(result["env_steps"])
+        self._mlflow.log_metrics(_numbers(result), step=step)
+        for address, media in _media(result):
+            if isinstance(media, Image):
+                self._mlflow.log_image(media.picture, key=address, step=step)
 
     def close(self) -> None:
         """Mark the run as finished."""
@@ -153,6 +191,13 @@ def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a result by address."""
     found = {address: number_at(result, address) for address in addresses(result)}
     return {address: value for address, value in found.items() if value is not None}
+
+
+def _media(result: Mapping[str, Any]) -> Iterator[tuple[str, Media]]:
+    """What a result has besides numbers and text, with its address."""
+    for address in addresses(result):
+        if isinstance(media := lookup(result, address), Media):
+            yield address, media
 
 
 def _flat(row: Row) -> Row:
