@@ -2,6 +2,7 @@
 process.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ def _loop():
 ENDS = {
     "sleep": lambda: time.sleep(600),
     "loop": _loop,
+    "keep lock": lambda: ctypes.PyDLL(None).sleep(600),
     "sys.exit": lambda: sys.exit(3),
     "raises": lambda: 1 / 0,
     "os._exit": lambda: os._exit(7),

@@ -11,6 +11,7 @@ which is printed here and decides about the exit code (`cli.errors.report`).
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 from importlib import import_module
@@ -141,6 +142,8 @@ def _rlrun(
 def main() -> None:
     """Run the command that sys.argv names, and exit with its code."""
     faulthandler.enable(2)  # a crash in the C code of an environment says where it was
+    if hasattr(signal, "SIGQUIT"):  # Ctrl-\ shows where a call hangs that Ctrl-C does not end
+        faulthandler.register(signal.SIGQUIT, file=2, chain=True)
     code: Any
     try:
         code = app(prog_name="rlrun")

@@ -3,12 +3,13 @@
 import os
 import pty
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from run_folders import (
@@ -207,7 +208,7 @@ def test_one_signal_ends_a_run_whose_environment_hangs(tmp_path, number, how, mo
 def test_a_run_survives_what_its_environment_does_to_the_process(tmp_path, how, settings, told):
     (tmp_path / "hanging.yaml").write_text(HANGING)
     words = f"env.how='{how}'", f"env_runners={{{settings}}}", "stop.training_iteration=6"
-    options = {"cwd": tmp_path, "stderr": subprocess.PIPE}
+    options = {"cwd": tmp_path, "stderr": PIPE}
     train = "train", "hanging.yaml", *words, "--quiet", "--run-dir"
     with start_rlrun(*train, "odd", "env.at=1000", **options) as run:
         _, errors = run.communicate(timeout=100)
@@ -224,3 +225,17 @@ def test_a_signal_ends_a_run_whose_environment_has_replaced_the_handlers(tmp_pat
         wait_for(lambda: len(rows(tmp_path / "run")) > 6)
         run.terminate()
         assert run.wait(60) == 130
+
+
+def test_quit_shows_where_a_call_hangs_that_ctrl_c_does_not_end(tmp_path):
+    (tmp_path / "hanging.yaml").write_text(HANGING)
+    settings = ["env.how=keep lock", "env.at=1000"]
+    words = ["train", "hanging.yaml", *settings, "--run-dir", "run", "--quiet"]
+    with start_rlrun(*words, cwd=tmp_path, stderr=PIPE, text=True) as run:
+        wait_for(lambda: len(rows(tmp_path / "run")) == 4)
+        time.sleep(1.0)
+        run.send_signal(signal.SIGQUIT)
+        _, said = run.communicate(timeout=30)
+    assert run.returncode == -signal.SIGQUIT
+    assert "hanging_envs.py" in said
+    assert (tmp_path / "run/checkpoints/000003").is_dir()

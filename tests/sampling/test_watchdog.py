@@ -77,6 +77,12 @@ def test_an_environment_that_does_not_close_is_only_warned_of(caplog, how, said)
     assert f"an environment does not close: {said}" in caplog.text
 
 
+@pytest.mark.faults
+def test_c_code_that_keeps_the_interpreters_lock_is_ended_with_its_process(runner):
+    with pytest.raises(EnvError, match="no answer within"):
+        runner("async", how="keep lock", at=8).sample()
+
+
 def test_an_environment_that_exits_is_an_error(runner):
     with pytest.raises(EnvError, match="SystemExit: 3"):
         runner(how="sys.exit").sample()
