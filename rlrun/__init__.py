@@ -4,8 +4,12 @@ The public names below are imported on first use, so that ``import rlrun`` (and 
 costs neither torch nor Ray.
 """
 
+import sys
 from importlib import import_module
 from typing import Any
+
+if sys.platform == "win32":  # no forked workers, file locks or signals as rlrun uses them
+    raise ImportError("rlrun runs on Linux and macOS; on Windows use WSL 2: `wsl --install`")
 
 __version__ = "0.1.0"
 
@@ -34,6 +38,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "IMPALA": "rlrun.algorithms.impala",
     "IMPALAConfig": "rlrun.algorithms.impala",
     "ItemReplayBuffer": "rlrun.replay.sequence_replay_buffer",
+    "iterate_experiment": "rlrun.experiment.run",
     "Learner": "rlrun.learning.learner",
     "LearningPolicy": "rlrun.learning.learning_policy",
     "LearnerGroup": "rlrun.learning.learner_group",

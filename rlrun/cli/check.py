@@ -40,7 +40,7 @@ def check(
     from rlrun.config.loader import load
     from rlrun.config.problems import ConfigError
     from rlrun.config.trust import TrustError
-    from rlrun.experiment.run import build_alone
+    from rlrun.experiment.rollout import build_alone
     from rlrun.experiment.sweep.points import check_points
 
     overrides = [text for text in arguments if "=" in text and not os.path.isfile(text)]

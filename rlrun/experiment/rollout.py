@@ -19,10 +19,11 @@ from rlrun.checkpoint.checkpoint import (
 )
 from rlrun.checkpoint.checkpoint_folder import checkpoint_at
 from rlrun.config.loader import load_experiment
+from rlrun.config.registry import algorithm_class
+from rlrun.config.schema import ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.recorded_step import RecordedStep
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
-from rlrun.experiment.run import build_alone
 from rlrun.experiment.run_folder import resolve_run
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.episodes import EpisodeRecord
@@ -198,4 +199,30 @@ def restored(
     # The training episodes are not needed, and restoring their environments would take time.
     state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
     restore_checkpoint(algorithm, replace(checkpoint, state=state))
+    return algorithm
+
+
+def build_alone(experiment: ExperimentConfig) -> "Algorithm":
+    """The algorithm with one sub-environment in this process, on the CPU and without Ray.
+
+    For rollouts, and to see whether an experiment can be built.
+    """
+    one_env = {
+        "num_env_runners": 0,
+        "num_envs_per_env_runner": 1,
+        "rollout_fragment_length": "auto",
+        "sample_async": False,
+        "remote_worker_envs": False,
+        "remote_env_batch_wait_ms": None,
+    }
+    on_cpu = {"num_learners": 0, "device": "cpu", "compile": False}
+    changes = {
+        "env_runners": experiment.env_runners.model_copy(update=one_env),
+        "learners": experiment.learners.model_copy(update=on_cpu),
+        "evaluation": experiment.evaluation.model_copy(
+            update={"num_env_runners": 0, "parallel_to_training": False}
+        ),
+    }
+    alone = experiment.model_copy(update=changes)
+    algorithm: Algorithm = algorithm_class(experiment.algorithm)(alone)
     return algorithm

@@ -14,7 +14,7 @@ import secrets
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
@@ -35,14 +35,11 @@ from rlrun.checkpoint.checkpoint_folder import (
 )
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.builder import GivenExperiment, given_experiment
-from rlrun.config.dump import dump_yaml
-from rlrun.config.layers import read_file
 from rlrun.config.loader import Loaded, load
 from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
-from rlrun.config.trust import code_of, signed_yaml
-from rlrun.config.yaml_tree import parse_yaml
+from rlrun.config.trust import signed_yaml
 from rlrun.data.results import Row, plain_row
 from rlrun.envs.watchdog import end_forked_copy
 from rlrun.experiment.outcome import End, RunOutcome, summary_lines
@@ -64,14 +61,12 @@ from rlrun.experiment.report.sinks import (
     repair,
 )
 from rlrun.experiment.run_folder import (
-    RUNS,
     FolderLostError,
     RunFolder,
-    RunFolderError,
     RunLog,
-    is_in_use,
 )
 from rlrun.experiment.stopping import Interrupts, StopCriteria
+from rlrun.experiment.unfinished_run import unfinished_run
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
@@ -91,7 +86,7 @@ def run_experiment(
     address: str | None = None,
     console: ConsoleStyle | None = None,
 ) -> RunOutcome:
-    """Train an experiment until it stops, in a new run folder.
+    """Train an experiment until it stops, in a new run folder; see also `iterate_experiment`.
 
     Args:
         experiment: path of an experiment file, a dict of its keys, a builder such as `PPOConfig`,
@@ -107,10 +102,32 @@ def run_experiment(
         ConfigError: the experiment is wrong. RunFolderError: the folder cannot be used.
         EnvError: the environment failed. Checkpoints written before any error stay valid.
     """
+    results = iterate_experiment(
+        experiment, overrides, run_dir=run_dir, resume=resume, address=address, console=console
+    )
+    return _drained(results)
+
+
+def iterate_experiment(
+    experiment: GivenExperiment,
+    overrides: Sequence[str] = (),
+    *,
+    run_dir: Path | str | None = None,
+    resume: bool = False,
+    address: str | None = None,
+    console: ConsoleStyle | None = None,
+) -> Generator[Row, None, RunOutcome]:
+    """Train like `run_experiment`, and yield the result of each iteration when it is reported.
+
+    The time between two results counts in the second. A loop that is left early ends the run as
+    Ctrl-C does, with a checkpoint; the run can be resumed. The arguments and errors are those of
+    `run_experiment`, and the generator returns what that does.
+    """
     experiment, loaded = given_experiment(experiment, overrides)
     unfinished = unfinished_run(RunFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
-        return resume_experiment(unfinished, address=address, console=console, trust=True)
+        results = _resumed(unfinished, (), address=address, console=console, trust=True)
+        return (yield from results)
     experiment = with_seed(experiment)
     folder = RunFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
@@ -120,7 +137,7 @@ def run_experiment(
             folder.discard()
             raise
         session = RunSession(experiment, folder, None, address, console)
-        return session.go(run_log, overrides, loaded)
+        return (yield from session.go(run_log, overrides, loaded))
 
 
 def resume_experiment(
@@ -144,12 +161,33 @@ def resume_experiment(
         RunFolderError, CheckpointError, ConfigError: it cannot be resumed; the folder is unchanged.
         TrustError: the run names code that this user has not signed.
     """
+    return _drained(_resumed(run, overrides, address=address, console=console, trust=trust))
+
+
+def _resumed(
+    run: Path | str,
+    overrides: Sequence[str],
+    *,
+    address: str | None,
+    console: ConsoleStyle | None,
+    trust: bool,
+) -> Generator[Row, None, RunOutcome]:
     folder = RunFolder.open(Path(run))
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         loaded = load(folder.config, overrides, trust=trust)
         checkpoint = newest_checkpoint(folder.checkpoints)
         session = RunSession(loaded.experiment, folder, checkpoint, address, console)
-        return session.go(run_log, overrides, loaded)
+        return (yield from session.go(run_log, overrides, loaded))
+
+
+def _drained(results: Generator[Row, None, RunOutcome]) -> RunOutcome:
+    """What a run returns at its end."""
+    while True:
+        try:
+            next(results)
+        except StopIteration as end:
+            outcome: RunOutcome = end.value
+            return outcome
 
 
 def with_seed(experiment: ExperimentConfig) -> ExperimentConfig:
@@ -159,77 +197,10 @@ def with_seed(experiment: ExperimentConfig) -> ExperimentConfig:
     return experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
 
 
-def unfinished_run(
-    kind: type[RunFolder], experiment: ExperimentConfig, run_dir: Path | str | None
-) -> Path | None:
-    """The run or sweep to go on with instead of starting a new one: the newest that fits.
-
-    Raises:
-        RunFolderError: ``run_dir`` holds a run of another configuration.
-    """
-    if run_dir is not None:
-        path = Path(run_dir)
-        if not os.path.isfile(kind(path).config):
-            return None
-        if _is_run_of(kind(path), experiment):
-            return path
-        raise RunFolderError(
-            f"{path}: a run of another configuration; `{RunFolder.RESUME} {path}` resumes it as it "
-            "is, with KEY=VALUE for what may change"
-        )
-    home = Path(RUNS) / experiment.name
-    for path in sorted(home.iterdir(), reverse=True) if home.is_dir() else ():
-        folder = kind(path)
-        if path.is_symlink() or not folder.config.is_file() or is_in_use(path):
-            continue
-        if not folder.is_finished() and _is_run_of(folder, experiment):
-            return path
-    return None
-
-
-def _is_run_of(folder: RunFolder, experiment: ExperimentConfig) -> bool:
-    text = dump_yaml(experiment)
-    try:
-        # Other code than the user's own file names is not imported.
-        if code_of(read_file(folder.config).plain()) != code_of(parse_yaml(text, "").plain()):
-            return False
-        own = load(folder.config, trust=True).experiment
-    except ConfigError:  # of another version of rlrun, or of code that is no longer there
-        return False
-    seed = own.seed if experiment.seed is None else experiment.seed
-    return own == experiment.model_copy(update={"seed": seed})
-
-
 def seed_of(experiment: ExperimentConfig) -> int:
     """The seed of a run's experiment, which always has one."""
     assert experiment.seed is not None
     return experiment.seed
-
-
-def build_alone(experiment: ExperimentConfig) -> "Algorithm":
-    """The algorithm with one sub-environment in this process, on the CPU and without Ray.
-
-    For rollouts, and to see whether an experiment can be built.
-    """
-    one_env = {
-        "num_env_runners": 0,
-        "num_envs_per_env_runner": 1,
-        "rollout_fragment_length": "auto",
-        "sample_async": False,
-        "remote_worker_envs": False,
-        "remote_env_batch_wait_ms": None,
-    }
-    on_cpu = {"num_learners": 0, "device": "cpu", "compile": False}
-    changes = {
-        "env_runners": experiment.env_runners.model_copy(update=one_env),
-        "learners": experiment.learners.model_copy(update=on_cpu),
-        "evaluation": experiment.evaluation.model_copy(
-            update={"num_env_runners": 0, "parallel_to_training": False}
-        ),
-    }
-    alone = experiment.model_copy(update=changes)
-    algorithm: Algorithm = algorithm_class(experiment.algorithm)(alone)
-    return algorithm
 
 
 def iterate(
@@ -286,7 +257,9 @@ class RunSession:
         score = score_by(settings.metric, settings.mode, smoothing_episodes=smoothing)
         return CheckpointFolder(folder.checkpoints, keep=settings.keep, score=score)
 
-    def go(self, run_log: RunLog, overrides: Sequence[str], loaded: Loaded | None) -> RunOutcome:
+    def go(
+        self, run_log: RunLog, overrides: Sequence[str], loaded: Loaded | None
+    ) -> Generator[Row, None, RunOutcome]:
         """Run until the end; however it ends, the outcome is noted and everything is closed."""
         with ExitStack() as stack:
             self.begin(stack, run_log, overrides)
@@ -294,9 +267,11 @@ class RunSession:
                 log.warning("%s", problem.render())
             interrupts = stack.enter_context(Interrupts(self._on_signal))
             try:
-                outcome = self._train_to_end(stack, interrupts)
+                outcome = yield from self._train_to_end(stack, interrupts)
+            except GeneratorExit:
+                outcome = self._ended(interrupts)
             except KeyboardInterrupt:
-                name = interrupts.signal_name or "SIGINT"
+                name = interrupts.cause or "SIGINT"
                 self.rescue()
                 outcome = self._outcome("interrupted", f"{name}, at once")
             except BaseException as error:
@@ -326,15 +301,15 @@ class RunSession:
             self.console.notice(f"{self.folder.path} has no checkpoint: starts from the beginning")
         log.info("a session starts from %s: %s", start, shlex.join(sys.argv))
 
-    def _train_to_end(self, stack: ExitStack, interrupts: Interrupts) -> RunOutcome:
+    def _train_to_end(
+        self, stack: ExitStack, interrupts: Interrupts
+    ) -> Generator[Row, None, RunOutcome]:
         if self.done:
             return self._outcome("finished", self.stop_reason())
         algorithm = self.build(stack)
         interrupts.defer(algorithm.env_runner_group.interrupt, algorithm.evaluator.interrupt)
-        self._iterate(algorithm, interrupts)
-        if interrupts.signal_name is not None:
-            return self._outcome("interrupted", interrupts.signal_name)
-        return self._outcome("finished", self.stop_reason())
+        yield from self._iterate(algorithm, interrupts)
+        return self._ended(interrupts)
 
     def build(self, stack: ExitStack) -> "Algorithm":
         """Make the algorithm and the sinks; ``stack`` closes them."""
@@ -361,10 +336,15 @@ class RunSession:
         repair(self.folder.metrics, self.resumed.row if self.resumed else None)
         return algorithm
 
-    def _iterate(self, algorithm: "Algorithm", interrupts: Interrupts) -> None:
+    def _iterate(self, algorithm: "Algorithm", interrupts: Interrupts) -> Iterator[Row]:
         result: dict[str, Any] | None = None
         for result in iterate(algorithm, self.stop, interrupts.look):
-            self.take(algorithm, result)
+            row = self.take(algorithm, result)
+            try:
+                yield row
+            except GeneratorExit:  # to save as after a signal, and then end
+                if not self.done:
+                    interrupts.cause = "the loop over the results was left"
         wanted = self.experiment.checkpoint.at_end or interrupts.requested
         if result is not None and (wanted or not self.folder.is_there()):
             self.save(algorithm, result, must=True)
@@ -554,6 +534,11 @@ class RunSession:
             self.folder.end_session(outcome, reason, iteration)
         except OSError as error:
             log.warning("meta.json: %s", error.strerror or error)
+
+    def _ended(self, interrupts: Interrupts) -> RunOutcome:
+        if interrupts.cause is not None:
+            return self._outcome("interrupted", interrupts.cause)
+        return self._outcome("finished", self.stop_reason())
 
     def _outcome(self, end: End, reason: str) -> RunOutcome:
         newest, best = self.checkpoints.newest, self.checkpoints.best

@@ -136,13 +136,13 @@ class Interrupts:
         self._deferring, self._elsewhere = False, tuple[Callable[[], None], ...]()
         self._previous: dict[signal.Signals, Any] = {}
         self._watch: CallWatch | None = None
-        self.signal_name: str | None = None
-        """Name of the signal that was received, None before."""
+        self.cause: str | None = None
+        """Name of the signal that was received, or what else ends the run; None before."""
 
     @property
     def requested(self) -> bool:
-        """Whether a signal was received."""
-        return self.signal_name is not None
+        """Whether the run is to end."""
+        return self.cause is not None
 
     def look(self) -> bool:
         """Whether a signal was received; handlers that an environment replaced are put back."""
@@ -177,11 +177,11 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._deferring or self.requested:
-            self.signal_name = signal.Signals(number).name
+            self.cause = signal.Signals(number).name
             raise KeyboardInterrupt
-        self.signal_name = signal.Signals(number).name
+        self.cause = signal.Signals(number).name
         main = threading.get_ident()
         self._watch = CallWatch(SIGNAL_S, lambda call, lasted_s: signal.pthread_kill(main, number))
-        self._on_first(self.signal_name)
+        self._on_first(self.cause)
         for end_calls in self._elsewhere:
             end_calls()

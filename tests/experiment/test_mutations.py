@@ -16,7 +16,8 @@ from rlrun.config.loader import load
 from rlrun.config.problems import ConfigError
 from rlrun.config.registry import configs_folder
 from rlrun.envs.errors import EnvError
-from rlrun.experiment.run import build_alone, run_experiment
+from rlrun.experiment.rollout import build_alone
+from rlrun.experiment.run import run_experiment
 
 FILE = """
 algorithm: PPO

@@ -25,7 +25,13 @@ from rlrun.checkpoint.checkpoint import (
 from rlrun.checkpoint.checkpoint_folder import CheckpointFolder
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import InputError
-from rlrun.experiment.run import Pace, iterate, resume_experiment, run_experiment
+from rlrun.experiment.run import (
+    Pace,
+    iterate,
+    iterate_experiment,
+    resume_experiment,
+    run_experiment,
+)
 from rlrun.experiment.run_folder import RunFolder, RunFolderError
 from rlrun.experiment.stopping import ENDING_SIGNALS, StopCriteria
 
@@ -46,6 +52,24 @@ def resume(*overrides, run_dir="run"):
 
 def iterations(folder="run"):
     return [row["training_iteration"] for row in rows(folder)]
+
+
+def test_results_can_be_iterated_over_and_a_loop_that_is_left_is_resumed():
+    train(run_dir="whole")
+    seen = list(iterate_experiment("fake.yaml", run_dir="looped", console="quiet"))
+    assert seen == rows("looped")
+    assert_equal_runs("looped", "whole")
+    for row in iterate_experiment("fake.yaml", run_dir="left", console="quiet"):
+        if row["training_iteration"] == 3:
+            break
+    about = meta("left")["sessions"][-1]
+    assert (about["outcome"], about["reason"]) == (
+        "interrupted",
+        "the loop over the results was left",
+    )
+    assert read_checkpoint(Path("left/checkpoints/latest")).iteration == 3
+    resume(run_dir="left")
+    assert_equal_runs("left", "whole")
 
 
 def test_a_run_writes_a_complete_folder():

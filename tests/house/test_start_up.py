@@ -71,6 +71,50 @@ def test_importing_rlrun_imports_nothing_heavy():
     assert not set(done.stdout.split()) & (HEAVY | {"pydantic", "yaml", "rich", "typer"})
 
 
+def test_windows_is_told_what_to_use():
+    done = _python("import sys; sys.platform = 'win32'; import rlrun")
+    assert "ImportError: rlrun runs on Linux and macOS; on Windows use WSL 2" in done.stderr
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_training_needs_nothing_that_linux_alone_has(tmp_path, mode):
+    """Such as /proc, the affinity of a process, or workers that are forked."""
+    code = """
+import ctypes, multiprocessing, os, sys, sysconfig
+import torch, gymnasium, pydantic
+from rlrun.cli.main import main
+
+LINUX = ("/proc", "/sys", "/dev/shm")
+
+def no_library(name):
+    assert name is not None, "the C library is Linux's"
+
+def refuse(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith(LINUX):
+        raise FileNotFoundError(arguments[0])
+
+if __name__ == "__main__":
+    sysconfig.get_config_vars()  # has a file for each system
+    sys.platform = "darwin"
+    del os.sched_getaffinity
+    ctypes.CDLL = no_library
+    multiprocessing.set_start_method("spawn")
+    sys.addaudithook(refuse)
+    mode, folder = sys.argv[1:]
+    envs = ["num_env_runners=0", "num_envs_per_env_runner=2", "gym_env_vectorize_mode=" + mode]
+    words = ["train", "ppo/cartpole", "stop.training_iteration=1", "--quiet", "--run-dir", folder]
+    sys.argv = ["rlrun", *words, *("env_runners." + word for word in envs)]
+    main()
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    command = [sys.executable, script, mode, tmp_path / "run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 @pytest.mark.parametrize("name", sorted(rlrun.__all__))
 def test_public_name_imports(name):
     thing = getattr(rlrun, name)

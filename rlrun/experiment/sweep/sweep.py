@@ -32,7 +32,7 @@ from rlrun.config.trust import TrustError, code_of, signed_yaml, untrusted
 from rlrun.config.yaml_tree import Node, parse_yaml
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
 from rlrun.experiment.report.sinks import read_rows
-from rlrun.experiment.run import seed_of, unfinished_run, with_seed
+from rlrun.experiment.run import seed_of, with_seed
 from rlrun.experiment.run_folder import FolderLostError, RunLog
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
@@ -46,6 +46,7 @@ from rlrun.experiment.sweep.report import (
 )
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, local_capacity
 from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
+from rlrun.experiment.unfinished_run import unfinished_run
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ class _Sweep:
             try:
                 self._run_trials(stack, interrupts)
             except KeyboardInterrupt:
-                interrupts.signal_name = interrupts.signal_name or "SIGINT"
+                interrupts.cause = interrupts.cause or "SIGINT"
             except BaseException as error:
                 if not self.folder.config.is_file():
                     message = f"{self.folder.path}: the folder of the sweep has disappeared"

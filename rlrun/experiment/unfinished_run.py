@@ -1,0 +1,62 @@
+"""Finding the run or sweep to go on with, for jobs that a scheduler starts again.
+
+Owns when a run folder counts as one of an experiment: it is unfinished, not in use, and its whole
+resolved configuration is the same. It must not know how a run is resumed.
+"""
+
+import os
+from pathlib import Path
+
+from rlrun.config.dump import dump_yaml
+from rlrun.config.layers import read_file
+from rlrun.config.loader import load
+from rlrun.config.problems import ConfigError
+from rlrun.config.schema import ExperimentConfig
+from rlrun.config.trust import code_of
+from rlrun.config.yaml_tree import parse_yaml
+from rlrun.experiment.run_folder import RUNS, RunFolder, RunFolderError, is_in_use
+
+
+def unfinished_run(
+    kind: type[RunFolder], experiment: ExperimentConfig, run_dir: Path | str | None
+) -> Path | None:
+    """The run or sweep to go on with instead of starting a new one: the newest that fits.
+
+    Raises:
+        RunFolderError: ``run_dir`` holds a run of another configuration.
+    """
+    if run_dir is not None:
+        path = Path(run_dir)
+        if not os.path.isfile(kind(path).config):
+            return None
+        if _is_run_of(kind(path), experiment):
+            return path
+        raise RunFolderError(
+            f"{path}: a run of another configuration; `{RunFolder.RESUME} {path}` resumes it as it "
+            "is, with KEY=VALUE for what may change"
+        )
+    home = Path(RUNS) / experiment.name
+    for path in sorted(home.iterdir(), reverse=True) if home.is_dir() else ():
+        folder = kind(path)
+        if path.is_symlink() or not folder.config.is_file() or is_in_use(path):
+            continue
+        if not folder.is_finished() and _is_run_of(folder, experiment):
+            return path
+    return None
+
+
+def _is_run_of(folder: RunFolder, experiment: ExperimentConfig) -> bool:
+    """Whether the run or sweep has this configuration.
+
+    Its seed is not compared if the experiment has none, which means any.
+    """
+    text = dump_yaml(experiment)
+    try:
+        # Other code than the user's own file names is not imported.
+        if code_of(read_file(folder.config).plain()) != code_of(parse_yaml(text, "").plain()):
+            return False
+        own = load(folder.config, trust=True).experiment
+    except ConfigError:  # of another version of rlrun, or of code that is no longer there
+        return False
+    seed = own.seed if experiment.seed is None else experiment.seed
+    return own == experiment.model_copy(update={"seed": seed})
