@@ -92,6 +92,7 @@ format: setup
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/hadolint Dockerfile
 
 types: setup
 	$(BIN)/mypy
