@@ -68,7 +68,7 @@ def preflight(
     where: str = "this machine",
     learners: LearnersConfig | None = None,
     evaluation: EnvRunnersConfig | None = None,
-) -> None:
+) -> float:
     """Compare what remote runners and learners need with what is ``available``.
 
     The driver, which waits for them, takes nothing.
@@ -76,9 +76,15 @@ def preflight(
     Args:
         learners, evaluation: need their resources besides; None needs none.
 
+    Returns:
+        CPUs that each env runner reserves where `num_cpus_per_env_runner` is "auto".
+
     Raises:
         ResourceError: with both numbers and a setting that fits, for each resource that lacks.
     """
+    cpus = _share(available, settings, learners, evaluation)
+    settings = reserving(settings, cpus)
+    evaluation = None if evaluation is None else reserving(evaluation, cpus)
     number = settings.num_env_runners
     problems = list(_shortages("env_runner", settings, available, Resources(), where))
     for name, each in settings.custom_resources_per_env_runner.items():
@@ -91,7 +97,7 @@ def preflight(
             )
     if learners is not None and not problems:
         taken = Resources(
-            number * settings.num_cpus_per_env_runner, number * settings.num_gpus_per_env_runner
+            number * settings.cpus_per_env_runner, number * settings.num_gpus_per_env_runner
         )
         problems += _shortages("learner", learners, available, taken, where)
     if evaluation is not None and not problems:
@@ -100,6 +106,30 @@ def preflight(
         problems += _shortages("env_runner", evaluation, available, taken, where, "evaluation.")
     if problems:
         raise ResourceError("\n".join(problems))
+    return cpus
+
+
+def reserving(settings: EnvRunnersConfig, cpus: float) -> EnvRunnersConfig:
+    """The settings with so many CPUs for each env runner, unless they name a number."""
+    if settings.num_cpus_per_env_runner != "auto":
+        return settings
+    return settings.model_copy(update={"num_cpus_per_env_runner": cpus})
+
+
+def _share(
+    available: Resources,
+    settings: EnvRunnersConfig,
+    learners: LearnersConfig | None,
+    evaluation: EnvRunnersConfig | None,
+) -> float:
+    """1, or the hundredths of a CPU that there are for each env runner; 1 if there are none."""
+    kinds = [each for each in (settings, evaluation) if each is not None]
+    automatic = [each for each in kinds if each.num_cpus_per_env_runner == "auto"]
+    named = [("env_runner", each) for each in kinds if each not in automatic]
+    taken = _sum_of([*named, ("learner", learners)], "cpus")
+    number = sum(each.num_env_runners for each in automatic)
+    share = math.floor((available.cpus - taken) / max(number, 1) * 100) / 100
+    return share if 0 < share < 1 else 1.0
 
 
 def _shortages(
@@ -153,7 +183,7 @@ def start_ray(
     learners: LearnersConfig | None = None,
     evaluation: EnvRunnersConfig | None = None,
     start_timeout_s: float = 60.0,
-) -> None:
+) -> float:
     """Start a local Ray, or connect to the cluster at ``address``, for runners and learners.
 
     A local Ray listens on the loopback interface only, has no dashboard and reports no usage; its
@@ -164,17 +194,22 @@ def start_ray(
     Args:
         start_timeout_s: that a local Ray has to start, and each of its workers.
 
+    Returns:
+        See `preflight`.
+
     Raises:
         ResourceError: the resources do not suffice; for a local Ray before it starts.
         RayStartError: Ray does not start, or the cluster does not answer.
     """
+    cpus = 1.0
     if address is None and not is_running():
-        preflight(settings, local_resources(), learners=learners, evaluation=evaluation)
+        cpus = preflight(settings, local_resources(), learners=learners, evaluation=evaluation)
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # notices about itself, on the terminal
     if ray.is_initialized():
-        preflight(settings, cluster_resources(), "the running Ray", learners, evaluation)
+        there = cluster_resources()
+        cpus = preflight(settings, there, "the running Ray", learners, evaluation)
     elif address is None:
         _start_local(start_timeout_s)
     else:
@@ -189,10 +224,11 @@ def start_ray(
             raise RayStartError(f"no Ray cluster at {address}: {_first_line(error)}") from error
         try:
             where = f"the cluster at {address}"
-            preflight(settings, cluster_resources(), where, learners, evaluation)
+            cpus = preflight(settings, cluster_resources(), where, learners, evaluation)
         except ResourceError:
             ray.shutdown()
             raise
+    return cpus
 
 
 def cluster_resources() -> Resources:

@@ -103,7 +103,7 @@ class RemoteRunners:
         self.timeout_s = settings.sample_timeout_s
         self.max_in_flight = settings.max_requests_in_flight_per_env_runner
         host_class: Any = ray.remote(
-            num_cpus=settings.num_cpus_per_env_runner,
+            num_cpus=settings.cpus_per_env_runner,
             num_gpus=settings.num_gpus_per_env_runner,
             resources={k: float(v) for k, v in settings.custom_resources_per_env_runner.items()},
             max_restarts=0,  # restarts are ours: they restore a state
@@ -412,7 +412,7 @@ class RemoteRunners:
         free = ray.available_resources()  # type: ignore[no-untyped-call]
         settings = self._spec.settings
         needs = {
-            "CPU": settings.num_cpus_per_env_runner,
+            "CPU": settings.cpus_per_env_runner,
             "GPU": settings.num_gpus_per_env_runner,
             **settings.custom_resources_per_env_runner,
         }

@@ -23,7 +23,7 @@ from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.policies import Part, Policies
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
-from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners
+from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners, with_ray
 from rlrun.checkpoint.checkpoint import (
     read_checkpoint,
     restore_checkpoint,
@@ -112,10 +112,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.timers.restart()
 
     def _build(self, config: ExperimentConfig, address: str | None) -> None:
+        config = with_ray(config, address)
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
         spec = runner_spec(config, self.seed, self.policies.settings, factories, self._callbacks)
         self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)
-        self.env_runner_group = group = start_env_runners(config, spec, address)
+        self.env_runner_group = group = start_env_runners(config, spec)
         ahead = config.env_runners.sample_async
         self._ahead = (
             self.keep("ahead", RoundAhead(group, self.repeated_request)) if ahead else None

@@ -5,6 +5,7 @@ Owns what runners are built from, and the spaces that policies have because of t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,13 @@ from rlrun.sampling.runner_messages import (
     PolicyFactory,
     RunnerSpec,
     own_policy,
+)
+
+_log = logging.getLogger(__name__)
+
+FRACTION = (
+    "there are more env runners than CPUs: each reserves %g "
+    "(env_runners.num_cpus_per_env_runner: auto)"
 )
 
 
@@ -68,21 +76,27 @@ def runner_spec(
     )
 
 
-def start_env_runners(
-    config: ExperimentConfig, spec: RunnerSpec, address: str | None
-) -> EnvRunnerGroup:
-    """The group; remote runners go on building themselves while the learners are made."""
+def with_ray(config: ExperimentConfig, address: str | None) -> ExperimentConfig:
+    """Start Ray if an experiment needs it; the experiment with the CPUs that runners reserve."""
     settings = config.env_runners
     evaluation = evaluation_runners(config)
     actors = settings.num_env_runners, config.learners.num_learners, evaluation.num_env_runners
-    if any(actors) or settings.remote_worker_envs or evaluation.remote_worker_envs:
-        from rlrun.actors.ray_runtime import start_ray
+    if not (any(actors) or settings.remote_worker_envs or evaluation.remote_worker_envs):
+        return config
+    from rlrun.actors.ray_runtime import reserving, start_ray
 
-        limit_s = config.fault_tolerance.env_runner_start_timeout_s
-        start_ray(settings, address, config.learners, evaluation, limit_s)
+    limit_s = config.fault_tolerance.env_runner_start_timeout_s
+    cpus = start_ray(settings, address, config.learners, evaluation, limit_s)
+    if cpus < 1.0:
+        _log.warning(FRACTION, cpus)
+    return config.model_copy(update={"env_runners": reserving(settings, cpus)})
+
+
+def start_env_runners(config: ExperimentConfig, spec: RunnerSpec) -> EnvRunnerGroup:
+    """The group; remote runners go on building themselves while the learners are made."""
     return EnvRunnerGroup(
         spec,
-        num_env_runners=settings.num_env_runners,
+        num_env_runners=config.env_runners.num_env_runners,
         fault_tolerance=config.fault_tolerance,
         runner_class=runner_class(spec),
         wait=False,

@@ -84,20 +84,28 @@ def check(
 
 
 def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
-    """CPUs, GPUs and devices that the experiment needs and this machine does not have."""
+    """CPUs, GPUs and devices that the experiment needs and this machine does not have.
+
+    A fraction of a CPU that is reserved for each env runner is told.
+    """
     from rlrun.actors.ray_runtime import ResourceError, local_resources, preflight
+    from rlrun.algorithms.runners import FRACTION
     from rlrun.config.policies import evaluation_runners
     from rlrun.config.problems import ConfigError, Origin, Problem
     from rlrun.learning.learner import resolve_device
     from rlrun.policies.torch_policy import require_cuda
 
     try:
-        preflight(
+        cpus = preflight(
             experiment.env_runners,
             local_resources(),
             learners=experiment.learners,
             evaluation=evaluation_runners(experiment),
         )
+        if cpus < 1.0:
+            errors.report_problems(
+                [Problem(Origin(""), "", FRACTION % cpus)], style="yellow", prefix="warning: "
+            )
     except ResourceError as error:
         yield from (Problem(Origin(""), "", line) for line in str(error).splitlines())
     try:

@@ -58,8 +58,9 @@ class EnvRunnersConfig(Section):
     """Ray actors that collect experience; 0 samples in the training process, without Ray."""
     num_envs_per_env_runner: Count = 1
     """Sub-environments that an env runner steps together, with one policy call for all of them."""
-    num_cpus_per_env_runner: NonNegative = 1.0
-    """CPUs that Ray reserves for each env runner; may be a fraction."""
+    num_cpus_per_env_runner: NonNegative | Literal["auto"] = "auto"
+    """CPUs that Ray reserves for each env runner; may be a fraction. "auto" is 1, or a fraction
+    where there are fewer CPUs than env runners."""
     num_gpus_per_env_runner: NonNegative = 0.0
     """GPUs that Ray reserves for each env runner; its policies act on the first of them. A fraction
     lets several share one. It pays for large networks: MLPs act faster on the CPU."""
@@ -132,6 +133,12 @@ class EnvRunnersConfig(Section):
     """What an observation outside of its space does: one warning, or the end of the run."""
     disable_env_checking: bool = False
     """Skip the check of one reset and step of the environment, of all agents, at the start."""
+
+    @property
+    def cpus_per_env_runner(self) -> float:
+        """As a number; "auto" is 1 until it is known what there is."""
+        cpus = self.num_cpus_per_env_runner
+        return 1.0 if isinstance(cpus, str) else cpus
 
 
 class ConnectorsConfig(Section):

@@ -108,7 +108,7 @@ def pool_maker(
     if render_mode is not None:
         kwargs["render_mode"] = render_mode
     if context.remote:
-        kwargs.setdefault("num_threads", max(1, int(settings.num_cpus_per_env_runner)))
+        kwargs.setdefault("num_threads", max(1, int(settings.cpus_per_env_runner)))
     limit = math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bounds that lose precision

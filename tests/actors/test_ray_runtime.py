@@ -14,7 +14,7 @@ import pytest
 
 from rlrun.actors import ray_runtime
 from rlrun.actors.ray_runtime import RayStartError, ResourceError, Resources, preflight
-from rlrun.config.schema import EnvRunnersConfig
+from rlrun.config.schema import EnvRunnersConfig, LearnersConfig
 
 
 def settings(**values: Any) -> EnvRunnersConfig:
@@ -32,6 +32,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_a_setting_that_fits(
         preflight(
             settings(
                 num_env_runners=8,
+                num_cpus_per_env_runner=1,
                 num_gpus_per_env_runner=0.5,
                 custom_resources_per_env_runner={"licence": 1},
             ),
@@ -46,6 +47,27 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_a_setting_that_fits(
     # The settings it names do fit.
     preflight(settings(num_env_runners=3), Resources(cpus=3))
     preflight(settings(num_env_runners=8, num_cpus_per_env_runner=0.37), Resources(cpus=3))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "evaluates", "learners", "share"),
+    [(8, 0, 0, 1.0), (3, 0, 0, 0.37), (3, 2, 0, 0.3), (3, 0, 2, 0.12), (0.05, 0, 0, None)],
+)
+def test_env_runners_share_the_cpus_that_there_are(
+    cpus: float, evaluates: int, learners: int, share: float | None
+) -> None:
+    both = settings(num_env_runners=8), settings(num_env_runners=evaluates)
+    there, learns = Resources(cpus=cpus), LearnersConfig(num_learners=learners)
+    if share is not None:
+        assert preflight(both[0], there, learners=learns, evaluation=both[1]) == share
+    else:  # less than Ray could reserve for each
+        with pytest.raises(ResourceError, match="8 env runners with 1 CPUs each need 8 CPUs"):
+            preflight(both[0], there)
+
+
+def test_cpus_that_are_named_are_reserved_or_refused() -> None:
+    with pytest.raises(ResourceError, match="8 env runners with 1 CPUs each need 8 CPUs"):
+        preflight(settings(num_env_runners=8, num_cpus_per_env_runner=1), Resources(cpus=2))
 
 
 def test_too_much_is_refused_without_starting_ray() -> None:

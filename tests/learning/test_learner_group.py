@@ -175,7 +175,7 @@ def test_learners_that_do_not_fit_are_named_with_what_was_found():
     with pytest.raises(ResourceError, match=r"num_learners=2 or .*num_gpus_per_learner=0.25"):
         check(Resources(cpus=4, gpus=1), num_learners=4, num_gpus_per_learner=0.5)
     check(Resources(cpus=4, gpus=1), num_learners=4, num_gpus_per_learner=0.25)
-    runners = EnvRunnersConfig(num_env_runners=2)
+    runners = EnvRunnersConfig(num_env_runners=2, num_cpus_per_env_runner=1)
     with pytest.raises(ResourceError, match="this machine has 3, of which the env runners take 2"):
         preflight(runners, Resources(cpus=3), learners=LearnersConfig(num_learners=2))
 

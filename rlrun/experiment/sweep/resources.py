@@ -10,7 +10,7 @@ trial without runners takes one CPU.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rlrun.actors.ray_runtime import ResourceError, Resources, preflight
+from rlrun.actors.ray_runtime import ResourceError, Resources, preflight, reserving
 from rlrun.config.policies import evaluation_runners
 from rlrun.config.schema import ExperimentConfig
 
@@ -25,7 +25,7 @@ def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
     all_processes: list[Mapping[str, float]] = [own]
     for runners in (settings, evaluation_runners(experiment)):
         runner = {
-            "CPU": runners.num_cpus_per_env_runner,
+            "CPU": runners.cpus_per_env_runner,
             "GPU": runners.num_gpus_per_env_runner,
             **runners.custom_resources_per_env_runner,
         }
@@ -58,13 +58,12 @@ def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> N
     problems: dict[str, None] = {}
     for experiment in experiments:
         try:
-            evaluation = evaluation_runners(experiment)
             preflight(
-                experiment.env_runners,
+                reserving(experiment.env_runners, 1.0),  # as the bundles do
                 capacity.total,
                 capacity.where,
                 experiment.learners,
-                evaluation,
+                reserving(evaluation_runners(experiment), 1.0),
             )
         except ResourceError as error:
             problems[f"a trial: {error}"] = None
