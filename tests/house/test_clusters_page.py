@@ -1,4 +1,4 @@
-"""docs/resuming.md: its scripts take a run through time limits, preemption and kills to its end."""
+"""docs/clusters.md: its scripts take a run through time limits, preemption and kills to its end."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from pages import blocks, page
 from source_tree import ROOT
 
-SLURM, MACHINE = blocks(page("resuming.md"), "bash")
+SLURM, MACHINE = blocks(page("clusters.md"), "bash")
 
 FILE = """
 algorithm: "counting_algorithm:CountingAlgorithm"
