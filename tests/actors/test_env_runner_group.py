@@ -125,7 +125,7 @@ def test_an_error_in_the_constructor_is_raised_at_once_and_as_it_is(make_group: 
 
 @pytest.mark.faults
 def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
-    make_group: Any, caplog: pytest.LogCaptureFixture
+    make_group: Any, record_fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All of them at once, too: results do not depend on the clock."""
     late = {(1, 1): "sleep", (2, 1): "sleep", (2, 2): "sleep", "sleep_s": 60.0}
@@ -138,6 +138,7 @@ def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
         "restarts_by_cause": {"died": 0, "env_error": 0, "late": 3},
         "dropped_env_steps": 0,
     }
+    record_fault(lost=[group.faults()["dropped_env_steps"]])
 
 
 @pytest.mark.faults

@@ -107,12 +107,12 @@ def test_a_killed_runner_changes_no_number(built, record_fault, name, env):
         row["env_runners/restarts"] = row["env_runners/restarts_by_cause/died"] = 0
     assert rows == train(whole, 3)
     assert_equal_weights(whole, hit)
-    record_fault(lost=[row["env_runners/dropped_env_steps"] for row in rows[-1:]])
+    record_fault(lost=[rows[-1]["env_runners/dropped_env_steps"]])
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_the_steps_of_a_runner_that_is_lost_are_sampled_by_the_others(built, name):
+def test_the_steps_of_a_runner_that_is_lost_are_sampled_by_the_others(built, record_fault, name):
     """The batch is what it says, and no step is counted that was not learned from."""
     ignored = {"restart_failed_env_runners": False, "ignore_env_runner_failures": True}
     algorithm = built(name, runners=2, fault_tolerance=ignored)
@@ -123,6 +123,7 @@ def test_the_steps_of_a_runner_that_is_lost_are_sampled_by_the_others(built, nam
         assert row["env_steps"] == iteration * BATCH
     assert row["env_runners"]["healthy"] == 1
     assert 0 < row["env_runners"]["dropped_env_steps"] <= BATCH / 2
+    record_fault(lost=[row["env_runners"]["dropped_env_steps"]])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folders import rows, start_rlrun, wait_for
+from run_folders import rows, start_rlrun, unsaved_env_steps, wait_for
 
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.checkpoint.checkpoint import read_checkpoint
@@ -93,10 +93,12 @@ def test_every_step_is_learned_from_once(tmp_path, record_fault, algorithm):
     with start(tmp_path, "file.yaml", "--run-dir", folder) as process:
         wait_for_iteration(folder, 5, process)
         process.kill()
+    repeated = [unsaved_env_steps(folder)]
     with start(tmp_path, "--resume", folder) as process:
         wait_for_iteration(folder, 12, process)
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
+    repeated.append(unsaved_env_steps(folder))
     with start(tmp_path, "--resume", folder) as process:
         assert process.wait(120) == 0
     lines, resumed = read_ledger(ledger)
@@ -107,7 +109,7 @@ def test_every_step_is_learned_from_once(tmp_path, record_fault, algorithm):
     if algorithm != "A3C":  # its rows stay with the runners
         check_rows(lines, lengths | running)
     check_counters(folder, lengths, algorithm)
-    record_fault(lost=[0])
+    record_fault(lost=[0], repeated=repeated)
 
 
 def check_episodes(lengths, folder):

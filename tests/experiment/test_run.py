@@ -14,7 +14,7 @@ from pathlib import Path
 
 import counting_algorithm
 import pytest
-from run_folders import assert_equal_runs, meta, rows
+from run_folders import assert_equal_runs, meta, rows, unsaved_env_steps
 
 from rlrun.checkpoint.checkpoint import (
     CheckpointError,
@@ -419,7 +419,7 @@ class DamagesItsFolder:
     ],
 )
 def test_a_run_that_loses_its_folder_ends_and_says_where_its_last_state_is(
-    monkeypatch, path, put_a_file, temporary, saved_in
+    monkeypatch, record_fault, path, put_a_file, temporary, saved_in
 ):
     Path("tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", os.path.abspath(temporary))
@@ -435,9 +435,11 @@ def test_a_run_that_loses_its_folder_ends_and_says_where_its_last_state_is(
     assert note.endswith(f"is valid: rlrun train --resume {saved}")
     assert meta(saved)["sessions"][-1]["outcome"] == "failed"
     assert int((saved / "checkpoints/latest").readlink().name) == iterations(saved)[-1]
+    repeated = [unsaved_env_steps(saved)]
     resume("stop.training_iteration=9", "report.sinks=[jsonl]", run_dir=saved)
     train("stop.training_iteration=9", run_dir="whole")
     assert_equal_runs(saved, "whole")
+    record_fault(lost=[0], repeated=repeated)
 
 
 def test_an_unknown_stop_key_ends_the_run_after_one_iteration_without_a_folder():

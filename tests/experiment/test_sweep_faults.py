@@ -9,7 +9,7 @@ import signal
 from subprocess import PIPE
 
 import pytest
-from run_folders import meta, rows, start_rlrun, timeless, wait_for
+from run_folders import meta, rows, start_rlrun, timeless, unsaved_env_steps, wait_for
 
 pytestmark = pytest.mark.faults
 
@@ -76,11 +76,12 @@ def same(folder, whole):
         assert timeless(trial(folder, number)) == timeless(trial(whole, number))
 
 
-def test_a_sweep_is_resumed_after_its_process_was_killed(whole):
+def test_a_sweep_is_resumed_after_its_process_was_killed(whole, record_fault):
     folder = whole.parent / "driver"
     process = start(folder, until=(3, 3))
     process.kill()
     finish(process)
+    repeated = [unsaved_env_steps(trial(folder, 3))]
     ended = [row["trial"] for row in trials(folder) if row["status"] == "finished"]
     logs = {number: (trial(folder, number) / "log.txt").read_text() for number in ended}
     resume(folder, says="warning: the last session ended without a word")
@@ -89,9 +90,10 @@ def test_a_sweep_is_resumed_after_its_process_was_killed(whole):
         assert (trial(folder, number) / "log.txt").read_text() == text
     assert "a session starts from iteration" in (folder / "trials/0003/log.txt").read_text()
     same(folder, whole)
+    record_fault(lost=[0], repeated=repeated)
 
 
-def test_a_killed_trial_does_not_end_the_others_and_is_resumed(whole):
+def test_a_killed_trial_does_not_end_the_others_and_is_resumed(whole, record_fault):
     folder = whole.parent / "trial"
     process = start(folder, until=(1, 6))
     os.kill(meta(trial(folder, 1))["sessions"][-1]["pid"], signal.SIGKILL)
@@ -102,16 +104,18 @@ def test_a_killed_trial_does_not_end_the_others_and_is_resumed(whole):
     assert (failed["status"], failed["reason"]) == ("failed", reason)
     assert [row["status"] for row in trials(folder)[1:]] == ["finished"] * 3
     assert f"rlrun sweep --resume {folder}" in out
+    repeated = [unsaved_env_steps(trial(folder, 1))]
     resume(folder)
     assert "a session starts from iteration" in (folder / "trials/0001/log.txt").read_text()
     same(folder, whole)
+    record_fault(lost=[0], repeated=repeated)
 
 
 # A scheduler signals all processes of a job, Ray's among them.
 @pytest.mark.parametrize(
     ("number", "send"), [(signal.SIGINT, os.kill), (signal.SIGTERM, os.killpg)]
 )
-def test_a_signal_lets_all_trials_save(whole, number, send):
+def test_a_signal_lets_all_trials_save(whole, record_fault, number, send):
     folder = whole.parent / number.name
     process = start(folder, until=(2, 3), start_new_session=True)
     send(process.pid, number)
@@ -125,8 +129,11 @@ def test_a_signal_lets_all_trials_save(whole, number, send):
             run = folder / row["folder"]
             newest = (run / "checkpoints/latest").readlink().name
             assert int(newest) == rows(run)[-1]["training_iteration"]
+    begun = [folder / row["folder"] for row in trials(folder) if row["status"] != "waiting"]
+    repeated = [unsaved_env_steps(run) for run in begun]
     resume(folder, "--plain")
     same(folder, whole)
+    record_fault(lost=[0], repeated=repeated)
 
 
 def test_a_sweep_whose_folder_disappears_ends_with_one_message(tmp_path):
