@@ -32,10 +32,11 @@ def meta(folder):
 
 def unsaved_env_steps(folder):
     """Env steps after the newest checkpoint, which a resumed run makes once more."""
-    made, saved = (rows(folder) or [{"env_steps": 0}])[-1]["env_steps"], 0
+    newest = None
     with suppress(CheckpointError):
-        saved = newest_checkpoint(Path(folder) / "checkpoints").row["env_steps"]
-    return made - saved
+        newest = newest_checkpoint(Path(folder) / "checkpoints")
+    made = (rows(folder) or [{"env_steps": 0}])[-1]["env_steps"]
+    return made - (0 if newest is None else newest.row["env_steps"])
 
 
 def assert_equal_runs(left, right, *, but=None):

@@ -116,7 +116,7 @@ def write(path, case, *, runners=0, stop=1_000_000):
     return path
 
 
-def kill_at_random(folder, file, moments):
+def kill_at_random(folder, file, moments, *, as_it_starts=True):
     """A session of the run, killed: half of them as it starts, the others as it iterates.
 
     Returns:
@@ -127,7 +127,7 @@ def kill_at_random(folder, file, moments):
         ["--resume", folder] if (folder / "config.yaml").is_file() else ["--run-dir", folder, file]
     )
     with start_rlrun("train", *words, "--quiet") as process:
-        if moments.random() < 0.5:
+        if as_it_starts and moments.random() < 0.5:
             time.sleep(moments.uniform(0.0, 4.0))
         else:
             known = (rows(folder) or [{}])[-1].get("training_iteration"), before
@@ -158,7 +158,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     folder, file = tmp_path / "killed", write(tmp_path / "file.yaml", case, runners=runners)
     found = [kill_at_random(folder, file, moments) for _ in range(kills)]
     if not (folder / "config.yaml").is_file():  # each was killed before it had begun
-        kill_at_random(folder, file, random.Random(1))
+        kill_at_random(folder, file, moments, as_it_starts=False)
     stop = (rows(folder) or [{"training_iteration": 0}])[-1]["training_iteration"] + 4
     words = f"stop.training_iteration={stop}", "--quiet"
     with start_rlrun("train", "--resume", folder, *words) as process:
