@@ -130,6 +130,19 @@ def test_the_observation_behind_a_termination_does_not_matter(loss, options, fin
     assert loss(module, rows, target=target, double_q=True)[0].item() == expected
 
 
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [(dqn_loss, {}), (c51_loss, {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0})],
+)
+def test_the_statistics_are_means_of_the_values_of_the_actions_taken(loss, options):
+    module, target = make_networks(**options)
+    rows = replay_rows(DISCRETE)
+    values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
+    taken = values.gather(1, rows[col.ACTIONS][:, None])
+    statistics = loss(module, rows, target=target, double_q=True)[1]
+    assert statistics["q_mean"].item() == pytest.approx(taken.mean().item(), rel=1e-5)
+
+
 def test_noisy_networks_take_epsilon_0_and_learn_their_noise(built):
     with pytest.raises(ConfigError, match=r"exploration\.epsilon.*noisy"):
         build(noisy=True).experiment()

@@ -141,6 +141,8 @@ def test_state_round_trip_and_wrong_shape() -> None:
     source(rows)
     state = source.get_state()
     target.set_state(state)
+    frozen = source(rows, update=False)
+    np.testing.assert_array_equal(target(rows, update=False), frozen)
     np.testing.assert_array_equal(source(rows), target(rows))
     assert state["stat"]["count"] == 8  # a copy, not a view of the living filter
     np.testing.assert_array_equal(source.flush_deltas()["m2"], target.flush_deltas()["m2"])

@@ -53,6 +53,8 @@ _METHODS = _BUILTINS | {
     "tanh": "sin",
 }
 _NOT_MUTATED = (ast.Raise, ast.Assert, ast.AnnAssign, ast.arguments, ast.JoinedStr, ast.Import)
+_ALIKE = {"strict", "copy"}
+"""Keywords whose value changes nothing: a length that is checked, an array that may be shared."""
 _LOGGERS = {"_log", "logger", "logging", "warnings"}
 
 
@@ -108,6 +110,8 @@ def _changes(
             yield from _changes(statement, source, inside, is_function)
         return
     if isinstance(node, _NOT_MUTATED) or _is_log_line(node):
+        return
+    if isinstance(node, ast.keyword) and node.arg in _ALIKE:
         return
     if in_function:
         yield from ((scope, change) for change in _changes_of(node, source))

@@ -23,6 +23,8 @@ class Sums:
             raise ValueError(f"{total} > {most}")
         _log.info("sum %d", total + 1)
         self.numbers += total
+        for _ in zip(numbers, self.numbers, strict=True):
+            pass
         return max(total, -1)
 '''
 CHANGES = {

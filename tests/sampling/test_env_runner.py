@@ -120,6 +120,12 @@ def test_an_env_that_does_not_reproduce_is_named_and_starts_afresh(caplog):
     assert batch[col.T].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("length", "expected"), [("auto", 200), (7, 7)])
+def test_a_runner_by_itself_samples_the_length_of_its_settings(length, expected):
+    spec = counting_spec(1, settings={"rollout_fragment_length": length})
+    assert len(EnvRunner(spec).sample()) == expected
+
+
 def test_returns_add_up_over_fragments_and_count_once():
     """Raw rewards; learning sees the clipped ones."""
     spec = counting_spec(2, length=5, more={"connectors": ConnectorsConfig(clip_rewards=2)})
