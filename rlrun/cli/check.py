@@ -1,7 +1,7 @@
 """``rlrun check``: validate experiment files and show the resolved settings."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from rlrun.cli.arguments import complete_files
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rlrun.algorithms.algorithm import Algorithm
     from rlrun.config.loader import Loaded
     from rlrun.config.problems import Problem
     from rlrun.config.schema import ExperimentConfig
@@ -40,7 +41,6 @@ def check(
     from rlrun.config.loader import load
     from rlrun.config.problems import ConfigError
     from rlrun.config.trust import TrustError
-    from rlrun.experiment.rollout import build_alone
     from rlrun.experiment.sweep.points import check_points
 
     overrides = [text for text in arguments if "=" in text and not os.path.isfile(text)]
@@ -58,8 +58,7 @@ def check(
             experiment = loaded.experiment
             if group is not None:
                 check_points(loaded)
-            # User callbacks are left out: they may begin to report when an algorithm is built.
-            build_alone(experiment.model_copy(update={"callbacks": ()})).stop()
+            _build(experiment)
             lacking = list(_lacking_here(experiment))
             if lacking:
                 raise ConfigError(lacking)
@@ -81,6 +80,45 @@ def check(
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     raise typer.Exit(failed)
+
+
+def _build(experiment: "ExperimentConfig") -> None:
+    """Build environment and networks, and act once.
+
+    Raises:
+        ConfigError: they do not fit, or a forward pass of the user's own network raises.
+    """
+    from rlrun.experiment.rollout import build_alone
+
+    # User callbacks are left out: they may begin to report when an algorithm is built.
+    algorithm = build_alone(experiment.model_copy(update={"callbacks": ()}))
+    try:
+        _act(algorithm)
+    finally:
+        algorithm.stop()
+
+
+def _act(algorithm: "Algorithm[Any]") -> None:
+    """Choose an action with each network of the user's own, for an observation of its space.
+
+    Raises:
+        ConfigError: its forward pass raises.
+    """
+    from rlrun.config.problems import ConfigError, misfit
+    from rlrun.data.nested import has_action_mask
+
+    for policy_id, settings in algorithm.policies.settings.items():
+        use, space = settings.model.use, algorithm.policies.module_spaces(policy_id)[0]
+        if use is None or settings.use is not None or has_action_mask(space):
+            continue  # a mask that is drawn may allow nothing
+        acting = algorithm.acting_policy(policy_id)
+        try:
+            acting.compute_single_action(acting.observation_space.sample())
+        except ConfigError:
+            raise
+        except Exception as error:
+            shown = f"for an observation of {space}: {type(error).__name__}: {error}"
+            raise misfit("model.use", f"{use} fails {shown}") from error
 
 
 def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from rlrun.cli.main import COMMANDS
 from rlrun.config.loader import load_experiment
@@ -120,6 +121,29 @@ def test_what_the_environment_contradicts_is_found(rlrun, words, says):
     assert code == 2
     assert err.startswith("<command line>: ")
     assert says in err
+
+
+class WrongWidth(nn.Module):
+    output_size = 8
+
+    def __init__(self, space, inputs=4):
+        super().__init__()
+        self.linear = nn.Linear(inputs, 8)
+
+    def forward(self, obs):
+        return self.linear(obs)
+
+
+@pytest.mark.parametrize(("inputs", "code"), [(4, 0), (5, 2)])
+def test_a_network_that_cannot_take_an_observation_is_found(rlrun, inputs, code):
+    model = f"model:\n  inputs: {inputs}\n  use: {__name__}:WrongWidth\n"
+    Path("a.yaml").write_text(GOOD + model)
+    found, _, err = rlrun("check", "a.yaml")
+    assert found == code
+    if code:
+        assert err.startswith("a.yaml:6:3: model.use: ")
+        assert "WrongWidth fails for an observation of Box(" in err
+        assert "shapes cannot be multiplied (1x4 and 5x8)" in err
 
 
 def test_what_train_refuses_on_this_machine_is_found(rlrun):
