@@ -120,7 +120,7 @@ def record_path(case: Case, folder: Path = RESULTS) -> Path:
 
 def table(folder: Path) -> str:
     """A row a case: what both reach, and how probably a run of rlrun is the better one."""
-    rows = []
+    rows, versions = [], dict[str, None]()
     records = [(case, record_path(case, folder)) for case in CASES]
     for case, path in records:
         if not path.exists():
@@ -133,8 +133,14 @@ def table(folder: Path) -> str:
             seeds = " and ".join(str(count) for count in dict.fromkeys((len(ours), len(theirs))))
             estimates = [estimate(ours), estimate(theirs), probability(ours, theirs)]
             rows.append([case.name, f"{case.steps:,}", seeds, *estimates])
+            versions[", ".join(" ".join(pair) for pair in record.versions()[ZOO.name].items())] = (
+                None
+            )
+    if not rows:
+        return ""
     header = ["", "env steps", "seeds", RLRUN.name, ZOO.name, "a run of rlrun is better"]
-    return summary.markdown_table(header, rows)
+    lines = [summary.markdown_table(header, rows), ""]
+    return "\n".join([*lines, *(f"- {ZOO.name}: {text}." for text in versions)])
 
 
 def estimate(returns: Sequence[float]) -> str:

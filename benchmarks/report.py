@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from benchmarks import equal_work, parts, replay_work, slow_env, start_up, time_to_solve
+from benchmarks import equal_work, learning, parts, replay_work, slow_env, start_up, time_to_solve
 from benchmarks.machine import REPOSITORY
 from benchmarks.record import RESULTS, Record
 
@@ -28,6 +28,8 @@ def results(folder: Path) -> str:
         path = folder / f"{benchmark.BENCHMARK}.json"
         if path.exists():
             sections.append(f"### {title}\n\n{benchmark.table(Record.load(path))}")
+    if learned := learning.table(folder):
+        sections.append(f"### What is learned\n\n{learned}")
     return "\n\n".join(sections) or NOTHING
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import (
     equal_work,
+    learning,
     memory,
     parts,
     replay_work,
@@ -70,6 +71,24 @@ def test_a_resumed_record_repeats_only_failures(record: Record) -> None:
     with pytest.raises(RecordError, match="other settings \\(steps\\)"):
         Record.open("equal_work", {"steps": 20}, path=record.path, resume=True)
     assert not Record.open("equal_work", {}, path=record.path, resume=False).measurements
+
+
+def test_what_is_learned_is_a_row_a_case_with_intervals_from_five_seeds_on(tmp_path: Path) -> None:
+    few, many = learning.CASES[:2]
+    for case, seeds in ((few, 3), (many, 6)):
+        path = learning.record_path(case, tmp_path)
+        record = Record(path, "learning", {}, machine={})
+        for seed in range(1, seeds + 1):
+            record.add(learning.RLRUN.name, seed, result={"evaluation": 100.0 + seed})
+            theirs = {"evaluation": 100.0 - seed, "versions": {"zoo": "1"}}
+            record.add(learning.ZOO.name, seed, result=theirs)
+    first, second = learning.table(tmp_path).splitlines()[2:4]
+    assert first.endswith(
+        "| 3 | 102.0 (101.0\N{EN DASH}103.0) | 98.0 (97.0\N{EN DASH}99.0) | 1.00 |"
+    )
+    assert second.split(" | ")[2:4] == ["6", "103.5 (101.8\N{EN DASH}105.2)"]
+    assert second.endswith("| 1.00 (1.00\N{EN DASH}1.00) |")
+    assert learning.table(tmp_path / "nothing") == ""
 
 
 def test_saved_record_loads_equal(record: Record) -> None:
