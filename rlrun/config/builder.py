@@ -301,8 +301,10 @@ def given_experiment(
         overrides: ``KEY=VALUE`` texts laid over a file or a dict.
 
     Raises:
-        ConfigError: the experiment is wrong. TypeError: the argument is none of these.
+        ConfigError: the experiment is wrong. TypeError: an argument is none of these.
     """
+    if isinstance(overrides, str):
+        raise TypeError(f"overrides is a list of KEY=VALUE texts, such as [{overrides!r}]")
     if isinstance(given, str | Path):
         given = load(given, overrides)
     elif isinstance(given, Mapping):

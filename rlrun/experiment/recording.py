@@ -20,9 +20,15 @@ _DEFAULT_FRAMES_PER_S = 30
 
 
 class StepLimit:
-    """Ends the rollout after a number of env steps, over all sub-environments."""
+    """Ends the rollout after a number of env steps, over all sub-environments.
+
+    Raises:
+        ValueError: the number is below 1.
+    """
 
     def __init__(self, steps: int) -> None:
+        if steps < 1:
+            raise ValueError(f"a rollout takes at least 1 env step, not {steps}")
         self._left = steps
 
     def __call__(self, step: RecordedStep) -> bool:

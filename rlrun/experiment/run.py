@@ -47,6 +47,7 @@ from rlrun.experiment.report.console import (
     ConsoleStyle,
     RunConsole,
     choose_style,
+    known_style,
     make_console,
     print_error,
 )
@@ -123,6 +124,7 @@ def iterate_experiment(
     Ctrl-C does, with a checkpoint; the run can be resumed. The arguments and errors are those of
     `run_experiment`, and the generator returns what that does.
     """
+    console = known_style(console)
     experiment, loaded = given_experiment(experiment, overrides)
     unfinished = unfinished_run(RunFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
@@ -172,6 +174,7 @@ def _resumed(
     console: ConsoleStyle | None,
     trust: bool,
 ) -> Generator[Row, None, RunOutcome]:
+    console = known_style(console)
     folder = RunFolder.open(Path(run))
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         loaded = load(folder.config, overrides, trust=trust)

@@ -24,7 +24,7 @@ from rlrun.checkpoint.checkpoint import (
 )
 from rlrun.checkpoint.checkpoint_folder import CheckpointFolder
 from rlrun.config.loader import load_experiment
-from rlrun.config.problems import InputError
+from rlrun.config.problems import ConfigError, InputError
 from rlrun.experiment.run import (
     Pace,
     iterate,
@@ -70,6 +70,20 @@ def test_results_can_be_iterated_over_and_a_loop_that_is_left_is_resumed():
     assert read_checkpoint(Path("left/checkpoints/latest")).iteration == 3
     resume(run_dir="left")
     assert_equal_runs("left", "whole")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"console": "loud"}, ValueError, "one of panel, lines, quiet, not 'loud'"),
+        ({"overrides": "seed=2"}, TypeError, "a list of KEY=VALUE texts, such as \\['seed=2'\\]"),
+        ({"overrides": ["seed"]}, ConfigError, "expected KEY=VALUE"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_leaves_no_folder(arguments, error, said):
+    with pytest.raises(error, match=said):
+        run_experiment("fake.yaml", **{"run_dir": "run", **arguments})
+    assert not Path("run").exists()
 
 
 def test_a_run_writes_a_complete_folder():

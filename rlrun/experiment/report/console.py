@@ -6,7 +6,7 @@ Owns when and where text appears. It must not know how the panel is drawn (panel
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, Literal, TextIO, cast
+from typing import IO, Any, Literal, TextIO, cast, get_args
 
 from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
 
@@ -126,6 +126,18 @@ class PanelConsole(LiveFrame, RunConsole):
         """Leave the last frame on the terminal."""
         self._progress.stop_clock()
         super().close()
+
+
+def known_style(style: ConsoleStyle | None) -> ConsoleStyle | None:
+    """The style, or None for the most that the terminal can show.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if style is not None and style not in get_args(ConsoleStyle):
+        names = ", ".join(get_args(ConsoleStyle))
+        raise ValueError(f"the console is one of {names}, not {style!r}")
+    return style
 
 
 def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:

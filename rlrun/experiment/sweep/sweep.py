@@ -30,7 +30,7 @@ from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.sweep import is_sweep
 from rlrun.config.trust import TrustError, code_of, signed_yaml, untrusted
 from rlrun.config.yaml_tree import Node, parse_yaml
-from rlrun.experiment.report.console import ConsoleStyle, choose_style, print_error
+from rlrun.experiment.report.console import ConsoleStyle, choose_style, known_style, print_error
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import seed_of, with_seed
 from rlrun.experiment.run_folder import FolderLostError, RunLog
@@ -77,6 +77,7 @@ def run_sweep(
         ConfigError: the sweep or one of its points is wrong. ResourceError: a trial needs more
         than there is. RunFolderError: the folder cannot be used. Nothing has been started then.
     """
+    console = known_style(console)
     experiment, loaded = given_experiment(experiment, overrides)
     unfinished = unfinished_run(SweepFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
@@ -106,6 +107,7 @@ def resume_sweep(
         RunFolderError, ConfigError, ResourceError: it cannot be resumed; the folder is unchanged.
         TrustError: the sweep names code that this user has not signed.
     """
+    console = known_style(console)
     folder = SweepFolder.open(Path(sweep))
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         experiment = load(folder.config, trust=trust).experiment
