@@ -89,6 +89,8 @@ class EpisodeStatistics:
         self, window: int, names: Iterable[str] = (), agent_names: Iterable[str] = ()
     ) -> None:
         self._names = _MetricNames(names, agent_names)
+        self._unseen = {*self._names.own, *self._names.of_agents}
+        self._looked_at = 0  # episodes, for those
         self._window: deque[_Ended] = deque(maxlen=window)
         self._this_iteration: list[_Ended] = []
         self._counted: list[_Ended] = []  # at the end of the last iteration
@@ -103,6 +105,8 @@ class EpisodeStatistics:
         ended, self._this_iteration = self._this_iteration, []
         self.total += len(ended)
         self._window.extend(ended)
+        if self._unseen:
+            self._look_for_names(ended)
         self._counted = ended if len(ended) > len(self._window) else list(self._window)
         returns = [episode.episode_return for episode in self._counted]
         return {
@@ -115,6 +119,17 @@ class EpisodeStatistics:
             "episode_return_max": max(returns, default=None),
             "episode_len_mean": _mean([episode.length for episode in self._counted]),
         }
+
+    def _look_for_names(self, ended: Sequence[_Ended]) -> None:
+        """Warn of a metric that should be reported and that a whole window of episodes lacks."""
+        for episode in ended:
+            self._unseen -= episode.custom.keys() | {row[1] for row in episode.agent_metrics}
+        self._looked_at += len(ended)
+        if self._looked_at >= (self._window.maxlen or 0):
+            for name in sorted(self._unseen):
+                message = "report.info_keys: none of the last infos of %d episodes has %r"
+                log.warning(message, self._looked_at, name)
+            self._unseen.clear()
 
     def custom_metrics(self, policies: Sequence[str] = ()) -> Result:
         """`_custom_metrics` of the episodes that were averaged last."""

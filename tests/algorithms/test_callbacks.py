@@ -144,6 +144,19 @@ def test_numbers_of_infos_and_callbacks_are_reported_and_survive_a_resume(built)
     assert second["agent_steps_trained"] == 60
 
 
+def test_a_key_that_no_info_has_is_warned_of_once(built, caplog):
+    config = PPOConfig().environment(f"{__name__}:Metered")
+    config = config.training(train_batch_size=30, minibatch_size=30, num_epochs=1)
+    config = config.reporting(info_keys=["t", "tt"], smoothing_episodes=15)
+    algorithm = built(config.debugging(seed=0))
+    algorithm.train()
+    assert "info_keys" not in caplog.text
+    for _ in range(2):
+        algorithm.train()
+    said = "report.info_keys: none of the last infos of 20 episodes has 'tt'"
+    assert caplog.text.count("info_keys") == caplog.text.count(said) == 1
+
+
 def test_an_info_that_is_no_number_is_named(built):
     algorithm = metered(built, broken=True)
     with pytest.raises(EnvError, match=r"report.info_keys: info\['level'\] is no number: 'high'"):
