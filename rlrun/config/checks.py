@@ -297,26 +297,39 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def _check_own_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Settings that a policy written from scratch, of a single agent, does not obey."""
-    if experiment.policy is None:
+    """A policy written from scratch, of a single agent."""
+    if experiment.policy is not None:
+        if experiment.multi_agent.policies:
+            message = "of several agents each policy has its own; multi_agent.policies.<id>.use"
+            yield Finding(("policy",), f"{message} names it")
+            return
+        if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
+            message = f"{experiment.algorithm} learns one network; PG, for example, takes a policy"
+            yield Finding(("policy",), message)
+    yield from _check_beside_own_policies(experiment)
+
+
+def _check_beside_own_policies(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Settings that policies do not obey if all are written from scratch."""
+    policies = experiment.multi_agent.policies.values()
+    uses = [policy.use for policy in policies] if policies else []
+    if experiment.policy is not None:
+        uses = [experiment.policy.use]
+    if not uses or None in uses:
         return
-    use, training = experiment.policy.use, experiment.training
-    if experiment.multi_agent.policies:
-        message = "of several agents each policy has its own; multi_agent.policies.<id>.use names"
-        yield Finding(("policy",), f"{message} it")
-        return
-    if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
-        message = f"{experiment.algorithm} learns one network; PG, for example, takes a policy"
-        yield Finding(("policy",), message)
+    named, training = " and ".join(map(str, dict.fromkeys(uses))), experiment.training
+    one = "is no network of rlrun; write its arguments", "learns by its own"
+    several = "are no networks of rlrun; write their arguments", "learn by their own"
+    are_none, learn = one if len(set(uses)) == 1 else several
     fields = ExperimentConfig.model_fields
     for name in ("model", "exploration", "replay", "learners"):
         if getattr(experiment, name) != fields[name].default:
-            message = f"{use} is no network of rlrun; write its arguments beside `use`"
+            message = f"{named} {are_none} beside `use`"
             yield Finding((name,), message)
     for name, field in type(training).model_fields.items():
         default = field.get_default(call_default_factory=True)
         if name not in _OF_OWN_POLICIES and getattr(training, name) != default:
-            message = f"{use} learns by its own learn_on_batch(); leave it out"
+            message = f"{named} {learn} learn_on_batch(); leave it out"
             yield Finding(("training", name), message)
 
 

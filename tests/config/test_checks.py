@@ -88,6 +88,15 @@ def test_what_only_networks_obey_is_refused_beside_a_policy_from_scratch(write):
     ]
 
 
+def test_of_several_policies_that_are_all_from_scratch_too(write):
+    policies = f"{{a: {{use: {POLICY!r}}}, b: {{use: {POLICY!r}}}}}"
+    env = "{use: MultiAgentCartPole, num_agents: 2}"
+    text = f"algorithm: PPO\nenv: {env}\nmulti_agent: {{policies: {policies}}}\n"
+    assert errors(write(text + "training: {gamma: 0.9, lr: 0.1}", minimal=False)) == [
+        f"exp.yaml:4:24: training.lr: {POLICY} learns by its own learn_on_batch(); leave it out",
+    ]
+
+
 def test_several_policies_need_an_algorithm_and_an_environment_for_them(known):
     algorithm, env = errors(known("multi_agent: {policies: [a]}"))
     assert algorithm.startswith("exp.yaml:3:1: multi_agent: Known learns one policy")
