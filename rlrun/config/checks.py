@@ -265,9 +265,10 @@ def _check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
         if getattr(experiment, name) != default:
             yield from _check_section_is_used(experiment, (name,))
     validate = getattr(algorithm, "validate", None)
+    own = _own_policies(experiment)
     for key, message in validate(experiment) if validate is not None else ():
         path = tuple(key.split("."))
-        if experiment.policy is None or path[0] != "training" or path[1] in _OF_OWN_POLICIES:
+        if not own or path[0] != "training" or path[1] in _OF_OWN_POLICIES:
             yield Finding(path, message)
 
 
@@ -309,18 +310,24 @@ def _check_own_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_beside_own_policies(experiment)
 
 
+def _own_policies(experiment: ExperimentConfig) -> list[str]:
+    """What the policies use if all are written from scratch, each once; empty if not."""
+    policies = experiment.multi_agent.policies.values()
+    uses = {policy.use: None for policy in policies}
+    if experiment.policy is not None:
+        uses = {experiment.policy.use: None}
+    return [] if None in uses else [use for use in uses if use is not None]
+
+
 def _check_beside_own_policies(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Settings that policies do not obey if all are written from scratch."""
-    policies = experiment.multi_agent.policies.values()
-    uses = [policy.use for policy in policies] if policies else []
-    if experiment.policy is not None:
-        uses = [experiment.policy.use]
-    if not uses or None in uses:
+    uses = _own_policies(experiment)
+    if not uses:
         return
-    named, training = " and ".join(map(str, dict.fromkeys(uses))), experiment.training
+    named, training = " and ".join(uses), experiment.training
     one = "is no network of rlrun; write its arguments", "learns by its own"
     several = "are no networks of rlrun; write their arguments", "learn by their own"
-    are_none, learn = one if len(set(uses)) == 1 else several
+    are_none, learn = one if len(uses) == 1 else several
     fields = ExperimentConfig.model_fields
     for name in ("model", "exploration", "replay", "learners"):
         if getattr(experiment, name) != fields[name].default:

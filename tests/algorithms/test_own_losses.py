@@ -147,11 +147,7 @@ SPACES = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
 
 def test_a_policys_own_loss_is_what_training_uses(built) -> None:
     policy = {"use": f"{__name__}:Reinforce", "kwargs": {"lr": 0.01, "hidden": [8]}}
-    config = (
-        PPOConfig()
-        .environment("MultiAgentCartPole")
-        .training(train_batch_size=64, minibatch_size=64)
-    )
+    config = PPOConfig().environment("MultiAgentCartPole").training(train_batch_size=64)
     config = config.multi_agent(policies={"p": policy}, agents={"*": "p"}).debugging(seed=3)
     algorithm, twin = built(config), built(config)
     weights = algorithm.policies.present_weights()["p"]
