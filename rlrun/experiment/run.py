@@ -121,8 +121,9 @@ def iterate_experiment(
     """Train like `run_experiment`, and yield the result of each iteration when it is reported.
 
     The time between two results counts in the second. A loop that is left early ends the run as
-    Ctrl-C does, with a checkpoint; the run can be resumed. The arguments and errors are those of
-    `run_experiment`, and the generator returns what that does.
+    Ctrl-C does, with a checkpoint, as soon as the generator is closed or no longer referenced; the
+    run can be resumed. The arguments and errors are those of `run_experiment`, and the generator
+    returns what that does.
     """
     console = known_style(console)
     experiment, loaded = given_experiment(experiment, overrides)

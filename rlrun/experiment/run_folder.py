@@ -68,7 +68,7 @@ class RunFolder:
 
     Attributes:
         path: the folder as the user has named it, for messages.
-        home: its absolute path, which an environment that changes the working directory leaves.
+        home: its absolute path, which holds when an environment changes the working directory.
     """
 
     CONFIG: ClassVar[str] = "config.yaml"

@@ -45,6 +45,10 @@ class ParameterNoise:
     Args:
         policy: whose weights are a flat vector.
         stddev: of the noise at the start.
+
+    Attributes:
+        seen: observations, or all views, of the last actions, on which the noise is adapted; None
+            if there were none in this fragment.
     """
 
     def __init__(self, policy: SamplingPolicy, stddev: float) -> None:
@@ -52,6 +56,7 @@ class ParameterNoise:
         self._seed: int | None = None  # of the present noise
         self._noise: Array | None = None  # z, as many as there are weights
         self._weights: Array | None = None  # the policy's own, while others act
+        self.seen: Any = None
 
     def begin_fragment(self, rng: np.random.Generator) -> None:
         """Let perturbed weights act."""
@@ -65,13 +70,13 @@ class ParameterNoise:
                 self._noise[place] = 0.0
         self._policy.set_weights(self._weights + np.float32(self.stddev) * self._noise)
 
-    def end_fragment(self, seen: Any, *, renew: bool) -> None:
+    def end_fragment(self, *, renew: bool) -> None:
         """Let the policy have its own weights again, and adapt the noise.
 
         Args:
-            seen: observations, or all views, of the last actions; None if there were none.
             renew: whether the next fragment is to have another z.
         """
+        seen, self.seen = self.seen, None
         if self._weights is None:  # the fragment did not explore
             return
         perturbed = None if seen is None else self._inputs(seen)

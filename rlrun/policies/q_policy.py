@@ -17,7 +17,7 @@ import numpy as np
 from rlrun.config.problems import misfit
 from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.data.nested import has_action_mask, space_without_mask
-from rlrun.policies.action_sampling import ActionSampler, EpsilonGreedySampler
+from rlrun.policies.action_sampling import ActionSampler, EpsilonGreedySampler, SamplingPolicy
 from rlrun.policies.exploration import OWN, exploring_sampler, weight_stddev
 from rlrun.policies.layers import Network, QOptions, q_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
@@ -90,14 +90,13 @@ def build_q_policy(
         num_features = gym.spaces.flatdim(space_without_mask(observation_space))
         layers = q_network(num_features, num_actions, model, options)
         network = NumpyQNetwork(layers, num_actions, options)
-        acts = MLPPolicy(*spaces, model, network=network, sampler=sampler)
-        acts.weight_stddev = weight_stddev(exploration)
-        return acts
-    from rlrun.policies.masked_module import with_action_mask
-    from rlrun.policies.q_network import build_q_network
-    from rlrun.policies.torch_policy import TorchPolicy
+        policy: SamplingPolicy = MLPPolicy(*spaces, model, network=network, sampler=sampler)
+    else:
+        from rlrun.policies.masked_module import with_action_mask
+        from rlrun.policies.q_network import build_q_network
+        from rlrun.policies.torch_policy import TorchPolicy
 
-    module = with_action_mask(partial(build_q_network, options=options), *spaces, model)
-    policy = TorchPolicy(*spaces, model, module=module, sampler=sampler, device=device or "cpu")
+        module = with_action_mask(partial(build_q_network, options=options), *spaces, model)
+        policy = TorchPolicy(*spaces, model, module=module, sampler=sampler, device=device or "cpu")
     policy.weight_stddev = weight_stddev(exploration)
     return policy

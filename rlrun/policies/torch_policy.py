@@ -97,7 +97,7 @@ class TorchPolicy(SamplingPolicy):
 
     @property
     def unperturbed(self) -> list[slice]:
-        """The parameters of normalisation layers, whose scale that of the others refers to."""
+        """The places of the parameters of normalisation layers."""
         norms = [n for n, part in self.module.named_modules() if isinstance(part, NORMALISATION)]
         places = [self.layout[name] for name in self.layout if name.rpartition(".")[0] in norms]
         return [slice(offset, offset + math.prod(shape)) for offset, shape in places]

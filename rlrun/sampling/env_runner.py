@@ -514,8 +514,7 @@ class EnvRunner(OldNames):
         renew = any(record.env_index == 0 for record in self._slot_envs.episodes.records)
         for actor in self.actors.values():
             if actor.noise.parameters is not None:
-                actor.noise.parameters.end_fragment(actor.seen, renew=renew)
-                actor.seen = None
+                actor.noise.parameters.end_fragment(renew=renew)
 
     def _build(self, env_steps: int) -> MultiAgentBatch:
         """The policies' batches, postprocessed, without what learning does not need."""

@@ -48,7 +48,6 @@ class PolicyActor:
         converts: whether `to_env` does something.
         noise_of_episodes: whether `begin_noise` does something.
         wants_infos: whether the policy has a view of infos, and so receives them.
-        seen: observations, or all views, of the last actions; None if there were none.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class PolicyActor:
         self._learned = None if connectors.rewards.identity else connectors.rewards
         self.converts = not (self._custom is None and self.actions.identity)
         self._pending: tuple[Any, Mapping[str, Array]] = None, NO_EXTRAS
-        self.seen: Any = None
         self._returns = np.zeros(0)  # [S] discounted rewards so far, for their normalisation
         self._custom_slots = np.zeros(0, np.int64)  # [S] of custom connectors
         self._unanswered: dict[int, Any] = {}  # by slot of custom connectors, actions
@@ -103,13 +101,15 @@ class PolicyActor:
         slots, collector = due.slots, self.collector
         noise = self.noise.next(slots) if self.explore else None
         if self.inputs.views is None:
-            self.seen = seen = collector.obs if slots is None else collector.inputs(slots)
+            seen = collector.obs if slots is None else collector.inputs(slots)
             actions, _, extras = self.policy.compute_actions(
                 seen, explore=self.explore, noise=noise
             )
         else:
-            self.seen = seen = collector.inputs(slots)
+            seen = collector.inputs(slots)
             actions, extras = self.inputs.act(seen, explore=self.explore, noise=noise)
+        if self.noise.parameters is not None:
+            self.noise.parameters.seen = seen
         if slots is None:
             self._pending = actions, extras
         else:

@@ -162,7 +162,8 @@ def test_perturbed_weights_act_for_a_fragment_and_keep_their_noise_for_an_episod
         stddev = noise.stddev
         noise.begin_fragment(rng)
         added.append((policy.get_weights() - own) / stddev)
-        noise.end_fragment(SEEN, renew=renew)
+        noise.seen = SEEN
+        noise.end_fragment(renew=renew)
         assert (policy.get_weights() == own).all()
         resumed_from = resumed_from or noise.get_state()
     np.testing.assert_allclose(added[0], added[1], atol=1e-5)
@@ -180,7 +181,8 @@ def test_noise_in_weights_is_adapted_to_the_change_of_actions_aimed_for(kind, st
     policy, noise = perturbing("relu", kind, stddev, **({"stddev": 0.2} if kind == "SAC" else {}))
     noise.begin_fragment(np.random.default_rng(2))
     perturbed = policy.compute_actions(SEEN, explore=False)[2]["action_dist_inputs"]
-    noise.end_fragment(SEEN, renew=False)
+    noise.seen = SEEN
+    noise.end_fragment(renew=False)
     clean = policy.compute_actions(SEEN, explore=False)[2]["action_dist_inputs"]
 
     if kind == "DQN":
@@ -204,7 +206,8 @@ def test_noise_in_weights_stays_while_all_actions_are_random(kind, settings, pre
     policy, noise = perturbing("relu", kind, **settings)
     policy.set_exploration(present)
     noise.begin_fragment(np.random.default_rng(2))
-    noise.end_fragment(SEEN, renew=False)
+    noise.seen = SEEN
+    noise.end_fragment(renew=False)
     assert noise.stddev == 0.5
 
 

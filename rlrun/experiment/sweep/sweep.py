@@ -266,7 +266,7 @@ class _Sweep:
         sweep_tune.run_trials(
             search,
             self.plan.scheduler,
-            sweep_tune.Events(self.folder.path, self.table, self.console.changed),
+            sweep_tune.Events(self.folder.home, self.table, self.console.changed),
             sweep=sweep,
             home=self.folder.tune.absolute(),
             interrupted=lambda: interrupts.requested,
