@@ -1,4 +1,4 @@
-"""docs/migrating-from-sb3.md: its file is valid, its table is the one that answers other names."""
+"""docs/migrating-from-sb3.md: its files are valid, its table is the one that answers other names."""
 
 import re
 import sys
@@ -24,8 +24,9 @@ ADDRESSES = {f"stop.{key}" for key in RESULT_KEYS} | {
 }
 
 
-def test_its_file_passes_the_check(tmp_path, monkeypatch, capsys):
-    (tmp_path / "ppo.yaml").write_text(blocks(PAGE, "yaml")[0])
+@pytest.mark.parametrize("file", blocks(PAGE, "yaml"), ids=["Stable-Baselines3", "CleanRL"])
+def test_its_files_pass_the_check(file, tmp_path, monkeypatch, capsys):
+    (tmp_path / "ppo.yaml").write_text(file)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", blocks(PAGE, "sh")[0].splitlines()[0].split())
     with pytest.raises(SystemExit) as ended:
