@@ -24,7 +24,8 @@ EXTRAS := atari,box2d,envpool,export,mujoco,optuna,pettingzoo,plot,tensorboard,v
 
 # What training needs is installed first; extras and tools come with everything else. The stamps' names
 # hold a checksum of what decides the installation, so a checkout that only touches time stamps installs
-# nothing, and a changed lock installs the difference.
+# nothing, and a changed lock installs the difference. Python compiles of torch and ray what is imported,
+# which pip would do for all of their files, for half a minute.
 SUM   := $(shell cat requirements.lock pyproject.toml 2>/dev/null | cksum | tr ' ' '-')
 CORE  := $(VENV)/core-$(SUM)
 STAMP := $(VENV)/installed-$(SUM)
@@ -42,7 +43,7 @@ $(CORE):
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
 	  echo "Python cannot create virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(PIP) --quiet --constraint requirements.lock hatchling editables
-	$(PIP) --constraint requirements.lock --no-build-isolation --editable .
+	$(PIP) --constraint requirements.lock --no-build-isolation --no-compile --editable .
 	@rm -f $(VENV)/core-*
 	@touch $@
 
