@@ -1,15 +1,18 @@
-"""A CartPole whose step has a fixed price, next to the CartPole-v1 the other benchmarks run.
+"""Environments whose step has a fixed price, next to the CartPole-v1 the other benchmarks run.
 
-Imported inside the peers' environments, so it may use gymnasium and the standard library only.
+Imported inside the peers' environments, so it may use gymnasium, numpy and the standard library
+only.
 """
 
 import time
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 STEP_S = 100e-6
+SLEEP_S = 10e-3
 SLOW_CARTPOLE = "benchmarks.environments:slow_cartpole"
 
 
@@ -35,3 +38,31 @@ class SlowCartPole(CartPoleEnv):  # type: ignore[misc]
 def slow_cartpole(step_s: float = STEP_S) -> gym.Env[Any, Any]:
     """`SlowCartPole` with the time limit of CartPole-v1."""
     return gym.wrappers.TimeLimit(SlowCartPole(step_s), max_episode_steps=500)
+
+
+class SleepingEnv(gym.Env[Any, Any]):
+    """A simulator elsewhere: `step` sleeps for `step_s` seconds and takes no processor time here.
+
+    Observations are 32 float32 numbers, episodes last 64 steps; nothing is to be learned.
+    """
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (32,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, step_s: float = SLEEP_S) -> None:
+        self._step_s = step_s
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = 64
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._step_s)
+        self._left -= 1
+        return self._observation(), float(action), self._left == 0, False, {}
+
+    def _observation(self) -> Any:
+        return self.np_random.uniform(-1.0, 1.0, 32).astype(np.float32)

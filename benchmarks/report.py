@@ -3,7 +3,16 @@
 import argparse
 from pathlib import Path
 
-from benchmarks import equal_work, learning, parts, replay_work, slow_env, start_up, time_to_solve
+from benchmarks import (
+    equal_work,
+    learning,
+    parts,
+    replay_work,
+    scaling,
+    slow_env,
+    start_up,
+    time_to_solve,
+)
 from benchmarks.machine import REPOSITORY
 from benchmarks.record import RESULTS, Record
 
@@ -14,6 +23,7 @@ SECTIONS = (
     (equal_work, "Equal work: CartPole-v1, env steps per second"),
     (replay_work, "Equal work with replay: DQN on CartPole-v1, SAC on Pendulum-v1"),
     (slow_env, "An env step that costs 100 µs"),
+    (scaling, "Weak scaling: an env step that sleeps 10 ms, a cluster of four nodes"),
     (start_up, "Start-up and memory"),
     (time_to_solve, "Time to solve CartPole-v1"),
     (parts, "Parts"),

@@ -16,6 +16,7 @@ from benchmarks import (
     parts,
     replay_work,
     report,
+    scaling,
     slow_env,
     start_up,
     summary,
@@ -151,7 +152,7 @@ def test_the_slow_env_takes_its_step_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "benchmark", [equal_work, replay_work, slow_env, start_up, time_to_solve, parts]
+    "benchmark", [equal_work, replay_work, slow_env, scaling, start_up, time_to_solve, parts]
 )
 def test_tables_survive_a_record_of_failures_only(benchmark: object, tmp_path: Path) -> None:
     record = Record(tmp_path / "record.json", "any", {})
