@@ -1,4 +1,4 @@
-"""docs/migrating-from-sb3.md: its files are valid, its table is the one that answers other names."""
+"""docs/migrating-from-sb3.md: its files are valid, its table is what answers other names."""
 
 import re
 import sys
