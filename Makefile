@@ -20,7 +20,7 @@ CONFIG ?= configs/ppo_cartpole.yaml
 ARGS   ?=
 PYTEST := $(BIN)/python -m pytest $(ARGS)
 WORKERS ?= 2
-EXTRAS := atari,box2d,envpool,export,mujoco,optuna,pettingzoo,plot,tensorboard,video
+EXTRAS := atari,box2d,envpool,export,minigrid,mujoco,optuna,pettingzoo,plot,tensorboard,video
 
 # What training needs is installed first; extras and tools come with everything else. The stamps' names
 # hold a checksum of what decides the installation, so a checkout that only touches time stamps installs
