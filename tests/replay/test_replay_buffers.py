@@ -56,15 +56,21 @@ def test_the_last_steps_of_an_episode_have_shorter_returns():
     assert sample[col.TRUNCATEDS].tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize("goes_on_at", [1.0, 7.0])
-def test_a_later_fragment_goes_on_only_where_the_agent_was(goes_on_at):
-    """Env steps without the agent may lie in between, but no step of its own that was not added."""
+@pytest.mark.parametrize(
+    ("step", "goes_on_at", "joined"), [(3, 1.0, True), (3, 7.0, False), (1, 7.0, True), (0, 1, False)]
+)
+def test_a_later_fragment_goes_on_only_where_the_agent_was(step, goes_on_at, joined):
+    """Env steps without the agent may lie in between, but no step of its own that was not added.
+
+    Its very next step is known as such by its number: a filter may have moved since.
+    """
     buffer = ReplayBuffer(8, n_step=2, gamma=0.5)
     buffer.add(steps_of_one_agent([0], [0], [1], [False]))
-    buffer.add(steps_of_one_agent([3], [goes_on_at], [8], [False], unroll=1))
+    buffer.add(steps_of_one_agent([step], [goes_on_at], [8], [False], unroll=1))
     sample = buffer.gather(np.arange(2))
-    assert sample[col.OBS].ravel().tolist() == [0, goes_on_at]
-    assert sample[col.REWARDS].tolist() == ([3, 4] if goes_on_at == 1.0 else [1, 4])
+    last = 1 + step
+    assert sample[col.REWARDS].tolist() == [1 + 0.5 * last if joined else 1, last]
+    assert sample[col.OBS].ravel().tolist() == [0, 1 if joined else goes_on_at]
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
