@@ -57,7 +57,8 @@ def test_the_last_steps_of_an_episode_have_shorter_returns():
 
 
 @pytest.mark.parametrize(
-    ("step", "goes_on_at", "joined"), [(3, 1.0, True), (3, 7.0, False), (1, 7.0, True), (0, 1, False)]
+    ("step", "goes_on_at", "joined"),
+    [(3, 1.0, True), (3, 7.0, False), (1, 7.0, True), (0, 1.0, False)],
 )
 def test_a_later_fragment_goes_on_only_where_the_agent_was(step, goes_on_at, joined):
     """Env steps without the agent may lie in between, but no step of its own that was not added.
