@@ -33,8 +33,8 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the results page, with curves; the .json beside it keeps the results, for "
-            "later pages without these runs.",
+            help="Write the results page, with curves; the .json beside it keeps the results of "
+            "all cases, for later pages without their runs.",
         ),
     ] = None,
     list_: Annotated[

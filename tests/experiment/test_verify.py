@@ -18,6 +18,7 @@ from rlrun.config.registry import ALGORITHMS
 from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case, Reference, read_cases
 from rlrun.experiment.verify.page import (
     POINTS_OF_A_CURVE,
+    publish,
     result_table,
     with_recorded,
     write_page,
@@ -319,6 +320,17 @@ def test_the_record_replaces_missing_runs(check, tmp_path):
     write_record(Verification((new,), False), record)
     assert json.loads(record.read_text()).keys() == {"a", "b"}
     assert with_recorded(gone, record).results[0].judgements[0].numbers == (1.0,)
+
+
+def test_a_case_verified_anew_by_itself_leaves_the_others_on_the_page(tmp_path):
+    page = tmp_path / "results.md"
+    first, second = ((CaseResult(c, (seed_result(7, evaluation=450.0),), 1),) for c in CASES[:2])
+    publish(Verification(first + second, False), page)
+    better = CaseResult(CASES[1], (seed_result(8, evaluation=460.0),), 1)
+    assert publish(Verification((better,), False), page).results == (better,)
+    rows = [line for line in page.read_text().splitlines() if line.endswith("| falls short |")]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {c.name}" for c in CASES[:2]]
+    assert [" 450 " in rows[0], " 460 " in rows[1]] == [True, True]
 
 
 def test_a_record_of_different_settings_is_ignored(check, tmp_path):

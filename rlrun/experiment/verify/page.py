@@ -18,7 +18,7 @@ from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.report.plots import save_panels
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.stopping import number
-from rlrun.experiment.verify.cases import KINDS, SOURCES, Case
+from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case
 from rlrun.experiment.verify.verify import CaseResult, Judgement, SeedResult, Verification
 
 POINTS_OF_A_CURVE = 200
@@ -115,6 +115,8 @@ _CAPTION = (
 def publish(verification: Verification, path: Path) -> Verification:
     """Write the page and, beside it, the record of all results as ``<name>.json``.
 
+    The page has all cases of the record, so that one case can be verified anew by itself.
+
     Returns:
         The verification, with recorded results for cases without runs. On the page they also
         stand for failed runs, which must not be hidden from the user.
@@ -123,10 +125,21 @@ def publish(verification: Verification, path: Path) -> Verification:
     record = path.with_suffix(".json")
     shown = with_recorded(verification, record)
     write_record(shown, record)
-    write_page(shown, path)
+    write_page(_with_all_recorded(shown, record), path)
     pairs = zip(verification.results, shown.results, strict=True)
     results = tuple(own if own.seeds else recorded for own, recorded in pairs)
     return replace(verification, results=results)
+
+
+def _with_all_recorded(verification: Verification, record: Path) -> Verification:
+    """The verification with the further cases of the record, in the order of the cases."""
+    entries = json.loads(record.read_text(encoding="utf-8"))
+    results = {result.case: result for result in verification.results}
+    others = [case for case in CASES if case.name in entries and case not in results]
+    ordered = [*CASES, *(case for case in results if case not in CASES)]
+    results |= {case: CaseResult(case, (), entries[case.name]["wanted"]) for case in others}
+    shown = tuple(results[case] for case in ordered if case in results)
+    return with_recorded(replace(verification, results=shown), record)
 
 
 def write_page(verification: Verification, path: Path) -> None:
