@@ -8,7 +8,7 @@ an error of Ray's, which means that the actor itself is gone or unreachable, mak
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -149,7 +149,7 @@ class FaultTolerantActorManager:
         if not refs:
             return []
         ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
-        results = [self._result(refs[ref], ref, None) for ref in ready]
+        results = self._results([(refs[ref], ref, None) for ref in ready])
         return sorted(results, key=lambda result: result.actor_id)
 
     def foreach_actor_async(
@@ -175,7 +175,11 @@ class FaultTolerantActorManager:
         return taken
 
     def fetch_ready_async_reqs(
-        self, *, tags: Iterable[Hashable] | None = None, timeout_s: float | None = 0.0
+        self,
+        *,
+        tags: Iterable[Hashable] | None = None,
+        timeout_s: float | None = 0.0,
+        gather_s: float = 0.0,
     ) -> list[CallResult]:
         """The results that are there, in ascending id; waits ``timeout_s`` for the first of them.
 
@@ -185,6 +189,7 @@ class FaultTolerantActorManager:
         Args:
             tags: fetch only calls with one of these tags; None fetches all.
             timeout_s: None waits as long as it takes.
+            gather_s: how much longer to wait for all the others.
         """
         wanted = None if tags is None else set(tags)
         pending = {
@@ -201,13 +206,15 @@ class FaultTolerantActorManager:
         first, others = ray.wait(refs, num_returns=1, timeout=timeout_s)
         ready = set(first)
         if first and others:
-            ready.update(ray.wait(others, num_returns=len(others), timeout=0)[0])
-        results = []
-        for actor_id, tag_of in pending.items():
-            for ref in takewhile(ready.__contains__, tag_of):
-                self._actors[actor_id].in_flight.pop(ref, None)
-                results.append(self._result(actor_id, ref, tag_of[ref]))
-        return results
+            ready.update(ray.wait(others, num_returns=len(others), timeout=gather_s)[0])
+        finished = [
+            (actor_id, ref, tag_of[ref])
+            for actor_id, tag_of in pending.items()
+            for ref in takewhile(ready.__contains__, tag_of)
+        ]
+        for actor_id, ref, _ in finished:
+            del self._actors[actor_id].in_flight[ref]
+        return self._results(finished)
 
     def probe_unhealthy_actors(self, method: str = "ping", timeout_s: float = 30.0) -> list[int]:
         """Ask unhealthy actors whether they are back; returns those that answered in time."""
@@ -249,6 +256,17 @@ class FaultTolerantActorManager:
         """End all actors."""
         for actor_id in self.actor_ids:
             self.remove_actor(actor_id)
+
+    def _results(self, finished: Sequence[tuple[int, Any, Hashable]]) -> list[CallResult]:
+        """Fetch finished calls, ``(actor_id, reference, tag)``; all at once if none has failed."""
+        try:
+            values = ray.get([ref for _, ref, _ in finished])
+        except RayError:
+            return [self._result(*call) for call in finished]
+        return [
+            CallResult(actor_id, tag, value)
+            for (actor_id, _, tag), value in zip(finished, values, strict=True)
+        ]
 
     def _result(self, actor_id: int, ref: Any, tag: Hashable) -> CallResult:
         """Fetch a finished call."""

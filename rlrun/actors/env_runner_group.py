@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from rlrun.actors.remote_runners import RemoteRunners, Task
 
+_GATHER_S = 1e-4  # for each reply, about what fetching takes
+
 _log = logging.getLogger(__name__)
 
 
@@ -321,6 +323,7 @@ class Round:
         self._remote, self._request = remote, request
         self._lengths, self._tasks = lengths, tasks
         self._weights = remote.sendable(weights)
+        self._of_length: dict[int, SampleRequest] = {}
         self._tag = ("round", request.fragment)
         self._asked: set[int] = set()
         self._pending: set[int] = set()
@@ -332,7 +335,10 @@ class Round:
         remote, replies = self._remote, dict[int, Any]()
         while self._pending:
             left_s = max(0, self._deadline - time.monotonic())
-            results = remote.actors.fetch_ready_async_reqs(tags=[self._tag], timeout_s=left_s)
+            gather_s = _GATHER_S * len(self._pending)
+            results = remote.actors.fetch_ready_async_reqs(
+                tags=[self._tag], timeout_s=left_s, gather_s=gather_s
+            )
             failed = [result for result in results if not result.ok]
             for result in results:
                 self._pending.discard(result.actor_id)
@@ -356,11 +362,15 @@ class Round:
 
     def _ask_again(self, indices: Sequence[int]) -> None:
         self._request = self._remote.with_connector_state(self._request)
+        self._of_length.clear()
         self._ask(indices)
 
     def _send(self, index: int) -> bool:
         """Ask a runner for its fragment, if it has one."""
-        request = replace(self._request, length=self._length(index))
+        length = self._length(index)
+        if length not in self._of_length:
+            self._of_length[length] = replace(self._request, length=length)
+        request = self._of_length[length]
         task = None if self._tasks is None else self._tasks[index]
         if task is None and not request.length:
             return False

@@ -20,7 +20,13 @@ import ray
 
 from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
 from rlrun.actors.ray_runtime import last_error_line, python_stacks
-from rlrun.actors.runner_host import INTERRUPT_SIGNAL, RunnerFactory, RunnerHost, Warned
+from rlrun.actors.runner_host import (
+    INTERRUPT_SIGNAL,
+    RunnerFactory,
+    RunnerHost,
+    Warned,
+    pack,
+)
 from rlrun.config.problems import InputError
 from rlrun.config.schema import FaultToleranceConfig
 from rlrun.envs.errors import EnvError
@@ -99,6 +105,7 @@ class RemoteRunners:
         self._process_ids: dict[int, int | None] = {}  # None on another node
         self._interrupted = False
         self._told: set[str] = set()  # warnings, which several runners may have
+        self._packed: tuple[SampleRequest | None, bytes] = None, b""
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
         self.max_in_flight = settings.max_requests_in_flight_per_env_runner
@@ -152,9 +159,15 @@ class RemoteRunners:
         method, first = ("sample_fragment", ()) if task is None else ("apply", (task,))
         return bool(
             self.actors.foreach_actor_async(
-                method, *first, request, weights, tag=tag, actor_ids=[index]
+                method, *first, self._pack(request), weights, tag=tag, actor_ids=[index]
             )
         )
+
+    def _pack(self, request: SampleRequest) -> bytes:
+        """The request, pickled once for all runners that are asked for the same."""
+        if request is not self._packed[0]:
+            self._packed = request, pack(request)
+        return self._packed[1]
 
     def received(self, result: CallResult, *, taken: bool) -> Any:
         """The reply of a call that returned; logs the warnings that came with it.
@@ -177,11 +190,11 @@ class RemoteRunners:
 
     @staticmethod
     def sendable(weights: Any) -> Any:
-        """Weights as they travel: small ones in the call, large ones in the object store, once.
+        """Weights as they travel: pickled once, in the call if they are small, else in the store.
 
         A small network's are at the runner a millisecond earlier than their place in the store.
         """
-        return weights if _num_bytes(weights) <= _INLINE_BYTES else ray.put(weights)
+        return pack(weights) if _num_bytes(weights) <= _INLINE_BYTES else ray.put(weights)
 
     def with_connector_state(self, request: SampleRequest) -> SampleRequest:
         """The request as a replaced runner needs it, which has not been sent the statistics."""

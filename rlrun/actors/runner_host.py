@@ -96,12 +96,9 @@ class RunnerHost:
         """Answer a health probe."""
         return self._built().ping()
 
-    def sample_fragment(self, request: SampleRequest, weights: Any) -> Any:
-        """See `EnvRunner.sample_fragment`."""
-        seed_generators(generators_seed(*self._place, request.fragment))
-        with _calls_may_be_ended():
-            reply = self._built().sample_fragment(request, weights)
-        return self._with_warnings(reply)
+    def sample_fragment(self, request: bytes, weights: Any) -> Any:
+        """See `EnvRunner.sample_fragment`; the request is packed, and weights may be."""
+        return self.apply(_sample_fragment, request, weights)
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """See `EnvRunner.set_weights`."""
@@ -116,14 +113,16 @@ class RunnerHost:
             self._built().set_state(state)
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(runner, *arguments)``; a request is the first of the arguments, if any."""
-        if arguments:
-            seed_generators(generators_seed(*self._place, arguments[0].fragment))
+        """``function(runner, *arguments)``; a request and weights are the arguments, if any."""
+        unpacked = [
+            ray.cloudpickle.loads(one) if isinstance(one, bytes) else one for one in arguments
+        ]
+        if unpacked:
+            seed_generators(generators_seed(*self._place, unpacked[0].fragment))
         with _calls_may_be_ended():
-            reply = function(self._built(), *arguments)
-        return self._with_warnings(reply) if arguments else reply
-
-    def _with_warnings(self, reply: Any) -> Any:
+            reply = function(self._built(), *unpacked)
+        if not unpacked:
+            return reply
         end_forked_copy(self._process_id)
         warnings = self._warnings.take()
         return Warned(reply, warnings) if warnings else reply
@@ -137,6 +136,16 @@ class RunnerHost:
         if self._failure is not None:
             raise self._failure
         return self._runner
+
+
+def pack(message: Any) -> bytes:
+    """A message as bytes, which Ray sends as they are: pickled once, for any number of runners."""
+    packed: bytes = ray.cloudpickle.dumps(message)  # type: ignore[no-untyped-call]
+    return packed
+
+
+def _sample_fragment(runner: Any, request: SampleRequest, weights: Any) -> Any:
+    return runner.sample_fragment(request, weights)
 
 
 @contextmanager

@@ -47,6 +47,9 @@ class EpisodeRecord:
     hist_data: dict[str, list[float]] = field(default_factory=dict)
     """Lists of numbers that callbacks have kept while it ran (`LiveEpisode`)."""
 
+    def __reduce__(self) -> tuple[Any, ...]:  # twice as fast as what slots give it
+        return EpisodeRecord, tuple(getattr(self, one) for one in EpisodeRecord.__slots__)
+
     def of_one_agent(self) -> EpisodeRecord:
         """The record of an environment with a single agent, without its name."""
         metrics = dict(ChainMap(self.custom_metrics, *self.agent_metrics.values()))

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from fake_runners import FakeRequest, fake_group
 
-from rlrun.actors import actor_manager
+from rlrun.actors import actor_manager, remote_runners
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.actors.remote_runners import EnvRunnersError
+from rlrun.actors.runner_host import pack
 from rlrun.envs.errors import EnvError
 
 NO_RESTARTS = {"restart_failed_env_runners": False}
@@ -54,8 +55,10 @@ def test_a_local_group_never_imports_ray() -> None:
 
 
 def test_a_round_is_ordered_and_each_runner_gets_its_length_and_the_weights(
-    make_group: Any,
+    make_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pickled: list[Any] = []
+    monkeypatch.setattr(remote_runners, "pack", lambda what: pickled.append(what) or pack(what))
     group = make_group()
     weights = np.arange(4, dtype=np.float32)
     assert rounds(group, 2, weights) == [
@@ -66,6 +69,9 @@ def test_a_round_is_ordered_and_each_runner_gets_its_length_and_the_weights(
     assert group.foreach_env_runner(lambda runner: runner.runner_index) == [1, 2]
     group.set_states({1: {"count": 10}, 2: {"count": 20}})
     assert group.foreach_env_runner(lambda runner: runner.count) == [10, 20]
+    del pickled[:]
+    group.sample(FakeRequest(2, length=4), weights=weights)  # type: ignore[arg-type]
+    assert len(pickled) == 2  # weights and request, once for both
 
 
 @pytest.mark.parametrize("known", [{1: {"count": 10}}, {0: {"count": 1}, 1: {"count": 10}}])
