@@ -16,6 +16,7 @@ learns from each step of each episode once, however often it is killed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any, TypeVar
 
 from rlrun.actors.asynchronous import AsynchronousSampler
@@ -43,8 +44,9 @@ class AsynchronousTraining(Section):
     """Env steps of one iteration, exactly: whole fragments, from whichever runners come first."""
     broadcast_interval: Count = 1
     """Train batches between two broadcasts of the weights to the env runners."""
-    learner_queue_size: Count = 16
-    """Fragments that may wait for the learner; while so many do, env runners wait too."""
+    learner_queue_size: Count | None = None
+    """Fragments that may wait for the learner; while so many do, env runners wait too. null takes
+    those of one train batch: more would not keep the learner busier, and act with older weights."""
 
 
 class VTraceTraining(AsynchronousTraining, ActorCriticTraining):
@@ -107,8 +109,10 @@ class AsynchronousBatches(FragmentStream):
     """Train batches of an algorithm, made of fragments as they arrive."""
 
     def __init__(self, algorithm: Algorithm, training: AsynchronousTraining) -> None:
-        length = stream_length(training.train_batch_size, algorithm.config.env_runners)
-        super().__init__(algorithm, length, queue_size=training.learner_queue_size)
+        size, settings = training.train_batch_size, algorithm.config.env_runners
+        length = stream_length(size, settings)
+        of_batch = ceil(size / (length * settings.num_envs_per_env_runner))
+        super().__init__(algorithm, length, queue_size=training.learner_queue_size or of_batch)
         self._training = training
         self._policies: list[str] = []  # at the last broadcast
 

@@ -1,5 +1,7 @@
 """IMPALA, APPO and A3C with runners that do not wait: what still holds, and what they report."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -46,12 +48,20 @@ def test_it_learns_what_to_do_in_two_states(trained):
     assert [row["env_steps_this_iter"] for row in rows] == [BATCH] * 40
 
 
-def test_the_lag_of_the_policy_is_reported_and_bounded(trained):
+def test_the_lag_of_the_policy_is_reported(trained):
     _, rows = trained
-    lags = [stats(row)["policy_lag_max"] for row in rows]
     assert stats(rows[0])["policy_lag_mean"] >= 0
-    assert 1 <= max(lags) <= 2 * (16 + 2)  # two fragments a batch; what waits, and is under way
+    assert max(stats(row)["policy_lag_max"] for row in rows) >= 1
     assert all(stats(row)["policy_lag_mean"] <= stats(row)["policy_lag_max"] for row in rows)
+
+
+@pytest.mark.parametrize("trained", ["IMPALA", "APPO"], indirect=True)
+def test_runners_that_are_ahead_of_the_learner_wait_with_one_batch(trained, monkeypatch):
+    algorithm, _ = trained
+    sync_weights = algorithm.sync_weights
+    monkeypatch.setattr(algorithm, "sync_weights", lambda: (time.sleep(0.05), sync_weights()))
+    lags = [stats(algorithm.train())["policy_lag_max"] for _ in range(12)]
+    assert 1 <= np.median(lags[4:]) <= 3  # one batch waits, one is under way
 
 
 def rows_of(reply):
