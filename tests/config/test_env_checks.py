@@ -66,7 +66,7 @@ def test_right_environments(use, kwargs):
         ("TakeTurns", {"gaol": 3}, "env.kwargs.gaol", "did you mean goal?"),
         ("no.such.package:Cart-v0", {}, "env.use", "there is no module 'no'"),
         ("no_such:make", {}, "env.use", "there is no module 'no_such'"),
-        ("MiniGrid-Empty-5x5-v0", {}, "env.use", "write minigrid:MiniGrid-Empty-5x5-v0"),
+        ("FetchReach-v4", {}, "env.use", "write gymnasium_robotics:FetchReach-v4"),
         ("ale_py:ALE/Pong-v5", {}, "env.use", "write ALE/Pong-v5"),
         ("fake_algorithm:Maz", {}, "env.use", "fake_algorithm has no 'Maz' - did you mean Maze?"),
         ("fake_algorithm:CONSTANT", {}, "env.use", "cannot be called, it is of type int"),
