@@ -24,12 +24,14 @@ EXTRAS := atari,box2d,envpool,export,minigrid,mujoco,optuna,pettingzoo,plot,tens
 
 # What training needs is installed first; extras and tools come with everything else. The stamps' names
 # hold a checksum of what decides the installation, so a checkout that only touches time stamps installs
-# nothing, and a changed lock installs the difference. Python compiles of torch and ray what is imported,
-# which pip would do for all of their files, for half a minute.
+# nothing, and a changed lock installs the difference. pip would compile all files of torch and ray, for
+# half a minute; Python does it with those that are imported, and keeps them even where it is told not to.
 SUM   := $(shell cat requirements.lock pyproject.toml 2>/dev/null | cksum | tr ' ' '-')
 CORE  := $(VENV)/core-$(SUM)
 STAMP := $(VENV)/installed-$(SUM)
 PIP   := $(BIN)/python -m pip install --disable-pip-version-check
+
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup train test test-learning test-faults soak test-oldest mutants format lint types check bench docs lock clean
 .DEFAULT_GOAL := setup
