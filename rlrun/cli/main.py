@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -144,6 +144,7 @@ def main() -> None:
     faulthandler.enable(2)  # a crash in the C code of an environment says where it was
     if hasattr(signal, "SIGQUIT"):  # Ctrl-\ shows where a call hangs that Ctrl-C does not end
         faulthandler.register(signal.SIGQUIT, file=2, chain=True)
+    _show_exits()
     code: Any
     try:
         code = app(prog_name="rlrun")
@@ -155,6 +156,21 @@ def main() -> None:
         code = errors.INTERRUPTED
     _end_in_spite_of_threads(code)
     raise SystemExit(code)
+
+
+def _show_exits() -> None:
+    """Let `os._exit`, called by an environment, say where it is and not look like a success."""
+    leave, process_id = os._exit, os.getpid()
+
+    def leave_in_words(status: int) -> NoReturn:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if os.getpid() == process_id and not caller.startswith("rlrun."):
+            sys.stderr.write(f"os._exit({status}) ended the command here:\n")
+            faulthandler.dump_traceback(sys.stderr, all_threads=False)
+            status = status or errors.RUN_FAILED
+        leave(status)
+
+    os._exit = leave_in_words
 
 
 def _end_in_spite_of_threads(code: Any) -> None:

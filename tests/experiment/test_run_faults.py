@@ -239,3 +239,15 @@ def test_quit_shows_where_a_call_hangs_that_ctrl_c_does_not_end(tmp_path):
     assert run.returncode == -signal.SIGQUIT
     assert "hanging_envs.py" in said
     assert (tmp_path / "run/checkpoints/000003").is_dir()
+
+
+@pytest.mark.parametrize(("how", "code"), [("os._exit", 7), ("os._exit(0)", 1)])
+def test_an_environment_that_exits_is_shown_and_is_no_success(tmp_path, how, code):
+    (tmp_path / "hanging.yaml").write_text(HANGING)
+    words = ["train", "hanging.yaml", f"env.how={how}", "env.at=1000", "--run-dir", "run"]
+    with start_rlrun(*words, "--quiet", cwd=tmp_path, stderr=PIPE, text=True) as run:
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == code
+    assert said.startswith("os._exit(")
+    assert "hanging_envs.py" in said
+    assert (tmp_path / "run/checkpoints/000003").is_dir()
