@@ -26,7 +26,7 @@ from benchmarks.environments import STEP_S, slow_cartpole
 from benchmarks.harness import RLRUN, SB3, MeasurementError, run_rounds
 from benchmarks.peers.driver import Iteration, measure_throughput, throughput
 from benchmarks.peers.replay_driver import EnvStepClock
-from benchmarks.record import Record, RecordError
+from benchmarks.record import RESULTS, Record, RecordError
 
 
 @pytest.fixture
@@ -175,3 +175,17 @@ def test_the_report_replaces_only_the_text_between_its_markers(tmp_path: Path) -
 
 def test_page_has_the_markers() -> None:
     assert report.insert(report.PAGE.read_text(), "x")
+
+
+def test_the_scaling_page_has_the_figures_of_the_record() -> None:
+    page = report.PAGE.with_name("scaling.md").read_text(encoding="utf-8")
+    table = scaling.table(Record.load(RESULTS / "scaling.json"))
+    measured = {cells[0].split()[1]: cells for cells in map(_cells, table.splitlines()[2:9])}
+    rows = [cells for cells in map(_cells, page.splitlines()) if cells[0].isdigit()]
+    assert [cells[0] for cells in rows] == ["1", "8", "32", "64"]
+    for cells in rows:
+        assert cells[1:] == [measured[cells[0]][column].split()[0] for column in (1, 2, 3, 5, 9)]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
