@@ -25,7 +25,8 @@ EXTRAS := atari,box2d,envpool,export,minigrid,mujoco,optuna,pettingzoo,plot,tens
 # What training needs is installed first; extras and tools come with everything else. The stamps' names
 # hold a checksum of what decides the installation, so a checkout that only touches time stamps installs
 # nothing, and a changed lock installs the difference. pip would compile all files of torch and ray, for
-# half a minute; Python does it with those that are imported, and keeps them even where it is told not to.
+# half a minute. Python compiles those that are imported, and writes them down for the next start; this
+# must not be switched off, or each start would take seconds more.
 SUM   := $(shell cat requirements.lock pyproject.toml 2>/dev/null | cksum | tr ' ' '-')
 CORE  := $(VENV)/core-$(SUM)
 STAMP := $(VENV)/installed-$(SUM)

@@ -46,7 +46,8 @@ class AsynchronousTraining(Section):
     """Train batches between two broadcasts of the weights to the env runners."""
     learner_queue_size: Count | None = None
     """Fragments that may wait for the learner; while so many do, env runners wait too. null takes
-    those of one train batch: more would not keep the learner busier, and act with older weights."""
+    the fragments of one train batch; a longer queue does not keep the learner busier, and makes the
+    weights older with which env runners act."""
 
 
 class VTraceTraining(AsynchronousTraining, ActorCriticTraining):

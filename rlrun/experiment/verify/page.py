@@ -123,23 +123,24 @@ def publish(verification: Verification, path: Path) -> Verification:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     record = path.with_suffix(".json")
-    shown = with_recorded(verification, record)
+    shown = with_recorded(_with_cases_of(record, verification), record)
     write_record(shown, record)
-    write_page(_with_all_recorded(shown, record), path)
-    pairs = zip(verification.results, shown.results, strict=True)
-    results = tuple(own if own.seeds else recorded for own, recorded in pairs)
+    write_page(shown, path)
+    shown_of = {result.case: result for result in shown.results}
+    results = tuple(own if own.seeds else shown_of[own.case] for own in verification.results)
     return replace(verification, results=results)
 
 
-def _with_all_recorded(verification: Verification, record: Path) -> Verification:
-    """The verification with the further cases of the record, in the order of the cases."""
-    entries = json.loads(record.read_text(encoding="utf-8"))
+def _with_cases_of(record: Path, verification: Verification) -> Verification:
+    """The verification and, without runs, the further cases of a record; in the order of CASES."""
+    entries = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     results = {result.case: result for result in verification.results}
-    others = [case for case in CASES if case.name in entries and case not in results]
-    ordered = [*CASES, *(case for case in results if case not in CASES)]
-    results |= {case: CaseResult(case, (), entries[case.name]["wanted"]) for case in others}
-    shown = tuple(results[case] for case in ordered if case in results)
-    return with_recorded(replace(verification, results=shown), record)
+    for case in CASES:
+        if case.name in entries:
+            results.setdefault(case, CaseResult(case, (), entries[case.name]["wanted"]))
+    place = {case: i for i, case in enumerate(CASES)}
+    ordered = sorted(results.values(), key=lambda result: place.get(result.case, len(place)))
+    return replace(verification, results=tuple(ordered))
 
 
 def write_page(verification: Verification, path: Path) -> None:
