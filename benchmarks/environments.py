@@ -13,7 +13,6 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 STEP_S = 100e-6
 SLEEP_S = 10e-3
-SLOW_CARTPOLE = "benchmarks.environments:slow_cartpole"
 
 
 class SlowCartPole(CartPoleEnv):  # type: ignore[misc]

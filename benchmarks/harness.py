@@ -23,6 +23,7 @@ from benchmarks.record import Record, RecordError
 
 HOME = Path(os.environ.get("RLRUN_BENCH_HOME", Path.home() / ".cache" / "rlrun-bench"))
 CLEANRL_DIR = Path(os.environ.get("CLEANRL_DIR", HOME / "cleanrl"))
+QUIET_LOAD, QUIET_WITHIN_S, PAUSE_S = 0.8, 300, 10
 
 
 class MeasurementError(Exception):
@@ -203,6 +204,26 @@ def headline(result: dict[str, Any]) -> str:
     return " ".join(numbers)
 
 
+def wait_until_quiet(
+    load: Callable[[], tuple[float, ...]] = os.getloadavg,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once nothing else keeps the machine busy; the benchmark before may have done so.
+
+    Raises:
+        SystemExit: something still runs after `QUIET_WITHIN_S`.
+    """
+    for _ in range(QUIET_WITHIN_S // PAUSE_S):
+        if load()[0] < QUIET_LOAD:
+            return
+        print(f"waiting for a quiet machine: load average {load()[0]:.1f}", file=sys.stderr)
+        pause(PAUSE_S)
+    raise SystemExit(
+        f"the load average stays above {QUIET_LOAD:g}: speeds measured beside other work are not "
+        "recorded; end it, or give --out for numbers of no weight"
+    )
+
+
 def run_benchmark(
     benchmark: str,
     contenders: Sequence[Contender],
@@ -211,6 +232,8 @@ def run_benchmark(
     measure: Callable[[Contender, int], dict[str, Any]],
 ) -> Record:
     """Runs a benchmark from its command line to its table."""
+    if options.out is None:
+        wait_until_quiet()
     try:
         record = Record.open(benchmark, settings, path=options.out, resume=options.resume)
     except RecordError as error:

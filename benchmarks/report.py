@@ -5,6 +5,7 @@ from pathlib import Path
 
 from benchmarks import (
     equal_work,
+    kinds_of_work,
     learning,
     parts,
     replay_work,
@@ -21,6 +22,7 @@ BEGIN = "<!-- results: begin (written by `python -m benchmarks.report`, do not e
 END = "<!-- results: end -->"
 SECTIONS = (
     (equal_work, "Equal work: CartPole-v1, env steps per second"),
+    (kinds_of_work, "Equal work of other kinds: PPO, steps per second"),
     (replay_work, "Equal work with replay: DQN on CartPole-v1, SAC on Pendulum-v1"),
     (slow_env, "An env step that costs 100 µs"),
     (scaling, "Weak scaling: an env step that sleeps 10 ms, a cluster of four nodes"),

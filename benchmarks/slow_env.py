@@ -7,7 +7,7 @@ comparison: `--contenders rlrun rlrun-2` leaves them out. Seven minutes with the
 from dataclasses import asdict
 
 from benchmarks import harness, summary
-from benchmarks.environments import SLOW_CARTPOLE, STEP_S
+from benchmarks.environments import STEP_S
 from benchmarks.harness import Contender
 from benchmarks.peers.driver import EqualWork
 from benchmarks.record import Record
@@ -61,7 +61,7 @@ def main() -> None:
     def measure(contender: Contender, round_: int) -> dict[str, object]:
         return harness.run_driver(
             contender,
-            *("--task", "throughput", "--env", SLOW_CARTPOLE, "--seed", str(round_)),
+            *("--task", "throughput", "--work", "slow-cartpole", "--seed", str(round_)),
             *("--steps", str(options.steps), "--warmup-steps", str(options.warmup_steps)),
         )
 

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.memory import tree_pss_mb
 from benchmarks.peers import driver
-from benchmarks.peers.driver import EqualWork, Iteration
+from benchmarks.peers.driver import WORKS, Iteration
 
 EPISODE = re.compile(r"global_step=(\d+), episodic_return=\[?([-\d.e+]+)")
 
@@ -92,21 +92,21 @@ class PhaseClock:
         start = self.ends[-1] if self.ends else self._last_env_step
         self.iterations.append(
             Iteration(
-                EqualWork().batch_size, self._last_env_step - start, now - self._last_env_step
+                WORKS["cartpole"].batch_size, self._last_env_step - start, now - self._last_env_step
             )
         )
         self.ends.append(now)
 
 
 def equal_work_arguments(task: Any, total_steps: int) -> list[str]:
-    """`EqualWork` as arguments of ppo.py."""
-    work = EqualWork()
+    """The work as arguments of ppo.py."""
+    work = WORKS[task.work]
     if work.hidden != (64, 64):
         raise ValueError("ppo.py has its 64 x 64 tanh networks built in")
-    environment = task.env
+    environment = work.env
     if ":" in environment:
         environment = "Benchmark-v0"
-        gym.register(environment, entry_point=driver.import_environment(task.env))
+        gym.register(environment, entry_point=driver.import_environment(work.env))
     options = {
         "env-id": environment,
         "seed": task.seed,
@@ -130,7 +130,7 @@ def equal_work_arguments(task: Any, total_steps: int) -> list[str]:
 def measure_throughput(task: Any) -> dict[str, Any]:
     """Rate of the iterations after the warm-up."""
     clock = PhaseClock()
-    batch = EqualWork().batch_size
+    batch = WORKS["cartpole"].batch_size
     warmup = max(1, -(-task.warmup_steps // batch))
     measured = -(-task.steps // batch)
 
@@ -154,7 +154,7 @@ def measure_start_up(task: Any) -> dict[str, Any]:
             return
         iterations += 1
         result.setdefault("first_result_s", driver.seconds_since_start())
-        if iterations * EqualWork().batch_size >= driver.MEMORY_STEPS:
+        if iterations * WORKS["cartpole"].batch_size >= driver.MEMORY_STEPS:
             result["pss_mb"] = tree_pss_mb(os.getpid())
             raise Finished
 
@@ -180,7 +180,7 @@ def solve(task: Any) -> dict[str, Any]:
         if result["env_steps"] >= task.max_steps:
             raise Finished
 
-    run_script(["--seed", str(task.seed), "--env-id", task.env], on_line)
+    run_script(["--seed", str(task.seed), "--env-id", WORKS[task.work].env], on_line)
     return result
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.memory import tree_pss_mb
 
+LSTM_SIZE = 64
 RESULT_PREFIX = "BENCHMARK-RESULT "
 MEMORY_STEPS = 10_240
 SOLVED_RETURN = 475.0
@@ -32,6 +33,14 @@ SOLVED_WINDOW = 100
 class EqualWork:
     """The settings every contender of an equal-work measurement trains with."""
 
+    env: str = "CartPole-v1"
+    """A gymnasium id, or ``module:Class``."""
+    network: str = "mlp"
+    """``mlp``: two of `hidden`, for policy and values; ``lstm``: `LSTM_SIZE` units for both;
+    ``cnn``: Mnih et al.'s (2015) for both, after their preprocessing of Atari games."""
+    agents: int = 1
+    """Agents of an environment, all with one policy; a row of a batch is a step of one of them."""
+    vf_clip: float | None = None
     num_envs: int = 8
     rollout_length: int = 128
     hidden: tuple[int, ...] = (64, 64)
@@ -47,8 +56,21 @@ class EqualWork:
 
     @property
     def batch_size(self) -> int:
-        """Env steps of one iteration."""
-        return self.num_envs * self.rollout_length
+        """Rows of one iteration: env steps, if there is one agent."""
+        return self.num_envs * self.agents * self.rollout_length
+
+
+WORKS = {
+    "cartpole": EqualWork(),
+    "slow-cartpole": EqualWork(env="benchmarks.environments:slow_cartpole"),
+    "value-clipping": EqualWork(vf_clip=0.2),
+    "pendulum": EqualWork(env="Pendulum-v1"),
+    "halfcheetah": EqualWork(env="HalfCheetah-v5"),
+    "lstm": EqualWork(network="lstm"),
+    "agents": EqualWork(env="benchmarks.agents:four_cart_poles", agents=4, num_envs=2),
+    "pong": EqualWork(env="ALE/Pong-v5", network="cnn"),
+}
+"""By the name that drivers are given."""
 
 
 def task_from_command_line(description: str | None) -> argparse.Namespace:
@@ -58,7 +80,7 @@ def task_from_command_line(description: str | None) -> argparse.Namespace:
     parser.add_argument("--runners", type=int, default=0, help="Ray actors that sample")
     parser.add_argument("--sample-async", action="store_true", help="rlrun: sample while learning")
     parser.add_argument("--compile", action="store_true", help="compile the update")
-    parser.add_argument("--env", default="CartPole-v1", help="gymnasium id or module:Class")
+    parser.add_argument("--work", choices=WORKS, default="cartpole", help="what is trained")
     parser.add_argument("--warmup-steps", type=int, default=8_192)
     parser.add_argument("--steps", type=int, default=81_920)
     parser.add_argument("--max-steps", type=int, default=500_000, help="give up solving here")

@@ -15,17 +15,17 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.tune.registry import register_env
 
 from benchmarks.peers import driver
-from benchmarks.peers.driver import EqualWork, Iteration
+from benchmarks.peers.driver import WORKS, Iteration
 
 STEPS_SO_FAR = "num_env_steps_sampled_lifetime"
 
 
 def base_config(task: Any, num_envs: int) -> PPOConfig:
     """Common settings of all tasks: the env, the runners, one local learner, one torch thread."""
-    environment = task.env
+    environment = named = WORKS[task.work].env
     if ":" in environment:
         environment = "benchmark"
-        register_env(environment, lambda _: driver.import_environment(task.env)())
+        register_env(environment, lambda _: driver.import_environment(named)())
     return (
         PPOConfig()
         .environment(environment)
@@ -40,7 +40,7 @@ def base_config(task: Any, num_envs: int) -> PPOConfig:
 
 def equal_work_config(task: Any) -> PPOConfig:
     """`EqualWork` as a config of RLlib."""
-    work = EqualWork()
+    work = WORKS[task.work]
     return (
         base_config(task, work.num_envs)
         .training(

@@ -7,46 +7,60 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers import driver
-from benchmarks.peers.driver import EqualWork, Iteration
+from benchmarks.peers.driver import LSTM_SIZE, WORKS, EqualWork, Iteration
 from rlrun import PPOConfig
 
 
 def trainer(task: Any) -> Callable[[], Iteration]:
-    """A function that runs one iteration of `EqualWork`."""
-    work = EqualWork()
-    algorithm = (
+    """A function that runs one iteration of the work."""
+    work = WORKS[task.work]
+    config = (
         PPOConfig()
-        .environment(task.env)
+        .environment(work.env)
         .env_runners(
             num_env_runners=task.runners,
             num_envs_per_env_runner=work.num_envs,
             sample_async=task.sample_async,
         )
-        .model(hidden=list(work.hidden), activation="tanh", share_layers=False)
+        .model(**network(work))
         .training(
-            train_batch_size=work.batch_size,
+            train_batch_size=work.batch_size // work.agents,
             minibatch_size=work.minibatch_size,
             num_epochs=work.num_epochs,
             lr=work.lr,
             gamma=work.gamma,
             lambda_=work.lambda_,
             clip_param=work.clip,
-            vf_clip_param=None,
+            vf_clip_param=work.vf_clip,
             vf_loss_coeff=work.vf_coeff,
             entropy_coeff=work.entropy_coeff,
             grad_clip=work.grad_clip,
         )
         .learners(device="cpu", compile=task.compile, num_threads=1)
         .debugging(seed=task.seed)
-        .build()
     )
+    if work.agents > 1:
+        config = config.multi_agent(policies=["shared"])
+    algorithm = config.build()
 
     def train() -> Iteration:
         result = algorithm.train()
         timers = result["timers"]
-        return Iteration(result["env_steps_this_iter"], timers["sample_s"], timers["learn_s"])
+        rows = work.agents * result["env_steps_this_iter"]
+        return Iteration(rows, timers["sample_s"], timers["learn_s"])
 
     return train
+
+
+def network(work: EqualWork) -> dict[str, Any]:
+    """The section `model`."""
+    match work.network:
+        case "cnn":
+            return {}  # what images get
+        case "lstm":
+            sizes = {"lstm_cell_size": LSTM_SIZE, "max_seq_len": work.rollout_length}
+            return {"hidden": [], "use_lstm": True, **sizes}
+    return {"hidden": list(work.hidden), "activation": "tanh", "share_layers": False}
 
 
 def main() -> None:

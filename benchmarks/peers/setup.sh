@@ -32,7 +32,7 @@ for peer; do
     echo "setting up $peer"
     case $peer in
     sb3) install_peer sb3 stable-baselines3==2.9.0 ;;
-    zoo) install_peer zoo rl_zoo3==2.9.2 "gymnasium[box2d]" ;;
+    zoo) install_peer zoo rl_zoo3==2.9.2 "gymnasium[box2d,mujoco]" ale-py opencv-python-headless pettingzoo supersuit ;;
     rllib) install_peer rllib "ray[rllib]==2.60.0" ;;
     cleanrl)
         # gymnasium 0.29.1 is what CleanRL pins; under 1.x its script never sees an episode end.

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import (
     equal_work,
+    kinds_of_work,
     learning,
     memory,
     parts,
@@ -23,7 +24,7 @@ from benchmarks import (
     time_to_solve,
 )
 from benchmarks.environments import STEP_S, slow_cartpole
-from benchmarks.harness import RLRUN, SB3, MeasurementError, run_rounds
+from benchmarks.harness import RLRUN, SB3, MeasurementError, run_rounds, wait_until_quiet
 from benchmarks.peers.driver import Iteration, measure_throughput, throughput
 from benchmarks.peers.replay_driver import EnvStepClock
 from benchmarks.record import RESULTS, Record, RecordError
@@ -59,6 +60,26 @@ def test_rounds_interleave_and_failures_do_not_stop_them(record: Record) -> None
     assert seen == [(RLRUN, 1), (SB3, 1), (RLRUN, 2), (SB3, 2)]
     assert record.values(SB3.name, "env_steps_per_s") == {2: 20.0}
     assert record.errors() == {SB3.name: "ends with\nthe reason"}
+
+
+def test_speeds_are_not_recorded_while_the_machine_is_busy() -> None:
+    loads, pauses = iter([3.0, 3.0, 1.5, 1.5, 0.4]), list[float]()
+    wait_until_quiet(lambda: (next(loads),), pauses.append)
+    assert len(pauses) == 2
+    with pytest.raises(SystemExit, match="speeds measured beside other work are not recorded"):
+        wait_until_quiet(lambda: (3.0,), pauses.append)
+
+
+def test_time_of_environments_is_taken_from_both_frameworks(record: Record) -> None:
+    for round_, slowness in ((1, 1.0), (2, 2.0)):
+        for driver, total_ms in (("rlrun", 30.0), ("sb3", 70.0), ("bare_env", 10.0)):
+            result = {"total_ms": slowness * total_ms, "env_steps_per_s": 1.0}
+            record.add(f"{driver}, pendulum", round_, result=result)
+    record.machine = Record(record.path, "", {}).machine
+    row = kinds_of_work.table(record).splitlines()[2]
+    assert row.startswith("| Pendulum-v1")
+    assert row.split(" | ")[3] == "2.33 (2.33\N{EN DASH}2.33)"
+    assert row.endswith("| 3.00 (3.00\N{EN DASH}3.00) |")
 
 
 def test_a_resumed_record_repeats_only_failures(record: Record) -> None:

@@ -1,0 +1,98 @@
+"""Env steps per second of PPO on other kinds of work than CartPole's, beside Stable-Baselines3.
+
+Equal work each: continuous actions, images, a memory, several agents, a clipped value loss; 1,024
+steps a batch, 4 epochs x 4 minibatches, one thread, no GPU, no actors. The peers are in the zoo's
+environment, which has sb3-contrib for the memory and SuperSuit for the agents. A third contender
+steps the environments alone: what is left without their time is the framework's. With the defaults
+it takes a quarter of an hour, most of it Pong's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from benchmarks import harness, summary
+from benchmarks.harness import Contender
+from benchmarks.peers.driver import WORKS
+from benchmarks.record import Record
+
+BENCHMARK = "kinds_of_work"
+KINDS = {
+    "value-clipping": "CartPole-v1, clipped value loss",
+    "pendulum": "Pendulum-v1, continuous actions",
+    "halfcheetah": "HalfCheetah-v5, continuous actions",
+    "lstm": "CartPole-v1, LSTM of 64 units",
+    "agents": "four cart-poles, one policy",
+    "pong": "Pong, Nature CNN",
+}
+FRAMEWORKS = {"rlrun": "rlrun", "sb3": "zoo", "bare_env": "rlrun"}
+"""Driver -> the environment that it runs in."""
+CONTENDERS = tuple(
+    Contender(f"{driver}, {work}", f"{driver}-{work}", peer, ("--work", work), driver=driver)
+    for work in KINDS
+    for driver, peer in FRAMEWORKS.items()
+    if (driver, work) != ("bare_env", "pong")  # each framework has an implementation of its own
+)
+
+
+def table(record: Record) -> str:
+    """A row a kind of work, with and without the time of its environments."""
+    rows = []
+    for work, name in KINDS.items():
+        ours, theirs, alone = (
+            record.values(f"{driver}, {work}", "total_ms") for driver in FRAMEWORKS
+        )
+        if not ours:
+            continue
+        rates = [
+            summary.cell(record.values(f"{driver}, {work}", "env_steps_per_s"))
+            for driver in ("rlrun", "sb3")
+        ]
+        without = summary.ratio_cell(_less(theirs, alone), _less(ours, alone))
+        ratio = summary.ratio_cell(theirs, ours)
+        rows.append([name, *rates, ratio, summary.cell(alone, 1), without])
+    header = [
+        "",
+        "rlrun, steps/s",
+        "Stable-Baselines3, steps/s",
+        "rlrun is x times as fast",
+        "environments alone, ms",
+        "x without their time",
+    ]
+    return f"{summary.markdown_table(header, rows)}\n\n{summary.footer(record)}"
+
+
+def _less(total_ms: Mapping[int, float], alone_ms: Mapping[int, float]) -> dict[int, float]:
+    """What is left of each round's milliseconds; nothing of a round without both."""
+    return {
+        round_: total_ms[round_] - alone_ms[round_] for round_ in total_ms if round_ in alone_ms
+    }
+
+
+def main() -> None:
+    parser = harness.arguments_parser(__doc__, rounds=3)
+    parser.add_argument("--steps", type=int, default=40_960, help="measured; default %(default)s")
+    parser.add_argument("--image-steps", type=int, default=4_096, help="default %(default)s")
+    options = parser.parse_args()
+    settings = {
+        "steps": options.steps,
+        "image_steps": options.image_steps,
+        "works": {
+            name: {**asdict(WORKS[name]), "hidden": list(WORKS[name].hidden)} for name in KINDS
+        },
+    }
+
+    def measure(contender: Contender, round_: int) -> dict[str, object]:
+        images = WORKS[contender.arguments[-1]].network == "cnn"
+        steps, warmup = (options.image_steps, 1_024) if images else (options.steps, 8_192)
+        return harness.run_driver(
+            contender,
+            *("--task", "throughput", "--seed", str(round_)),
+            *("--steps", str(steps), "--warmup-steps", str(warmup)),
+        )
+
+    record = harness.run_benchmark(BENCHMARK, CONTENDERS, options, settings, measure)
+    harness.finish(record, table(record))
+
+
+if __name__ == "__main__":
+    main()
