@@ -101,7 +101,11 @@ def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:
     """The file, the one word without an equals sign, and the overrides."""
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:
-        raise typer.BadParameter(f"one FILE.yaml at a time, got {' and '.join(files)}")
+        message = f"one FILE.yaml at a time, got {' and '.join(files)}"
+        values = [word for word in files if not word.endswith((".yaml", ".yml"))]
+        if values:
+            message += f"; a setting is KEY=VALUE, for instance name={values[-1]}"
+        raise typer.BadParameter(message)
     overrides = [word for word in words or [] if "=" in word]
     return (Path(files[0]) if files else None), overrides
 
