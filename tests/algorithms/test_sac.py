@@ -9,7 +9,7 @@ import torch
 from loss_cases import BOX, DISCRETE, OBS_SPACE
 
 from rlrun import ConfigError, SACConfig, make_multi_agent
-from rlrun.algorithms.sac import Temperature
+from rlrun.algorithms.sac import Temperature, critic_statistics
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.sac_policy import build_sac_policy
@@ -24,6 +24,14 @@ def make_networks(space):
     torch.nn.init.normal_(policy.pi.last.weight)  # far from the uniform policy of the start
     critics, target = (TwinQNetwork(OBS_SPACE, space, MODEL) for _ in range(2))
     return policy, critics, target
+
+
+def test_an_error_is_the_mean_of_both_critics():
+    values, errors = torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.tensor([[1.0, -2.0], [3.0, 0.0]])
+    statistics = critic_statistics(torch.tensor(7.0), values, errors)
+    assert statistics["td_errors"].tolist() == [2.0, 1.0]
+    numbers = [statistics[name].item() for name in ("critic_loss", "q_mean", "td_error_mean")]
+    assert numbers == [7.0, 3.0, 1.5]
 
 
 def test_the_critics_compute_with_the_parameters_that_they_have():

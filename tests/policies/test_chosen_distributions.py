@@ -84,6 +84,15 @@ def test_beta_is_that_of_torch_between_other_bounds() -> None:
     torch.testing.assert_close(logp, expected.log_prob(actions).sum(-1))
 
 
+def test_the_mode_of_beta_is_its_likeliest_action() -> None:
+    distribution = made("beta", gym.spaces.Box(-1, 1, (1,)))
+    actions = torch.linspace(-0.999, 0.999, 1999)[:, None]
+    for inputs in torch.tensor([[0.4, -0.7], [3.0, 0.5], [-1.0, 2.0]]):
+        likeliest = distribution.logp(inputs.expand(len(actions), -1), actions).argmax()
+        mode = distribution.mode(inputs[None]).item()
+        assert mode == pytest.approx(actions[likeliest].item(), abs=2e-3)
+
+
 @pytest.mark.parametrize("space", [DISCRETE, NESTED])
 def test_autoregressive_samples_are_as_frequent_as_their_probabilities(space: gym.Space) -> None:
     distribution = made("autoregressive", space)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.data import columns as col
+from rlrun.replay.observation_store import ObservationStore
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.replay.sequence_replay_buffer import ItemReplayBuffer, SequenceReplayBuffer
 
@@ -16,6 +17,21 @@ FRAME, STACK = 2 * 3 * 4, 4 * 8  # bytes of a frame of 2 x 3 floats, and of the 
 
 def observations_of(rows):
     return {moment for row in rows for moment in (row.obs, row.new_obs)}
+
+
+def test_a_store_without_a_free_slot_grows_and_keeps_what_it_has():
+    store = ObservationStore(1, (2,), np.float32)
+    rows = np.arange(1000, dtype=np.float32).reshape(500, 2)
+    slots = np.concatenate([store.put(part) for part in np.split(rows, [60, 70, 300])])
+    assert len(set(slots.tolist())) == len(rows)
+    store.refer(slots)
+    store.check_valid(slots)
+    np.testing.assert_array_equal(store[slots], rows)
+    assert store.nbytes == rows.nbytes
+    store.release(slots[::2])
+    again = store.put(rows[::2] + 0.5)
+    assert set(again.tolist()) == set(slots[::2].tolist())
+    np.testing.assert_array_equal(store[slots[1::2]], rows[1::2])
 
 
 @pytest.mark.parametrize("length", [1, 7])

@@ -24,6 +24,18 @@ def test_two_fragments_in_one_batch_are_joined():
     assert_returns(buffer.sample(64, experience.rng), experience.rows["a"], 3)
 
 
+def test_a_buffer_of_one_transition_holds_the_newest():
+    experience = Experience(1, num_envs=1)
+    buffer = ReplayBuffer(1)
+    for _ in range(3):
+        buffer.add(experience.batch(2))
+        buffer.check_valid()
+        sample = buffer.sample(4, experience.rng)
+        assert sample[col.REWARDS].tolist() == pytest.approx([experience.rows["a"][-1].reward] * 4)
+    with pytest.raises(ValueError, match="at least 1"):
+        ReplayBuffer(0)
+
+
 def steps_of_one_agent(steps, observations, following, truncateds, *, unroll=0):
     """Rows of one episode with a reward of ``1 + step``."""
     n = len(steps)
