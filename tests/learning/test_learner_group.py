@@ -16,8 +16,9 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning import learner_group
 from rlrun.learning.learner import Learner
-from rlrun.learning.learner_group import LearnerGroup, LearnersError, build_learner
+from rlrun.learning.learner_group import LearnerGroup, LearnerHost, LearnersError, build_learner
 from rlrun.learning.process_group import part_of_rank
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.catalog import build_module
@@ -89,6 +90,115 @@ def test_sequences_are_never_torn(lengths):
         assert len(mine["state_in_0"]) == len(mine[col.SEQ_LENS])
     summed = sum(gradient(module, *mine) for mine in parts)
     np.testing.assert_allclose(summed, gradient(module, rows), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "number", "sizes"), [(5, 2, [3, 2]), (2, 2, [1, 1]), (2, 3, [2] * 3)]
+)
+def test_rows_go_round_and_fewer_rows_than_learners_go_to_each(size, number, sizes):
+    rows = {col.OBS: torch.arange(size)[:, None], col.ACTIONS: torch.arange(size)}
+    parts = [part_of_rank(rows, rank, number) for rank in range(number)]
+    assert [len(part[col.OBS]) for part, _ in parts] == sizes
+    if sizes[0] < size:
+        assert [part[col.ACTIONS].tolist() for part, _ in parts] == [
+            list(range(rank, size, number)) for rank in range(number)
+        ]
+        assert [weight for _, weight in parts] == [n / size for n in sizes]
+
+
+@pytest.mark.parametrize(("lengths", "expected"), [([2, 1], [[0, 1], [2]]), ([3], [[0, 1, 2]] * 2)])
+def test_sequences_go_round_too(lengths, expected):
+    rows = sequence_rows(lengths)
+    rows[col.ACTIONS] = torch.arange(sum(lengths))
+    parts = [part_of_rank(rows, rank, 2)[0] for rank in range(2)]
+    assert [part[col.ACTIONS].tolist() for part in parts] == expected
+
+
+@pytest.fixture
+def host():
+    """The inside of a learner's actor, in this process and alone in its group."""
+    made = LearnerHost(0, 1)
+    made.build(make_module(), TRAINING, LearnersConfig(device="cpu", num_learners=1))
+    made.join(made.open_store())
+    yield made
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def alone():
+    return Learner(make_module(), TRAINING, LearnersConfig(device="cpu"))
+
+
+def test_the_actor_of_one_learner_makes_its_steps_and_goes_back_to_where_it_began(host, alone):
+    rows = alone.load(make_batch(), NAMES)
+    steps = {"lr": 1e-2, "gradient": None, "stop_early": None}
+    minibatches = list(rows.minibatches(1, 16, np.random.default_rng(4)))
+    start = alone.named_weights()
+
+    class Minibatches(list):
+        def to(self, device):
+            assert device == torch.device("cpu")
+            return self
+
+    host.begin(3)
+    statistics, weights = host.update(Minibatches(minibatches), a2c_loss, A2C, steps)
+    assert statistics == pytest.approx(alone.update(minibatches, a2c_loss, A2C, **steps))
+    np.testing.assert_array_equal(weights, alone.get_weights())
+    microbatches = list(rows.microbatches(16))
+    means, weights = host.accumulate(microbatches, rows.size, a2c_loss, A2C, 1e-2)
+    assert means == alone.accumulate(microbatches, rows.size, a2c_loss, A2C, lr=1e-2)
+    np.testing.assert_array_equal(weights, alone.get_weights())
+
+    now, before = host.state(), host.state(before=True)
+    for name, value in alone.named_weights().items():
+        np.testing.assert_array_equal(now["weights"][name], value)
+        np.testing.assert_array_equal(before["weights"][name], start[name])
+    assert now["optimizer"]["optimizer"]["num_steps"] == 4
+    assert before["optimizer"]["optimizer"]["num_steps"] == 0
+    host.join(host.open_store(), before)
+    assert host.call("get_state")["optimizer"]["num_steps"] == 0
+    np.testing.assert_array_equal(
+        host.call("get_weights"), np.concatenate([value.ravel() for value in start.values()])
+    )
+    host.join(host.open_store())  # of a learner that was built anew: its own state
+    assert host.call("get_state")["optimizer"]["num_steps"] == 0
+
+
+def test_each_learner_of_a_group_draws_other_numbers_and_the_first_alone_returns_weights():
+    drawn, weights = [], []
+    for rank in range(2):
+        host = LearnerHost(rank, 2)
+        host.build(make_module(), TRAINING, TWO)
+        for seed in (2**32 - 1, 2**32 - 1, 5):
+            host.begin(seed)
+            drawn.append((rank, seed, float(torch.rand(()))))
+        weights.append(host.accumulate([], 1, a2c_loss, A2C, 0.0)[1])
+    assert len({number for *_, number in drawn}) == 4  # equal seeds give equal numbers
+    assert weights[0] is not None
+    assert weights[1] is None
+    assert host.process_id() == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "backend"), [(0, "cpu", "gloo"), (0.5, "cuda", "gloo"), (1, "cuda", "nccl")]
+)
+def test_learners_that_share_a_gpu_do_not_talk_through_nccl(monkeypatch, gpus, device, backend):
+    class Alone:
+        group = None
+
+        def __init__(self, module, training, settings):
+            self.device = settings.device
+            made.append(self)
+
+    made = []
+    monkeypatch.setattr(learner_group, "Learner", Alone)
+    monkeypatch.setattr(learner_group, "ProcessGroup", lambda *arguments: arguments)
+    monkeypatch.setattr(learner_group, "join_store", lambda *arguments: arguments)
+    host = LearnerHost(1, 2)
+    host.build(None, TRAINING, TWO.model_copy(update={"num_gpus_per_learner": gpus}))
+    host.join(("somewhere", 1234))
+    assert made[0].device == device
+    assert made[0].group == (1, 2, ("somewhere", 1234, 2), backend)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ class CallRecorder:
             threading.settrace(None)  # type: ignore[arg-type]
             own = {
                 f"{code.co_filename[len(PACKAGE) :]}:{code.co_qualname}"
-                for code in called.values()
+                for code in list(called.values())  # threads of the test may still write to it
                 if code.co_filename.startswith(PACKAGE)
             }
             seconds = time.perf_counter() - begin
