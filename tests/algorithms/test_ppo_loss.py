@@ -24,6 +24,31 @@ def test_a_squared_error_beyond_its_bound_teaches_nothing():
     assert values.grad.tolist() == pytest.approx([1 / 3, 1.0, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("value", "predicted", "clip", "most", "half_square", "derivative"),
+    [
+        (3.0, 2.5, 1.0, None, 4.5, 3.0),  # near its prediction
+        (3.0, 2.0, 1.0, None, 4.5, 3.0),  # at the bound
+        (1.0, 2.0, 1.0, None, 0.5, 1.0),
+        (3.0, 6.0, 1.0, None, 12.5, 0.0),  # the clipped one is worse, and does not move
+        (-3.0, -6.0, 1.0, None, 12.5, 0.0),
+        (6.0, 3.0, 1.0, None, 18.0, 6.0),  # the clipped one is better
+        (2.0, -3.0, 1.0, None, 2.0, 0.0),  # both are equally bad
+        (3.0, 9.0, None, None, 4.5, 3.0),
+        (3.0, 3.0, 1.0, 9.0, 4.5, 3.0),  # at the largest square
+        (3.0, 3.0, 1.0, 8.9, 4.45, 0.0),
+    ],
+)
+def test_the_worse_of_the_clipped_and_the_unclipped_error_counts(
+    value, predicted, clip, most, half_square, derivative
+):
+    """With a target of 0; the derivative is the loss's by the value."""
+    rows = {"value_targets": torch.zeros(1), "vf_preds": torch.tensor([predicted])}
+    losses, derivatives = clipped_value_losses(torch.tensor([value]), rows, clip, most)
+    assert losses.item() == pytest.approx(half_square)
+    assert derivatives.item() == derivative
+
+
 @pytest.mark.parametrize(("loss", "more"), [(ppo_loss, {"vf_clip_param": None}), (appo_loss, {})])
 def test_without_a_coefficient_an_infinite_kl_does_no_harm(loss, more):
     module = actor_critic(DISCRETE)

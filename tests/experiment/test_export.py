@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlrun import DQNConfig, PPOConfig, SACConfig, export
+from rlrun.algorithms.exported_policy import FORMATS
 from rlrun.config.problems import InputError
 from rlrun.envs.env import register_env
 from rlrun.experiment import export as room
@@ -105,6 +106,31 @@ def test_a_file_acts_as_the_policy_does(case, form, tmp_path):
     (written,) = export(path, **{form: tmp_path / "policy"})
     assert written.difference <= LIMITS[form]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint", "policy"]
+
+
+@pytest.mark.parametrize(
+    "case", ["categories", "bounded", "masked", "autoregressive", "gru", "attention", "values"]
+)
+def test_what_is_written_to_a_file_acts_as_the_policy_does(case, tmp_path, monkeypatch):
+    """The module itself; writing and reading files of all of them takes a minute."""
+    modules = []
+
+    def write(exported, path):
+        modules.append(exported)
+        path.touch()
+
+    def load(path):
+        def run(inputs):
+            with torch.no_grad():
+                outputs = modules[0](*map(torch.from_numpy, inputs.values()))
+            return {k: v.numpy() for k, v in zip(modules[0].outputs, outputs, strict=True)}
+
+        return run
+
+    monkeypatch.setitem(FORMATS, "torchscript", (write, load))
+    path = checkpoint(config_of(*CASES[case]), tmp_path / "checkpoint")
+    (written,) = export(path, torchscript=tmp_path / "policy")
+    assert written.difference <= 1e-6
 
 
 class Moody(ActorCritic):

@@ -247,6 +247,7 @@ def test_one_gradient_is_the_same_to_a_millionth(one, two):
         rows = learner.load(make_batch(), NAMES)
         learner.accumulate(rows.microbatches(16), rows.size, a2c_loss, A2C, lr=1e-2)
     expected, found = (learner.get_state()["optimizer"]["mean"] for learner in (one, two))
+    np.testing.assert_allclose(two.get_weights(), one.get_weights(), atol=1e-5)
     np.testing.assert_allclose(found * 10, expected * 10, atol=1e-6)
     assert np.abs(expected).max() > 1e-3
 

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from scripted_agents import EXPECTED
 
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.connectors.connector import Connector
+from rlrun.connectors.custom import ConnectedEnv, EnvToModule, NamedConnector
 from rlrun.connectors.errors import ConnectorError
+from rlrun.connectors.slot_history import SlotHistory
 from rlrun.data import columns as col
+from rlrun.data.nested import UnsupportedSpaceError
 from rlrun.data.seeding import Role
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
@@ -186,6 +190,57 @@ def test_without_the_default_connectors_only_custom_ones_run():
     assert taxi.actors["default_policy"].connectors.custom is None
     with pytest.raises(ConnectorError, match="add_default_connectors_to_module_to_env_pipeline"):
         EnvRunner(spec_of(env="counting_envs:NestedCounter", policy=None, **switched_off))
+
+
+class Announces(Connector):
+    """Puts out a space whatever comes in, and twice the numbers in ``pair``."""
+
+    def __init__(self, space):
+        self.space = space
+
+    def connect(self, space):
+        return self.space
+
+    def __call__(self, observations, history):
+        return {**observations, "pair": 2 * observations["pair"]}
+
+
+def nested_pipeline(connector):
+    """Two environments with nested observations, and no default connectors."""
+    space = gym.spaces.Dict(pair=gym.spaces.Box(-9, 9, (2,)), odd=gym.spaces.Discrete(2))
+    return EnvToModule(
+        [NamedConnector("announces", connector(space))],
+        ConnectedEnv(space, gym.spaces.Discrete(2), 2),
+        SlotHistory(2, 0, space),
+        None,
+    )
+
+
+def test_nested_observations_leave_the_connectors_as_rows():
+    pipeline = nested_pipeline(Announces)
+    numbers = np.arange(4, dtype=np.float32).reshape(2, 2)
+    for slots in ([0, 1], [1]):
+        raw = {"pair": numbers[slots], "odd": np.array(slots)}
+        for rows in (pipeline.first(raw, np.array(slots)), pipeline(raw, slots=np.array(slots))):
+            assert rows.shape == (len(slots),)
+            np.testing.assert_array_equal(rows["pair"], 2 * numbers[slots])
+            assert rows["odd"].tolist() == slots
+    pipeline({"pair": numbers, "odd": np.array([0, 1])})  # of all slots
+    assert set(pipeline.get_state()) == {"connectors", "history"}
+
+
+def test_observations_that_do_not_fit_in_arrays_are_refused_before_there_are_any():
+    with pytest.raises(UnsupportedSpaceError, match="Text"):
+        nested_pipeline(lambda space: Announces(gym.spaces.Text(3)))
+
+
+def test_without_the_default_connectors_arrays_stay_as_the_last_connector_made_them():
+    space = gym.spaces.Box(-9, 9, (2,))
+    environment = ConnectedEnv(space, gym.spaces.Discrete(2), 1)
+    pipeline = EnvToModule([], environment, SlotHistory(1, 0, space), None)
+    observations = np.ones((1, 2), np.float16)
+    assert pipeline.first(observations, np.array([0])) is observations
+    assert pipeline.output_space is space
 
 
 def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
