@@ -169,6 +169,21 @@ def test_the_policy_of_a_single_agent_may_be_written_from_scratch(built, make, t
     assert algorithm.compute_single_action(np.zeros(4)) == 0
 
 
+def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several):
+    mapping = {"policies": ["main"], "agents": "test_multi_agent:older_or_main"}
+    algorithm = several("PPO", multi_agent=mapping, **FILTERED)
+    algorithm.add_policy("older", like="main")
+    request = algorithm.next_request(5)
+    assert set(request.policies) == {"main", "older"}
+    algorithm.remove_policy("older")
+    algorithm.add_policy("newer", like="main")
+    again = algorithm.repeated_request(request.get_state(), 7)
+    assert (again.length, set(again.policies)) == (7, {"main"})
+    for name in ("fragment", "weights_version", "connector_state", "exploration", "leave_out"):
+        assert getattr(again, name) == getattr(request, name)
+    assert algorithm.next_request().fragment == request.fragment + 1
+
+
 @pytest.mark.parametrize("name", ["PPO", "IMPALA", "APPO", "A3C", "DQN", "SAC"])
 def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_path):
     def make():
