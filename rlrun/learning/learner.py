@@ -26,7 +26,7 @@ from rlrun.data.column_data import num_rows as count_rows
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows
 from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
-from rlrun.learning.process_group import ProcessGroup
+from rlrun.learning.process_group import EXTREMES, ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.rl_module import RLModule
@@ -169,7 +169,7 @@ class Learner:
             total, statistics = function(self.module, rows, **loss_arguments)
             (total * share).backward()
             for name, value in statistics.items():
-                if name.startswith(("min_", "max_")):
+                if name.startswith(EXTREMES):
                     pick = torch.fmin if name.startswith("min_") else torch.fmax
                     means[name] = pick(value, means.get(name, value))
                 else:
@@ -237,7 +237,11 @@ class Learner:
             part, weight = group.part_of(rows)
             statistics = gradient(module, part, **arguments)
             grads.mul_(weight)
-            return group.all_reduce(grads, {name: x * weight for name, x in statistics.items()})
+            shares = {
+                name: x if name.startswith(EXTREMES) else x * weight
+                for name, x in statistics.items()
+            }
+            return group.all_reduce(grads, shares)
 
         return together
 
@@ -328,7 +332,7 @@ def reduced(names: Sequence[str], table: Tensor) -> dict[str, float]:
         means = table.nanmean(0)
     result = dict(zip(names, means.tolist(), strict=True))
     for i, name in enumerate(names):
-        if name.startswith(("min_", "max_")):
+        if name.startswith(EXTREMES):
             pick = np.fmin if name.startswith("min_") else np.fmax
             result[name] = float(pick.reduce(table[:, i].numpy()))
     return result

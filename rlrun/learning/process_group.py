@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -22,6 +23,8 @@ from rlrun.data.column_data import pick
 from rlrun.learning.loaded_batch import Rows
 
 TIMEOUT = timedelta(minutes=10)  # for a learner to arrive where the others wait for it
+EXTREMES = ("min_", "max_")
+"""How names of statistics begin that are the least or the greatest of something, and no mean."""
 
 
 class ProcessGroup:
@@ -50,15 +53,33 @@ class ProcessGroup:
         return part_of_rank(rows, self._rank, self._world_size)
 
     def all_reduce(self, grads: Tensor, statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Replace gradients ``[P]`` by their sum over the learners; the sums of the statistics."""
-        scalars = torch.stack(list(statistics.values())).to(grads)
-        message = torch.cat([grads, scalars])
-        if self._through_cpu:
-            message = message.cpu()
-        distributed.all_reduce(message)
-        message = message.to(grads.device)
+        """Replace gradients ``[P]`` by their sum over the learners.
+
+        Returns:
+            The sums of the statistics, and the extremes of `EXTREMES`.
+        """
+        summed = {name: x for name, x in statistics.items() if not name.startswith(EXTREMES)}
+        message = self._reduced(
+            torch.cat([grads, _vector(summed, grads)]), distributed.ReduceOp.SUM
+        )
         grads.copy_(message[: len(grads)])
-        return dict(zip(statistics, message[len(grads) :], strict=True))
+        result = dict(zip(summed, message[len(grads) :], strict=True))
+        for prefix, of_both, nothing in (
+            ("min_", distributed.ReduceOp.MIN, torch.inf),
+            ("max_", distributed.ReduceOp.MAX, -torch.inf),
+        ):
+            chosen = {name: x for name, x in statistics.items() if name.startswith(prefix)}
+            if chosen:
+                message = _vector(chosen, grads)
+                found = self._reduced(message.where(~message.isnan(), nothing), of_both)
+                # NaN counts only where there is nothing else.
+                result |= zip(chosen, found.where(found != nothing, torch.nan), strict=True)
+        return result
+
+    def _reduced(self, message: Tensor, operation: Any) -> Tensor:
+        on_wire = message.cpu() if self._through_cpu else message
+        distributed.all_reduce(on_wire, operation)
+        return on_wire.to(message.device)
 
 
 def part_of_rank(rows: Rows, rank: int, world_size: int) -> tuple[Rows, float]:
@@ -92,6 +113,10 @@ def host_store(host: str, world_size: int) -> TCPStore:
 def join_store(host: str, port: int, world_size: int) -> TCPStore:
     """The place that learner 0 made."""
     return TCPStore(host, port, world_size, is_master=False, timeout=TIMEOUT)
+
+
+def _vector(statistics: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    return torch.stack(list(statistics.values())).to(like) if statistics else like[:0]
 
 
 def _has_a_row_for_each_sequence(name: str) -> bool:

@@ -252,6 +252,39 @@ def test_one_gradient_is_the_same_to_a_millionth(one, two):
     assert np.abs(expected).max() > 1e-3
 
 
+def test_extremes_of_several_learners_are_those_of_all_their_rows(one, two):
+    def loss(module, rows, **arguments):  # a local function travels by value
+        total, statistics = a2c_loss(module, rows, **arguments)
+        obs, advantages = rows[col.OBS], rows[col.ADVANTAGES]
+        nothing = torch.tensor(float("nan"))
+        in_one = obs.max() if (obs == highest).any() else nothing
+        return total, {
+            **statistics,
+            "min_obs": obs.min(),
+            "max_advantage": advantages.max(),
+            "max_in_one": in_one,
+            "max_in_none": nothing,
+        }
+
+    rows = one.load(make_batch(), NAMES)
+    (whole,) = rows.microbatches(None)
+    highest = whole[col.OBS].max()
+    expected = {
+        "min_obs": whole[col.OBS].min().item(),
+        "max_advantage": whole[col.ADVANTAGES].max().item(),
+        "max_in_one": highest.item(),
+        "max_in_none": float("nan"),
+    }
+    for learner in (one, two):
+        means = learner.accumulate(rows.microbatches(16), rows.size, loss, A2C, lr=1e-2)
+        assert {name: means[name].item() for name in expected} == pytest.approx(
+            expected, nan_ok=True
+        )
+        minibatches = rows.minibatches(1, 16, np.random.default_rng(4))
+        statistics = learner.update(minibatches, loss, A2C, lr=1e-2)
+        assert {name: statistics[name] for name in expected} == pytest.approx(expected, nan_ok=True)
+
+
 def test_all_learners_stop_early_at_the_same_step(one, two):
     counts = []
     for learner in (one, two):
