@@ -56,24 +56,26 @@ class ProcessGroup:
         """Replace gradients ``[P]`` by their sum over the learners.
 
         Returns:
-            The sums of the statistics, and the extremes of `EXTREMES`.
+            The sums of the statistics; of those that `EXTREMES` names the least or the greatest,
+            where NaN counts only if there is nothing else.
         """
-        summed = {name: x for name, x in statistics.items() if not name.startswith(EXTREMES)}
-        message = self._reduced(
-            torch.cat([grads, _vector(summed, grads)]), distributed.ReduceOp.SUM
-        )
-        grads.copy_(message[: len(grads)])
-        result = dict(zip(summed, message[len(grads) :], strict=True))
-        for prefix, of_both, nothing in (
-            ("min_", distributed.ReduceOp.MIN, torch.inf),
-            ("max_", distributed.ReduceOp.MAX, -torch.inf),
-        ):
-            chosen = {name: x for name, x in statistics.items() if name.startswith(prefix)}
-            if chosen:
-                message = _vector(chosen, grads)
-                found = self._reduced(message.where(~message.isnan(), nothing), of_both)
-                # NaN counts only where there is nothing else.
-                result |= zip(chosen, found.where(found != nothing, torch.nan), strict=True)
+        extremes, summed = dict[str, Tensor](), dict[str, Tensor]()
+        for name, value in statistics.items():
+            if name.startswith(EXTREMES):
+                extremes[name] = -value if name.startswith("min_") else value
+            else:
+                summed[name] = value
+        sums = self._reduced(torch.cat([grads, _vector(summed, grads)]), distributed.ReduceOp.SUM)
+        grads.copy_(sums[: len(grads)])
+        result = dict(zip(summed, sums[len(grads) :], strict=True))
+        if extremes:
+            mine = _vector(extremes, grads)
+            greatest = self._reduced(
+                mine.where(~mine.isnan(), -torch.inf), distributed.ReduceOp.MAX
+            )
+            found = greatest.where(greatest > -torch.inf, torch.nan)
+            for name, value in zip(extremes, found, strict=True):
+                result[name] = -value if name.startswith("min_") else value
         return result
 
     def _reduced(self, message: Tensor, operation: Any) -> Tensor:
