@@ -19,10 +19,10 @@ class CartPoles(ParallelEnv[str, Any, int]):
     environments into vectors for Stable-Baselines3.
     """
 
-    def __init__(self, num_agents: int = AGENTS) -> None:
+    def __init__(self) -> None:
         self.metadata = {"name": "cart_poles"}
         self.render_mode = None
-        self.possible_agents = [f"cart_{i}" for i in range(num_agents)]
+        self.possible_agents = [f"cart_{i}" for i in range(AGENTS)]
         self._carts = {agent: CartPoleEnv() for agent in self.possible_agents}
         self.agents: list[str] = []
         self._step = 0
@@ -54,8 +54,3 @@ class CartPoles(ParallelEnv[str, Any, int]):
         if ends:
             self.agents = []
         return observations, rewards, *flags, infos
-
-
-def four_cart_poles(**_: Any) -> CartPoles:
-    """The environment of ``WORKS["agents"]``."""
-    return CartPoles()

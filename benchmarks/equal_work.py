@@ -5,8 +5,6 @@ Adam 2.5e-4, one thread, no GPU. Each round runs every contender once, in a proc
 and measures after a warm-up. With the defaults it takes about six minutes on two cores.
 """
 
-from dataclasses import asdict
-
 from benchmarks import harness, summary
 from benchmarks.harness import Contender
 from benchmarks.peers.driver import EqualWork
@@ -56,14 +54,15 @@ def main() -> None:
     settings = {
         "steps": options.steps,
         "warmup_steps": options.warmup_steps,
-        "work": {**asdict(EqualWork()), "hidden": list(EqualWork().hidden)},
+        "work": EqualWork().settings(),
     }
 
     def measure(contender: Contender, round_: int) -> dict[str, object]:
-        return harness.run_driver(
+        return harness.run_throughput(
             contender,
-            *("--task", "throughput", "--seed", str(round_)),
-            *("--steps", str(options.steps), "--warmup-steps", str(options.warmup_steps)),
+            steps=options.steps,
+            warmup_steps=options.warmup_steps,
+            seed=round_,
         )
 
     record = harness.run_benchmark(BENCHMARK, CONTENDERS, options, settings, measure)

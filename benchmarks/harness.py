@@ -23,7 +23,8 @@ from benchmarks.record import Record, RecordError
 
 HOME = Path(os.environ.get("RLRUN_BENCH_HOME", Path.home() / ".cache" / "rlrun-bench"))
 CLEANRL_DIR = Path(os.environ.get("CLEANRL_DIR", HOME / "cleanrl"))
-QUIET_LOAD, QUIET_WITHIN_S, PAUSE_S = 0.8, 300, 10
+QUIET_LOAD = 0.8  # of the last minute; one busy process alone comes to 1
+QUIET_WITHIN_S, PAUSE_S = 300, 10
 
 
 class MeasurementError(Exception):
@@ -107,6 +108,18 @@ def run_driver(contender: Contender, *arguments: str, timeout_s: float = 600) ->
             result: dict[str, Any] = json.loads(line.removeprefix(RESULT_PREFIX))
             return result
     raise MeasurementError(f"no result in the output of {module}:\n{tail(output)}")
+
+
+def run_throughput(
+    contender: Contender, *arguments: str, steps: int, warmup_steps: int, seed: int
+) -> dict[str, Any]:
+    """The contender's rate over so many steps after a warm-up; see `run_driver`."""
+    return run_driver(
+        contender,
+        *("--task", "throughput", "--seed", str(seed)),
+        *("--steps", str(steps), "--warmup-steps", str(warmup_steps)),
+        *arguments,
+    )
 
 
 def run_command(command: Sequence[str], *, timeout_s: float, directory: Path = REPOSITORY) -> str:
@@ -214,13 +227,14 @@ def wait_until_quiet(
         SystemExit: something still runs after `QUIET_WITHIN_S`.
     """
     for _ in range(QUIET_WITHIN_S // PAUSE_S):
-        if load()[0] < QUIET_LOAD:
+        now, *_ = load()
+        if now < QUIET_LOAD:
             return
-        print(f"waiting for a quiet machine: load average {load()[0]:.1f}", file=sys.stderr)
+        print(f"waiting for a quiet machine: load average {now:.1f}", file=sys.stderr)
         pause(PAUSE_S)
     raise SystemExit(
         f"the load average stays above {QUIET_LOAD:g}: speeds measured beside other work are not "
-        "recorded; end it, or give --out for numbers of no weight"
+        "recorded in benchmarks/results; end that work, or name another file with --out"
     )
 
 

@@ -4,11 +4,10 @@ Equal work each: continuous actions, images, a memory, several agents, a clipped
 steps a batch, 4 epochs x 4 minibatches, one thread, no GPU, no actors. The peers are in the zoo's
 environment, which has sb3-contrib for the memory and SuperSuit for the agents. A third contender
 steps the environments alone: what is left without their time is the framework's. With the defaults
-it takes a quarter of an hour, most of it Pong's.
+it takes a quarter of an hour, most of it for images and the memory.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from benchmarks import harness, summary
 from benchmarks.harness import Contender
@@ -80,18 +79,14 @@ def main() -> None:
     settings = {
         "steps": options.steps,
         "image_steps": options.image_steps,
-        "works": {
-            name: {**asdict(WORKS[name]), "hidden": list(WORKS[name].hidden)} for name in KINDS
-        },
+        "works": {name: WORKS[name].settings() for name in KINDS},
     }
 
     def measure(contender: Contender, round_: int) -> dict[str, object]:
         images = WORKS[contender.arguments[-1]].network == "cnn"
-        steps, warmup = (options.image_steps, 1_024) if images else (options.steps, 8_192)
-        return harness.run_driver(
-            contender,
-            *("--task", "throughput", "--seed", str(round_)),
-            *("--steps", str(steps), "--warmup-steps", str(warmup)),
+        steps, warmup_steps = (options.image_steps, 1_024) if images else (options.steps, 8_192)
+        return harness.run_throughput(
+            contender, steps=steps, warmup_steps=warmup_steps, seed=round_
         )
 
     record = harness.run_benchmark(BENCHMARK, CONTENDERS, options, settings, measure)

@@ -4,15 +4,14 @@ With the settings of `benchmarks.equal_work`; only the env differs. The peers ar
 comparison: `--contenders rlrun rlrun-2` leaves them out. Seven minutes with the defaults.
 """
 
-from dataclasses import asdict
-
 from benchmarks import harness, summary
 from benchmarks.environments import STEP_S
 from benchmarks.harness import Contender
-from benchmarks.peers.driver import EqualWork
+from benchmarks.peers.driver import WORKS
 from benchmarks.record import Record
 
 BENCHMARK = "slow_env"
+WORK = "slow-cartpole"
 CONTENDERS = (
     harness.RLRUN,
     harness.RLRUN_1,
@@ -55,14 +54,16 @@ def main() -> None:
         "steps": options.steps,
         "warmup_steps": options.warmup_steps,
         "env_step_s": STEP_S,
-        "work": {**asdict(EqualWork()), "hidden": list(EqualWork().hidden)},
+        "work": WORKS[WORK].settings(),
     }
 
     def measure(contender: Contender, round_: int) -> dict[str, object]:
-        return harness.run_driver(
+        return harness.run_throughput(
             contender,
-            *("--task", "throughput", "--work", "slow-cartpole", "--seed", str(round_)),
-            *("--steps", str(options.steps), "--warmup-steps", str(options.warmup_steps)),
+            *("--work", WORK),
+            steps=options.steps,
+            warmup_steps=options.warmup_steps,
+            seed=round_,
         )
 
     record = harness.run_benchmark(BENCHMARK, CONTENDERS, options, settings, measure)

@@ -17,15 +17,17 @@ def trainer(task: Any) -> Any:
     for index, environment in enumerate(environments):
         environment.reset(seed=task.seed + index)
 
+    # Drawn beforehand: that takes as long as some environments' steps.
+    steps = [[random_action(each) for each in environments] for _ in range(work.rollout_length)]
+
     def train() -> Iteration:
-        for _ in range(work.rollout_length):
+        for actions in steps:
             for environment, action in zip(environments, actions, strict=True):
                 _, _, terminated, truncated, _ = environment.step(action)
                 if ended(terminated) or ended(truncated):
                     environment.reset()
         return Iteration(work.batch_size)
 
-    actions = [random_action(environment) for environment in environments]
     return train
 
 

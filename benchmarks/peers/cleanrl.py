@@ -185,7 +185,7 @@ def solve(task: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    task = driver.task_from_command_line(__doc__)
+    task = driver.task_from_command_line(__doc__, works=("cartpole", "slow-cartpole"))
     torch.set_num_threads(1)
     measure = {
         "throughput": measure_throughput,

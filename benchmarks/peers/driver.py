@@ -15,8 +15,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
@@ -54,6 +54,10 @@ class EqualWork:
     vf_coeff: float = 0.5
     grad_clip: float = 0.5
 
+    def settings(self) -> dict[str, Any]:
+        """All of them, as JSON has them."""
+        return {**asdict(self), "hidden": list(self.hidden)}
+
     @property
     def batch_size(self) -> int:
         """Rows of one iteration: env steps, if there is one agent."""
@@ -67,20 +71,26 @@ WORKS = {
     "pendulum": EqualWork(env="Pendulum-v1"),
     "halfcheetah": EqualWork(env="HalfCheetah-v5"),
     "lstm": EqualWork(network="lstm"),
-    "agents": EqualWork(env="benchmarks.agents:four_cart_poles", agents=4, num_envs=2),
-    "pong": EqualWork(env="ALE/Pong-v5", network="cnn"),
+    "agents": EqualWork(env="benchmarks.agents:CartPoles", agents=4, num_envs=2),
+    "pong": EqualWork(env="PongNoFrameskip-v4", network="cnn"),
 }
 """By the name that drivers are given."""
 
 
-def task_from_command_line(description: str | None) -> argparse.Namespace:
-    """The task in the arguments, the same for all drivers."""
+def task_from_command_line(
+    description: str | None, works: Iterable[str] = WORKS
+) -> argparse.Namespace:
+    """The task in the arguments, the same for all drivers.
+
+    Args:
+        works: names of those that the driver can train.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--task", choices=["throughput", "start_up", "solve"], required=True)
     parser.add_argument("--runners", type=int, default=0, help="Ray actors that sample")
     parser.add_argument("--sample-async", action="store_true", help="rlrun: sample while learning")
     parser.add_argument("--compile", action="store_true", help="compile the update")
-    parser.add_argument("--work", choices=WORKS, default="cartpole", help="what is trained")
+    parser.add_argument("--work", choices=[*works], default="cartpole", help="what is trained")
     parser.add_argument("--warmup-steps", type=int, default=8_192)
     parser.add_argument("--steps", type=int, default=81_920)
     parser.add_argument("--max-steps", type=int, default=500_000, help="give up solving here")
