@@ -7,6 +7,7 @@ from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 
 from benchmarks.peers import driver, replay_driver
+from benchmarks.peers.driver import EqualWork
 from benchmarks.peers.replay_driver import DQNWork, EnvStepClock, SACWork
 from benchmarks.peers.sb3 import make_environments
 
@@ -27,7 +28,7 @@ def make_dqn(seed: int) -> DQN:
     work = DQNWork()
     return DQN(
         "MlpPolicy",
-        make_environments(work.env, 1, seed),
+        make_environments(EqualWork(env=work.env), 1, seed),
         learning_rate=work.lr,
         buffer_size=work.buffer_size,
         learning_starts=work.learning_starts,
@@ -49,7 +50,7 @@ def make_sac(seed: int) -> SAC:
     work = SACWork()
     return SAC(
         "MlpPolicy",
-        make_environments(work.env, 1, seed),
+        make_environments(EqualWork(env=work.env), 1, seed),
         learning_rate=work.lr,
         buffer_size=work.buffer_size,
         learning_starts=work.learning_starts,
