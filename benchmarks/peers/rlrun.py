@@ -21,6 +21,7 @@ def trainer(task: Any) -> Callable[[], Iteration]:
             num_env_runners=task.runners,
             num_envs_per_env_runner=work.num_envs,
             sample_async=task.sample_async,
+            gym_env_vectorize_mode="vector_entry_point" if task.vector_env else "auto",
         )
         .model(**network(work))
         .training(
