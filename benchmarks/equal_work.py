@@ -22,6 +22,7 @@ CONTENDERS = (
     harness.CLEANRL,
     harness.RLLIB,
     harness.RLLIB_2,
+    harness.BARE,
 )
 
 

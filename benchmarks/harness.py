@@ -75,6 +75,8 @@ RLRUN_1_AHEAD, RLRUN_2_AHEAD = (
 )
 SB3 = Contender("Stable-Baselines3", "sb3", "sb3")
 CLEANRL = Contender("CleanRL ppo.py", "cleanrl", "cleanrl")
+BARE = Contender("bare numpy loop", "bare", "rlrun", driver="bare_ppo")
+"""The bound of what a framework can reach."""
 RLLIB = Contender("RLlib, 0 runners", "rllib", "rllib")
 RLLIB_2 = Contender("RLlib, 2 runners", "rllib-2", "rllib", ("--runners", "2"))
 

@@ -1,4 +1,4 @@
-"""Writes the tables of all recorded benchmarks into docs/benchmarks.md, between its markers."""
+"""Writes the tables of all recorded benchmarks into docs/benchmarks.md, and one picture of them."""
 
 import argparse
 from pathlib import Path
@@ -8,6 +8,7 @@ from benchmarks import (
     kinds_of_work,
     learning,
     parts,
+    plot,
     replay_work,
     scaling,
     slow_env,
@@ -60,7 +61,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE, help="default docs/benchmarks.md")
     options = parser.parse_args()
     options.page.write_text(insert(options.page.read_text(), results(options.results)))
-    print(f"wrote {options.page}")
+    plot.draw(options.results, options.page.with_suffix(".png"))
+    print(f"wrote {options.page} and its picture")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from benchmarks import (
     learning,
     memory,
     parts,
+    plot,
     replay_work,
     report,
     scaling,
@@ -195,6 +196,28 @@ def test_the_report_replaces_only_the_text_between_its_markers(tmp_path: Path) -
     assert report.results(tmp_path) == report.NOTHING
     with pytest.raises(ValueError, match="the page has no"):
         report.insert("no markers", "new")
+
+
+def test_bars_of_the_picture_are_ratios_of_rounds_whatever_is_measured(tmp_path: Path) -> None:
+    record = Record(tmp_path / "solving.json", "solving", {}, machine={"cores": 2})
+    for round_, (ours, theirs) in enumerate([(2.0, 6.0), (4.0, 8.0), (3.0, 12.0)], 1):
+        for name, seconds in (("rlrun", ours), ("peer", theirs)):
+            found = {"solved_s": seconds, "env_steps_per_s": 1.0 / seconds}
+            record.add(name, round_, result=found)
+    peers = {"SB3": "peer", "CleanRL": "not measured"}
+    wanted = [("SB3", summary.Range(3.0, 2.0, 4.0))]
+    seconds = plot.Row("", "solving", "rlrun", peers, "solved_s", lower=True)
+    assert [*seconds.ratios(tmp_path)] == wanted
+    (rate,) = plot.Row("", "solving", "rlrun", peers).ratios(tmp_path)
+    assert rate[1].median == pytest.approx(3.0)
+    assert not [*plot.Row("", "never recorded", "rlrun", peers).ratios(tmp_path)]
+
+
+def test_all_recorded_benchmarks_are_drawn_in_one_picture(tmp_path: Path) -> None:
+    titles = {row.title for row in plot.rows() if [*row.ratios(RESULTS)]}
+    assert len(titles) == len(plot.rows())
+    plot.draw(RESULTS, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_page_has_the_markers() -> None:
