@@ -22,7 +22,7 @@ from benchmarks import harness, summary
 from benchmarks.harness import Contender
 from benchmarks.machine import REPOSITORY, commit
 from benchmarks.record import RESULTS, Record
-from benchmarks.time_to_solve import roll_out
+from benchmarks.time_to_solve import IN_ONE_PROCESS, roll_out
 from rlrun.experiment.report.statistics import (
     MIN_RUNS,
     bootstrap_interval,
@@ -55,7 +55,6 @@ class Case:
         return REPOSITORY / "configs" / f"{self.name.replace('-', '_')}.yaml"
 
 
-IN_ONE_PROCESS = ("env_runners.num_env_runners=0", "env_runners.num_envs_per_env_runner=16")
 CASES = (
     Case("ppo-cartpole", "ppo", "CartPole-v1", 100_000, 10, IN_ONE_PROCESS),
     Case(

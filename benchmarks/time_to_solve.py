@@ -1,9 +1,9 @@
 """Seconds from process start until the mean return of the last 100 episodes of CartPole-v1 is 475.
 
-Each framework with settings that suit it: `rlrun train configs/ppo_cartpole.yaml`,
-Stable-Baselines3 with the rl-baselines3-zoo's hyperparameters, CleanRL's defaults, RLlib with
-those of `benchmarks/peers/rllib.py`. Round n uses seed n. Every time ends when the criterion is
-met; rlrun's row of that iteration is in its run folder by then. Each of rlrun's
+Each framework with settings that suit it: `rlrun train configs/ppo_cartpole.yaml` with its two env
+runners, and without, Stable-Baselines3 with the rl-baselines3-zoo's hyperparameters, CleanRL's
+defaults, RLlib with those of `benchmarks/peers/rllib.py`. Round n uses seed n. Every time ends when
+the criterion is met; rlrun's row of that iteration is in its run folder by then. Each of rlrun's
 policies then acts for 20 episodes, deterministically. Twelve minutes with the defaults.
 """
 
@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,22 @@ from benchmarks.record import Record
 BENCHMARK = "time_to_solve"
 CONFIG = REPOSITORY / "configs" / "ppo_cartpole.yaml"
 RLRUN = Contender("rlrun, configs/ppo_cartpole.yaml", "rlrun", "rlrun")
+IN_ONE_PROCESS = ("env_runners.num_env_runners=0", "env_runners.num_envs_per_env_runner=16")
+RLRUN_0 = Contender("rlrun, the same in one process", "rlrun-0", "rlrun", IN_ONE_PROCESS)
 SB3 = Contender("Stable-Baselines3, zoo settings", "sb3", "sb3")
 CLEANRL = Contender("CleanRL ppo.py, defaults", "cleanrl", "cleanrl")
 RLLIB = Contender("RLlib, 0 runners, good settings", "rllib", "rllib")
 RLLIB_2 = Contender("RLlib, 2 runners, good settings", "rllib-2", "rllib", ("--runners", "2"))
-CONTENDERS = (RLRUN, SB3, CLEANRL, RLLIB, RLLIB_2)
+CONTENDERS = (RLRUN, RLRUN_0, SB3, CLEANRL, RLLIB, RLLIB_2)
 EVALUATION_EPISODES = 20
 TIMEOUT_S = 600.0
 
 
-def solve_with_rlrun(seed: int) -> dict[str, Any]:
+def solve_with_rlrun(seed: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Runs the command that a user would type, then rolls out its checkpoint."""
     with tempfile.TemporaryDirectory() as scratch:
         run_folder = Path(scratch) / "run"
-        options = ["--seed", str(seed), "--run-dir", str(run_folder)]
+        options = [*overrides, "--seed", str(seed), "--run-dir", str(run_folder)]
         start = time.time()
         harness.run_command(
             [sys.executable, "-m", "rlrun", "train", str(CONFIG), *options], timeout_s=TIMEOUT_S
@@ -97,8 +100,8 @@ def main() -> None:
     }
 
     def measure(contender: Contender, round_: int) -> dict[str, Any]:
-        if contender is RLRUN:
-            return solve_with_rlrun(seed=round_)
+        if contender.peer == "rlrun":
+            return solve_with_rlrun(round_, contender.arguments)
         task = ("--task", "solve", "--seed", str(round_), "--max-steps", str(options.max_steps))
         return harness.run_driver(contender, *task, timeout_s=TIMEOUT_S)
 
