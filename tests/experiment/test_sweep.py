@@ -14,7 +14,7 @@ from rlrun.data.results import lookup
 from rlrun.experiment.rollout import rollout
 from rlrun.experiment.run import resume_experiment, run_experiment, unfinished_run
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
-from rlrun.experiment.sweep.trial import TrialRun
+from rlrun.experiment.sweep.trial import IDENTITY, SweepTrial, TrialRun
 from rlrun.experiment.sweep.trials import SweepFolder
 
 PPO = """
@@ -89,6 +89,24 @@ def test_trials_are_equal_to_single_runs(tmp_path, capfd):
     assert len(timeless(folder)) == 5
     assert load_experiment(outcome.folder / "best.yaml").seed == outcome.best.seed
     assert load_experiment(outcome.folder / "sweep.yaml").sweep.seeds == 2
+
+
+@pytest.mark.parametrize(("scheduled", "steps"), [(False, [6]), (True, [1, 2, 3, 4, 5, 6])])
+def test_tune_hears_of_quick_iterations_one_by_one_only_where_a_scheduler_decides(
+    counting, scheduled, steps
+):
+    folder = counting.parent / "sweep"
+    folder.mkdir()
+    shutil.copy(counting, folder / "sweep.yaml")
+    identity = {"sweep": str(folder), "trial": 1, "seed": 3, "metric": "episode_return_mean"}
+    place = {"scheduled": scheduled, "bundles": [{"CPU": 1.0}], "envs": {}}
+    trial = SweepTrial({IDENTITY: {**identity, **place}})
+    results = [trial.step()]
+    while not results[-1]["done"]:
+        results.append(trial.step())
+    assert [result["training_iteration"] for result in results] == steps
+    assert len(rows(folder / "trials/0001")) == 6
+    trial.stop()
 
 
 @pytest.mark.faults

@@ -300,6 +300,7 @@ class _Sweep:
             "trial": trial.trial,
             "seed": trial.seed,
             "metric": self.table.metric,
+            "scheduled": self.experiment.sweep.scheduler is not None,
             "bundles": bundles_of(self._experiment_of(trial)),
             "envs": {} if creator is None else {self.experiment.env.use: creator},
         }

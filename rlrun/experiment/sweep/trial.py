@@ -37,6 +37,10 @@ REACHED = "_reached"
 SHARE = "_share"
 """Key of a result: used share of the run's budget."""
 
+STEP_S = 0.25
+"""Seconds of iterations that Tune hears of at once where no scheduler decides by each of them: it
+takes a few milliseconds for a step, as long as an iteration of a small environment."""
+
 _CHECKPOINT = "checkpoint"
 _OWNER = "owner.json"
 _LOCK_TIMEOUT_S = 60.0  # for another process that is closing the folder
@@ -144,6 +148,7 @@ class SweepTrial(tune.Trainable):
     sweep        the sweep's folder
     trial, seed  numbers
     metric       result key to compare by, or None
+    scheduled    whether a scheduler decides by the trial's results
     bundles      Ray resources: of this process, then of each env runner
     envs         environments of `register_env` that the experiment uses
     ===========  ==========================================================
@@ -170,13 +175,17 @@ class SweepTrial(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Iterate until the metric has a number, which Tune's schedulers require."""
+        """Iterate until the metric has a number, which Tune's schedulers require.
+
+        Without a scheduler, iterations of `STEP_S` are one step.
+        """
         try:
-            run = self._opened()
+            run, metric = self._opened(), self._identity["metric"]
+            earliest = time.monotonic() + (0.0 if self._identity["scheduled"] else STEP_S)
             while not run.done:
                 row = run.advance()
-                metric = self._identity["metric"]
-                if metric is None or _number(row, metric) is not None:
+                known = metric is None or _number(row, metric) is not None
+                if known and time.monotonic() >= earliest:
                     break
             numbers = self._numbers(run)
             if run.done:
