@@ -37,7 +37,8 @@ def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
         mean = number_at(result, "episode_return_mean")
         lines.append(
             f"  return      {'unknown' if mean is None else number(round(mean, 2))} after "
-            f"{int(result['env_steps']):,} env steps, {clock_time(result.get('time_s') or 0)}"
+            f"{int(result['env_steps']):,} env steps and {clock_time(result.get('time_s') or 0)} "
+            "of iterations"
         )
         missed = stop.missed(result)
         if missed and outcome.end == "finished":
