@@ -1,5 +1,8 @@
 """The learner's loop over a hand-made batch: no environment, no Ray."""
 
+import platform
+import resource
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -151,3 +154,20 @@ def test_statistics_are_reduced_by_their_names_and_nan_is_left_out():
     assert np.isnan([found["none"], found["max_none"]]).all()
     found = learner.accumulate(rows.microbatches(1), 4, loss, {}, lr=1e-3)
     assert [found[name].item() for name in ("x", "min_x", "max_x")] == [1.5, 0.0, 3.0]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to keep memory")
+def test_an_update_on_images_reuses_the_memory_of_the_last_one():
+    images = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    torch.manual_seed(0)
+    module = build_module(images, gym.spaces.Discrete(2), ModelConfig())
+    settings = LearnersConfig(device="cpu", num_threads=1)
+    learner = Learner(module, TrainingConfig(), settings)
+    rows = {col.OBS: torch.randint(0, 256, (256, 4, 84, 84), dtype=torch.uint8)}
+
+    def page_faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        learner.update([rows], squared_values, {}, lr=1e-4)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    assert min(page_faults() for _ in range(4)) < 100
