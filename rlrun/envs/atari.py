@@ -43,6 +43,9 @@ def deepmind(env: gymnasium.Env[Any, Any], *, training: bool) -> gymnasium.Env[A
     """Wrap a bare game (frame skip 1); a lost life ends an episode only in ``training``."""
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+    # The preprocessing reads two frames of four from the emulator itself. Those that the game would
+    # decode in colours for its own observations are never seen, and take a quarter of the time.
+    env.unwrapped._get_obs = lambda: None  # type: ignore[attr-defined]
     wrapped: gymnasium.Env[Any, Any] = AtariPreprocessing(env, noop_max=30, frame_skip=4)
     if training:
         wrapped = EpisodicLife(wrapped)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from counting_envs import Counter, LeavesItsSpace, NestedCounter, NoTuple
 from gymnasium import spaces
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from rlrun.config import registry
 from rlrun.config.policies import PolicySettings
@@ -235,6 +236,23 @@ def test_fire_is_pressed_after_each_reset() -> None:
     observation, _ = env.reset(seed=0)
     assert game.pressed == [0, 1, 2]
     assert observation[0] == 2
+
+
+def test_frames_of_atari_are_those_of_gymnasiums_preprocessing() -> None:
+    pytest.importorskip("ale_py")
+    ours: Any = make_env(EnvSpec(use="ALE/Breakout-v5"), EnvContext(training=False))
+    plain: Any = AtariPreprocessing(gymnasium.make("ALE/Breakout-v5", frameskip=1), frame_skip=4)
+    theirs = FrameStackObservation(FireReset(plain), stack_size=4)
+    rng = np.random.default_rng(0)
+    for seed in (1, 2):
+        steps = [(ours.reset(seed=seed), theirs.reset(seed=seed))]
+        while steps[-1][0][2:3] != (True,):
+            action = int(rng.integers(4))
+            steps.append((ours.step(action), theirs.step(action)))
+        assert len(steps) > 100
+        for own, other in steps:
+            np.testing.assert_array_equal(own[0], other[0])
+            assert own[1:] == other[1:]
 
 
 def test_atari_is_preprocessed_in_training_and_evaluated_on_whole_games() -> None:
