@@ -19,6 +19,7 @@ from rlrun.algorithms.progress import Progress
 from rlrun.config.policies import PolicySettings, policy_settings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
+from rlrun.data import columns as col
 from rlrun.data.column_reads import ReadsByPolicy
 from rlrun.data.nested import has_action_mask
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
@@ -143,6 +144,7 @@ class Policies(Mapping[str, PolicySettings]):
             batch = connector(batch)
         if self.before_learning is not None:
             self.before_learning(policy_id, batch)
+        batch.discard(col.WEIGHTS_CHECKSUM)  # observations may have been changed
         return batch
 
     def _connectors_of(self, policy_id: str) -> list[LearnerConnector]:

@@ -171,6 +171,10 @@ class ColumnBatch:
         self._note(name)
         return read(self._columns.pop(name))
 
+    def discard(self, name: str) -> None:
+        """Removes a column if it is there, which does not count as reading it."""
+        self._columns.pop(name, None)
+
     def update(self, columns: Mapping[str, Any]) -> None:
         """Sets several columns."""
         for name, value in columns.items():

@@ -16,6 +16,7 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | action_logp | () | log-probability of the action when it was drawn |
 | action_dist_inputs | (P,) | of the distribution the action was drawn from |
 | vf_preds | () | V(obs) |
+| weights_checksum | () int | of the weights that action_dist_inputs and vf_preds came from |
 | advantages, value_targets | () | computed from rewards and values |
 | prev_actions, prev_rewards | as actions, () | of the step before |
 | discounts | () | factor of the value of new_obs: gamma to the power of the steps taken |
@@ -46,6 +47,7 @@ T = "t"
 ACTION_LOGP = "action_logp"
 ACTION_DIST_INPUTS = "action_dist_inputs"
 VF_PREDS = "vf_preds"
+WEIGHTS_CHECKSUM = "weights_checksum"
 ADVANTAGES = "advantages"
 VALUE_TARGETS = "value_targets"
 PREV_ACTIONS = "prev_actions"

@@ -10,7 +10,6 @@ gradient norm, and the weights leave as one buffer.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,10 +29,9 @@ from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
 from rlrun.learning.process_group import EXTREMES, ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters
+from rlrun.policies.networks import keep_freed_memory
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 """``loss(module, rows, **arguments) -> (scalar with gradient, statistics without)``: an
@@ -359,18 +357,6 @@ def resolve_device(name: str) -> torch.device:
         message = f"{name!r} asked for, but torch sees {there}; use auto or cpu"
         raise ConfigError([Problem(Origin("this machine"), "learners.device", message)])
     return device
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep up to 1 GiB that is freed, for what is allocated next; glibc alone.
-
-    It would give back to the system what each minibatch of images frees, 100 MB, and the page
-    faults of the next one take up to a fifth of the time of an update.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # what is larger is mapped, and given back
 
 
 def _is_convolutional(module: torch.nn.Module) -> bool:

@@ -23,11 +23,24 @@ from rlrun.data import columns as col
 from rlrun.data.column_data import map_leaves, pick
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.policies.flat_parameters import weights_checksum
 from rlrun.policies.networks import channels_first, channels_last
 from rlrun.policies.rl_module import RLModule
 
 Rows = dict[str, Tensor]
 """Columns of a minibatch by name, each ``[M, ...]``."""
+
+
+@dataclass(frozen=True)
+class KnownOutputs:
+    """What a module put out for some rows of a batch when they were acted on."""
+
+    rows: Tensor
+    """Which, int ``[K]``."""
+    inputs: Tensor
+    """Distribution inputs, ``[K, P]``."""
+    values: Tensor
+    """``[K]``."""
 
 
 class LoadedBatch:
@@ -58,20 +71,38 @@ class LoadedBatch:
         moved = self._move(column) if isinstance(column, np.ndarray) else column
         self.columns[name] = moved
 
-    def outputs(self, module: RLModule, max_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    def outputs(
+        self, module: RLModule, max_rows: int, known: KnownOutputs | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The module on all observations, without their gradients: each observation once.
+
+        Args:
+            known: what need not be computed.
 
         Returns:
             Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
             of what the step led to.
         """
-        chunks, storage = [], self.storage
-        for a in range(0, self._num_stored, max_rows):
+        storage, num_rows = self.storage, self._num_stored
+        if known is not None:
+            there = self.obs_index[known.rows]
+            missing = torch.ones(num_rows, dtype=torch.bool).index_fill_(0, there, False)
+            rest = missing.nonzero().squeeze(1)
+            storage, num_rows = row_selector(storage)(rest), len(rest)
+        chunks = []
+        for a in range(0, num_rows, max_rows):
             rows = slice(a, a + max_rows)
             obs = storage[rows] if isinstance(storage, Tensor) else pick(storage, rows)
             chunks.append(module.forward_train({col.OBS: obs}))
         inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
         values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
+        if known is not None:
+            inputs, values = (
+                torch.empty(self._num_stored, *computed.shape[1:])
+                .index_copy_(0, rest, computed)
+                .index_copy_(0, there, acted)
+                for computed, acted in ((inputs, known.inputs), (values, known.values))
+            )
         return inputs[self.obs_index], values[self.obs_index], values[self.next_obs_index]
 
     def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Minibatches:
@@ -138,6 +169,22 @@ class Minibatches:
     def to(self, device: torch.device) -> Minibatches:
         """The same minibatches on another device."""
         return replace(self, batch=self.batch.to(device))
+
+
+def outputs_when_acting(batch: SampleBatch, module: RLModule) -> KnownOutputs | None:
+    """The outputs of rows that were acted on with the weights that the module has now.
+
+    None where all are computed: what acting put out is not in the batch, or the module is on a GPU,
+    whose arithmetic is another than that of env runners.
+    """
+    on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+    needed = {col.WEIGHTS_CHECKSUM, col.ACTION_DIST_INPUTS, col.VF_PREDS}
+    left_out = frozenset[str]() if batch.reads is None else batch.reads.left_out
+    if not on_cpu or needed & left_out or col.WEIGHTS_CHECKSUM not in batch:
+        return None
+    rows = np.flatnonzero(batch.column(col.WEIGHTS_CHECKSUM) == weights_checksum(module))
+    outputs = (batch.column(name)[rows] for name in (col.ACTION_DIST_INPUTS, col.VF_PREDS))
+    return KnownOutputs(*map(torch.from_numpy, (rows, *outputs)))
 
 
 def row_selector(storage: Any) -> Callable[[Tensor], Any]:

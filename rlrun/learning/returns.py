@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.loaded_batch import LoadedBatch, Rows
+from rlrun.learning.loaded_batch import KnownOutputs, LoadedBatch, Rows, outputs_when_acting
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
@@ -152,7 +152,9 @@ def standardized_advantages(rows: Rows) -> Rows:
     return rows | {col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
 
 
-def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tensor, Tensor]:
+def outputs_as_acted(
+    rows: LoadedBatch, module: RLModule, known: KnownOutputs | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """`LoadedBatch.outputs` in evaluation mode, as env runners act: without dropout, for example.
 
     With it, the numbers that a loss compares with would differ from the runners'.
@@ -160,7 +162,7 @@ def outputs_as_acted(rows: LoadedBatch, module: RLModule) -> tuple[Tensor, Tenso
     learning = [part for part in module.modules() if part.training]
     module.eval()
     try:
-        return rows.outputs(module, MAX_ROWS)
+        return rows.outputs(module, MAX_ROWS, known)
     finally:
         for part in learning:
             part.training = True
@@ -174,12 +176,15 @@ def add_advantages(
 
     One forward pass over the T + 1 observations of each slot, and the final ones of episodes, gives
     V(s) and V(s') of every row. The old log-probabilities come from it too, so that the probability
-    ratio of the first minibatch is exactly 1, even if numpy computed the actions.
+    ratio of the first minibatch is exactly 1, even if numpy computed the actions. Modules that put
+    out values when they act are asked only for what followed the last steps, and final ones; the
+    ratio is then 1 but for the last bits, which depend on how many rows are computed at once.
 
     Returns:
         The explained variance of the values, None where the targets do not vary.
     """
-    inputs, old_values, next_values = outputs_as_acted(rows, module)
+    known = outputs_when_acting(batch, module) if module.values_when_acting else None
+    inputs, old_values, next_values = outputs_as_acted(rows, module, known)
     advantages = gae_of_rows(
         batch.column(col.REWARDS),
         old_values.cpu().numpy(),

@@ -17,7 +17,7 @@ from rlrun.data import columns as col
 from rlrun.data.column_data import pick
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths
-from rlrun.learning.loaded_batch import LoadedBatch, Rows
+from rlrun.learning.loaded_batch import KnownOutputs, LoadedBatch, Rows
 from rlrun.policies.rl_module import RLModule
 
 Index = NDArray[np.int64]
@@ -84,8 +84,13 @@ class ViewedBatch(LoadedBatch):
             seen[name] = storage[there] if flat else pick(storage, there)
         return {**columns, **seen, **self._states_of(sequences, extra)}
 
-    def outputs(self, module: RLModule, max_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `LoadedBatch.outputs`; sequences one by one, each with the step it led to."""
+    def outputs(
+        self, module: RLModule, max_rows: int, known: KnownOutputs | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `LoadedBatch.outputs`; sequences one by one, each with the step it led to.
+
+        Everything is computed: with a memory, values of what a sequence led to need all of it.
+        """
         positions, present = self._sequences.with_next_steps()
         chunks = []
         for steps, sequences in self._sequences.slices(max_rows):

@@ -5,6 +5,7 @@ tensor, the global gradient norm is one call and zeroing gradients is one call. 
 modules compute or how they are optimised.
 """
 
+import zlib
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from math import prod
@@ -129,6 +130,14 @@ class FlatParameters:
     def _slice(self, flat: Tensor, name: str) -> Tensor:
         offset, shape = self.layout[name]
         return flat[offset : offset + prod(shape)].view(shape)
+
+
+def weights_checksum(module: nn.Module) -> int:
+    """The same number for modules of one kind with the same weights, and hardly ever else."""
+    checksum = 0
+    for tensor in module.state_dict().values():
+        checksum = zlib.crc32(tensor.contiguous().cpu().numpy(), checksum)
+    return checksum
 
 
 def to_tensor(array: np.ndarray) -> Tensor:

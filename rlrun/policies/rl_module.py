@@ -114,6 +114,9 @@ class RLModule(nn.Module, ABC):
 
     has_vjp = False
     """Whether the module has a `vjp` that can stand in for autograd."""
+    values_when_acting = False
+    """Whether `forward_exploration` returns all that `forward_train` does; learning then takes it
+    from there, as long as the weights are the same, and does not compute it again."""
     noisy = False
     """Whether `draw_noise` does something."""
 
@@ -166,6 +169,10 @@ class ActorCritic(RLModule):
             self.add_module(name, MLP(layers))
         if self.log_std is None:
             set_log_std_bias(self.pi.last, action_space, model)
+        # An encoder that both branches share is most of the work, and its features are there.
+        self.values_when_acting = (
+            type(self) is ActorCritic and not self._flatten and self.vf_encoder is None
+        )
         self.has_vjp = (
             type(self) is ActorCritic  # a subclass may compute something else
             and self._flatten
@@ -183,6 +190,10 @@ class ActorCritic(RLModule):
             col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features)),
             col.VF_PREDS: self.vf(value_features).squeeze(-1),
         }
+
+    def forward_exploration(self, batch: TensorBatch) -> dict[str, Tensor]:
+        """With ``vf_preds`` [N] only if `values_when_acting`."""
+        return (self.forward_train if self.values_when_acting else self.forward_inference)(batch)
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] alone."""

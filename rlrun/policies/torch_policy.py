@@ -23,7 +23,7 @@ from rlrun.policies.action_mask import action_mask_of
 from rlrun.policies.action_sampling import ActionSampler, SamplingPolicy
 from rlrun.policies.catalog import build_module
 from rlrun.policies.chosen_distributions import sampler_of
-from rlrun.policies.flat_parameters import FlatParameters, to_tensor
+from rlrun.policies.flat_parameters import FlatParameters, to_tensor, weights_checksum
 from rlrun.policies.layers import Layout
 from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.policy import Array
@@ -77,6 +77,7 @@ class TorchPolicy(SamplingPolicy):
         self._mask = action_mask_of(observation_space, action_space)
         self.draws_for_fragments = module.noisy
         self._flat = FlatParameters(self.module)
+        self._checksum: int | None = None  # of the weights; not known yet
         self.view_requirements = dict(self.module.view_requirements)
         acting = type(self).compute_actions_from_input_dict
         if acting is TorchPolicy.compute_actions_from_input_dict:  # another one may read anything
@@ -133,6 +134,10 @@ class TorchPolicy(SamplingPolicy):
             fetches = {name: value.cpu().numpy() for name, value in forward(batch).items()}
         states = [fetches.pop(name) for name in self._state_outs]
         inputs = fetches[col.ACTION_DIST_INPUTS]
+        if explore and self.module.values_when_acting:
+            if self._checksum is None:
+                self._checksum = weights_checksum(self.module)
+            fetches[col.WEIGHTS_CHECKSUM] = np.full(len(inputs), self._checksum, np.int64)
         if self._mask is not None:
             inputs = fetches[col.ACTION_DIST_INPUTS] = self._mask.apply(inputs, input_dict[col.OBS])
         if not explore:
@@ -158,6 +163,7 @@ class TorchPolicy(SamplingPolicy):
     def set_weights(self, weights: Array) -> None:
         """Take over a flat vector [P]; one copy, straight to the device."""
         self._flat.load(weights)
+        self._checksum = None
 
     def _to_tensors(self, obs: Any) -> Any:
         """Tensors on the device; nested observations keep their structure."""

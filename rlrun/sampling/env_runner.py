@@ -18,6 +18,7 @@ from typing import Any
 from rlrun.config.old_names import OldNames
 from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import import_object
+from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import (
     Role,
@@ -533,6 +534,7 @@ class EnvRunner(OldNames):
             self._end_sample(samples)
         if not plain:
             for policy_id, batch in samples.policy_batches.items():
+                batch.discard(col.WEIGHTS_CHECKSUM)  # observations may have been changed
                 for column in self.actors[policy_id].inputs.leave_out & batch.keys():
                     del batch[column]
         if self.runner_index > 0 and self.spec.settings.compress_observations:

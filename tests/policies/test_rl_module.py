@@ -59,10 +59,16 @@ def test_shapes(observations: str, actions: str, share_layers: bool | None) -> N
     assert out["action_dist_inputs"].shape == (5, action_layout(space).num_inputs)
     assert out["vf_preds"].shape == (5,)
     assert {value.dtype for value in out.values()} == {torch.float32}
-    for forward in (module.forward_exploration, module.forward_inference):
+    assert module.values_when_acting == ("image" in observations and share_layers is not False)
+    exploring = {*out} if module.values_when_acting else {"action_dist_inputs"}
+    for forward, names in (
+        (module.forward_exploration, exploring),
+        (module.forward_inference, {"action_dist_inputs"}),
+    ):
         acting = forward(batch)
-        assert set(acting) == {"action_dist_inputs"}
-        torch.testing.assert_close(acting["action_dist_inputs"], out["action_dist_inputs"])
+        assert set(acting) == names
+        for name in names:
+            torch.testing.assert_close(acting[name], out[name])
     torch.testing.assert_close(module.compute_values(batch), out["vf_preds"])
     sum(value.sum() for value in out.values()).backward()
     missing = [name for name, parameter in module.named_parameters() if parameter.grad is None]
