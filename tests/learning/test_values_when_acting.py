@@ -15,23 +15,20 @@ NUM_ENVS, BATCH = 2, 48
 
 
 class Pictures(gym.Env[Any, Any]):
-    """Random pictures and rewards; episodes of 3 to 8 steps, every other one cut short."""
+    """Random pictures and rewards; episodes of 3 to 8 steps, some of which are cut short."""
 
     observation_space = gym.spaces.Box(0, 255, (2, 16, 16), np.uint8)
     action_space = gym.spaces.Discrete(3)
 
-    def __init__(self):
-        self._episodes = 0
-
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self._steps, self._episodes = int(self.np_random.integers(3, 9)), self._episodes + 1
+        self._steps, self._cut = int(self.np_random.integers(3, 9)), self.np_random.random() < 0.5
         return self._drawn(), {}
 
     def step(self, action):
         self._steps -= 1
-        ends, cut = self._steps == 0, self._episodes % 2 == 0
-        return self._drawn(), float(self.np_random.random()), ends and not cut, ends and cut, {}
+        ends, reward = self._steps == 0, float(self.np_random.random())
+        return self._drawn(), reward, ends and not self._cut, ends and self._cut, {}
 
     def _drawn(self):
         return self.np_random.integers(0, 256, (2, 16, 16), np.uint8)
@@ -130,3 +127,17 @@ def test_values_of_observations_that_a_callback_changes_are_computed(build, call
     columns, num_seen = columns_of(algorithm, batch, monkeypatch)
     assert num_seen >= BATCH
     assert_as_computed(algorithm, batch, columns, monkeypatch)
+
+
+def test_a_restored_run_goes_on_to_the_bit(build, tmp_path, monkeypatch):
+    algorithm, resumed = build(), build()
+    algorithm.train()
+    algorithm.save(tmp_path / "checkpoint")
+    resumed.restore(tmp_path / "checkpoint")
+    for _ in range(2):
+        algorithm.train()
+        resumed.train()
+    weights = algorithm.learner.get_weights()
+    np.testing.assert_array_equal(weights, resumed.learner.get_weights())
+    batch = train_batch(resumed)
+    assert columns_of(resumed, batch, monkeypatch)[1] < BATCH
