@@ -29,25 +29,35 @@ FRAMEWORKS = {
     "environments alone": ("bare_env", "rlrun"),
 }
 """Name -> its driver, and the virtual environment that this runs in."""
-CONTENDERS = tuple(
-    Contender(f"{name}, {work}", f"{driver}-{work}", peer, ("--work", work), driver=driver)
-    for work in KINDS
-    for name, (driver, peer) in FRAMEWORKS.items()
-    if (driver, work) != ("bare_env", "pong")  # each framework has an implementation of its own
+BFLOAT16 = "rlrun in bfloat16"
+CONTENDERS = (
+    *(
+        Contender(f"{name}, {work}", f"{driver}-{work}", peer, ("--work", work), driver=driver)
+        for work in KINDS
+        for name, (driver, peer) in FRAMEWORKS.items()
+        if (driver, work) != ("bare_env", "pong")  # each framework has an implementation of its own
+    ),
+    Contender(
+        f"{BFLOAT16}, pong",
+        "rlrun-pong-bfloat16",
+        "rlrun",
+        ("--bfloat16", "--work", "pong"),
+        driver="rlrun",
+    ),
 )
 
 
 def table(record: Record) -> str:
     """A row a kind of work, with and without the time of its environments."""
     rows = []
-    for work, title in KINDS.items():
-        ours, theirs, alone = (record.values(f"{name}, {work}", "total_ms") for name in FRAMEWORKS)
+    compared = [("rlrun", work, title) for work, title in KINDS.items()]
+    compared.append((BFLOAT16, "pong", "the same, rlrun's convolutions in bfloat16"))
+    for own, work, title in compared:
+        names = [f"{name}, {work}" for name in (own, "Stable-Baselines3", "environments alone")]
+        ours, theirs, alone = (record.values(name, "total_ms") for name in names)
         if not ours:
             continue
-        rates = [
-            summary.cell(record.values(f"{name}, {work}", "env_steps_per_s"))
-            for name in ("rlrun", "Stable-Baselines3")
-        ]
+        rates = [summary.cell(record.values(name, "env_steps_per_s")) for name in names[:2]]
         without = summary.ratio_cell(_less(theirs, alone), _less(ours, alone))
         ratio = summary.ratio_cell(theirs, ours)
         rows.append([title, *rates, ratio, summary.cell(alone, 1), without])

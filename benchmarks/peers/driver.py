@@ -91,6 +91,7 @@ def task_from_command_line(
     parser.add_argument("--sample-async", action="store_true", help="rlrun: sample while learning")
     parser.add_argument("--compile", action="store_true", help="compile the update")
     parser.add_argument("--vector-env", action="store_true", help="rlrun: gymnasium's own vector")
+    parser.add_argument("--bfloat16", action="store_true", help="rlrun: convolutions in bfloat16")
     parser.add_argument("--work", choices=[*works], default="cartpole", help="what is trained")
     parser.add_argument("--warmup-steps", type=int, default=8_192)
     parser.add_argument("--steps", type=int, default=81_920)

@@ -23,7 +23,7 @@ def trainer(task: Any) -> Callable[[], Iteration]:
             sample_async=task.sample_async,
             gym_env_vectorize_mode="vector_entry_point" if task.vector_env else "auto",
         )
-        .model(**network(work))
+        .model(**network(work), conv_dtype="bfloat16" if task.bfloat16 else "float32")
         .training(
             train_batch_size=work.batch_size // work.agents,
             minibatch_size=work.minibatch_size,
