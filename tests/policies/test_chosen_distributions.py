@@ -74,6 +74,18 @@ def test_bounded_kl_is_the_mean_difference_of_log_probabilities(name: str) -> No
     assert kl == pytest.approx(float(difference.mean()), abs=2e-2)
 
 
+def test_an_action_at_a_bound_is_as_likely_as_the_nearest_number_inside() -> None:
+    distribution = made("squashed_gaussian", gym.spaces.Box(-1, 1, (1,)))
+    for bound in (-1.0, 1.0):
+        inside = np.nextafter(np.float32(bound), np.float32(0))
+        at, near = (
+            distribution.logp(torch.tensor([[2.0, 0.5]]), torch.tensor([[x]]))
+            for x in (bound, inside)
+        )
+        assert torch.isfinite(at)
+        assert at == near
+
+
 def test_beta_is_that_of_torch_between_other_bounds() -> None:
     inputs, actions = torch.randn(6, 4), torch.rand(6, 2) * 1.8 - 0.9
     parameters = 1 + torch.nn.functional.softplus(inputs)
