@@ -216,6 +216,13 @@ def test_the_tree_finds_what_a_search_through_the_sums_finds(seed, capacity):
         np.testing.assert_array_equal(found[:-1], expected)
 
 
+def test_a_mass_at_the_border_of_two_leaves_is_of_the_second():
+    tree = SegmentTree(4, np.add, 0.0)
+    tree[np.arange(4)] = [1.0, 1.0, 0.0, 2.0]
+    found = tree.find(np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.9]))
+    assert found.tolist() == [0, 0, 1, 1, 3, 3]
+
+
 def test_a_reservoir_holds_each_transition_with_the_same_probability():
     counts, experience = np.zeros(60), Experience(8, num_envs=1)
     fragments = [experience.batch(20) for _ in range(3)]
