@@ -167,6 +167,21 @@ def test_a_modules_own_distribution_is_sampled_too() -> None:
     np.testing.assert_allclose(best, inputs + 5.0, rtol=1e-6)
 
 
+@pytest.mark.parametrize("explore", [True, False])
+def test_a_deterministic_policy_acts_as_its_network_says_and_teaches_nothing(explore: bool) -> None:
+    space = gym.spaces.Box(-np.inf, np.inf, (2, 2))
+    policy = build_policy(OBSERVATIONS, space, ModelConfig(distribution="deterministic"))
+    observations = np.random.default_rng(0).standard_normal((4, 3), np.float32)
+    actions, _, fetches = policy.compute_actions(observations, explore=explore)
+    inputs = fetches[col.ACTION_DIST_INPUTS]
+    assert inputs.shape == (4, 4)
+    np.testing.assert_array_equal(np.reshape(actions, (4, 4)), inputs)
+    distribution, rows = module_distribution(space, "deterministic"), torch.from_numpy(inputs)
+    assert not distribution.logp(rows, rows).any()
+    assert not distribution.entropy(rows).any()
+    assert not distribution.has_kl
+
+
 class Unsampled(Cosine):
     sample, mode = Distribution.sample, Distribution.mode
 
