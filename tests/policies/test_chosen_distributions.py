@@ -180,6 +180,7 @@ def test_a_deterministic_policy_acts_as_its_network_says_and_teaches_nothing(exp
     assert not distribution.logp(rows, rows).any()
     assert not distribution.entropy(rows).any()
     assert not distribution.has_kl
+    assert not distribution.draw(np.random.default_rng(0), 1, 4).size  # no number is used up
 
 
 class Unsampled(Cosine):
