@@ -6,7 +6,7 @@
 #   make test-learning    trains until published numbers are reached      (minutes)
 #   make test-faults      kills processes, fills disks, interrupts runs   (minutes)
 #   make soak             the same for hours: 20 kills a case, 50 runners, 10 million steps
-#   make mutants          changes the package in 400 places, one at a time; the fast tests must notice (hours)
+#   make mutants          changes the package in 400 places, one at a time; the fast tests must notice (half an hour and more)
 #   make test-oldest      the fast tests with the oldest versions that pyproject.toml declares (gigabytes)
 #   make check            format, lint, types, fast tests
 #   make bench            the benchmark suite, side by side with the peers

@@ -184,7 +184,7 @@ class SegmentTree:
         left_over = np.array(masses, dtype=np.float64)
         for _ in range(self._depth):
             left = self._nodes[2 * nodes]
-            goes_right = ((left_over >= left) & (self._nodes[2 * nodes + 1] > 0.0)) | (left == 0.0)
+            goes_right = (left_over >= left) & (self._nodes[2 * nodes + 1] > 0.0)
             left_over -= np.where(goes_right, left, 0.0)
             nodes = 2 * nodes + goes_right
         return nodes - self._first_leaf

@@ -182,6 +182,17 @@ def test_probabilities_are_those_of_the_allowed_actions(activation, action_space
     )
 
 
+def test_a_network_does_not_see_the_mask_when_it_estimates_values():
+    model = ModelConfig(hidden=(8,))
+    masked = seeded_module(build_module, MASKED, gym.spaces.Discrete(3), model, 0)
+    plain = seeded_module(build_module, MASKED["observation"], gym.spaces.Discrete(3), model, 0)
+    observations = torch.rand(5, 2)
+    for allowed in (torch.ones(5, 3), torch.eye(3)[[0, 1, 2, 0, 1]]):
+        seen = {"action_mask": allowed, "observation": observations}
+        values = masked.compute_values({col.OBS: seen})
+        torch.testing.assert_close(values, plain.compute_values({col.OBS: observations}))
+
+
 def test_random_actions_are_drawn_evenly_from_the_allowed_ones():
     sampler = EpsilonGreedySampler(4, masked=True)
     sampler.set_exploration({"epsilon": 1.0})

@@ -9,9 +9,10 @@ import torch
 from loss_cases import BOX, DISCRETE, OBS_SPACE
 
 from rlrun import ConfigError, SACConfig, make_multi_agent
-from rlrun.algorithms.sac import Temperature, critic_statistics
+from rlrun.algorithms.sac import Temperature, critic_statistics, masked_target_entropy
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.nested import ACTION_MASK
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
 
@@ -32,6 +33,12 @@ def test_an_error_is_the_mean_of_both_critics():
     assert statistics["td_errors"].tolist() == [2.0, 1.0]
     numbers = [statistics[name].item() for name in ("critic_loss", "q_mean", "td_error_mean")]
     assert numbers == [7.0, 3.0, 1.5]
+
+
+def test_the_target_entropy_follows_from_how_many_actions_each_mask_allows():
+    masks = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 0, 1]])
+    expected = 0.98 * (math.log(4) + math.log(2) + math.log(1)) / 3
+    assert masked_target_entropy({ACTION_MASK: masks}).item() == pytest.approx(expected)
 
 
 def test_the_critics_compute_with_the_parameters_that_they_have():

@@ -13,6 +13,7 @@ from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
+from rlrun.learning.process_group import part_of_rank
 from rlrun.policies.catalog import build_module
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -171,3 +172,35 @@ def test_an_update_on_images_reuses_the_memory_of_the_last_one():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     assert min(page_faults() for _ in range(4)) < 100
+
+
+class OneOfThree:
+    """A learner's place among three, which passes on what the others would add to."""
+
+    def __init__(self, rank):
+        self._rank, self.grads = rank, None
+
+    def part_of(self, rows):
+        return part_of_rank(rows, self._rank, 3)
+
+    def all_reduce(self, grads, statistics):
+        self.grads = grads.clone()
+        return dict(statistics)
+
+
+def test_shares_of_unequal_parts_add_up_to_the_step_of_the_whole_minibatch():
+    learner = make_learner()
+    rows = next(iter(learner.load(make_batch(4), (col.ACTIONS,)).microbatches(None)))
+
+    def loss(module, rows):
+        total, statistics = squared_values(module, rows)
+        return total, {**statistics, "max_action": rows[col.ACTIONS].float().max()}
+
+    whole = learner.update([rows], loss, {}, lr=0.0)
+    grads = learner.parameters.grads.clone()
+    places, found = [OneOfThree(rank) for rank in range(3)], []
+    for learner.group in places:
+        found.append(learner.update([rows], loss, {}, lr=0.0))
+    assert sorted(one["max_action"] for one in found) == [1.0, 2.0, 3.0]
+    assert sum(one["loss"] for one in found) == pytest.approx(whole["loss"])
+    torch.testing.assert_close(sum(place.grads for place in places), grads)

@@ -154,7 +154,9 @@ def _of_statement(node: ast.stmt, source: str) -> Iterator[_Change]:
         case ast.If(test=ast.Name() | ast.Attribute() | ast.Call() as test):
             yield _instead(test, f"not ({ast.unparse(test)})")
         case ast.Expr(value=ast.Call()):
-            yield _instead(node, "pass")
+            # Without a use of its class, the code would not fit into the function (trials.py).
+            of_super = any(isinstance(x, ast.Name) and x.id == "super" for x in ast.walk(node))
+            yield _instead(node, "__class__" if of_super else "pass")
 
 
 def _of_value(node: ast.Constant | ast.Name | ast.Attribute) -> Iterator[_Change]:

@@ -74,6 +74,18 @@ def test_bounded_kl_is_the_mean_difference_of_log_probabilities(name: str) -> No
     assert kl == pytest.approx(float(difference.mean()), abs=2e-2)
 
 
+def test_an_action_at_a_bound_is_as_likely_as_the_nearest_number_inside() -> None:
+    distribution = made("squashed_gaussian", gym.spaces.Box(-1, 1, (1,)))
+    for bound in (-1.0, 1.0):
+        inside = np.nextafter(np.float32(bound), np.float32(0))
+        at, near = (
+            distribution.logp(torch.tensor([[2.0, 0.5]]), torch.tensor([[x]]))
+            for x in (bound, inside)
+        )
+        assert torch.isfinite(at)
+        assert at == near
+
+
 def test_beta_is_that_of_torch_between_other_bounds() -> None:
     inputs, actions = torch.randn(6, 4), torch.rand(6, 2) * 1.8 - 0.9
     parameters = 1 + torch.nn.functional.softplus(inputs)
@@ -153,6 +165,22 @@ def test_a_modules_own_distribution_is_sampled_too() -> None:
     np.testing.assert_allclose(logp, -((actions - inputs - 5.0) ** 2)[:, 0], rtol=1e-5)
     best, _, _ = policy.compute_actions(observations, explore=False)
     np.testing.assert_allclose(best, inputs + 5.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_a_deterministic_policy_acts_as_its_network_says_and_teaches_nothing(explore: bool) -> None:
+    space = gym.spaces.Box(-np.inf, np.inf, (2, 2))
+    policy = build_policy(OBSERVATIONS, space, ModelConfig(distribution="deterministic"))
+    observations = np.random.default_rng(0).standard_normal((4, 3), np.float32)
+    actions, _, fetches = policy.compute_actions(observations, explore=explore)
+    inputs = fetches[col.ACTION_DIST_INPUTS]
+    assert inputs.shape == (4, 4)
+    np.testing.assert_array_equal(np.reshape(actions, (4, 4)), inputs)
+    distribution, rows = module_distribution(space, "deterministic"), torch.from_numpy(inputs)
+    assert not distribution.logp(rows, rows).any()
+    assert not distribution.entropy(rows).any()
+    assert not distribution.has_kl
+    assert not distribution.draw(np.random.default_rng(0), 1, 4).size  # no number is used up
 
 
 class Unsampled(Cosine):

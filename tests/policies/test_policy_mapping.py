@@ -1,5 +1,6 @@
 """Which spaces policies have, and what is said of agents that do not fit theirs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +23,8 @@ def spaces(agents, observations=(SMALL, SMALL), actions=(TWO, TWO), policies="pq
         observation_spaces=dict(zip(names, observations, strict=True)),
         action_spaces=dict(zip(names, actions, strict=True)),
     )
-    return policy_spaces(env, AgentMapping(agents), dict.fromkeys(policies, SETTINGS))
+    settings = dict.fromkeys(policies, SETTINGS) if isinstance(policies, str) else policies
+    return policy_spaces(env, AgentMapping(agents), settings)
 
 
 def test_each_policy_has_the_spaces_of_its_agents():
@@ -40,3 +42,23 @@ def test_each_policy_has_the_spaces_of_its_agents():
 def test_agents_of_one_policy_must_have_the_same_spaces(differing, kind):
     with pytest.raises(MappingError, match=f"agent 'b' cannot have policy 'p': its {kind} space"):
         spaces({"*": "p"}, policies="p", **differing)
+
+
+def test_a_policy_without_an_agent_has_the_spaces_that_all_agents_share():
+    assert spaces({"*": "p"}) == {"p": (SMALL, TWO), "q": (SMALL, TWO)}
+
+
+@pytest.mark.parametrize("differing", [{"observations": (SMALL, LARGE)}, {"actions": (TWO, FIVE)}])
+def test_a_policy_without_an_agent_must_name_one_where_these_differ(differing):
+    agents = {"a": "p", "b": "r"}
+    with pytest.raises(MappingError, match=r"'q' has no agent at first.* spaces_of: a would name"):
+        spaces(agents, policies="pqr", **differing)
+    named = {**dict.fromkeys("pr", SETTINGS), "q": replace(SETTINGS, spaces_of="b")}
+    found = spaces(agents, policies=named, **differing)
+    assert found["q"] == found["r"] != found["p"]
+
+
+def test_spaces_of_an_agent_that_does_not_exist_are_an_error_that_names_those_that_do():
+    named = {"p": SETTINGS, "q": replace(SETTINGS, spaces_of="c")}
+    with pytest.raises(MappingError, match=r"'q': spaces_of names no possible agent: 'c'.* a, b"):
+        spaces({"*": "p"}, policies=named)

@@ -317,6 +317,15 @@ def test_several_modules_are_a_mapping_with_the_parameters_of_all() -> None:
         both.add("c", small())
 
 
+def test_a_mapping_of_modules_is_equal_to_itself_alone() -> None:
+    """As torch's modules are, and not as mappings with equal values."""
+    module = small()
+    one, other = (MultiAgentRLModule({"a": module}) for _ in range(2))
+    same = one
+    assert one == same
+    assert one != other
+
+
 @pytest.mark.parametrize("name", ["forward_train", "forward_inference", "forward_exploration"])
 def test_each_of_several_modules_sees_its_part_of_a_batch(name: str) -> None:
     both, part = MultiAgentRLModule({"a": small(), "b": small()}), rows(VECTOR)

@@ -216,17 +216,29 @@ def test_the_tree_finds_what_a_search_through_the_sums_finds(seed, capacity):
         np.testing.assert_array_equal(found[:-1], expected)
 
 
-def test_a_reservoir_holds_each_transition_with_the_same_probability():
-    counts, experience = np.zeros(60), Experience(8, num_envs=1)
-    fragments = [experience.batch(20) for _ in range(3)]
+def test_a_mass_at_the_border_of_two_leaves_is_of_the_second():
+    tree = SegmentTree(4, np.add, 0.0)
+    tree[np.arange(4)] = [1.0, 1.0, 0.0, 2.0]
+    found = tree.find(np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.9]))
+    assert found.tolist() == [0, 0, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "fragment", "most"),
+    # 99.9 % of chi-square with 59 and with 2 degrees. Where places are filled without replacement,
+    # counts vary less than it allows.
+    [(10, 20, 98.3), (1, 1, 13.8)],
+)
+def test_a_reservoir_holds_each_transition_with_the_same_probability(capacity, fragment, most):
+    counts, experience = np.zeros(3 * fragment), Experience(8, num_envs=1)
+    fragments = [experience.batch(fragment) for _ in range(3)]
     for seed in range(2000):
         rng = np.random.default_rng(seed)
-        buffer = ReservoirBuffer(10)
-        for fragment in fragments:
-            buffer.add(fragment, rng)
+        buffer = ReservoirBuffer(capacity)
+        for each in fragments:
+            buffer.add(each, rng)
         counts[buffer.get_state()["item_ids"]] += 1
-    # Places are filled without replacement, so the counts vary less than chi-square allows.
-    assert chi_square(counts, np.full(60, 1 / 60)) < 98.3  # 99.9 % with 59 degrees
+    assert chi_square(counts, np.full(len(counts), 1 / len(counts))) < most
 
 
 def test_a_reservoirs_rows_belong_together_and_are_restored():

@@ -86,6 +86,18 @@ def test_an_episode_is_sampled_whole_or_not_at_all(seed, capacity, lengths):
         assert_equal_batches(one, other)
 
 
+def test_an_episode_whose_first_steps_were_not_added_is_not_sampled():
+    experience = Experience(4)
+    experience.batch(3)
+    buffer = ItemReplayBuffer(200, unit="episodes")
+    for _ in range(8):
+        buffer.add(experience.batch(4))
+    batch = buffer.sample(60, experience.rng)
+    firsts = {rows[0] for rows in sequences(batch)}
+    assert len(firsts) == 60
+    assert not batch[col.T][sorted(firsts)].any()
+
+
 def test_fragments_are_the_batches_that_were_added():
     experience = Experience(2)
     buffer = ItemReplayBuffer(25, unit="fragments")

@@ -70,7 +70,8 @@ def test_a_fragment_that_only_grows_is_warned_of(monkeypatch, caplog, collector)
     assert "held back until an episode ends" in caplog.text
 
 
-def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog):
+@pytest.mark.parametrize("lengths", [[15], [1, 30, 60]])  # of one buffer, of one that grows
+def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog, lengths):
     monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
 
     class Uneven(CountingEnv):
@@ -82,7 +83,7 @@ def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog):
 
     monkeypatch.setitem(globals(), "Uneven", Uneven)
     runner = whole_runner(2, use=f"{__name__}:Uneven")
-    collect(runner, [1, 30, 60])
+    collect(runner, lengths)
     warnings = [record.message for record in caplog.records if "held back" in record.message]
     assert len(warnings) == 1
     assert "truncate_episodes does not wait" in warnings[0]

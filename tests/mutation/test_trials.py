@@ -1,0 +1,85 @@
+"""Mutants that are tried in forks: what counts as noticed, and what is left as it was."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRIALS = Path(__file__).with_name("trials.py")
+SOURCE = """
+class Sum:
+    def of(self, one, other):
+        return one + other
+"""
+MUTANT = SOURCE.replace("+", "-")
+TESTS = """
+import subprocess
+import sys
+
+from rlrun.sums import Sum
+
+def test_zero():
+    assert Sum().of(0, 0) == 0
+
+def test_two_numbers():
+    assert Sum().of(2, 3) == 5
+
+def test_another_process():
+    code = "from rlrun.sums import Sum; assert Sum().of(2, 3) == 5"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+def test_wrong_without_a_mutant():
+    assert Sum().of(2, 3) == 7
+"""
+
+
+@pytest.fixture
+def killers(tmp_path):
+    """Call it with tests for one mutant after another: which test has noticed each."""
+    for folder in ("rlrun", "tests/mutation", "plan"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(TRIALS, tmp_path / "tests/mutation")
+    (tmp_path / "rlrun/__init__.py").touch()
+    (tmp_path / "rlrun/sums.py").write_text(SOURCE)
+    (tmp_path / "test_sums.py").write_text(TESTS)
+
+    def killers(*tests, source=MUTANT):
+        trials = [
+            {
+                "name": "a mutant",
+                "path": "rlrun/sums.py",
+                "function": "Sum.of",
+                "source": source,
+                "tests": [(f"test_sums.py::test_{name}", 0.1) for name in names],
+            }
+            for names in tests
+        ]
+        (tmp_path / "plan/plan.jsonl").write_text("\n".join(map(json.dumps, trials)))
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "RLRUN_TRIALS": "plan"}
+        command = [sys.executable, "-m", "pytest", "-p", "tests.mutation.trials", "test_sums.py"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True)
+        assert (tmp_path / "rlrun/sums.py").read_text() == SOURCE
+        outcomes = (tmp_path / "plan/outcomes.jsonl").read_text().splitlines()
+        found = [json.loads(line)["killed_by"] for line in outcomes]
+        return [test and test.removeprefix("test_sums.py::test_") for test in found]
+
+    return killers
+
+
+def test_a_mutant_is_noticed_by_the_first_test_that_fails_in_this_process_or_another(killers):
+    mutants = (["zero", "two_numbers", "another_process"], ["another_process"], ["zero"], [])
+    assert killers(*mutants) == ["two_numbers", "another_process", None, None]
+
+
+def test_a_test_that_fails_without_the_mutant_notices_nothing(killers):
+    mutants = (["wrong_without_a_mutant"], ["wrong_without_a_mutant", "two_numbers"])
+    assert killers(*mutants) == [None, "two_numbers"]
+
+
+def test_a_mutant_that_ends_the_process_is_noticed(killers):
+    source = SOURCE.replace("return", "__import__('os')._exit(0)\n        return")
+    assert killers(["zero"], source=source) == ["zero"]
