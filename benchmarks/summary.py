@@ -69,7 +69,8 @@ def footer(record: Record) -> str:
     # Contenders of one framework report the same versions: say them once.
     frameworks: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
     for name, versions in record.versions().items():
-        frameworks.setdefault(tuple(sorted(versions.items())), {})[name.split(",")[0]] = None
+        known = sorted(pair for pair in versions.items() if pair[1] != "not installed")
+        frameworks.setdefault(tuple(known), {})[name.split(",")[0]] = None
     for key, names in frameworks.items():
         lines.append(f"{', '.join(names)}: {', '.join(' '.join(pair) for pair in key)}.")
     for name, error in record.errors().items():
