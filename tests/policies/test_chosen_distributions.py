@@ -252,6 +252,12 @@ def test_spaces_that_do_not_fit_are_named(name: str, space: gym.Space) -> None:
         module_distribution(space, name)
 
 
+@pytest.mark.parametrize("name", ["math:pi", "math:sqrt", "rlrun.policies.policy:Policy"])
+def test_what_is_no_distribution_is_named(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"model.distribution: {name} is no subclass"):
+        module_distribution(BOX, name)
+
+
 CHECKS = {
     "{distribution: betta}": ("PPO", "", "did you mean beta?"),
     "{distribution: 'rlrun.policies.distributions:Bta'}": ("PPO", "", "has no 'Bta'"),
