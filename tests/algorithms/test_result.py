@@ -77,6 +77,7 @@ def test_counts_of_runners_go_on_with_a_resume():
         )
 
     statistics, resumed = RunnerStatistics(None), RunnerStatistics(None)
+    assert statistics.result()["longest_running_episode"] == 0
     statistics.add(replied(1, 2, 30))
     statistics.add(replied(2, 3, 10))
     resumed.set_state(statistics.get_state())

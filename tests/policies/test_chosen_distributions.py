@@ -84,6 +84,10 @@ def test_an_action_at_a_bound_is_as_likely_as_the_nearest_number_inside() -> Non
         )
         assert torch.isfinite(at)
         assert at == near
+        sampler, inputs = distribution.numpy_sampler(), np.float32([[2.0, 0.5]])
+        for x in (bound, inside):
+            acted = sampler.log_prob(inputs, np.float32([[x]]))
+            assert acted.item() == pytest.approx(at.item(), rel=1e-5)
 
 
 def test_beta_is_that_of_torch_between_other_bounds() -> None:

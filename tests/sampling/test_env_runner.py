@@ -1,5 +1,6 @@
 """What comes out of a runner, held against environments whose every number is known."""
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -407,3 +408,13 @@ def test_a_runner_with_a_gpu_that_torch_does_not_see_says_which_setting_it_is():
     spec = RunnerSpec(EnvSpec(use="CartPole-v1"), device="cuda")
     with pytest.raises(ConfigError, match="num_gpus_per_env_runner: torch sees no CUDA device"):
         EnvRunner(spec)
+
+
+def test_the_parts_of_a_fragments_time_are_no_longer_than_the_fragment():
+    runner = EnvRunner(counting_spec(2))
+    begin = time.perf_counter()
+    (reply,) = collect(runner, [50])
+    passed = time.perf_counter() - begin
+    assert set(reply.timings_s) == {"policy", "env", "other"}
+    assert all(part > 0.0 for part in reply.timings_s.values())
+    assert sum(reply.timings_s.values()) <= passed

@@ -25,6 +25,7 @@ from rlrun.data.view_requirement import ViewRequirement
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.sample_collector import number_unrolls
 from rlrun.sampling.simple_list_collector import SimpleListCollector
 
 SOURCES = ("obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t", "env_id")
@@ -356,3 +357,14 @@ def test_unroll_ids_of_several_agents_cannot_be_viewed(collector):
     views = {"x": ViewRequirement("unroll_id", shift=-1)}
     with pytest.raises(ValueError, match=r"view 'x': with several agents .* 'unroll_id'"):
         runner_of(collector, views, states=False, policies=("p",))
+
+
+def test_unrolls_are_numbered_from_the_first_id_on():
+    columns = {
+        "env_id": np.array([0, 0, 0, 1]),
+        "agent_index": np.array([0, 0, 1, 1]),
+        "eps_id": np.array([5, 5, 5, 7]),
+        "terminateds": np.zeros(4, np.bool_),
+        "truncateds": np.zeros(4, np.bool_),
+    }
+    assert number_unrolls(columns, 40).tolist() == [40, 40, 41, 42]
