@@ -92,7 +92,7 @@ def test_trials_are_equal_to_single_runs(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("scheduled", "steps"), [(False, [6]), (True, [1, 2, 3, 4, 5, 6])])
-def test_tune_hears_of_quick_iterations_one_by_one_only_where_a_scheduler_decides(
+def test_quick_iterations_are_one_step_of_tune_unless_a_scheduler_decides(
     counting, scheduled, steps
 ):
     folder = counting.parent / "sweep"

@@ -38,8 +38,8 @@ SHARE = "_share"
 """Key of a result: used share of the run's budget."""
 
 STEP_S = 0.25
-"""Seconds of iterations that Tune hears of at once where no scheduler decides by each of them: it
-takes a few milliseconds for a step, as long as an iteration of a small environment."""
+"""Seconds of iterations that are one step of Tune, where no scheduler decides by each iteration: a
+step costs Tune a few milliseconds, as long as an iteration of a small environment takes."""
 
 _CHECKPOINT = "checkpoint"
 _OWNER = "owner.json"
