@@ -12,7 +12,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner
+from rlrun.learning.learner import Learner, resolve_device
 from rlrun.learning.process_group import part_of_rank
 from rlrun.policies.catalog import build_module
 
@@ -133,6 +133,13 @@ def test_a_gpu_that_is_not_there_is_named():
             TrainingConfig(),
             LearnersConfig(device="cuda"),
         )
+
+
+def test_a_gpu_without_a_number_is_the_first_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert {resolve_device(name).type for name in ("auto", "cuda", "cuda:0")} == {"cuda"}
+    with pytest.raises(ConfigError, match="'cuda:1' asked for, but torch sees 1 CUDA device;"):
+        resolve_device("cuda:1")
 
 
 def test_statistics_are_reduced_by_their_names_and_nan_is_left_out():
