@@ -73,7 +73,7 @@ def test_what_callbacks_keep_of_an_episode_lasts_to_its_end_and_through_a_resume
 
 class Keeping(Callbacks):
     def __init__(self, what):
-        self.what = {"set": {"a", 3}, "object": object()}[what]
+        self.what = {"set": {"a"}, "object": object()}[what]  # of one: sets have no order
 
     def on_episode_start(self, env_runner, episode):
         episode.user_data["seen"] = self.what
@@ -92,7 +92,7 @@ def test_sets_in_user_data_are_saved_and_what_cannot_be_is_refused_with_the_call
         algorithm.train()
         state = algorithm.get_state()
         document, arrays = encode(state)
-        assert "'$set': [3, 'a']" in str(document) or "'$set': ['a', 3]" in str(document)
+        assert "'$set': ['a']" in str(document)
         assert str(decode(document, arrays)) == str(state)
 
 
