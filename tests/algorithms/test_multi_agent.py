@@ -181,7 +181,9 @@ def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several)
     assert (again.length, set(again.policies)) == (7, {"main"})
     for name in ("fragment", "weights_version", "connector_state", "exploration", "leave_out"):
         assert getattr(again, name) == getattr(request, name)
-    assert algorithm.next_request().fragment == request.fragment + 1
+    following = algorithm.next_request()
+    assert following.fragment == request.fragment + 1
+    assert set(following.connector_state) == set(following.policies) == {"main", "newer"}
 
 
 @pytest.mark.parametrize("name", ["PPO", "IMPALA", "APPO", "A3C", "DQN", "SAC"])

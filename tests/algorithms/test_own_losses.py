@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tiny import ALGORITHMS, learner_stats
+from tiny import ALGORITHMS, SEVERAL_AGENTS, learner_stats
 
 from rlrun import EnvRunner, LearningPolicy, MultiAgentBatch, PPOConfig, RunnerSpec
 from rlrun.config.loader import load_experiment
@@ -111,6 +111,18 @@ def test_the_state_of_learner_connectors_is_part_of_a_checkpoint(built) -> None:
     resumed.set_weights(straight.get_weights())
     resumed.set_state(straight.get_state())
     assert learner_stats(resumed) == learner_stats(straight)
+
+
+def test_a_policy_that_comes_back_has_new_learner_connectors(built) -> None:
+    code = {"learner_connectors": [f"{__name__}:Growing"]}
+    algorithm = built("PPO", SEVERAL_AGENTS, multi_agent={"policies": ["main"]}, training=code)
+    for _ in range(2):
+        algorithm.add_policy("other", like="main", train=True)
+        state = algorithm.get_state()
+        assert state["policies"]["learner_connectors"]["other"] == [{"calls": 0}]
+        state["policies"]["learner_connectors"]["other"] = [{"calls": 7}]
+        algorithm.set_state(state)
+        algorithm.remove_policy("other")
 
 
 @pytest.mark.parametrize(
