@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from agent_runners import ECHO, EXAMPLES, LSTM, MLP, by_agent, cartpole, make, played, sample
@@ -9,6 +10,7 @@ from scripted_agents import EXPECTED, LENGTH, TOTALS
 
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.envs.errors import EnvError
+from rlrun.envs.multi_agent_env import MultiAgentEnv
 from rlrun.sampling.evaluation import run_episodes
 
 TABLES = {
@@ -127,6 +129,36 @@ def test_a_sub_environment_that_cannot_be_replayed_starts_afresh(caplog):
     batch = sample(other, 1, 5).batch["p"]
     assert batch["t"].min() == 0
     assert batch["eps_id"].min() == 1
+
+
+class Latecomer(MultiAgentEnv):
+    """Agent b joins with the first step, if it comes at all."""
+
+    possible_agents = ("a", "b")
+    observation_spaces = dict.fromkeys(possible_agents, gym.spaces.Box(-1.0, 1.0, (1,)))
+    action_spaces = dict.fromkeys(possible_agents, gym.spaces.Discrete(2))
+    comes = True
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": np.zeros(1, np.float32)}, {}
+
+    def step(self, actions):
+        there = ("a", "b") if self.comes else ("a",)
+        seen = dict.fromkeys(there, np.zeros(1, np.float32))
+        return seen, dict.fromkeys(there, 1.0), {}, {}, {}
+
+
+def test_a_sub_environment_whose_agents_do_not_come_to_the_replay_starts_afresh(
+    monkeypatch, caplog
+):
+    runner, other = (make("test_multi_agent_env_runner:Latecomer", {"p": MLP}) for _ in range(2))
+    sample(runner, 0, 5)
+    monkeypatch.setattr(Latecomer, "comes", False)
+    other.set_state(runner.get_state())
+    assert "fresh episode" in caplog.text
+    batch = sample(other, 1, 5).batch["p"]
+    assert list(batch["t"]) == [0, 1, 2, 3, 4]
+    assert set(batch["agent_index"]) == {0}
 
 
 def test_recurrent_states_belong_to_agents():
