@@ -143,6 +143,21 @@ def test_the_statistics_are_means_of_the_values_of_the_actions_taken(loss, optio
     assert statistics["q_mean"].item() == pytest.approx(taken.mean().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [(dqn_loss, {}), (c51_loss, {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0})],
+)
+def test_the_error_of_a_last_step_is_how_far_its_value_is_from_its_reward(loss, options):
+    module, target = make_networks(**options)
+    rows = replay_rows(DISCRETE)
+    rows[col.TERMINATEDS][:] = True
+    rows[col.REWARDS] = rows[col.REWARDS].clamp(-3.0, 3.0)
+    values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
+    errors = values.gather(1, rows[col.ACTIONS][:, None])[:, 0] - rows[col.REWARDS]
+    statistics = loss(module, rows, target=target, double_q=True)[1]
+    assert statistics["td_error_mean"].item() == pytest.approx(errors.abs().mean().item(), rel=1e-5)
+
+
 def test_noisy_networks_take_epsilon_0_and_learn_their_noise(built):
     with pytest.raises(ConfigError, match=r"exploration\.epsilon.*noisy"):
         build(noisy=True).experiment()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.data.seeding import Role
+from rlrun.data.seeding import Role, episode_seed
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import CountedPlan
@@ -34,6 +34,8 @@ def test_exactly_n_episodes_that_do_not_depend_on_the_sub_environments(num_episo
         assert [record.episode_id for record in records] == list(range(num_episodes))
     outcomes = [[(r.seed, r.episode_return, r.length) for r in records] for records in played]
     assert outcomes[0] == outcomes[1] == outcomes[2]
+    seeds = [episode_seed(3, Role.EVALUATION, 0, 0, k) for k in range(num_episodes)]
+    assert [record.seed for record in played[0]] == seeds
 
 
 def test_a_seed_gives_the_same_episodes_again_and_another_seed_others():
