@@ -200,6 +200,28 @@ def test_sac(activation, seed):
     assert torch.equal(critic.parameters.grads, before)
 
 
+def test_observations_in_several_dimensions_are_flattened():
+    """Columns ``[N, 3, 1]`` are what ``[N, 3]`` is to a network of flat layers."""
+    module = actor_critic(DISCRETE, **HIDDEN)
+    batch = on_policy_rows(module, DISCRETE, NUM_ROWS)
+    batch[col.OBS] = batch[col.OBS][..., None]
+    assert_same(learner_of(module), ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
+    batches = [replay_rows(space, NUM_ROWS) for space in (DISCRETE, BOX)]
+    for batch in batches:
+        for name in (col.OBS, col.NEXT_OBS):
+            batch[name] = batch[name][..., None]
+    arguments = {"target": q_network(), "double_q": True}
+    assert_same(learner_of(q_network()), dqn_loss, dqn_gradient, batches[0], arguments)
+    policy, critics, target = (
+        perturbed(kind(OBS_SPACE, BOX, model()))
+        for kind in (SACPolicyNetwork, TwinQNetwork, TwinQNetwork)
+    )
+    arguments = {"policy": policy, "target": target, "alpha": ALPHA}
+    assert_same(learner_of(critics), critic_loss, critic_gradient, batches[1], arguments)
+    arguments = {"critics": critics, "alpha": ALPHA}
+    assert_same(learner_of(policy), policy_loss, policy_gradient, batches[1], arguments)
+
+
 class OtherValues(ActorCritic):
     """Computes something that its parent's `vjp` knows nothing of."""
 
