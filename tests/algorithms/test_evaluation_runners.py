@@ -79,6 +79,25 @@ def test_episodes_of_a_lost_evaluation_runner_are_run_by_the_others(local_ray: N
     algorithm.stop()
 
 
+def test_an_interrupt_ends_an_evaluation_whose_runner_fails_instead_of_replacing_it(
+    local_ray: None,
+) -> None:
+    algorithm = config(num_env_runners=1).build()
+    algorithm.evaluator.interrupt()
+    (pid,) = algorithm.evaluator.group.foreach_env_runner(lambda _: os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(KeyboardInterrupt):
+        algorithm.evaluate()
+    algorithm.stop()
+
+
+def test_an_interrupt_lets_an_evaluation_in_this_process_end() -> None:
+    algorithm = config().build()
+    expected = algorithm.evaluate()
+    algorithm.evaluator.interrupt()
+    assert algorithm.evaluate() == expected
+
+
 def test_in_parallel_the_weights_are_evaluated_with_which_the_iteration_began(
     local_ray: None,
 ) -> None:

@@ -108,6 +108,13 @@ def test_runners_come_and_go_and_batches_stay_as_large(
         algorithm.resize_env_runners(0)
 
 
+def test_a_local_runner_stays_the_only_one(built: Any) -> None:
+    algorithm = built(build, "PPO")
+    with pytest.raises(ValueError, match="only remote env runners come and go"):
+        algorithm.resize_env_runners(2)
+    assert algorithm.config.env_runners.num_env_runners == 0
+
+
 @pytest.mark.faults
 def test_a_runner_that_comes_back_goes_on_where_it_stood(built: Any) -> None:
     algorithm = built(build, "PPO", runners=2)
