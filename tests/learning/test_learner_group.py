@@ -19,7 +19,7 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning import learner_group
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import LearnerGroup, LearnerHost, LearnersError, build_learner
-from rlrun.learning.process_group import part_of_rank
+from rlrun.learning.process_group import host_store, join_store, part_of_rank
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.catalog import build_module
 
@@ -162,6 +162,13 @@ def test_the_actor_of_one_learner_makes_its_steps_and_goes_back_to_where_it_bega
     )
     host.join(host.open_store())  # of a learner that was built anew: its own state
     assert host.call("get_state")["optimizer"]["num_steps"] == 0
+
+
+def test_learners_meet_at_the_store_that_the_first_one_made():
+    made = host_store("127.0.0.1", 2)
+    joined = join_store("127.0.0.1", made.port, 2)
+    joined.set("greeting", "hello")
+    assert made.get("greeting") == b"hello"
 
 
 def test_each_learner_of_a_group_draws_other_numbers_and_the_first_alone_returns_weights():

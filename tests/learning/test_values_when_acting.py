@@ -129,6 +129,18 @@ def test_values_of_observations_that_a_callback_changes_are_computed(build, call
     assert_as_computed(algorithm, batch, columns, monkeypatch)
 
 
+def test_a_run_that_learned_on_a_gpu_before_computes_values(build, monkeypatch):
+    """A GPU reads none of what acting put out, which is left out from then on."""
+    algorithm = build()
+    state = algorithm.get_state()
+    unread = ["action_dist_inputs", "vf_preds", "weights_checksum"]
+    state["policies"]["columns_left_out"] = {"default_policy": unread}
+    algorithm.set_state(state)
+    batch = train_batch(algorithm)
+    assert columns_of(algorithm, batch, monkeypatch)[1] >= BATCH
+    algorithm.train()
+
+
 def test_a_restored_run_goes_on_to_the_bit(build, tmp_path, monkeypatch):
     algorithm, resumed = build(), build()
     algorithm.train()
