@@ -280,7 +280,8 @@ class AgentEnvs:
                 left = wanted - env_steps - (self.env.num_begun if busy else 0)
                 enough = left <= 0
                 if left < num_envs:  # where episodes had to be dropped, or not all step together
-                    self._only = (self._only or list(range(num_envs)))[: max(left, 0)]
+                    free = range(num_envs) if self._only is None else self._only
+                    self._only = list(free[:left])
             if enough and not busy:
                 self._only = None
                 return self.episodes.env_steps if self._whole_episodes else env_steps, rounds

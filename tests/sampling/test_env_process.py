@@ -16,6 +16,8 @@ from agent_runners import EXAMPLES, MLP
 from counting_envs import Counter
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.envs import vector_env
+from rlrun.envs.env_process import EnvHost, EnvProxy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
@@ -142,3 +144,45 @@ def test_policies_act_for_the_remote_environments_that_are_ready(tmp_path: Path)
     )
     runner.stop()
     again.stop()
+
+
+class Near(EnvProxy):
+    """In this process. Of all calls that are under way one has ended, each time the next one."""
+
+    turns = 0
+
+    def __init__(self, make: Any, env_timeout_s: float | None = None) -> None:
+        self._host = EnvHost(make, env_timeout_s)
+        self.begin("build")
+
+    def begin(self, method: str, *arguments: Any) -> None:
+        assert not self.under_way, f"{method} while another call is under way"
+        super().begin(method, *arguments)
+
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+        self._answer = self._host.call(method, *arguments)
+
+    def _receive(self) -> Any:
+        return self._answer
+
+    @classmethod
+    def ready(cls, envs: list[Any], wait_s: float) -> list[bool]:
+        cls.turns += 1
+        return [i == cls.turns % len(envs) for i in range(len(envs))]
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("num_envs", [2, 3, 4])
+def test_remote_environments_end_one_call_before_the_next(
+    num_envs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a fragment, too, where all may be busy, some of them with a reset."""
+    monkeypatch.setattr(vector_env, "_elsewhere", lambda settings: Near)
+    wait = {"remote_worker_envs": True, "remote_env_batch_wait_ms": 0}
+    runner = runner_of("counting_envs:Counter", num_envs, disable_env_checking=True, **wait)
+    for k in range(30):
+        batch = runner.sample_fragment(SampleRequest(k, 5)).batch
+        assert len(batch) == 5 * num_envs
+        np.testing.assert_array_equal(batch["obs"][:, 1], batch["t"])
