@@ -182,7 +182,7 @@ class Episodes:
         # A soft horizon ends episodes and resets no environment.
         self.reset_number = self.number.copy()
         self.seeds: list[int] = []
-        self.ids = np.zeros(num_envs, np.int64)
+        self.ids = np.empty(num_envs, np.int64)
         self._name()
         self.records: list[EpisodeRecord] = []
         self.num_failed = 0
