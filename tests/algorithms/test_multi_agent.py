@@ -207,6 +207,7 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
     assert train(resumed, 2) == train(algorithm, 2)
     assert_equal_weights(algorithm, resumed)
     algorithm.remove_policy("older")
+    assert "older" not in algorithm.get_state()["policies"]["columns_left_out"]
     train(algorithm, 1)
     assert set(algorithm.env_runner_group.local_env_runner.actors) == {"main"}
     with pytest.raises(ValueError, match="one of the experiment's own"):

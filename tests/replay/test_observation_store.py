@@ -95,9 +95,11 @@ def test_of_stacks_each_frame_is_kept_once(seed, capacity, lengths, kind):
             np.testing.assert_array_equal(rows[column], expected)
 
 
-def test_stacks_of_atari_take_a_quarter_of_their_bytes():
-    frames = np.random.default_rng(0).integers(0, 256, (104, 8, 8), np.uint8)
-    stacks = np.stack([frames[i : i + 101] for i in range(4)], axis=1)  # [101, 4, 8, 8]
+@pytest.mark.parametrize("size", [2, 4])
+def test_stacks_of_frames_take_the_bytes_of_their_last_ones(size):
+    """A quarter of their own with 4 frames, as of Atari."""
+    frames = np.random.default_rng(0).integers(0, 256, (100 + size, 8, 8), np.uint8)
+    stacks = np.stack([frames[i : i + 101] for i in range(size)], axis=1)  # [101, size, 8, 8]
     batch = Experience(0, num_envs=1).batch(100)
     for name in (col.TERMINATEDS, col.TRUNCATEDS):
         batch[name] = np.zeros(100, dtype=np.bool_)
@@ -106,7 +108,7 @@ def test_stacks_of_atari_take_a_quarter_of_their_bytes():
     batch.set_shared(col.NEXT_OBS, stacks, np.arange(1, 101))
     buffer = ReplayBuffer(200)
     buffer.add(batch)
-    assert buffer.size_bytes == STORED * 100 + frames.nbytes + STACK * 101
+    assert buffer.size_bytes == STORED * 100 + frames.nbytes + size * STACK // 4 * 101
 
 
 def test_a_stack_that_does_not_continue_the_one_before_is_kept_as_it_is():
