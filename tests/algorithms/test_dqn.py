@@ -191,6 +191,9 @@ def test_each_runner_has_its_own_epsilon_and_evaluation_the_least(built):
     acting = group.foreach_env_runner(lambda runner: runner.policy.sampler.epsilon)
     assert acting == pytest.approx(expected)
     assert algorithm.evaluator.runner().policy.sampler.epsilon == pytest.approx(expected[-1])
+    algorithm.resize_env_runners(2)
+    told = algorithm.exploration("default_policy")
+    assert [each["epsilon"] for each in told] == pytest.approx([0.4, 0.4**8])
     alone = built(build().exploration(epsilon=0.4, runner_exponent=7.0))
     assert alone.exploration("default_policy") == {"epsilon": 0.4}
 
