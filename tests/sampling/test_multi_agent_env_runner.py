@@ -237,6 +237,8 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
         assert batch.agent_steps() <= 240
         steps = {(row["env_id"], row["eps_id"], row["t"]) for row in batch.rows()}
         assert len(steps) == 120
+    over = sum(len(reply.episodes) for reply in replies) + replies[-1].faulty_episodes
+    assert runner.get_state()["episodes"]["number"].sum() == over  # no number is left out
     successor = make(env, {"p": MLP}, num_envs=3, spec={"restart_failed_sub_environments": True})
     successor.set_state(runner.get_state())
     assert sample(successor, 3, 1).faulty_episodes >= replies[-1].faulty_episodes
