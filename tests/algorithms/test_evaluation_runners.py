@@ -10,6 +10,7 @@ import gymnasium
 import pytest
 
 from rlrun import PPOConfig
+from rlrun.sampling import evaluation
 
 FAST = {"num_cpus_per_env_runner": 0.1}
 
@@ -120,6 +121,23 @@ def test_a_resumed_run_evaluates_the_same_in_runners_of_its_own(
     assert resumed.train()["evaluation"] == first.train()["evaluation"]
     first.stop()
     resumed.stop()
+
+
+def test_each_evaluation_is_a_request_with_a_number_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By which a failure is known that comes back within one evaluation."""
+    numbers, load = [], evaluation.load_policies
+
+    def noting(runner: Any, request: Any, *arguments: Any) -> None:
+        numbers.append(request.fragment)
+        load(runner, request, *arguments)
+
+    monkeypatch.setattr(evaluation, "load_policies", noting)
+    algorithm = config().build()
+    for _ in range(3):
+        algorithm.evaluate()
+    assert len(set(numbers)) == 3
 
 
 def test_env_steps_take_the_fewest_first_episodes_that_suffice() -> None:
