@@ -191,8 +191,17 @@ class Unsampled(Cosine):
     sample, mode = Distribution.sample, Distribution.mode
 
 
-def test_a_distribution_that_cannot_be_sampled_is_refused() -> None:
-    model = ModelConfig(distribution=f"{__name__}:Unsampled")
+class WithoutBest(Cosine):
+    mode = Distribution.mode
+
+
+class WithoutNoise(Cosine):
+    sample = Distribution.sample
+
+
+@pytest.mark.parametrize("kind", [Unsampled, WithoutBest, WithoutNoise])
+def test_a_distribution_that_cannot_be_sampled_is_refused(kind: type[Distribution]) -> None:
+    model = ModelConfig(distribution=f"{__name__}:{kind.__name__}")
     with pytest.raises(TypeError, match="must define sample"):
         build_policy(OBSERVATIONS, gym.spaces.Box(-1, 1, (1,)), model)
 
