@@ -109,6 +109,23 @@ def test_the_mode_of_beta_is_its_likeliest_action() -> None:
         assert mode == pytest.approx(actions[likeliest].item(), abs=2e-3)
 
 
+@pytest.mark.parametrize("name", ["beta", "squashed_gaussian"])
+def test_each_of_three_bounded_dimensions_is_as_if_it_were_alone(name: str) -> None:
+    alone, together = (made(name, gym.spaces.Box(-1, 1, (n,))) for n in (1, 3))
+    inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    parts = [inputs[:, [k, 3 + k]] for k in range(3)]
+    actions = drawn(together, inputs)
+    assert actions.shape == (200, 3)
+    columns = actions.split(1, -1)
+    logp = sum(alone.logp(*each) for each in zip(parts, columns, strict=True))
+    torch.testing.assert_close(together.logp(inputs, actions), logp, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(together.entropy(inputs), sum(map(alone.entropy, parts)))
+    kl = sum(alone.kl(part, part.flip(0)) for part in parts)
+    torch.testing.assert_close(together.kl(inputs, inputs.flip(0)), kl, rtol=1e-4, atol=1e-4)
+    if name == "beta":
+        torch.testing.assert_close(together.mode(inputs), torch.cat([*map(alone.mode, parts)], -1))
+
+
 @pytest.mark.parametrize("space", [DISCRETE, NESTED])
 def test_autoregressive_samples_are_as_frequent_as_their_probabilities(space: gym.Space) -> None:
     distribution = made("autoregressive", space)
