@@ -132,7 +132,7 @@ def test_the_observation_behind_a_termination_does_not_matter(loss, options, fin
 
 @pytest.mark.parametrize(
     ("loss", "options"),
-    [(dqn_loss, {}), (c51_loss, {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0})],
+    [(dqn_loss, {}), (c51_loss, {"num_atoms": 7, "v_min": -3.0, "v_max": 5.0})],
 )
 def test_the_statistics_are_means_of_the_values_of_the_actions_taken(loss, options):
     module, target = make_networks(**options)

@@ -20,6 +20,7 @@ from rlrun.envs.errors import EnvError, TooManyFailures
 from rlrun.envs.rebuilder import Rebuilder
 from rlrun.policies.layers import QOptions
 from rlrun.policies.numpy_policy import MLPPolicy, build_policy
+from rlrun.policies.policy import Policy
 from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.torch_policy import TorchPolicy
@@ -401,6 +402,26 @@ def test_policies_act_on_the_device_of_the_runner_as_in_numpy(factory):
     first, second = (runner.sample() for runner in runners)
     np.testing.assert_array_equal(first[col.ACTIONS], second[col.ACTIONS])
     np.testing.assert_allclose(*(batch[col.ACTION_DIST_INPUTS] for batch in (first, second)), 1e-4)
+
+
+class Constant(Policy):
+    """Its weights, a dict, say which action it takes."""
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.full(len(obs_batch), self.weights["action"]), [], {}
+
+    def set_weights(self, weights):
+        self.weights = weights
+
+
+def test_weights_are_the_only_policys_own_or_by_policy_id():
+    spec = RunnerSpec(EnvSpec(use="CartPole-v1"), policy_factory=lambda o, a, _: Constant(o, a))
+    runner = EnvRunner(spec)
+    for version, action in ((1, 1), (2, 0)):
+        own = {"action": action}
+        weights = own if version == 1 else {"default_policy": own}
+        batch = runner.sample_fragment(SampleRequest(version, 4, version), weights).batch
+        assert set(batch[col.ACTIONS]) == {action}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
