@@ -146,6 +146,8 @@ def test_env_steps_take_the_fewest_first_episodes_that_suffice() -> None:
     assert [episode.seed for episode in found] == [e.seed for e in by_episodes[: len(found)]]
     lengths = [episode.length for episode in found]
     assert sum(lengths[:-1]) < 150 <= sum(lengths)
+    exactly = sum(episode.length for episode in by_episodes[:3])
+    assert len(config(env_steps=exactly, num_envs=5).build().evaluator.evaluate()) == 3
 
 
 class Long(gymnasium.Env[Any, Any]):
