@@ -191,6 +191,17 @@ def Reinforce_(observation_space, action_space, model):
     return Reinforce(observation_space, action_space, {"hidden": [8]})
 
 
+def test_a_policys_own_learning_rate_follows_the_rows_that_it_has_learned_from() -> None:
+    spec = RunnerSpec(
+        EnvSpec(use="CartPole-v1"),
+        EnvRunnersConfig(rollout_fragment_length=20),
+        policy_factory=lambda o, a, _: Reinforce(o, a, {"lr": [[0, 0.01], [100, 0.0]]}),
+    )
+    runner = EnvRunner(spec)
+    found = [runner.learn_on_batch(runner.sample())["default_policy"]["lr"] for _ in range(3)]
+    assert found == pytest.approx([0.008, 0.006, 0.004])
+
+
 def test_a_policy_without_a_loss_does_not_learn_silently() -> None:
     from rlrun.config.schema import ModelConfig
 
