@@ -1,5 +1,7 @@
 """Ways to explore: what the actions are, beside formulas written out here."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from rlrun.algorithms.dqn import DQNConfig
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.sac import SACConfig
 from rlrun.config.problems import ConfigError
-from rlrun.config.schema import ExplorationConfig, ModelConfig
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec, ExplorationConfig, ModelConfig
 from rlrun.policies.action_sampling import (
     FORBIDDEN,
     CategoricalSampler,
@@ -21,6 +23,8 @@ from rlrun.policies.layers import QOptions
 from rlrun.policies.parameter_noise import ParameterNoise, action_distance
 from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.sac_policy import build_sac_policy
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 COUNT = 40_000
 DISCRETE, BOX = gym.spaces.Discrete(4), gym.spaces.Box(-3.0, 5.0, (2,))
@@ -173,6 +177,21 @@ def test_perturbed_weights_act_for_a_fragment_and_keep_their_noise_for_an_episod
     other.set_state(resumed_from)
     other.begin_fragment(np.random.default_rng(7))
     np.testing.assert_allclose((again.get_weights() - own) / other.stddev, added[1], atol=1e-5)
+
+
+def test_noise_in_weights_is_renewed_when_the_first_sub_environment_ends_an_episode():
+    exploration = ExplorationConfig(type="ParameterNoise")
+    factory = partial(build_q_policy, options=QOptions(), exploration=exploration)
+    settings = EnvRunnersConfig(num_envs_per_env_runner=2)
+    runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), settings, policy_factory=factory))
+    ended = set()
+    for fragment in range(30):
+        reply = runner.sample_fragment(SampleRequest(fragment, 3))
+        envs = {episode.env_index for episode in reply.episodes}
+        noise = reply.state["policies"]["default_policy"]["noise"]["parameters"]
+        assert (noise["seed"] is None) == (0 in envs)
+        ended.add(frozenset(envs))
+    assert {frozenset({0}), frozenset({1})} <= ended
 
 
 @pytest.mark.parametrize("kind", ["DQN", "SAC"])

@@ -122,6 +122,25 @@ def test_layers_start_uniform_within_the_root_of_their_inputs(dueling, noisy, im
         assert weights.mean().item() == pytest.approx(bound / 2, rel=0.25)
 
 
+@pytest.mark.parametrize(
+    ("options", "widths"),
+    [
+        ({"dueling": True}, {"advantage": [16, 3], "value": [16, 1]}),
+        ({"dueling": True, "hidden": (5,)}, {"advantage": [5, 3], "value": [5, 1]}),
+        ({"dueling": False}, {"q": [3]}),
+    ],
+)
+def test_streams_behind_convolutions_have_a_hidden_layer_each(options, widths):
+    space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    network = QNetwork(space, ACTIONS, ModelConfig(conv_head=16), options=QOptions(**options))
+    found = {}
+    for name, parameter in network.named_parameters():
+        stream = name.partition(".")[0]
+        if stream != "encoder" and parameter.dim() == 1:  # the biases of its layers
+            found.setdefault(stream, []).append(len(parameter))
+    assert found == widths
+
+
 def test_noisy_weights_are_their_means_and_factorised_noise():
     """Fortunato et al., eq. 10 and 11, for one layer, number by number."""
     torch.manual_seed(0)
