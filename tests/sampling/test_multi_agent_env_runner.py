@@ -161,6 +161,17 @@ def test_a_sub_environment_whose_agents_do_not_come_to_the_replay_starts_afresh(
     assert set(batch["agent_index"]) == {0}
 
 
+def test_agents_that_come_to_the_replay_alone_join_after_it(monkeypatch):
+    monkeypatch.setattr(Latecomer, "comes", False)
+    runner, other = (make("test_multi_agent_env_runner:Latecomer", {"p": MLP}) for _ in range(2))
+    sample(runner, 0, 5)
+    monkeypatch.setattr(Latecomer, "comes", True)
+    other.set_state(runner.get_state())
+    batch = sample(other, 1, 5).batch["p"]
+    assert list(batch["t"][batch["agent_index"] == 0]) == [5, 6, 7, 8, 9]
+    assert list(batch["t"][batch["agent_index"] == 1]) == [6, 7, 8, 9]
+
+
 def test_recurrent_states_belong_to_agents():
     """States at the start of sequences against the policy, run again step by step."""
     runner = cartpole({"p": LSTM}, num_envs=2)
