@@ -27,6 +27,12 @@ def test_the_documented_example():
     assert reply.batch["terminateds"].nonzero()[0].tolist() == [97, 195]
 
 
+@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+def test_all_episodes_that_end_in_the_same_step_are_counted(collector):
+    reply = collect(whole_runner(3, collector=collector, length=5), [5])[0]
+    assert reply.env_steps == len(reply.batch) == 15
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     num_envs=st.integers(1, 3),
