@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tiny import learner_stats
+from tiny import BATCH, learner_stats
 
 from rlrun import DQNConfig, SACConfig
 from rlrun.algorithms.dqn import DQNTraining
@@ -49,6 +49,13 @@ def test_beta_follows_the_env_steps_of_the_run_and_survives_a_restore(built, mon
     resumed.set_state(straight.get_state())
     later = betas_of(resumed, 3)
     assert 0.7 < later[0] < later[-1] == 1.0
+
+
+def test_whole_episodes_that_fill_a_train_batch_are_enough(built):
+    whole = {"batch_mode": "complete_episodes", "horizon": 8}  # no pole falls that soon
+    result = built("DQN", env_runners=whole).train()
+    assert result["episode_len_mean"] == 8
+    assert result["env_steps"] == BATCH
 
 
 def test_a_target_network_drops_nothing_out():
