@@ -6,10 +6,12 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tiny import ALGORITHMS, FILTERED, LSTM, SEVERAL_AGENTS, assert_equal_weights, train
 
-from rlrun import Algorithm, PPOConfig
+from rlrun import Algorithm, PGConfig, PPOConfig
 from rlrun.algorithms.ppo import PPO
 from rlrun.algorithms.sac import SAC
 from rlrun.checkpoint.checkpoint import CheckpointError
+from rlrun.data.view_requirement import ViewRequirement
+from rlrun.policies.policy import Policy
 
 CASES = [(name, "Pendulum-v1" if name == "SAC" else "CartPole-v1") for name in ALGORITHMS]
 EPISODES = {"evaluation": {"episodes": 3}, **FILTERED}
@@ -73,6 +75,26 @@ def test_several_environments_are_acted_in_as_if_each_were_alone(built):
     assert ends > 4
     with pytest.raises(ValueError, match=r"acts in 2 environments: compute_actions\(\)"):
         together.compute_single_action(observations[0])
+
+
+class Rewarded(Policy):
+    """Its action says whether the last one was rewarded."""
+
+    def __init__(self, observation_space, action_space, config=None):
+        super().__init__(observation_space, action_space, config)
+        last = ViewRequirement("rewards", shift=-1, used_for_compute_actions=True)
+        self.view_requirements = {"obs": ViewRequirement("obs"), "last": last}
+
+    def compute_actions_from_input_dict(self, input_dict, *, explore=True, noise=None):
+        return (input_dict["last"] > 0).astype(np.int64), [], {}
+
+
+def test_rewards_that_are_not_told_are_zero(built):
+    config = PGConfig().environment("CartPole-v1").policy(Rewarded)
+    policy = built(config).acting_policy(num_envs=2)
+    seen = np.zeros((2, 4), np.float32)
+    told = [policy.compute_actions(seen, rewards) for rewards in (None, None, [0.0, 1.0], None)]
+    assert [list(actions) for actions in told] == [[0, 0], [0, 0], [0, 1], [0, 0]]
 
 
 def test_exploring_draws_from_the_seed_and_leaves_training_alone(built):
