@@ -164,6 +164,21 @@ def test_statistics_are_reduced_by_their_names_and_nan_is_left_out():
     assert [found[name].item() for name in ("x", "min_x", "max_x")] == [1.5, 0.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    ("space", "num_threads", "expected"),
+    [
+        (OBS_SPACE, None, [1]),  # more would wait for each other
+        (OBS_SPACE, 3, [3]),
+        (gym.spaces.Box(0, 255, (2, 16, 16), np.uint8), None, []),  # torch decides
+    ],
+)
+def test_learning_takes_as_many_threads_as_asked_for(space, num_threads, expected, monkeypatch):
+    module, asked = build_module(space, gym.spaces.Discrete(2), ModelConfig()), []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    Learner(module, TrainingConfig(), LearnersConfig(device="cpu", num_threads=num_threads))
+    assert asked == expected
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to keep memory")
 def test_an_update_on_images_reuses_the_memory_of_the_last_one():
     images = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
