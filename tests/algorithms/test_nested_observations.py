@@ -14,6 +14,7 @@ from rlrun.data.column_data import leaves
 from rlrun.data.nested import as_rows, nest
 from rlrun.envs.errors import EnvError
 from rlrun.experiment.rollout import rollout
+from rlrun.policies.action_mask import ActionMask, NoAllowedActionError
 from rlrun.policies.action_sampling import EpsilonGreedySampler
 from rlrun.policies.catalog import build_module, seeded_module
 from rlrun.policies.numpy_policy import build_policy
@@ -140,6 +141,13 @@ def test_a_mask_that_allows_nothing_is_an_error_with_its_place(built, env):
     algorithm = built("PPO", {"use": env, "nothing_at": 3}, **policies)
     with pytest.raises(EnvError, match=r"allows no action(.|\n)*sub-env 0, step 3"):
         algorithm.train()
+
+
+@pytest.mark.parametrize("forbidding", [[0, 0, 1], [1, 1, 0]])
+def test_a_mask_leaves_each_component_a_choice(forbidding):
+    mask = ActionMask(MASKED, gym.spaces.MultiDiscrete([2, 1]))
+    with pytest.raises(NoAllowedActionError, match="row 1 allows no action"):
+        mask.apply(np.zeros((2, 3)), {"action_mask": np.int8([[0, 1, 1], forbidding])})
 
 
 @pytest.mark.parametrize("action_space", [gym.spaces.Discrete(4), gym.spaces.Box(-1, 1, (3,))])
