@@ -121,6 +121,16 @@ def test_both_image_layouts_give_the_same_numbers() -> None:
     assert not channels_first((84, 84, 4))
     assert not channels_first((10, 10, 10))
     assert not is_image(gym.spaces.Box(0, 255, (3, 4, 3), np.uint8))
+    assert not is_image(gym.spaces.Box(0, 255, (9, 4, 3), np.uint8))
+    assert is_image(gym.spaces.Box(0, 255, (9, 5, 3), np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_numbers_of_other_types_are_taken_as_they_are(dtype) -> None:
+    module = build(gym.spaces.Box(-9, 9, (4,)), gym.spaces.Discrete(2))
+    seen = torch.randint(-9, 10, (5, 4))
+    outputs = [module.forward_train({"obs": seen.to(kind)}) for kind in (dtype, torch.float32)]
+    torch.testing.assert_close(*outputs)
 
 
 def test_bytes_are_scaled_and_floats_are_not() -> None:
