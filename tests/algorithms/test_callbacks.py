@@ -187,11 +187,12 @@ class Leaving(MultiAgentEnv):
         return seen, dict.fromkeys(actions, 1.0), left, {"__all__": False}, infos
 
 
-def leaving(built, **env):
+def leaving(built, *, info_keys=("t",), window=100, **env):
     config = PPOConfig().training(train_batch_size=2, minibatch_size=2, num_epochs=1)
     config = config.environment(f"{__name__}:Leaving", env_config=env)
     config = config.multi_agent(policies=["p", "q"], agents={"c": "q", "*": "p"})
-    config = config.reporting(info_keys=["t"]).evaluation(interval=1, episodes=1)
+    config = config.reporting(info_keys=list(info_keys), smoothing_episodes=window)
+    config = config.evaluation(interval=1, episodes=1)
     return built(config.debugging(seed=0))
 
 
@@ -211,6 +212,14 @@ def test_numbers_of_agents_infos_are_reported_by_policy_and_survive_a_resume(bui
     evaluation = first["evaluation"]
     assert evaluation["custom_metrics"]["policy_t_max"] == {"p": 3.0, "q": 3.0}
     assert evaluation["policy_success_rate"] == {"p": 0.0, "q": 1.0}
+
+
+def test_a_key_that_no_agents_info_has_is_warned_of(built, caplog):
+    algorithm = leaving(built, info_keys=["t", "tt"], window=2)
+    for _ in range(6):
+        algorithm.train()
+    said = "report.info_keys: none of the last infos of 2 episodes has 'tt'"
+    assert caplog.text.count("info_keys") == caplog.text.count(said) == 1
 
 
 def test_an_agents_info_that_is_no_number_is_named(built):

@@ -77,7 +77,8 @@ def test_a_fragment_that_only_grows_is_warned_of(monkeypatch, caplog, collector)
 
 
 @pytest.mark.parametrize("lengths", [[15], [1, 30, 60]])  # of one buffer, of one that grows
-def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog, lengths):
+@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog, collector, lengths):
     monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
 
     class Uneven(CountingEnv):
@@ -88,7 +89,7 @@ def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog, lengths):
             Uneven.count += 1
 
     monkeypatch.setitem(globals(), "Uneven", Uneven)
-    runner = whole_runner(2, use=f"{__name__}:Uneven")
+    runner = whole_runner(2, collector=collector, use=f"{__name__}:Uneven")
     collect(runner, lengths)
     warnings = [record.message for record in caplog.records if "held back" in record.message]
     assert len(warnings) == 1
