@@ -150,7 +150,14 @@ def test_a_mask_leaves_each_component_a_choice(forbidding):
         mask.apply(np.zeros((2, 3)), {"action_mask": np.int8([[0, 1, 1], forbidding])})
 
 
-@pytest.mark.parametrize("action_space", [gym.spaces.Discrete(4), gym.spaces.Box(-1, 1, (3,))])
+@pytest.mark.parametrize(
+    "action_space",
+    [
+        gym.spaces.Discrete(4),
+        gym.spaces.Box(-1, 1, (3,)),
+        gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Discrete(1))),
+    ],
+)
 def test_a_mask_that_does_not_fit_the_actions_is_refused(action_space):
     with pytest.raises(ConfigError, match="action_mask"):
         build_policy(MASKED, action_space, ModelConfig())
