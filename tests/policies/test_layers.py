@@ -61,6 +61,13 @@ def test_the_gradient_is_autograds(activation, output_gain):
     torch.testing.assert_close(flat.grads, expected)
 
 
+def test_twins_start_apart_and_without_biases():
+    module = TwinMLP(Layers((3, 5, 1), "relu", 1.0))
+    for weight, bias in zip(module.weights, module.biases, strict=True):
+        assert not torch.equal(*weight)
+        assert not bias.any()
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])
 def test_the_gradient_of_twins_is_autograds(activation):
     torch.manual_seed(0)
