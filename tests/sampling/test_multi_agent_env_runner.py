@@ -131,6 +131,19 @@ def test_a_sub_environment_that_cannot_be_replayed_starts_afresh(caplog):
     assert batch["eps_id"].min() == 1
 
 
+def newest(agent, episode):
+    return episode.policies[-1]
+
+
+def test_episodes_whose_policy_is_gone_are_given_up_for_new_ones():
+    env, agents = f"{EXAMPLES}:MultiAgentCartPole", "test_multi_agent_env_runner:newest"
+    runner = make({"use": env, "num_agents": 2}, {"p": MLP, "q": MLP}, agents, num_envs=2)
+    assert set(sample(runner, 0, 3).batch.policy_batches) == {"q"}
+    runner.set_policies({"p": MLP})
+    batch = sample(runner, 1, 3).batch["p"]
+    assert sorted(batch["t"]) == [0] * 4 + [1] * 4 + [2] * 4  # of two agents each
+
+
 class Latecomer(MultiAgentEnv):
     """Agent b joins with the first step, if it comes at all."""
 
