@@ -19,9 +19,10 @@ from rlrun.replay.reservoir_buffer import ReservoirBuffer
 def test_two_fragments_in_one_batch_are_joined():
     experience = Experience(1, num_envs=3)
     buffer = ReplayBuffer(100, n_step=3, gamma=GAMMA)
-    buffer.add(concat_samples([experience.batch(4), experience.batch(5)]))
-    buffer.check_valid()
-    assert_returns(buffer.sample(64, experience.rng), experience.rows["a"], 3)
+    for _ in range(2):
+        buffer.add(concat_samples([experience.batch(4), experience.batch(5)]))
+        buffer.check_valid()
+        assert_returns(buffer.sample(64, experience.rng), experience.rows["a"], 3)
 
 
 def test_a_buffer_of_one_transition_holds_the_newest():
