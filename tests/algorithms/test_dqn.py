@@ -210,7 +210,8 @@ def test_what_no_memory_learns_from_is_refused():
         config.experiment()
 
 
-def test_the_error_that_is_reported_is_the_mean_of_the_minibatch(built):
-    algorithm = built(build(num_steps_sampled_before_learning_starts=16))
+@pytest.mark.parametrize("memory", [{}, {"use_gru": True, "lstm_cell_size": 8, "max_seq_len": 5}])
+def test_the_error_that_is_reported_is_the_mean_of_the_minibatch(built, memory):
+    algorithm = built(build(num_steps_sampled_before_learning_starts=16).model(**memory))
     statistics = [statistics_of(algorithm) for _ in range(2)][-1]
     assert 0.1 < statistics["td_error_mean"] < 3.0  # rewards of 1, and values near 0
