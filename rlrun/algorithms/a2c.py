@@ -23,7 +23,7 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schedules import LearningRate
 from rlrun.config.schema import Count
 from rlrun.data import columns as col
-from rlrun.learning.learner import means
+from rlrun.learning.learner import means_of_rows
 from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import add_advantages
 from rlrun.learning.vtrace import weigh_advantages
@@ -97,7 +97,7 @@ def a2c_gradient(
     }
     total = vf_loss_coeff * by_row["vf_loss"] - entropy_coeff * entropies
     by_row["total_loss"] = by_row["policy_loss"] + total
-    return means(by_row)
+    return means_of_rows(by_row)
 
 
 class A2C(Algorithm[A2CTraining]):

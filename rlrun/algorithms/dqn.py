@@ -46,7 +46,7 @@ from rlrun.config.schema import Count, ExperimentConfig, ExplorationConfig, Mode
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner, means
+from rlrun.learning.learner import Learner, means_of_rows
 from rlrun.learning.losses import closed_form
 from rlrun.policies.layers import QOptions
 from rlrun.policies.masked_module import ModuleFactory
@@ -173,7 +173,7 @@ def dqn_gradient(
     backward(torch.from_numpy(d_values))
     losses = clipped * (errors - 0.5 * clipped)  # Huber's
     by_row = {"total_loss": weights * losses, "q_mean": chosen, "td_error_mean": abs(errors)}
-    return {**means(by_row), "td_errors": torch.from_numpy(errors)}
+    return {**means_of_rows(by_row), "td_errors": torch.from_numpy(errors)}
 
 
 def one_step_targets(

@@ -26,7 +26,7 @@ from rlrun.config.schedules import Coefficient, LearningRate
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
-from rlrun.learning.learner import means
+from rlrun.learning.learner import means_of_rows
 from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import add_advantages, standardized_advantages
 from rlrun.learning.vtrace import weigh_advantages
@@ -166,7 +166,7 @@ def ppo_gradient(
     by_row["total_loss"] = total
     d_values = errors * (vf_loss_coeff / num_rows)
     backward(torch.from_numpy(d_inputs), torch.from_numpy(d_values))
-    return means(by_row)
+    return means_of_rows(by_row)
 
 
 def clipped_value_losses(

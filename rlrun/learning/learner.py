@@ -182,10 +182,8 @@ class Learner:
         if bound is not None:
             match self.training.grad_clip_by:
                 case "global_norm":
-                    scale = bound / (norm + 1e-6)
-                    grads.mul_(
-                        scale.clamp(max=1.0) if isinstance(scale, Tensor) else min(scale, 1.0)
-                    )
+                    share = bound / (norm + 1e-6)
+                    grads.mul_(min(share, 1.0) if isinstance(share, float) else share.clamp(max=1))
                 case "value":
                     grads.clamp_(-bound, bound)
                 case "norm":
@@ -294,7 +292,7 @@ def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam
     return FlatAdam(vector, grads, eps=training.adam_epsilon)
 
 
-def means(by_row: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+def means_of_rows(by_row: Mapping[str, NDArray[Any]]) -> dict[str, float]:
     """The mean of each statistic ``[M]`` of a minibatch."""
     table = np.array(tuple(by_row.values()), dtype=np.float32)
     return dict(zip(by_row, (table.sum(1) / table.shape[1]).tolist(), strict=True))
