@@ -62,7 +62,9 @@ class Learner:
         self.training = training
         self._compile = settings.compile
         self._hook = None if training.loss is None else import_object(training.loss)
-        self._by_autograd = self._compile or self._hook is not None  # not in closed form
+        # A group's driver may be on the CPU where this learner is on a GPU, without closed forms.
+        in_closed_form = self.module.has_vjp and not self._compile and self._hook is None
+        self._by_autograd = not in_closed_form
         self._compiled: dict[Loss, Loss] = {}
         convolutional = _is_convolutional(module)
         if convolutional and self.device.type == "cpu":

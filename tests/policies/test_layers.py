@@ -95,6 +95,12 @@ def test_the_gradient_is_of_the_parameters_where_they_are_now():
     torch.testing.assert_close(*autograd_and_closed_form(module, x))
 
 
+def test_closed_forms_are_of_layers_on_the_cpu():
+    module = MLP(Layers((3, 5, 4), "relu", 1.0))
+    assert module.has_vjp
+    assert not module.to("meta").has_vjp  # as on a GPU
+
+
 def test_a_module_without_gradients_has_outputs_in_closed_form():
     module, x = MLP(Layers((3, 5, 4), "relu", 1.0)), torch.randn(6, 3)
     with torch.no_grad():
