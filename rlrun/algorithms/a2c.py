@@ -5,6 +5,8 @@ M rows of a microbatch    P inputs of the action distribution
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schedules import LearningRate
 from rlrun.config.schema import Count
 from rlrun.data import columns as col
+from rlrun.learning.learner import means_of_rows
+from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import add_advantages
 from rlrun.learning.vtrace import weigh_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
@@ -67,30 +71,33 @@ def a2c_loss(
     return loss, statistics
 
 
-@torch.no_grad()
+@closed_form
 def a2c_gradient(
     module: ActorCritic, rows: dict[str, Tensor], *, vf_loss_coeff: float, entropy_coeff: float
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """The gradient of `a2c_loss` in closed form, for modules that have a `vjp`.
 
     Returns:
         The statistics of `a2c_loss`. The gradients are left in the module's parameters.
     """
-    inputs, values, backward = module.vjp(rows)
-    logp, entropies, logp_backward = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
-    advantages, errors = rows[col.ADVANTAGES], values - rows[col.VALUE_TARGETS]
-    num_rows = len(values)
-    d_inputs = logp_backward(advantages / -num_rows, -entropy_coeff / num_rows)
-    backward(d_inputs, errors * (vf_loss_coeff / num_rows))
-    policy_loss = -(logp * advantages).mean()
-    value_loss, entropy = 0.5 * errors.square().mean(), entropies.mean()
-    total = policy_loss + vf_loss_coeff * value_loss - entropy_coeff * entropy
-    return {
-        "policy_loss": policy_loss,
-        "vf_loss": value_loss,
-        "entropy": entropy,
-        "total_loss": total,
+    outputs, predicted, backward = module.vjp(rows)
+    inputs, values = outputs.numpy(), predicted.numpy()
+    actions, advantages, targets = (
+        rows[name].numpy() for name in (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS)
+    )
+    logp, entropies, to_inputs = module.distribution.logp_entropy_vjp(inputs, actions)
+    num_rows, errors = len(values), values - targets
+    d_inputs = to_inputs(advantages / -num_rows, -entropy_coeff / num_rows)
+    d_values = errors * (vf_loss_coeff / num_rows)
+    backward(torch.from_numpy(d_inputs), torch.from_numpy(d_values))
+    by_row = {
+        "policy_loss": -(logp * advantages),
+        "vf_loss": 0.5 * errors**2,
+        "entropy": entropies,
     }
+    total = vf_loss_coeff * by_row["vf_loss"] - entropy_coeff * entropies
+    by_row["total_loss"] = by_row["policy_loss"] + total
+    return means_of_rows(by_row)
 
 
 class A2C(Algorithm[A2CTraining]):

@@ -110,7 +110,7 @@ def appo_loss(
 
 def appo_gradient(
     module: ActorCritic, rows: dict[str, Tensor], **coefficients: float
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """The gradient of `appo_loss` in closed form, for modules that have a `vjp`.
 
     Returns:

@@ -46,7 +46,8 @@ from rlrun.config.schema import Count, ExperimentConfig, ExplorationConfig, Mode
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner
+from rlrun.learning.learner import Learner, means_of_rows
+from rlrun.learning.losses import closed_form
 from rlrun.policies.layers import QOptions
 from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
@@ -125,61 +126,62 @@ def dqn_loss(
     """
     values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     chosen = values.gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
+    following = {col.OBS: rows[col.NEXT_OBS]}
     with torch.no_grad():
-        targets = one_step_targets(module, rows, target, double_q, value_rescaling)
+        next_values = target.forward_train(following)[col.ACTION_DIST_INPUTS]
+        choosing = next_values
+        if double_q:
+            choosing = module.forward_train(following)[col.ACTION_DIST_INPUTS]
+        targets = one_step_targets(rows, next_values, choosing, value_rescaling)
     losses = functional.huber_loss(chosen, targets, reduction="none")
     loss = (rows[col.WEIGHTS] * losses).mean()
-    return loss, _statistics(loss.detach(), chosen.detach(), chosen.detach() - targets)
+    errors = chosen.detach() - targets
+    return loss, {
+        "total_loss": loss.detach(),
+        "q_mean": chosen.detach().mean(),
+        "td_error_mean": errors.abs().mean(),
+        "td_errors": errors,
+    }
 
 
-@torch.no_grad()
+@closed_form
 def dqn_gradient(
     module: QNetwork,
     rows: dict[str, Tensor],
     *,
-    target: RLModule,
+    target: QNetwork,
     double_q: bool,
     value_rescaling: bool = False,
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """The gradient of `dqn_loss` in closed form, for networks that have a `vjp`.
 
     Returns:
         The statistics of `dqn_loss`. The gradients are left in the module's parameters.
     """
-    values, backward = module.vjp(rows)
-    actions, weights = rows[col.ACTIONS][:, None], rows[col.WEIGHTS]
-    chosen = values.gather(1, actions).squeeze(1)
-    targets = one_step_targets(module, rows, target, double_q, value_rescaling)
+    outputs, backward = module.vjp(rows)
+    following = {col.OBS: rows[col.NEXT_OBS]}
+    next_values, _ = target.vjp(following)
+    choosing = module.vjp(following)[0] if double_q else next_values
+    targets = one_step_targets(rows, next_values, choosing, value_rescaling).numpy()
+    values, weights = outputs.numpy(), rows[col.WEIGHTS].numpy()
+    taken = np.arange(len(values)), rows[col.ACTIONS].numpy()
+    chosen = values[taken]
     errors = chosen - targets
-    clipped = errors.clamp(-1.0, 1.0)
-    d_chosen = weights * clipped / len(chosen)
-    backward(torch.zeros_like(values).scatter_(1, actions, d_chosen[:, None]))
-    losses = clipped * torch.sub(errors, clipped, alpha=0.5)  # Huber's
-    return _statistics((weights * losses).mean(), chosen, errors)
+    clipped = errors.clip(-1.0, 1.0)
+    d_values = np.zeros_like(values)
+    d_values[taken] = weights * clipped / len(chosen)
+    backward(torch.from_numpy(d_values))
+    losses = clipped * (errors - 0.5 * clipped)  # Huber's
+    by_row = {"total_loss": weights * losses, "q_mean": chosen, "td_error_mean": abs(errors)}
+    return {**means_of_rows(by_row), "td_errors": torch.from_numpy(errors)}
 
 
 def one_step_targets(
-    module: RLModule,
-    rows: dict[str, Tensor],
-    target: RLModule,
-    double_q: bool,
-    value_rescaling: bool,
+    rows: dict[str, Tensor], next_values: Tensor, choosing: Tensor, value_rescaling: bool
 ) -> Tensor:
     """y of `dqn_loss`, ``[M]``; a step here are the n that the replay buffer put together."""
-    following = {col.OBS: rows[col.NEXT_OBS]}
-    next_values = target.forward_train(following)[col.ACTION_DIST_INPUTS]
-    choosing = module.forward_train(following)[col.ACTION_DIST_INPUTS] if double_q else next_values
     bootstrap = values_of_best(next_values, choosing)
     return bellman_targets(rows, bootstrap, rescaled=value_rescaling)
-
-
-def _statistics(loss: Tensor, chosen: Tensor, errors: Tensor) -> dict[str, Tensor]:
-    return {
-        "total_loss": loss,
-        "q_mean": chosen.mean(),
-        "td_error_mean": errors.abs().mean(),
-        "td_errors": errors,
-    }
 
 
 def c51_loss(

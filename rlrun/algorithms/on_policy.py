@@ -22,8 +22,9 @@ from rlrun.config.schema import Count, Schedule, Section, TrainingConfig
 from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
-from rlrun.learning.learner import Gradient, Learner, Loss
+from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import LoadedBatch, columns_of_numbers
+from rlrun.learning.losses import Gradient, Loss
 from rlrun.policies.rl_module import RLModule
 
 T = TypeVar("T", bound=TrainingConfig)
@@ -110,7 +111,7 @@ class PolicyUpdate(Generic[T]):
         Args:
             minibatch_size: rows of one gradient step; None takes all.
         """
-        size, lr = minibatch_size or self.rows.size, self.lr
+        size, lr = minibatch_size or self.rows.size, self.at(self.training.lr)
         minibatches = self.rows.minibatches(num_epochs, size, self.rng)
         statistics = self.learner.update(
             minibatches, loss, arguments, lr=lr, gradient=gradient, stop_early=stop_early

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from rlrun.config.schedules import Coefficient, LearningRate
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
+from rlrun.learning.learner import means_of_rows
+from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import add_advantages, standardized_advantages
 from rlrun.learning.vtrace import weigh_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
@@ -117,7 +120,7 @@ def ppo_loss(
     return loss, statistics
 
 
-@torch.no_grad()
+@closed_form
 def ppo_gradient(
     module: ActorCritic,
     rows: dict[str, Tensor],
@@ -128,60 +131,62 @@ def ppo_gradient(
     entropy_coeff: float,
     kl_coeff: float,
     vf_error_clip: float | None = None,
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """The gradient of `ppo_loss` in closed form, for modules that have a `vjp`.
 
     Returns:
         The statistics of `ppo_loss`. The gradients are left in the module's parameters.
     """
-    inputs, values, backward = module.vjp(rows)
-    logp, entropies, logp_backward = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
+    outputs, predicted, backward = module.vjp(rows)
+    inputs, values = outputs.numpy(), predicted.numpy()
+    columns = {name: rows[name].numpy() for name in rows if name != col.OBS}
+    logp, entropies, to_inputs = module.distribution.logp_entropy_vjp(inputs, columns[col.ACTIONS])
     num_rows = len(values)
-    log_ratio = logp - rows[col.ACTION_LOGP]
-    ratio = log_ratio.exp()
-    advantages = rows[col.ADVANTAGES]
+    log_ratio = logp - columns[col.ACTION_LOGP]
+    ratio = np.exp(log_ratio)
+    advantages = columns[col.ADVANTAGES]
     gain = advantages * ratio
-    clipped_ratio = ratio.clamp(1.0 - clip_param, 1.0 + clip_param)
+    clipped_ratio = ratio.clip(1.0 - clip_param, 1.0 + clip_param)
     clipped_gain = advantages * clipped_ratio
-    value_losses, errors = clipped_value_losses(values, rows, vf_clip_param, vf_error_clip)
+    value_losses, errors = clipped_value_losses(values, columns, vf_clip_param, vf_error_clip)
     # Only the smaller of both gains counts, and a clipped one does not move with the ratio.
-    d_inputs = logp_backward((gain <= clipped_gain) * gain / -num_rows, -entropy_coeff / num_rows)
+    d_inputs = to_inputs((gain <= clipped_gain) * gain / -num_rows, -entropy_coeff / num_rows)
     by_row = {
-        "policy_loss": -torch.minimum(gain, clipped_gain),
+        "policy_loss": -np.minimum(gain, clipped_gain),
         "vf_loss": value_losses,
         "entropy": entropies,
-        "approx_kl": log_ratio.expm1() - log_ratio,
-        "clip_fraction": (ratio != clipped_ratio).float(),
+        "approx_kl": np.expm1(log_ratio) - log_ratio,
+        "clip_fraction": ratio != clipped_ratio,
     }
+    total = by_row["policy_loss"] + vf_loss_coeff * value_losses - entropy_coeff * entropies
     if kl_coeff:
-        by_row["kl"], d_kl = module.distribution.kl_vjp(rows[col.ACTION_DIST_INPUTS], inputs)
-        d_inputs.add_(d_kl, alpha=kl_coeff / num_rows)
-    backward(d_inputs, errors * (vf_loss_coeff / num_rows))
-    statistics = dict(zip(by_row, torch.stack(tuple(by_row.values())).mean(1), strict=True))
-    total = vf_loss_coeff * statistics["vf_loss"] - entropy_coeff * statistics["entropy"]
-    if kl_coeff:
-        total = total + kl_coeff * statistics["kl"]
-    return {**statistics, "total_loss": statistics["policy_loss"] + total}
+        by_row["kl"], d_kl = module.distribution.kl_vjp(columns[col.ACTION_DIST_INPUTS], inputs)
+        d_inputs += d_kl * (kl_coeff / num_rows)
+        total += kl_coeff * by_row["kl"]
+    by_row["total_loss"] = total
+    d_values = errors * (vf_loss_coeff / num_rows)
+    backward(torch.from_numpy(d_inputs), torch.from_numpy(d_values))
+    return means_of_rows(by_row)
 
 
 def clipped_value_losses(
-    values: Tensor, rows: dict[str, Tensor], clip: float | None, most: float | None
-) -> tuple[Tensor, Tensor]:
+    values: Any, rows: Mapping[str, Any], clip: float | None, most: float | None
+) -> tuple[Any, Any]:
     """Half the squared errors, of the worse of clipped and unclipped ones, and their derivatives.
 
-    Both are ``[M]``; ``most`` bounds a squared error.
+    Both are ``[M]``, of tensors or arrays like the values; ``most`` bounds a squared error.
     """
     targets = rows[col.VALUE_TARGETS]
     errors = values - targets
-    squares = errors.square()
+    squares = errors**2
     if clip is not None:
         change = values - rows[col.VF_PREDS]
-        near = (rows[col.VF_PREDS] + change.clamp(-clip, clip) - targets).square()
+        near = (rows[col.VF_PREDS] + change.clip(-clip, clip) - targets) ** 2
         # The clipped error does not move with the value.
-        errors = errors * ((change.abs() <= clip) | (squares > near))
-        squares = torch.max(squares, near)
+        errors = errors * ((abs(change) <= clip) | (squares > near))
+        squares = squares.clip(min=near)
     if most is not None:
-        errors, squares = errors * (squares <= most), squares.clamp(max=most)
+        errors, squares = errors * (squares <= most), squares.clip(max=most)
     return 0.5 * squares, errors
 
 

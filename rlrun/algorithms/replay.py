@@ -421,8 +421,7 @@ def averages(
     if not updates:
         return dict.fromkeys(names)
     names = [*names, *(name for name in updates[0] if name not in names)]  # of `training.loss`
-    table = torch.stack([update[name] for update in updates for name in names])
-    return dict(reduced(names, table.view(len(updates), len(names))))
+    return dict(reduced(names, [[update[name] for name in names] for update in updates]))
 
 
 def exploration_at(

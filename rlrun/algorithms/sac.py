@@ -46,6 +46,7 @@ from rlrun.data import columns as col
 from rlrun.data.nested import ACTION_MASK, has_action_mask
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
+from rlrun.learning.losses import closed_form
 from rlrun.learning.optimizers import FlatAdam
 from rlrun.policies.distributions import squashed_sample, squashed_sample_vjp
 from rlrun.policies.masked_module import ModuleFactory
@@ -221,7 +222,7 @@ def policy_loss(
     return loss, {"policy_loss": loss.detach(), "entropy": entropy}
 
 
-@torch.no_grad()
+@closed_form
 def policy_gradient(
     module: SACPolicyNetwork, rows: dict[str, Tensor], *, critics: TwinQNetwork, alpha: Tensor
 ) -> dict[str, Tensor]:

@@ -264,7 +264,7 @@ class LearnersConfig(Section):
     compile: bool = False
     """Compile the update with torch.compile: slower to start, faster to update."""
     num_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Torch threads of the learner; null is 1 for small networks, torch's own choice for others."""
+    """Threads of the learner; null is 1 for small networks, torch's own choice for others."""
 
 
 class ExplorationConfig(Section):

@@ -25,19 +25,14 @@ from rlrun.data import columns as col
 from rlrun.data.column_data import num_rows as count_rows
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows
+from rlrun.learning.losses import Gradient, Loss, Statistics, changed_loss
 from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
 from rlrun.learning.process_group import EXTREMES, ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters
-from rlrun.policies.networks import keep_freed_memory
+from rlrun.policies.networks import keep_freed_memory, set_num_threads
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
-
-Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""``loss(module, rows, **arguments) -> (scalar with gradient, statistics without)``: an
-algorithm's, a policy's own, or one that ``training.loss`` has changed."""
-Gradient = Callable[..., dict[str, Tensor]]
-"""Called like a loss; leaves its gradient in the parameters and returns its statistics."""
 
 
 class Learner:
@@ -67,14 +62,16 @@ class Learner:
         self.training = training
         self._compile = settings.compile
         self._hook = None if training.loss is None else import_object(training.loss)
-        self._by_autograd = self._compile or self._hook is not None  # not in closed form
+        # A group's driver may be on the CPU where this learner is on a GPU, without closed forms.
+        in_closed_form = self.module.has_vjp and not self._compile and self._hook is None
+        self._by_autograd = not in_closed_form
         self._compiled: dict[Loss, Loss] = {}
         convolutional = _is_convolutional(module)
         if convolutional and self.device.type == "cpu":
             keep_freed_memory()
         num_threads = settings.num_threads or (None if convolutional else 1)
         if num_threads is not None:
-            torch.set_num_threads(num_threads)
+            set_num_threads(num_threads)
         views = module.view_requirements
         seen = [name for name, view in views.items() if view.is_acted_on(name)]
         # Nothing but the present observation needs no further thought.
@@ -98,7 +95,7 @@ class Learner:
         *,
         lr: float,
         gradient: Gradient | None = None,
-        stop_early: Callable[[dict[str, Tensor]], bool] | None = None,
+        stop_early: Callable[[Statistics], bool] | None = None,
     ) -> dict[str, float]:
         """Take a gradient step on each minibatch.
 
@@ -115,7 +112,7 @@ class Learner:
             gradient = self._gradient_of(loss)
         if self.group is not None:
             gradient = self._shared(gradient, self.group)
-        gathered: list[list[Tensor]] = []
+        gathered: list[list[Any]] = []
         names: list[str] = []
         for rows in minibatches:
             statistics = gradient(self.module, rows, **loss_arguments)
@@ -124,11 +121,9 @@ class Learner:
             statistics["grad_norm"] = self.apply_gradients(lr)
             names = list(statistics)
             gathered.append(list(statistics.values()))
-        num_updates = len(gathered)
-        if not num_updates:
+        if not gathered:
             return {"num_updates": 0.0}
-        table = torch.stack([x for row in gathered for x in row]).view(num_updates, -1)
-        return {**reduced(names, table), "num_updates": float(num_updates)}
+        return {**reduced(names, gathered), "num_updates": float(len(gathered))}
 
     def accumulate(
         self,
@@ -138,7 +133,7 @@ class Learner:
         loss_arguments: Mapping[str, Any],
         *,
         lr: float,
-    ) -> dict[str, Tensor]:
+    ) -> Statistics:
         """One gradient step on all microbatches of a batch, which are loaded one after another.
 
         Their gradients are added, each weighted by its share of the rows: the step of the whole
@@ -162,10 +157,10 @@ class Learner:
         num_rows: int,
         loss: Loss,
         loss_arguments: Mapping[str, Any],
-    ) -> dict[str, Tensor]:
+    ) -> Statistics:
         """The first half of `accumulate`: leaves the gradients in `parameters.grads`."""
         function, group = self._in_force(loss), self.group
-        means: dict[str, Tensor] = {}
+        means: Statistics = {}
         self.parameters.zero_grad()
         for whole in microbatches:
             rows, weight = (whole, 1.0) if group is None else group.part_of(whole)
@@ -180,14 +175,17 @@ class Learner:
                     means[name] = value * share + means.get(name, 0.0)
         return means if group is None else group.all_reduce(self.parameters.grads, means)
 
-    def apply_gradients(self, lr: float) -> Tensor:
+    def apply_gradients(self, lr: float) -> Tensor | float:
         """The second half: a step along `parameters.grads`; returns their norm before clipping."""
         grads, bound = self.parameters.grads, self.training.grad_clip
-        norm = torch.linalg.vector_norm(grads)
+        norm: Tensor | float = torch.linalg.vector_norm(grads)
+        if self.device.type == "cpu":
+            norm = float(norm)
         if bound is not None:
             match self.training.grad_clip_by:
                 case "global_norm":
-                    grads.mul_((bound / (norm + 1e-6)).clamp_(max=1.0))
+                    share = bound / (norm + 1e-6)
+                    grads.mul_(min(share, 1.0) if isinstance(share, float) else share.clamp(max=1))
                 case "value":
                     grads.clamp_(-bound, bound)
                 case "norm":
@@ -204,7 +202,7 @@ class Learner:
         *,
         lr: float,
         gradient: Gradient | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Statistics:
         """One gradient step on one minibatch.
 
         Only the gradients of this learner's module are computed, and none of other networks in the
@@ -225,7 +223,7 @@ class Learner:
     def _gradient_of(self, loss: Loss) -> Gradient:
         function = self._in_force(loss)
 
-        def gradient(module: RLModule, rows: Rows, **arguments: Any) -> dict[str, Tensor]:
+        def gradient(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
             total, statistics = function(module, rows, **arguments)
             self.parameters.zero_grad()
             total.backward(inputs=self._trained)
@@ -237,7 +235,7 @@ class Learner:
         """A gradient that all learners of the group compute together, each on its part."""
         grads = self.parameters.grads
 
-        def together(module: RLModule, rows: Rows, **arguments: Any) -> dict[str, Tensor]:
+        def together(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
             part, weight = group.part_of(rows)
             statistics = gradient(module, part, **arguments)
             grads.mul_(weight)
@@ -287,33 +285,6 @@ class Learner:
         self.parameters.load_named(weights)
 
 
-def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]]]) -> Loss:
-    """A loss with what ``hook(module, rows, loss, statistics)`` makes of it.
-
-    Raises:
-        TypeError: the hook returned something other than a scalar with gradient, and statistics.
-    """
-
-    def changed(module: RLModule, rows: Rows, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        own, statistics = loss(module, rows, **arguments)
-        returned = hook(module, rows, own, dict(statistics))
-        match returned:
-            case (Tensor() as total, Mapping() as further) if total.dim() == 0:
-                own_device = total.device
-            case _:
-                raise TypeError(
-                    "training.loss must return a scalar tensor and a dict of statistics, not "
-                    f"{returned!r}"
-                )
-        numbers = {
-            name: torch.as_tensor(x, dtype=torch.float32, device=own_device).detach()
-            for name, x in further.items()
-        }
-        return total, {**numbers, **statistics}
-
-    return changed
-
-
 def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam | FlatRMSProp:
     vector, grads = parameters.vector, parameters.grads
     if training.optimizer == "rmsprop":
@@ -323,14 +294,26 @@ def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam
     return FlatAdam(vector, grads, eps=training.adam_epsilon)
 
 
-def reduced(names: Sequence[str], table: Tensor) -> dict[str, float]:
+def means_of_rows(by_row: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    """The mean of each statistic ``[M]`` of a minibatch."""
+    table = np.array(tuple(by_row.values()), dtype=np.float32)
+    return dict(zip(by_row, (table.sum(1) / table.shape[1]).tolist(), strict=True))
+
+
+def reduced(names: Sequence[str], updates: Sequence[Sequence[Tensor | float]]) -> dict[str, float]:
     """One number for each statistic: the least of ``min_*``, the greatest of ``max_*``, else the
     mean. NaN counts only where there is nothing else.
 
     Args:
-        table: a row for each update, a column for each name.
+        updates: the statistics of each, in the order of the names.
     """
-    table = table.cpu()  # in one transfer
+    numbers = [x for update in updates for x in update]
+    on_device = [x for x in numbers if isinstance(x, Tensor)]
+    if len(on_device) == len(numbers):
+        table = torch.stack(on_device).cpu()  # in one transfer
+    else:
+        table = torch.tensor([float(x) for x in numbers])
+    table = table.view(len(updates), len(names))
     means = table.mean(0)
     if means.isnan().any():
         means = table.nanmean(0)

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data.seeding import seed_generators
-from rlrun.learning.learner import Gradient, Learner, Loss
+from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import Minibatches, Rows
+from rlrun.learning.losses import Gradient, Loss, Statistics
 from rlrun.learning.process_group import ProcessGroup, host_store, join_store
 from rlrun.policies.rl_module import RLModule
 
@@ -101,7 +102,7 @@ class LearnerGroup(Learner):
         *,
         lr: float,
         gradient: Gradient | None = None,
-        stop_early: Callable[[dict[str, Tensor]], bool] | None = None,
+        stop_early: Callable[[Statistics], bool] | None = None,
     ) -> dict[str, float]:
         """See `Learner.update`; each learner takes its part of every minibatch."""
         import ray
@@ -120,13 +121,13 @@ class LearnerGroup(Learner):
         loss_arguments: Mapping[str, Any],
         *,
         lr: float,
-    ) -> dict[str, Tensor]:
+    ) -> Statistics:
         """See `Learner.accumulate`; each learner takes its part of every microbatch."""
         shipped = [{name: column.cpu() for name, column in rows.items()} for rows in microbatches]
         arguments = shipped, num_rows, loss, dict(loss_arguments), lr
         means, weights = self._improve("accumulate", *arguments)
         self.parameters.load(weights)
-        return {name: value.to(self.device) for name, value in means.items()}
+        return dict(means)
 
     def apply_gradients(self, lr: float) -> Tensor:
         """Not available: the gradients of a group are in its learners."""
@@ -311,12 +312,12 @@ class LearnerHost:
         loss: Loss,
         loss_arguments: Mapping[str, Any],
         lr: float,
-    ) -> tuple[dict[str, Tensor], NDArray[np.float32] | None]:
+    ) -> tuple[dict[str, float], NDArray[np.float32] | None]:
         """See `Learner.accumulate`; with the weights, if this is the first learner."""
         device = self._learner.device
         moved = ({name: col.to(device) for name, col in rows.items()} for rows in microbatches)
         means = self._learner.accumulate(moved, num_rows, loss, loss_arguments, lr=lr)
-        return {name: value.cpu() for name, value in means.items()}, self._weights()
+        return {name: float(value) for name, value in means.items()}, self._weights()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a method of `Learner`."""

@@ -93,9 +93,8 @@ class LoadedBatch:
         for a in range(0, num_rows, max_rows):
             rows = slice(a, a + max_rows)
             obs = storage[rows] if isinstance(storage, Tensor) else pick(storage, rows)
-            chunks.append(module.forward_train({col.OBS: obs}))
-        inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
-        values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
+            chunks.append(_outputs(module, {col.OBS: obs}))
+        inputs, values = (torch.cat(part) for part in zip(*chunks, strict=True))
         if known is not None:
             inputs, values = (
                 torch.empty(self._num_stored, *computed.shape[1:])
@@ -185,6 +184,16 @@ def outputs_when_acting(batch: SampleBatch, module: RLModule) -> KnownOutputs | 
     rows = np.flatnonzero(batch.column(col.WEIGHTS_CHECKSUM) == weights_checksum(module))
     outputs = (batch.column(name)[rows] for name in (col.ACTION_DIST_INPUTS, col.VF_PREDS))
     return KnownOutputs(*map(torch.from_numpy, (rows, *outputs)))
+
+
+def _outputs(module: RLModule, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Distribution inputs ``[M, P]`` and values ``[M]``, in closed form if losses are, too."""
+    if module.has_vjp:
+        vjp: Any = module.vjp
+        inputs, values, _ = vjp(rows)
+        return inputs, values
+    outputs = module.forward_train(rows)
+    return outputs[col.ACTION_DIST_INPUTS], outputs[col.VF_PREDS]
 
 
 def row_selector(storage: Any) -> Callable[[Tensor], Any]:

@@ -52,14 +52,16 @@ class ProcessGroup:
         """This learner's part of a minibatch, see `part_of_rank`."""
         return part_of_rank(rows, self._rank, self._world_size)
 
-    def all_reduce(self, grads: Tensor, statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def all_reduce(
+        self, grads: Tensor, statistics: Mapping[str, Tensor | float]
+    ) -> dict[str, Tensor]:
         """Replace gradients ``[P]`` by their sum over the learners.
 
         Returns:
             The sums of the statistics; of those that `EXTREMES` names the least or the greatest,
             where NaN counts only if there is nothing else.
         """
-        extremes, summed = dict[str, Tensor](), dict[str, Tensor]()
+        extremes, summed = dict[str, Tensor | float](), dict[str, Tensor | float]()
         for name, value in statistics.items():
             if name.startswith(EXTREMES):
                 extremes[name] = -value if name.startswith("min_") else value
@@ -117,8 +119,9 @@ def join_store(host: str, port: int, world_size: int) -> TCPStore:
     return TCPStore(host, port, world_size, is_master=False, timeout=TIMEOUT)
 
 
-def _vector(statistics: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    return torch.stack(list(statistics.values())).to(like) if statistics else like[:0]
+def _vector(statistics: Mapping[str, Tensor | float], like: Tensor) -> Tensor:
+    numbers = [torch.as_tensor(x) for x in statistics.values()]
+    return torch.stack(numbers).to(like) if numbers else like[:0]
 
 
 def _has_a_row_for_each_sequence(name: str) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import KnownOutputs, LoadedBatch, Rows, outputs_when_acting
+from rlrun.learning.losses import closed_form
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
@@ -143,8 +144,10 @@ def explained_variance(targets: Array, predictions: Array) -> float | None:
 
 def standardized(advantages: Tensor) -> Tensor:
     """Mean 0, deviation 1; the population's deviation, so that a single row gives 0, not NaN."""
-    variance, mean = torch.var_mean(advantages, correction=0)
-    return (advantages - mean) / (variance.sqrt() + 1e-8)
+    numbers: Any = advantages.numpy() if advantages.device.type == "cpu" else advantages
+    deviations = numbers - numbers.sum() / len(numbers)
+    variance = (deviations**2).sum() / len(numbers)
+    return torch.as_tensor(deviations / (variance**0.5 + 1e-8))
 
 
 def standardized_advantages(rows: Rows) -> Rows:
@@ -168,7 +171,7 @@ def outputs_as_acted(
             part.training = True
 
 
-@torch.no_grad()
+@closed_form
 def add_advantages(
     rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
 ) -> float | None:
@@ -176,9 +179,9 @@ def add_advantages(
 
     One forward pass over the T + 1 observations of each slot, and the final ones of episodes, gives
     V(s) and V(s') of every row. The old log-probabilities come from it too, so that the probability
-    ratio of the first minibatch is exactly 1, even if numpy computed the actions. Modules that put
-    out values when they act are asked only for what followed the last steps, and final ones; the
-    ratio is then 1 but for the last bits, which depend on how many rows are computed at once.
+    ratio of the first minibatch is exactly 1 where the gradient has a closed form, and 1 but for
+    the last bits elsewhere. Modules that put out values when they act are asked only for what
+    followed the last steps, and for final observations.
 
     Returns:
         The explained variance of the values, None where the targets do not vary.
@@ -196,7 +199,13 @@ def add_advantages(
         lambda_=lambda_,
     )
     rows.add(col.ACTION_DIST_INPUTS, inputs)
-    rows.add(col.ACTION_LOGP, module.distribution.logp(inputs, rows.columns[col.ACTIONS]))
+    actions = rows.columns[col.ACTIONS]
+    logp: Array | Tensor
+    if module.has_vjp:  # to the bit as a loss in closed form computes them
+        logp, *_ = module.distribution.logp_entropy_vjp(inputs.numpy(), actions.numpy())
+    else:
+        logp = module.distribution.logp(inputs, actions)
+    rows.add(col.ACTION_LOGP, logp)
     rows.add(col.VF_PREDS, old_values)
     rows.add(col.ADVANTAGES, advantages)
     # The targets use the advantages before any normalisation.

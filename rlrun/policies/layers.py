@@ -11,8 +11,9 @@ description. Must not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -35,6 +36,23 @@ VALUE_GAIN = 1.0
 # orthogonal ones. Q-learning bootstraps from its own maximum: an error of a network in states that
 # it was not trained on comes back in its targets, and with large weights the values run away.
 HIDDEN_GAINS = {"orthogonal": math.sqrt(2.0), "uniform": 1.0}
+
+
+_ZERO = np.zeros((), np.float32)  # a Python number would be made an array in each step
+
+
+def _silu(x: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+    # x * sigmoid(x), through tanh, which cannot overflow.
+    return np.multiply(x, 0.5 + 0.5 * np.tanh(0.5 * x), out=out)
+
+
+IN_NUMPY: dict[str, Callable[..., NDArray[Any]]] = {
+    "tanh": np.tanh,
+    "relu": partial(np.maximum, _ZERO),
+    "silu": _silu,
+    "linear": np.positive,
+}
+"""Activations as ``(x, out=x)``, that numpy acts and learns with."""
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,11 @@ class MaskedModule(RLModule):
         self._non_persistent_buffers_set = module._non_persistent_buffers_set
         self._whole, self._mask = whole, ActionMask(observation_space, module.action_space)
         self.distribution, self.noisy = module.distribution, module.noisy
-        self.has_vjp = module.has_vjp
         self.view_requirements = {**module.view_requirements, **self.view_requirements}
+
+    @property
+    def has_vjp(self) -> bool:
+        return self._inner[0].has_vjp
 
     def initial_state(self) -> list[Tensor]:
         return self._inner[0].initial_state()

@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod, sqrt
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlrun.config.problems import ConfigError, misfit
-from rlrun.policies.layers import HIDDEN_GAINS, Layers, factorised_noise
+from rlrun.policies.layers import HIDDEN_GAINS, IN_NUMPY, Layers, factorised_noise
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -70,6 +70,29 @@ IN_PLACE: dict[str, InPlace] = {
 }
 
 
+class LayerArrays(NamedTuple):
+    """Weights and biases of linear layers, and their gradients, as arrays in the same memory.
+
+    Making arrays of tensors takes a third of the time of a `MLP.vjp`, so they are kept.
+    """
+
+    first: Tensor
+    """The first parameter."""
+    lies_at: int
+    """Where it was in memory: an optimizer or a device may have moved it since."""
+    parameters: list[tuple[Any, Any]]
+    gradients: list[tuple[Any, Any]]
+
+    @staticmethod
+    def of(parameters: Sequence[Tensor]) -> "LayerArrays":
+        """Of the weight and the bias of each layer in turn; without gradients where none are."""
+        arrays = [p.detach().numpy() for p in parameters]
+        gradients = [p.grad.numpy() for p in parameters if p.grad is not None]
+        first = parameters[0] if parameters else torch.empty(0)
+        pairs = (list(zip(x[::2], x[1::2], strict=True)) for x in (arrays, gradients))
+        return LayerArrays(first, first.data_ptr(), *pairs)
+
+
 class Backward(Protocol):
     """Second half of a `vjp`: uses up the gradient of the output, leaves the parameters'."""
 
@@ -120,9 +143,10 @@ class MLP(nn.Module):
         self._activation = ACTIVATIONS[layers.activation]
         self._num_activated = layers.num_activated
         self._in_place = IN_PLACE.get(layers.activation)
+        self._in_numpy = IN_NUMPY.get(layers.activation)
         self.noisy = layers.sigma0 is not None
-        self.has_vjp = self._in_place is not None and not self.noisy
         self._noise: list[tuple[Tensor, Tensor]] | None = None
+        self._looked_up: LayerArrays | None = None
         pairs = zip(pairwise(layers.sizes), layers.gains, strict=True)
         for i, ((num_inputs, num_outputs), gain) in enumerate(pairs):
             layer = linear(num_inputs, num_outputs, gain, layers.init)
@@ -171,41 +195,51 @@ class MLP(nn.Module):
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self._modules.values() if isinstance(layer, nn.Linear)]
 
+    @property
+    def has_vjp(self) -> bool:
+        """Whether there is a `vjp` for these layers where they are."""
+        first = next(self.parameters(), None)
+        written = self._in_place is not None and not self.noisy
+        return written and (first is None or first.device.type == "cpu")
+
     def vjp(self, x: Tensor) -> tuple[Tensor, Backward]:
         """The output [N, out], and the way back from its gradient [N, out] to the parameters'.
 
-        Only if `has_vjp`, and under `torch.no_grad`. Autograd's bookkeeping costs as much as the
-        arithmetic of small layers; this is the arithmetic alone. Each parameter's ``.grad`` must be
-        there already and is overwritten.
+        Only if `has_vjp`, and in a function that is `closed_form`. Autograd's bookkeeping and
+        torch's dispatch cost as much as the arithmetic of small layers; this is the arithmetic
+        alone, in numpy, which acts in the same way. Each parameter's ``.grad`` must be there
+        already and is overwritten.
         """
         assert self._in_place is not None
-        activate, derive = self._in_place
-        kept, layers = [x], list[tuple[Tensor, Tensor]]()
-        for i, layer in enumerate(self._modules.values()):
-            parameters: dict[str, Tensor] = layer._parameters  # type: ignore[union-attr,assignment]
-            weight, bias = parameters["weight"], parameters["bias"]
-            layers.append((weight, bias))
-            x = torch.addmm(bias, x, weight.t())
+        assert self._in_numpy is not None
+        activate, derive = self._in_numpy, self._in_place.backward
+        layers = self._looked_up
+        if layers is None or layers.first.data_ptr() != layers.lies_at:
+            layers = self._looked_up = LayerArrays.of(list(self.parameters()))
+        outputs, kept = x.numpy(), [x]
+        for i, (weight, bias) in enumerate(layers.parameters):
+            outputs = np.dot(outputs, weight.T)
+            outputs += bias
             if i < self._num_activated:
-                x = activate(x)
-            kept.append(x)
+                activate(outputs, out=outputs)
+            kept.append(torch.from_numpy(outputs))
 
         def backward(gradient: Tensor, *, to_input: bool = False) -> Tensor:
-            for i, (weight, bias) in reversed(list(enumerate(layers))):
+            ones = np.ones(len(gradient), np.float32)
+            for i in reversed(range(len(layers.parameters))):
                 if i < self._num_activated:
                     derive(gradient, kept[i + 1])
-                assert weight.grad is not None
-                if kept[i].shape[1] < gradient.shape[1]:
-                    # BLAS takes up to five times as long for a tall and narrow result.
-                    weight.grad.t().copy_(kept[i].t().mm(gradient))
-                else:
-                    torch.mm(gradient.t(), kept[i], out=weight.grad)
-                torch.sum(gradient, 0, out=bias.grad)
+                of_outputs, (d_weight, d_bias) = gradient.numpy(), layers.gradients[i]
+                np.dot(of_outputs.T, kept[i].numpy(), out=d_weight)
+                np.dot(ones, of_outputs, out=d_bias)
                 if i > 0 or to_input:
-                    gradient = gradient.mm(weight)
+                    gradient = torch.from_numpy(np.dot(of_outputs, layers.parameters[i][0]))
             return gradient
 
-        return x, backward
+        return kept[-1], backward
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_looked_up": None}  # the parameters of a copy are elsewhere
 
 
 class TwinMLP(nn.Module):
@@ -394,6 +428,26 @@ class ConvEncoder(nn.Module):
 def conv_error(message: str, setting: str = "conv") -> ConfigError:
     """The error of a setting of convolutions that does not fit the environment."""
     return misfit(f"model.{setting}", message)
+
+
+# In numpy's wheels since 2.0, in earlier ones, and in what a system or conda brings.
+OPENBLAS_THREADS = tuple(
+    f"{name}openblas_set_num_threads{suffix}"
+    for name, suffix in (("scipy_", "64_"), ("", "64_"), ("", ""))
+)
+
+
+def set_num_threads(number: int) -> None:
+    """How many threads torch computes with, and numpy where OpenBLAS does its matrix products.
+
+    It would split products of small layers among all cores, and wait for the last one each time.
+    """
+    torch.set_num_threads(number)
+    library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
+    for name in OPENBLAS_THREADS:
+        if hasattr(library, name):
+            getattr(library, name)(number)
+            break
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h

@@ -11,8 +11,7 @@ layers here are views into it. Must not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -29,6 +28,7 @@ from rlrun.policies.action_sampling import (
     action_sampler,
 )
 from rlrun.policies.layers import (
+    IN_NUMPY,
     Layout,
     Network,
     actor_critic_network,
@@ -36,21 +36,6 @@ from rlrun.policies.layers import (
     free_log_std,
 )
 from rlrun.policies.policy import Array, Policy
-
-_ZERO = np.zeros((), np.float32)  # a Python number would be made an array in each step
-
-
-def _silu(x: Array, out: Array) -> Array:
-    # x * sigmoid(x), through tanh, which cannot overflow.
-    return np.multiply(x, 0.5 + 0.5 * np.tanh(0.5 * x), out=out)
-
-
-ACTIVATIONS: dict[str, Callable[..., Array]] = {
-    "tanh": np.tanh,
-    "relu": partial(np.maximum, _ZERO),
-    "silu": _silu,
-    "linear": np.positive,
-}
 
 
 class FlatArrays:
@@ -107,7 +92,7 @@ class NumpyMLP:
         self._means = [(view(f"{name}.weight").T, view(f"{name}.bias")) for name in self._names]
         self._with_noise = self._means
         self._activations = [
-            ACTIVATIONS[part.activation] for part in layers for _ in range(part.num_activated)
+            IN_NUMPY[part.activation] for part in layers for _ in range(part.num_activated)
         ]
         self._log_std = view("log_std") if parameters.network.num_log_std else None
         self._hidden: list[Array] = []
@@ -186,7 +171,7 @@ class MLPPolicy(SamplingPolicy):
             model.use is None
             and model.distribution is None
             and not (model.use_lstm or model.use_gru or model.use_attention)
-            and model.activation in ACTIVATIONS
+            and model.activation in IN_NUMPY
             and seen.shape is not None
             and len(seen.shape) == 1
         )

@@ -85,12 +85,15 @@ class QNetwork(RLModule):
         for name, layers in branches.items():
             self.add_module(name, MLP(layers))
         self.register_buffer("support", torch.from_numpy(options.support), persistent=False)
-        self.has_vjp = (
+        self._is_written_out = (
             type(self) is QNetwork  # a subclass may compute something else
             and self._flatten
             and options.num_atoms == 1
-            and all(self.get_submodule(name).has_vjp for name in branches)
         )
+
+    @property
+    def has_vjp(self) -> bool:
+        return self._is_written_out and (self.value if self.options.dueling else self.q).has_vjp
 
     def draw_noise(self, rng: np.random.Generator) -> None:
         for part in self.children():

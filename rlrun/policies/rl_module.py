@@ -112,8 +112,11 @@ class RLModule(nn.Module, ABC):
         """
         return self.forward_train(batch)[col.VF_PREDS]
 
-    has_vjp = False
-    """Whether the module has a `vjp` that can stand in for autograd."""
+    @property
+    def has_vjp(self) -> bool:
+        """Whether the module has a `vjp` that can stand in for autograd where it is."""
+        return False
+
     values_when_acting = False
     """Whether `forward_exploration` returns all that `forward_train` does; learning then takes it
     from there, as long as the weights are the same, and does not compute it again."""
@@ -173,13 +176,16 @@ class ActorCritic(RLModule):
         self.values_when_acting = (
             type(self) is ActorCritic and not self._flatten and self.vf_encoder is None
         )
-        self.has_vjp = (
+        self._is_written_out = (
             type(self) is ActorCritic  # a subclass may compute something else
             and self._flatten
             and not shared
-            and self.pi.has_vjp
             and self.distribution.has_vjp
         )
+
+    @property
+    def has_vjp(self) -> bool:
+        return self._is_written_out and self.pi.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""

@@ -46,7 +46,10 @@ class SACPolicyNetwork(RLModule):
         self.pi = MLP(network.branches["pi"])
         set_log_std_bias(self.pi.last, action_space, model)
         self._flatten = self.encoder is None
-        self.has_vjp = self._flatten and self.pi.has_vjp
+
+    @property
+    def has_vjp(self) -> bool:
+        return self._flatten and self.pi.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` ``[N, P]``."""
@@ -75,7 +78,10 @@ class TwinQNetwork(RLModule):
         ends = (width, actions.num_inputs) if self._discrete else (width + actions.num_columns, 1)
         sizes = (ends[0], *model.hidden, ends[1])
         self.q = TwinMLP(Layers(sizes, model.activation, VALUE_GAIN))
-        self.has_vjp = self._flatten and not self._discrete and self.q.has_vjp
+
+    @property
+    def has_vjp(self) -> bool:
+        return self._flatten and not self._discrete and self.q.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``q_values`` of ``obs`` and, for a Box, ``actions`` ``[N, A]``."""

@@ -23,7 +23,7 @@ from tiny import (
 )
 
 from rlrun.algorithms.policies import DivergedError
-from rlrun.algorithms.ppo import ppo_loss
+from rlrun.algorithms.ppo import ppo_gradient, ppo_loss
 from rlrun.checkpoint.checkpoint import CheckpointWriteError
 from rlrun.config.schema import ExplorationConfig
 from rlrun.data import columns as col
@@ -357,7 +357,7 @@ IMAGES = {"image": {}, "nested": {"nested": True}}
     ],
 )
 def test_the_probability_ratio_is_1_before_the_first_update(built, name, env):
-    """Without a memory to the bit; behind hidden layers and convolutions, with every memory."""
+    """In closed form to the bit; behind hidden layers and convolutions, with every memory."""
     filtered = {} if env in IMAGES else FILTERED  # which refuse images
     views = {"use": f"{__name__}:Views", **IMAGES.get(env, {})}
     algorithm = built(name, views if env in IMAGES else env, **filtered)
@@ -370,15 +370,18 @@ def test_the_probability_ratio_is_1_before_the_first_update(built, name, env):
     recomputed = rows.columns[col.ACTION_LOGP].numpy()
     np.testing.assert_allclose(recomputed, batch[col.ACTION_LOGP], rtol=1e-4, atol=1e-5)
     for minibatch in rows.minibatches(1, 16, np.random.default_rng(0)):
+        terms = {"clip_param": 0.2, "vf_loss_coeff": 0.5, "vf_clip_param": None}
+        terms |= {"entropy_coeff": 0.0, "kl_coeff": 0.0}
+        if name == "PPO":
+            stats = ppo_gradient(module, minibatch, **terms)
+            assert stats["clip_fraction"] == stats["approx_kl"] == 0.0
         with torch.no_grad():
             inputs = module.forward_train(minibatch)[col.ACTION_DIST_INPUTS]
             logp = module.distribution.logp(inputs, minibatch[col.ACTIONS])
+            _, stats = ppo_loss(module, minibatch, **terms)
         ratio = (logp - minibatch[col.ACTION_LOGP]).exp()
-        np.testing.assert_allclose(ratio, 1.0, atol=0.0 if name == "PPO" else 1e-5)
-        if name == "PPO":
-            terms = {"vf_clip_param": None, "entropy_coeff": 0.0, "kl_coeff": 0.0}
-            _, stats = ppo_loss(module, minibatch, clip_param=0.2, vf_loss_coeff=0.5, **terms)
-            assert stats["clip_fraction"] == stats["approx_kl"] == 0
+        np.testing.assert_allclose(ratio, 1.0, atol=1e-6 if name == "PPO" else 1e-5)
+        assert stats["clip_fraction"] == 0.0
 
 
 def test_an_annealed_learning_rate_ends_above_zero(built):

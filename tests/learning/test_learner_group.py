@@ -22,6 +22,7 @@ from rlrun.learning.learner_group import LearnerGroup, LearnerHost, LearnersErro
 from rlrun.learning.process_group import host_store, join_store, part_of_rank
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.catalog import build_module
+from rlrun.policies.networks import MLP
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 NAMES = (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS, col.ACTION_LOGP, col.VF_PREDS)
@@ -248,6 +249,19 @@ def test_two_learners_make_the_updates_of_one(one, two, gradient_of):
     assert other_adam["num_steps"] == 9
 
 
+def test_a_learner_on_a_gpu_takes_no_closed_form_from_a_driver_on_the_cpu(monkeypatch):
+    def closed_form(*_arguments, **_settings):
+        raise AssertionError("it computes in numpy")
+
+    monkeypatch.setattr(MLP, "has_vjp", False)  # as on a GPU
+    learner = build_learner(make_module(), TRAINING, LearnersConfig(device="cpu"))
+    rows = learner.load(make_batch(), NAMES)
+    minibatches = rows.minibatches(1, 16, np.random.default_rng(4))
+    arguments = {**PPO, "kl_coeff": 0.0}
+    statistics = learner.update(minibatches, ppo_loss, arguments, lr=1e-2, gradient=closed_form)
+    assert statistics["num_updates"] == 3
+
+
 def test_one_gradient_is_the_same_to_a_millionth(one, two):
     """Adam's first mean is a tenth of the first gradient."""
     for learner in (one, two):
@@ -284,7 +298,7 @@ def test_extremes_of_several_learners_are_those_of_all_their_rows(one, two):
     }
     for learner in (one, two):
         means = learner.accumulate(rows.microbatches(16), rows.size, loss, A2C, lr=1e-2)
-        assert {name: means[name].item() for name in expected} == pytest.approx(
+        assert {name: float(means[name]) for name in expected} == pytest.approx(
             expected, nan_ok=True
         )
         minibatches = rows.minibatches(1, 16, np.random.default_rng(4))

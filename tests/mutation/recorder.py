@@ -22,7 +22,8 @@ class CallRecorder:
     """Appends what each test has called to a file."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / f"{os.getpid()}.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder.resolve() / f"{os.getpid()}.jsonl"
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:

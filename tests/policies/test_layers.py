@@ -1,5 +1,9 @@
 """Layers: layout, numpy forward, torch module and gradient of one description are one network."""
 
+import copy
+import ctypes
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.layers import Layers, Network
-from rlrun.policies.networks import MLP, TwinMLP
+from rlrun.policies.networks import MLP, OPENBLAS_THREADS, TwinMLP, set_num_threads
 from rlrun.policies.numpy_policy import FlatArrays, NumpyMLP
 
 WIDTHS = st.integers(1, 5)
@@ -66,6 +70,59 @@ def test_twins_start_apart_and_without_biases():
     for weight, bias in zip(module.weights, module.biases, strict=True):
         assert not torch.equal(*weight)
         assert not bias.any()
+
+
+def autograd_and_closed_form(module, x):
+    """Outputs and gradients of a module, by both."""
+    grads = [parameter.grad for parameter in module.parameters()]
+    outputs, results = module(x), []
+    outputs.sum().backward()
+    results.append((outputs.detach(), *(grad.clone() for grad in grads)))
+    for grad in grads:
+        grad.fill_(float("nan"))
+    with torch.no_grad():
+        mine, backward = module.vjp(x)
+        backward(torch.ones_like(mine))
+    return *results, (mine, *(grad.clone() for grad in grads))
+
+
+def test_the_gradient_is_of_the_parameters_where_they_are_now():
+    """They move into a vector, and copies of a module have parameters of their own."""
+    torch.manual_seed(0)
+    module, x = MLP(Layers((3, 5, 4), "tanh", 1.0)), torch.randn(6, 3)
+    with torch.no_grad():
+        module.vjp(x)
+    FlatParameters(module)
+    torch.testing.assert_close(*autograd_and_closed_form(module, x))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        flat = FlatParameters(other)
+        flat.load(torch.randn_like(flat.vector))
+        torch.testing.assert_close(*autograd_and_closed_form(other, x))
+    FlatParameters(module)
+    torch.testing.assert_close(*autograd_and_closed_form(module, x))
+
+
+def test_closed_forms_are_of_layers_on_the_cpu():
+    module = MLP(Layers((3, 5, 4), "relu", 1.0))
+    assert module.has_vjp
+    assert not module.to("meta").has_vjp  # as on a GPU
+
+
+def test_a_module_without_gradients_has_outputs_in_closed_form():
+    module, x = MLP(Layers((3, 5, 4), "relu", 1.0)), torch.randn(6, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(module.vjp(x)[0], module(x))
+
+
+def test_the_threads_of_numpys_matrix_products_are_bounded_too():
+    library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
+    names = [name.replace("set", "get") for name in OPENBLAS_THREADS]
+    found = [getattr(library, name) for name in names if hasattr(library, name)]
+    if not found:
+        pytest.skip("numpy does not compute with OpenBLAS here")
+    for number in (2, 1):
+        set_num_threads(number)
+        assert (torch.get_num_threads(), found[0]()) == (number, number)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])

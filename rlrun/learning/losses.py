@@ -1,0 +1,64 @@
+"""Losses: what an algorithm hands to its learners, and what `training.loss` makes of it.
+
+A loss has its gradient from autograd, or beside it as a function that computes it in closed form.
+Must not know optimizers, or where rows come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlrun.learning.loaded_batch import Rows
+from rlrun.policies.rl_module import RLModule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""``loss(module, rows, **arguments) -> (scalar with gradient, statistics without)``: an
+algorithm's, a policy's own, or one that ``training.loss`` has changed."""
+Statistics = dict[str, Any]
+"""Numbers by name: scalar tensors, or floats where they were computed on the CPU."""
+Gradient = Callable[..., Statistics]
+"""Called like a loss; leaves its gradient in the parameters and returns its statistics."""
+
+
+def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]]]) -> Loss:
+    """A loss with what ``hook(module, rows, loss, statistics)`` makes of it.
+
+    Raises:
+        TypeError: the hook returned something other than a scalar with gradient, and statistics.
+    """
+
+    def changed(module: RLModule, rows: Rows, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        own, statistics = loss(module, rows, **arguments)
+        returned = hook(module, rows, own, dict(statistics))
+        match returned:
+            case (Tensor() as total, Mapping() as further) if total.dim() == 0:
+                own_device = total.device
+            case _:
+                raise TypeError(
+                    "training.loss must return a scalar tensor and a dict of statistics, not "
+                    f"{returned!r}"
+                )
+        numbers = {
+            name: torch.as_tensor(x, dtype=torch.float32, device=own_device).detach()
+            for name, x in further.items()
+        }
+        return total, {**numbers, **statistics}
+
+    return changed
+
+
+def closed_form(function: Callable[P, R]) -> Callable[P, R]:
+    """Compute without autograd, and without numpy's warnings of infinite numbers and NaN.
+
+    Those come of a run that diverges, about which an algorithm says more.
+    """
+    quiet: Callable[P, R] = torch.no_grad()(np.errstate(all="ignore")(function))
+    return quiet
