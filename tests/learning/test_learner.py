@@ -12,6 +12,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning import learner as learner_module
 from rlrun.learning.learner import Learner, resolve_device
 from rlrun.learning.process_group import part_of_rank
 from rlrun.policies.catalog import build_module
@@ -185,7 +186,7 @@ def test_statistics_are_reduced_by_their_names_and_nan_is_left_out():
 )
 def test_learning_takes_as_many_threads_as_asked_for(space, num_threads, expected, monkeypatch):
     module, asked = build_module(space, gym.spaces.Discrete(2), ModelConfig()), []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(learner_module, "set_num_threads", asked.append)
     Learner(module, TrainingConfig(), LearnersConfig(device="cpu", num_threads=num_threads))
     assert asked == expected
 
