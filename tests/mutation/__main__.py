@@ -47,10 +47,14 @@ class Test:
     seconds: float
     functions: int
 
-    @property
-    def price(self) -> float:
-        """Quick tests come first, of these the ones that call little else."""
-        return max(self.seconds, 0.001) * self.functions
+    def price(self, function: str) -> float:
+        """Quick tests come first, and of these the ones that call little else than the function.
+
+        Tests in the folder of its room and in a file named like its own are ten times as cheap.
+        """
+        room, _, file = function.partition(":")[0].partition("/")
+        names = f"tests/{room}/", file.removesuffix(".py").rpartition("/")[2]
+        return max(self.seconds, 0.001) * self.functions / 10 ** sum(n in self.id for n in names)
 
 
 def main() -> None:
@@ -112,7 +116,7 @@ def tests_by_function(calls: Path, workers: int) -> dict[str, list[Test]]:
             row = json.loads(line)
             for function in row["functions"]:
                 found[function].append(Test(row["test"], row["seconds"], len(row["functions"])))
-    return {name: sorted(tests, key=lambda test: test.price) for name, tests in found.items()}
+    return {name: sorted(tests, key=lambda test: test.price(name)) for name, tests in found.items()}
 
 
 def try_all(
