@@ -1,11 +1,15 @@
 """What results are made of: statistics of episodes, agents and env runners."""
 
+from time import sleep
 from types import SimpleNamespace
 
 import pytest
 
+from rlrun import PPOConfig
+from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import (
     EpisodeStatistics,
+    PhaseTimers,
     RunnerStatistics,
     evaluation_result,
     is_wall_clock,
@@ -90,7 +94,24 @@ def test_the_keys_of_an_evaluation_do_not_depend_on_whether_it_was_due():
     for named in ((), (["p"], ["a"])):
         due, not_due = (evaluation_result(e, *named) for e in (records(1, 3), None))
         assert due.keys() == not_due.keys()
-    assert evaluation_result(records(1, 3))["episode_return_std"] == 1.0
+    assert evaluation_result(records(1, 5))["episode_return_std"] == 2.0
+
+
+def test_the_time_of_a_lap_that_no_phase_counts_is_other():
+    timers = PhaseTimers()
+    with timers.phase("learn"):
+        sleep(0.01)
+    seconds, wall = timers.lap()
+    assert seconds["learn_s"] >= 0.01
+    assert sum(seconds.values()) == pytest.approx(wall)
+    assert 0.0 <= seconds["other_s"] < wall
+
+
+def test_the_lag_of_the_policy_is_the_mean_over_fragments_and_the_greatest():
+    progress = Progress(PPOConfig().environment("CartPole-v1").experiment())
+    replies = [SimpleNamespace(weights_version=version) for version in (7, 4)]
+    progress.note_policy_lag(8, replies)
+    assert progress.policy_lag == {"policy_lag_mean": 2.5, "policy_lag_max": 4.0}
 
 
 def test_wall_clock_keys():
