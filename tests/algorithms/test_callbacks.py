@@ -163,6 +163,15 @@ def test_an_info_that_is_no_number_is_named(built):
         algorithm.train()
 
 
+def test_a_policy_that_is_added_is_told_of(built):
+    calls.clear()
+    config = PPOConfig().environment("MultiAgentCartPole", num_agents=2)
+    config = config.multi_agent(policies=["p"]).callbacks(f"{__name__}:Recording")
+    algorithm = built(config)
+    algorithm.add_policy("q", like="p")
+    assert (calls["create p"], calls["create q"]) == (1, 1)
+
+
 class Leaving(MultiAgentEnv):
     """Episodes of 3 steps; agent a leaves after the first. Infos say who, and in which step."""
 

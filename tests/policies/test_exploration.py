@@ -1,6 +1,7 @@
 """Ways to explore: what the actions are, beside formulas written out here."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +25,7 @@ from rlrun.policies.parameter_noise import ParameterNoise, action_distance
 from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, tell_exploration
 
 COUNT = 40_000
 DISCRETE, BOX = gym.spaces.Discrete(4), gym.spaces.Box(-3.0, 5.0, (2,))
@@ -59,6 +60,24 @@ def test_soft_q_draws_in_proportion_to_exponentials_of_allowed_values(temperatur
     logp = sampler.log_prob(np.tile(VALUES, (4, 1)), np.arange(4))
     np.testing.assert_allclose(np.exp(logp), expected, atol=1e-6)
     assert sampler.mode(VALUES[None]) == [0]
+
+
+def test_soft_q_knows_the_best_of_values_whose_sum_no_float_holds():
+    sampler = exploring(EpsilonGreedySampler(2), type="SoftQ", present={"temperature": 1.0})
+    logp = sampler.log_prob(np.float32([[2e38, 3e38], [3e38, 2e38]]), np.array([1, 0]))
+    np.testing.assert_array_equal(logp, [0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("runner", "told"), [(0, "first"), (1, "first"), (2, "second"), (5, "last")]
+)
+def test_each_runner_is_told_its_own_exploration(runner, told):
+    said = []
+    policies = {"p": SimpleNamespace(set_exploration=said.append)}
+    for_runners = ("first", "second", "last")
+    tell_exploration(policies, {"p": for_runners, "of another runner": "other"}, runner)
+    tell_exploration(policies, {"p": "common"}, runner)
+    assert said == [told, "common"]
 
 
 @pytest.mark.parametrize("own", [EpsilonGreedySampler(4, masked=True), CategoricalSampler(4)])
