@@ -132,7 +132,8 @@ def dqn_loss(
         choosing = next_values
         if double_q:
             choosing = module.forward_train(following)[col.ACTION_DIST_INPUTS]
-        targets = one_step_targets(rows, next_values, choosing, value_rescaling)
+        bootstrap = values_of_best(next_values, choosing)
+        targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling)
     losses = functional.huber_loss(chosen, targets, reduction="none")
     loss = (rows[col.WEIGHTS] * losses).mean()
     errors = chosen.detach() - targets
@@ -162,7 +163,8 @@ def dqn_gradient(
     following = {col.OBS: rows[col.NEXT_OBS]}
     next_values, _ = target.vjp(following)
     choosing = module.vjp(following)[0] if double_q else next_values
-    targets = one_step_targets(rows, next_values, choosing, value_rescaling).numpy()
+    bootstrap = values_of_best(next_values, choosing)
+    targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling).numpy()
     values, weights = outputs.numpy(), rows[col.WEIGHTS].numpy()
     taken = np.arange(len(values)), rows[col.ACTIONS].numpy()
     chosen = values[taken]
@@ -174,14 +176,6 @@ def dqn_gradient(
     losses = clipped * (errors - 0.5 * clipped)  # Huber's
     by_row = {"total_loss": weights * losses, "q_mean": chosen, "td_error_mean": abs(errors)}
     return {**means_of_rows(by_row), "td_errors": torch.from_numpy(errors)}
-
-
-def one_step_targets(
-    rows: dict[str, Tensor], next_values: Tensor, choosing: Tensor, value_rescaling: bool
-) -> Tensor:
-    """y of `dqn_loss`, ``[M]``; a step here are the n that the replay buffer put together."""
-    bootstrap = values_of_best(next_values, choosing)
-    return bellman_targets(rows, bootstrap, rescaled=value_rescaling)
 
 
 def c51_loss(

@@ -179,9 +179,9 @@ def add_advantages(
 
     One forward pass over the T + 1 observations of each slot, and the final ones of episodes, gives
     V(s) and V(s') of every row. The old log-probabilities come from it too, so that the probability
-    ratio of the first minibatch is exactly 1 where the gradient has a closed form, and 1 but for
-    the last bits elsewhere. Modules that put out values when they act are asked only for what
-    followed the last steps, and for final observations.
+    ratio of the first minibatch is exactly 1 where the gradient is computed in closed form, and 1
+    but for the last bits elsewhere. Modules that put out values when they act are asked only for
+    what followed the last steps, and for final observations.
 
     Returns:
         The explained variance of the values, None where the targets do not vary.

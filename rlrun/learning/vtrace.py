@@ -25,12 +25,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch, Rows
+from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import (
     backward_sums,
     chunk_lengths,
@@ -117,7 +117,7 @@ def vtrace_of_rows(
     return back(targets), back(advantages)
 
 
-@torch.no_grad()
+@closed_form
 def add_vtrace(
     rows: LoadedBatch,
     batch: SampleBatch,

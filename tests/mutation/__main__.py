@@ -114,6 +114,8 @@ def tests_by_function(calls: Path, workers: int) -> dict[str, list[Test]]:
     for file in sorted(calls.glob("*.jsonl")):
         for line in file.read_text().splitlines():
             row = json.loads(line)
+            if row["test"].startswith(NOT_RUN):
+                continue
             for function in row["functions"]:
                 found[function].append(Test(row["test"], row["seconds"], len(row["functions"])))
     return {name: sorted(tests, key=lambda test: test.price(name)) for name, tests in found.items()}

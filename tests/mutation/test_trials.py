@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation import __main__ as mutation
+
 TRIALS = Path(__file__).with_name("trials.py")
 SOURCE = """
 class Sum:
@@ -35,6 +37,23 @@ def test_another_process():
 def test_wrong_without_a_mutant():
     assert Sum().of(2, 3) == 7
 """
+
+
+def test_tests_of_a_functions_own_room_come_first_and_those_that_read_the_source_not_at_all(
+    tmp_path,
+):
+    recorded = {
+        "tests/house/test_budgets.py::test_calls": 0.1,
+        "tests/actors/test_group.py::test_quick": 0.1,
+        "tests/replay/test_buffers.py::test_slower": 0.5,
+        "tests/replay/test_sums.py::test_slowest": 2.0,
+    }
+    called = ["replay/sums.py:Sum.of"]
+    rows = [{"test": name, "seconds": s, "functions": called} for name, s in recorded.items()]
+    (tmp_path / "1.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tests,) = mutation.tests_by_function(tmp_path, 1).values()
+    named, near, other = list(recorded)[:0:-1]
+    assert [test.id for test in tests] == [named, near, other]
 
 
 @pytest.fixture
