@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -60,6 +61,7 @@ class Trials:
         self._items: dict[str, pytest.Item] = {}
         self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
         self._passes: dict[str, bool] = {}
+        self._later = count(1)  # seconds
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -84,6 +86,9 @@ class Trials:
         original, times = path.read_text(), path.stat()
         while True:
             path.write_text(trial.source)
+            # Compiled files are told apart by size and second, which mutants may have in common.
+            changed = times.st_mtime_ns + next(self._later) * 10**9
+            os.utime(path, ns=(changed, changed))
             try:
                 killed_by = self._first_failure(tests, trial)
             finally:
