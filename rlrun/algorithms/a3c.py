@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.algorithms.a2c import a2c_loss
+from rlrun.algorithms.a2c import a2c_gradient, a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.asynchronous import FragmentStream
 from rlrun.algorithms.on_policy import ActorCriticTraining
@@ -96,7 +96,10 @@ class A3CPolicy(TorchPolicy):
             "vf_loss_coeff": training.vf_loss_coeff,
             "entropy_coeff": self._entropy_coeff,
         }
-        means = learner.compute_gradients(rows.microbatches(None), rows.size, a2c_loss, arguments)
+        gradient = a2c_gradient if self.module.has_vjp else None
+        means = learner.compute_gradients(
+            rows.microbatches(None), rows.size, a2c_loss, arguments, gradient
+        )
         statistics = {name: float(value) for name, value in means.items()}
         if explained is not None:
             statistics["vf_explained_variance"] = explained

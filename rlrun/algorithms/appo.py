@@ -48,7 +48,7 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import LoadedBatch
 from rlrun.learning.returns import standardized_advantages
-from rlrun.learning.vtrace import add_vtrace
+from rlrun.learning.vtrace import add_target, add_vtrace
 from rlrun.policies.rl_module import ActorCritic, RLModule
 from rlrun.replay.circular_buffer import CircularBuffer
 
@@ -196,8 +196,9 @@ class APPOUpdater:
         for _ in range(repeats if self._buffer.filled else 1):
             batch, rows = self._buffer.sample(policy.rng)
             drawn = replace(policy, batch=batch, rows=rows)
+            target_logp = add_target(rows, self.target.module)
             for _ in range(training.num_epochs):
-                traced = self._trace(drawn)
+                traced = self._trace(drawn, target_logp)
                 epochs.append(
                     drawn.epochs(appo_loss, arguments, minibatch_size=size, gradient=gradient)
                 )
@@ -207,11 +208,13 @@ class APPOUpdater:
         self._kl.adapt(means.get("kl"))
         return {**means, **traced, "lr": policy.lr, **in_force}
 
-    def _trace(self, policy: PolicyUpdate[APPOTraining]) -> dict[str, float | None]:
+    def _trace(
+        self, policy: PolicyUpdate[APPOTraining], target_logp: Tensor
+    ) -> dict[str, float | None]:
         """V-trace from mu to the target policy, with the learner's values."""
         rows, training = policy.rows, self._training
         traced = add_vtrace(
-            rows, policy.batch, policy.module, training.vtrace, target=self.target.module
+            rows, policy.batch, policy.module, training.vtrace, target_logp=target_logp
         )
         if training.normalize_advantages:
             rows.columns = standardized_advantages(rows.columns)

@@ -88,12 +88,19 @@ class PolicyUpdate(Generic[T]):
         return value_at(schedule, self.env_steps)
 
     def one_step(
-        self, loss: Loss, arguments: Mapping[str, Any], microbatch_size: int | None = None
+        self,
+        loss: Loss,
+        arguments: Mapping[str, Any],
+        microbatch_size: int | None = None,
+        *,
+        gradient: Gradient | None = None,
     ) -> dict[str, float | None]:
         """One gradient step on all rows, ``microbatch_size`` at a time; statistics and ``lr``."""
         rows, lr = self.rows, self.lr
         microbatches = rows.microbatches(microbatch_size)
-        means = self.learner.accumulate(microbatches, rows.size, loss, arguments, lr=lr)
+        means = self.learner.accumulate(
+            microbatches, rows.size, loss, arguments, lr=lr, gradient=gradient
+        )
         return {**{name: float(value) for name, value in means.items()}, "lr": lr}
 
     def epochs(

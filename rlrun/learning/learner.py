@@ -133,6 +133,7 @@ class Learner:
         loss_arguments: Mapping[str, Any],
         *,
         lr: float,
+        gradient: Gradient | None = None,
     ) -> Statistics:
         """One gradient step on all microbatches of a batch, which are loaded one after another.
 
@@ -141,13 +142,13 @@ class Learner:
 
         Args:
             microbatches: rows of the batch, together ``num_rows``.
-            loss: a mean over its rows, called as in `update`.
+            loss, gradient: of a mean over rows, called as in `update`.
 
         Returns:
             Statistics, scalars on the device, averaged over rows, or the extremes of ``min_*`` and
             ``max_*``; ``grad_norm`` is of the step.
         """
-        means = self.compute_gradients(microbatches, num_rows, loss, loss_arguments)
+        means = self.compute_gradients(microbatches, num_rows, loss, loss_arguments, gradient)
         means["grad_norm"] = self.apply_gradients(lr)
         return means
 
@@ -157,23 +158,27 @@ class Learner:
         num_rows: int,
         loss: Loss,
         loss_arguments: Mapping[str, Any],
+        gradient: Gradient | None = None,
     ) -> Statistics:
         """The first half of `accumulate`: leaves the gradients in `parameters.grads`."""
-        function, group = self._in_force(loss), self.group
+        if gradient is None or self._by_autograd:
+            gradient = self._gradient_of(loss)
+        grads, group = self.parameters.grads, self.group
         means: Statistics = {}
-        self.parameters.zero_grad()
+        total = torch.zeros_like(grads)
         for whole in microbatches:
             rows, weight = (whole, 1.0) if group is None else group.part_of(whole)
             share = weight * count_rows(whole[col.OBS]) / num_rows
-            total, statistics = function(self.module, rows, **loss_arguments)
-            (total * share).backward()
+            statistics = gradient(self.module, rows, **loss_arguments)
+            total.add_(grads, alpha=share)
             for name, value in statistics.items():
                 if name.startswith(EXTREMES):
                     pick = torch.fmin if name.startswith("min_") else torch.fmax
-                    means[name] = pick(value, means.get(name, value))
+                    means[name] = pick(value, means[name]) if name in means else value
                 else:
                     means[name] = value * share + means.get(name, 0.0)
-        return means if group is None else group.all_reduce(self.parameters.grads, means)
+        grads.copy_(total)
+        return means if group is None else group.all_reduce(grads, means)
 
     def apply_gradients(self, lr: float) -> Tensor | float:
         """The second half: a step along `parameters.grads`; returns their norm before clipping."""

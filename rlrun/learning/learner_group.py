@@ -121,10 +121,11 @@ class LearnerGroup(Learner):
         loss_arguments: Mapping[str, Any],
         *,
         lr: float,
+        gradient: Gradient | None = None,
     ) -> Statistics:
         """See `Learner.accumulate`; each learner takes its part of every microbatch."""
         shipped = [{name: column.cpu() for name, column in rows.items()} for rows in microbatches]
-        arguments = shipped, num_rows, loss, dict(loss_arguments), lr
+        arguments = shipped, num_rows, loss, dict(loss_arguments), {"lr": lr, "gradient": gradient}
         means, weights = self._improve("accumulate", *arguments)
         self.parameters.load(weights)
         return dict(means)
@@ -311,12 +312,12 @@ class LearnerHost:
         num_rows: int,
         loss: Loss,
         loss_arguments: Mapping[str, Any],
-        lr: float,
+        settings: Mapping[str, Any],
     ) -> tuple[dict[str, float], NDArray[np.float32] | None]:
         """See `Learner.accumulate`; with the weights, if this is the first learner."""
         device = self._learner.device
         moved = ({name: col.to(device) for name, col in rows.items()} for rows in microbatches)
-        means = self._learner.accumulate(moved, num_rows, loss, loss_arguments, lr=lr)
+        means = self._learner.accumulate(moved, num_rows, loss, loss_arguments, **settings)
         return {name: float(value) for name, value in means.items()}, self._weights()
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -199,16 +199,23 @@ def add_advantages(
         lambda_=lambda_,
     )
     rows.add(col.ACTION_DIST_INPUTS, inputs)
-    actions = rows.columns[col.ACTIONS]
-    logp: Array | Tensor
-    if module.has_vjp:  # to the bit as a loss in closed form computes them
-        logp, *_ = module.distribution.logp_entropy_vjp(inputs.numpy(), actions.numpy())
-    else:
-        logp = module.distribution.logp(inputs, actions)
-    rows.add(col.ACTION_LOGP, logp)
+    rows.add(col.ACTION_LOGP, logp_as_in_losses(module, inputs, rows.columns[col.ACTIONS]))
     rows.add(col.VF_PREDS, old_values)
     rows.add(col.ADVANTAGES, advantages)
     # The targets use the advantages before any normalisation.
     rows.add(col.VALUE_TARGETS, rows.columns[col.ADVANTAGES] + old_values)
     targets = rows.columns[col.VALUE_TARGETS].cpu().numpy()
     return explained_variance(targets, old_values.cpu().numpy())
+
+
+def logp_as_in_losses(module: RLModule, inputs: Tensor, actions: Any) -> Tensor:
+    """Log-probabilities of actions, float32 ``[N]``, to the bit as the module's losses have them.
+
+    Args:
+        inputs: of the action distribution, ``[N, P]``.
+        actions: ``[N, ...]``.
+    """
+    if not module.has_vjp:
+        return module.distribution.logp(inputs, actions)
+    logp, *_ = module.distribution.logp_entropy_vjp(inputs.numpy(), actions.numpy())
+    return torch.from_numpy(logp)

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
@@ -36,6 +37,7 @@ from rlrun.learning.returns import (
     chunk_lengths,
     explained_variance,
     in_time_major,
+    logp_as_in_losses,
     outputs_as_acted,
 )
 from rlrun.policies.rl_module import RLModule
@@ -124,7 +126,7 @@ def add_vtrace(
     module: RLModule,
     settings: VTraceSettings,
     *,
-    target: RLModule | None = None,
+    target_logp: Tensor | None = None,
 ) -> dict[str, float | None]:
     """Add the value targets and advantages of V-trace, as numbers without gradient.
 
@@ -133,20 +135,15 @@ def add_vtrace(
     forward pass over all observations.
 
     Args:
-        target: correct for this policy instead of ``module``'s, and add its `action_logp` and
-            `action_dist_inputs`; values still come from ``module``.
+        target_logp: correct for the policy that these ``[N]`` are of, instead of ``module``'s.
 
     Returns:
         ``mean_ratio`` of the importance weights, and the explained variance of the values (None
         where the targets do not vary).
     """
     inputs, values, next_values = outputs_as_acted(rows, module)
-    if target is not None:
-        inputs, _, _ = outputs_as_acted(rows, target)
-    target_logp = module.distribution.logp(inputs, rows.columns[col.ACTIONS])
-    if target is not None:
-        rows.add(col.ACTION_DIST_INPUTS, inputs)
-        rows.add(col.ACTION_LOGP, target_logp)
+    if target_logp is None:
+        target_logp = module.distribution.logp(inputs, rows.columns[col.ACTIONS])
     log_ratios = target_logp.cpu().numpy() - batch.column(col.ACTION_LOGP)
     predictions = values.cpu().numpy()
     targets, advantages = vtrace_of_rows(
@@ -165,6 +162,16 @@ def add_vtrace(
         "mean_ratio": float(np.exp(log_ratios).mean()),
         "vf_explained_variance": explained_variance(targets, predictions),
     }
+
+
+@closed_form
+def add_target(rows: LoadedBatch, target: RLModule) -> Tensor:
+    """Add `action_dist_inputs` ``[N, P]`` and `action_logp` ``[N]`` of a policy; returns these."""
+    inputs, _, _ = outputs_as_acted(rows, target)
+    logp = logp_as_in_losses(target, inputs, rows.columns[col.ACTIONS])
+    rows.add(col.ACTION_DIST_INPUTS, inputs)
+    rows.add(col.ACTION_LOGP, logp)
+    return logp
 
 
 def weigh_advantages(rows: LoadedBatch, batch: SampleBatch) -> None:

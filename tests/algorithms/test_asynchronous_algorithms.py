@@ -11,6 +11,7 @@ from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.batch_arithmetic import stream_length, stream_problems
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig
+from rlrun.learning.loaded_batch import LoadedBatch
 
 CONFIGS = {"IMPALA": IMPALAConfig, "APPO": APPOConfig, "A3C": A3CConfig}
 TWO_STATES = "rlrun.envs.examples:RepeatAfterMe"  # name the token you see: return 10
@@ -157,6 +158,24 @@ def test_appo_uses_a_batch_as_often_as_its_buffer_says(built):
     algorithm = built(configured("APPO", runners=0, **buffer))
     rows = [algorithm.train() for _ in range(4)]
     assert [stats(row)["num_updates"] for row in rows] == [1, 3, 3, 3]  # it fills with two
+
+
+def test_appo_asks_its_target_policy_once_for_all_epochs(built, monkeypatch):
+    """Its answer stays; the values of the network that learns are computed for each epoch."""
+    algorithm = built(configured("APPO", runners=0, num_epochs=3))
+    algorithm.train()
+    asked, outputs = [], LoadedBatch.outputs
+
+    def counted(rows, module, *arguments):
+        asked.append(module)
+        return outputs(rows, module, *arguments)
+
+    monkeypatch.setattr(LoadedBatch, "outputs", counted)
+    algorithm.train()
+    (updater,) = algorithm.updaters.values()
+    learned = algorithm.learners["default_policy"].module
+    assert [module is updater.target.module for module in asked] == [True, False, False, False]
+    assert [module is learned for module in asked] == [False, True, True, True]
 
 
 def test_appo_renews_its_target_policy_every_few_updates(built):

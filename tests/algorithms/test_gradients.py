@@ -1,5 +1,7 @@
 """Gradients in closed form against autograd's of the same losses, and where they are used."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from loss_cases import (
@@ -133,6 +135,24 @@ def test_a2c_which_is_impala_too(space):
     batch = on_policy_rows(learner.module, space, NUM_ROWS)
     arguments = {"vf_loss_coeff": 0.5, "entropy_coeff": 0.01}
     assert_same(learner, a2c_loss, a2c_gradient, batch, arguments)
+
+
+def test_gradients_of_microbatches_add_up_to_that_of_their_batch():
+    learner = learner_of(actor_critic(DISCRETE, **HIDDEN))
+    batch = on_policy_rows(learner.module, DISCRETE, NUM_ROWS)
+    arguments = {"vf_loss_coeff": 0.5, "entropy_coeff": 0.01}
+    found = []
+    for bounds in ([0, NUM_ROWS], [0, 10, 50, NUM_ROWS]):
+        parts = [{name: x[a:b] for name, x in batch.items()} for a, b in pairwise(bounds)]
+        for gradient in (None, a2c_gradient):
+            means = learner.compute_gradients(parts, NUM_ROWS, a2c_loss, arguments, gradient)
+            found.append(
+                (learner.parameters.grads.clone(), {k: float(x) for k, x in means.items()})
+            )
+    (expected, statistics), *others = found
+    for grads, means in others:
+        torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-6)
+        assert means == pytest.approx(statistics, rel=1e-4)
 
 
 @pytest.mark.parametrize("kl_coeff", [0.0, 0.3])

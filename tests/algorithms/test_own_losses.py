@@ -47,12 +47,13 @@ def test_the_hook_changes_the_loss_of_every_algorithm_and_reports(built, name) -
     assert statistics["mine"] == 7.0
 
 
-@pytest.mark.parametrize("name", ["A2C", "PG"])
-def test_a_hook_that_changes_nothing_changes_nothing(built, name) -> None:
+@pytest.mark.parametrize(("name", "rel"), [("A2C", 1e-5), ("PG", 0.0)])
+def test_a_hook_that_changes_nothing_changes_nothing(built, name, rel) -> None:
+    """But for the last bits, where the gradient is computed in closed form without one."""
     with_hook, plain = (trained(built, name, hook) for hook in ("unchanged", None))
     stats = learner_stats(with_hook)
     assert stats.pop("seen") == 1.0
-    assert stats == learner_stats(plain)
+    assert stats == pytest.approx(learner_stats(plain), rel=rel, abs=rel)
 
 
 def test_what_a_hook_must_return_is_said(built) -> None:

@@ -83,8 +83,8 @@ def test_vtrace_has_its_clips(learning, seen_by, config):
     ("config", "module", "loss", "more"),
     [
         (PPOConfig, ppo, "ppo_gradient", {"clip_param": 0.15}),
-        (A2CConfig, a2c, "a2c_loss", {}),
-        (A3CConfig, a3c, "a2c_loss", {}),
+        (A2CConfig, a2c, "a2c_gradient", {}),
+        (A3CConfig, a3c, "a2c_gradient", {}),
         (IMPALAConfig, impala, "a2c_gradient", {}),
         (APPOConfig, appo, "appo_gradient", {"clip_param": 0.15}),
     ],

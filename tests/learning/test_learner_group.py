@@ -146,7 +146,7 @@ def test_the_actor_of_one_learner_makes_its_steps_and_goes_back_to_where_it_bega
     assert statistics == pytest.approx(alone.update(minibatches, a2c_loss, A2C, **steps))
     np.testing.assert_array_equal(weights, alone.get_weights())
     microbatches = list(rows.microbatches(16))
-    means, weights = host.accumulate(microbatches, rows.size, a2c_loss, A2C, 1e-2)
+    means, weights = host.accumulate(microbatches, rows.size, a2c_loss, A2C, {"lr": 1e-2})
     assert means == alone.accumulate(microbatches, rows.size, a2c_loss, A2C, lr=1e-2)
     np.testing.assert_array_equal(weights, alone.get_weights())
 
@@ -180,7 +180,7 @@ def test_each_learner_of_a_group_draws_other_numbers_and_the_first_alone_returns
         for seed in (2**32 - 1, 2**32 - 1, 5):
             host.begin(seed)
             drawn.append((rank, seed, float(torch.rand(()))))
-        weights.append(host.accumulate([], 1, a2c_loss, A2C, 0.0)[1])
+        weights.append(host.accumulate([], 1, a2c_loss, A2C, {"lr": 0.0})[1])
     assert len({number for *_, number in drawn}) == 4  # equal seeds give equal numbers
     assert weights[0] is not None
     assert weights[1] is None
