@@ -82,7 +82,14 @@ CASES = (
     Case("dqn-lunarlander", "dqn", "LunarLander-v3", 100_000, 5),
     Case("sac-mountaincar-continuous", "sac", "MountainCarContinuous-v0", 50_000, 5),
     Case("ppo-mountaincar", "ppo", "MountainCar-v0", 1_000_000, 5),
-    Case("ppo-acrobot", "ppo", "Acrobot-v1", 1_000_000, 5, IN_ONE_PROCESS),
+    Case(
+        "ppo-acrobot",
+        "ppo",
+        "Acrobot-v1",
+        1_000_000,
+        5,
+        (*IN_ONE_PROCESS, "training.lr=[[0, 3e-3], [1_000_000, 0.0]]"),
+    ),
     Case("ppo-lunarlander", "ppo", "LunarLander-v3", 1_000_000, 5, IN_ONE_PROCESS),
 )
 

@@ -10,11 +10,24 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks import equal_work, harness, kinds_of_work, replay_work, slow_env, time_to_solve
+from benchmarks import (
+    asynchronous_work,
+    equal_work,
+    harness,
+    kinds_of_work,
+    replay_work,
+    slow_env,
+    time_to_solve,
+)
 from benchmarks.record import Record
 from benchmarks.summary import Range, paired_ratio
 
-COLORS = {"Stable-Baselines3": "#4c78a8", "CleanRL": "#f58518", "RLlib": "#54a24b"}
+COLORS = {
+    "Stable-Baselines3": "#4c78a8",
+    "CleanRL": "#f58518",
+    "RLlib": "#54a24b",
+    "Sample Factory": "#b279a2",
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,15 @@ def rows() -> list[Row]:
             slow_env.BENCHMARK,
             harness.RLRUN_2.name,
             {sb3: harness.SB3.name, "RLlib": harness.RLLIB_2.name},
+        ),
+        Row(
+            "APPO, CartPole-v1, two processes that sample",
+            asynchronous_work.BENCHMARK,
+            asynchronous_work.OURS.name,
+            {
+                "Sample Factory": "Sample Factory, APPO, 2 workers",
+                "RLlib": "RLlib, APPO, 2 runners",
+            },
         ),
         *(
             Row(f"PPO, {title}", kinds_of_work.BENCHMARK, f"rlrun, {work}", {sb3: f"{sb3}, {work}"})

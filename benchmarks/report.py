@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import (
+    asynchronous_work,
     equal_work,
     kinds_of_work,
     learning,
@@ -25,6 +26,7 @@ SECTIONS = (
     (equal_work, "Equal work: CartPole-v1, env steps per second"),
     (kinds_of_work, "Equal work of other kinds: PPO, steps per second"),
     (replay_work, "Equal work with replay: DQN on CartPole-v1, SAC on Pendulum-v1"),
+    (asynchronous_work, "Asynchronous work: APPO on CartPole-v1, env steps per second"),
     (slow_env, "An env step that costs 100 µs"),
     (scaling, "Weak scaling: an env step that sleeps 10 ms, a cluster of four nodes"),
     (start_up, "Start-up and memory"),

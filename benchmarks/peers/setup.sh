@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates the peers' virtual environments: benchmarks/peers/setup.sh [sb3] [zoo] [rllib] [cleanrl]
+# Creates environments of the peers: benchmarks/peers/setup.sh [sb3|zoo|rllib|cleanrl|sample_factory ...]
 #
 # They live outside the repository, in $RLRUN_BENCH_HOME (default ~/.cache/rlrun-bench):
 # venvs/<peer>, and CleanRL's checkout in cleanrl/ unless CLEANRL_DIR names one. What is already
@@ -27,7 +27,7 @@ install_peer() { # name, packages...
 }
 
 if [[ $# -eq 0 ]]; then
-    set -- sb3 zoo rllib cleanrl
+    set -- sb3 zoo rllib cleanrl sample_factory
 fi
 for peer; do
     echo "setting up $peer"
@@ -39,6 +39,7 @@ for peer; do
             opencv-python-headless pettingzoo==1.27.0 supersuit==3.11.0
         ;;
     rllib) install_peer rllib "ray[rllib]==2.60.0" ;;
+    sample_factory) install_peer sample_factory sample-factory==2.1.1 ;;
     cleanrl)
         # gymnasium 0.29.1 is what CleanRL pins; under 1.x its script never sees an episode end.
         install_peer cleanrl gymnasium==0.29.1 "numpy<2" tyro tensorboard "setuptools<81"
@@ -48,7 +49,7 @@ for peer; do
         fi
         ;;
     *)
-        echo "unknown peer: $peer (sb3, zoo, rllib, cleanrl)" >&2
+        echo "unknown peer: $peer (sb3, zoo, rllib, cleanrl, sample_factory)" >&2
         exit 2
         ;;
     esac
