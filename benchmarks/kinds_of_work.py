@@ -1,10 +1,10 @@
 """Env steps per second of PPO on other kinds of work than CartPole's, beside Stable-Baselines3.
 
-Equal work each: continuous actions, images, a memory, several agents, a clipped value loss; 1,024
-steps a batch, 4 epochs x 4 minibatches, one thread, no GPU, no actors. The peers are in the zoo's
-environment, which has sb3-contrib for the memory and SuperSuit for the agents. A third contender
-steps the environments alone: what is left without their time is the framework's. With the defaults
-it takes a quarter of an hour, most of it for images and the memory.
+Equal work each: continuous actions, images, a memory, several agents, further terms of the loss;
+1,024 steps a batch, 4 epochs x 4 minibatches, one thread, no GPU, no actors. The peers are in the
+zoo's environment, which has sb3-contrib for the memory and SuperSuit for the agents. A third
+contender steps the environments alone: what is left without their time is the framework's. With the
+defaults it takes a quarter of an hour, most of it for images and the memory.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from benchmarks.record import Record
 BENCHMARK = "kinds_of_work"
 KINDS = {
     "value-clipping": "CartPole-v1, clipped value loss",
+    "kl": "CartPole-v1, a KL term (rlrun's alone)",
     "pendulum": "Pendulum-v1, continuous actions",
     "halfcheetah": "HalfCheetah-v5, continuous actions",
     "lstm": "CartPole-v1, LSTM of 64 units",

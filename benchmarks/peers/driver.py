@@ -41,6 +41,8 @@ class EqualWork:
     agents: int = 1
     """Agents of an environment, all with one policy; a row of a batch is a step of one of them."""
     vf_clip: float | None = None
+    kl_coeff: float = 0.0
+    """Start of the adaptive weight of KL(old || new policy); Stable-Baselines3 has no such term."""
     num_envs: int = 8
     rollout_length: int = 128
     hidden: tuple[int, ...] = (64, 64)
@@ -68,6 +70,7 @@ WORKS = {
     "cartpole": EqualWork(),
     "slow-cartpole": EqualWork(env="benchmarks.environments:slow_cartpole"),
     "value-clipping": EqualWork(vf_clip=0.2),
+    "kl": EqualWork(kl_coeff=0.2),
     "pendulum": EqualWork(env="Pendulum-v1"),
     "halfcheetah": EqualWork(env="HalfCheetah-v5"),
     "lstm": EqualWork(network="lstm"),

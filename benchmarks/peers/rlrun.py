@@ -33,6 +33,7 @@ def trainer(task: Any) -> Callable[[], Iteration]:
             lambda_=work.lambda_,
             clip_param=work.clip,
             vf_clip_param=work.vf_clip,
+            kl_coeff=work.kl_coeff,
             vf_loss_coeff=work.vf_coeff,
             entropy_coeff=work.entropy_coeff,
             grad_clip=work.grad_clip,

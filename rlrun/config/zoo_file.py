@@ -96,6 +96,8 @@ SAME: dict[str, str] = {
 }
 """Settings that take the same value here."""
 
+STAND_FOR = {"atari": "all Atari games", "default": "environments without an entry"}
+"""Entries that are of no environment."""
 SCHEDULES = {"learning_rate": "training.lr", "clip_range": "training.clip_param"}
 """Settings that may fall to 0 over the run, as ``lin_0.001``."""
 
@@ -237,8 +239,9 @@ class _ZooSettings(OldSettings):
     # Environment
 
     def _env(self) -> None:
-        if self.name == "atari":
-            message = "stands for all Atari games: copy its settings under the name of one"
+        if self.name in STAND_FOR:
+            what = STAND_FOR[self.name]
+            message = f"stands for {what}: copy its settings under the name of one"
             self.refuse(self.node, "env", message)
         name = ENV_IDS.get(self.name, self.name)
         arguments = self.value("env_kwargs", {})

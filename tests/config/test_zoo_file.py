@@ -145,10 +145,12 @@ def test_what_cannot_be_translated_is_refused_at_its_line(settings, says, writte
         ("ppo", [], "choose one: name=CartPole-v1"),
         ("ppo", ["name=CartPole"], "there is no environment 'CartPole'"),
         ("ppo", ["name=atari"], "stands for all Atari games"),
+        ("dqn", ["name=default"], "stands for environments without an entry"),
     ],
 )
 def test_a_file_that_is_not_clear_is_refused(algorithm, overrides, says, written):
-    file = written("CartPole-v1: {n_timesteps: 1e5}\natari: {n_timesteps: 1e7}\n", algorithm)
+    entries = "CartPole-v1: {n_timesteps: 1e5}\natari: {n_timesteps: 1e7}\ndefault: {n_timesteps: 1e6}\n"
+    file = written(entries, algorithm)
     if algorithm == "tqc":
         overrides = ["name=CartPole-v1"]
     with pytest.raises(ConfigError, match=says):
