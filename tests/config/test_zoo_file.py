@@ -149,7 +149,8 @@ def test_what_cannot_be_translated_is_refused_at_its_line(settings, says, writte
     ],
 )
 def test_a_file_that_is_not_clear_is_refused(algorithm, overrides, says, written):
-    entries = "CartPole-v1: {n_timesteps: 1e5}\natari: {n_timesteps: 1e7}\ndefault: {n_timesteps: 1e6}\n"
+    names = "CartPole-v1", "atari", "default"
+    entries = "".join(f"{name}: {{n_timesteps: 1e5}}\n" for name in names)
     file = written(entries, algorithm)
     if algorithm == "tqc":
         overrides = ["name=CartPole-v1"]
