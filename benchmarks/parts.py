@@ -12,7 +12,7 @@ from benchmarks.harness import Contender, MeasurementError
 from benchmarks.record import Record
 
 BENCHMARK = "parts"
-GROUPS = ("policy", "single", "env", "gae", "update", "replay", "ray")
+GROUPS = ("policy", "single", "env", "gae", "update", "sac", "replay", "ray")
 CONTENDERS = tuple(Contender(group, group, "parts", ("--group", group)) for group in GROUPS)
 
 

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +20,7 @@ from torch import nn
 
 from benchmarks.peers import driver
 from benchmarks.peers.driver import EqualWork
+from benchmarks.peers.replay_driver import SACWork
 
 WORK = EqualWork()
 OBSERVATION_SPACE = gym.spaces.Box(-10.0, 10.0, (4,), np.float32)
@@ -211,6 +213,62 @@ def update_parts() -> Parts:
     yield "16 gradient steps: torch, Categorical, Adam", _textbook_update(columns)
 
 
+def sac_parts() -> Parts:
+    """An update of SAC as in `SACWork`, and the matrix products in it, which are its bound."""
+    from benchmarks.peers.rlrun_replay import sac_config
+
+    work = SACWork()
+    policy, critic = (3, *work.hidden, 2), (4, *work.hidden, 1)  # of Pendulum-v1
+    rng = np.random.default_rng(0)
+    products = [
+        tuple(rng.normal(size=shape).astype(np.float32) for shape in shapes)
+        for shapes in (
+            *_forward(policy),  # of the next observations
+            *(2 * _forward(critic)),  # the target's
+            *(2 * (_forward(critic) + _to_weights(critic) + _to_inputs(critic)[1:])),
+            *(_forward(policy) + _to_weights(policy) + _to_inputs(policy)[1:]),
+            *(2 * (_forward(critic) + _to_inputs(critic))),  # on the way to the policy
+        )
+    ]
+    outputs = [np.dot(a, b) for a, b in products]
+
+    def multiply() -> None:
+        for (a, b), out in zip(products, outputs, strict=True):
+            np.dot(a, b, out=out)
+
+    algorithm = sac_config().learners(device="cpu", num_threads=1).build()
+    while not algorithm.train()["learners"]["default_policy"]["learner_stats"]["num_updates"]:
+        pass
+    (buffer,), (updater,) = (
+        part.values() for part in (algorithm.replay.buffers, algorithm.replay.updaters)
+    )
+    batch = buffer.sample(work.minibatch_size, rng)
+    yield "SAC, 256 transitions: matrix products alone", multiply
+    yield "SAC, 256 transitions: an update", lambda: updater.update(batch, rng, 0)
+    algorithm.stop()
+
+
+Shapes = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _forward(sizes: tuple[int, ...]) -> list[Shapes]:
+    """Shapes that are multiplied for the output of each layer."""
+    rows = SACWork().minibatch_size
+    return [((rows, i), (i, o)) for i, o in pairwise(sizes)]
+
+
+def _to_weights(sizes: tuple[int, ...]) -> list[Shapes]:
+    """For the gradient of its weights."""
+    rows = SACWork().minibatch_size
+    return [((i, rows), (rows, o)) for i, o in pairwise(sizes)]
+
+
+def _to_inputs(sizes: tuple[int, ...]) -> list[Shapes]:
+    """For the gradient of its input."""
+    rows = SACWork().minibatch_size
+    return [((rows, o), (o, i)) for i, o in pairwise(sizes)]
+
+
 def random_batch() -> dict[str, Any]:
     """Columns of a train batch; learning from noise takes as long as from real data."""
     rng, rows = np.random.default_rng(0), WORK.batch_size
@@ -314,6 +372,7 @@ GROUPS: dict[str, Callable[[], Parts]] = {
     "env": env_parts,
     "gae": gae_parts,
     "update": update_parts,
+    "sac": sac_parts,
     "replay": replay_parts,
     "ray": ray_parts,
 }
