@@ -13,6 +13,7 @@ from benchmarks.record import Record
 BENCHMARK = "equal_work"
 CONTENDERS = (
     harness.RLRUN,
+    harness.RLRUN_VECTOR,
     harness.RLRUN_COMPILED,
     harness.RLRUN_1,
     harness.RLRUN_2,

@@ -62,6 +62,10 @@ class Contender:
 
 RLRUN = Contender("rlrun, 0 runners", "rlrun", "rlrun")
 RLRUN_COMPILED = Contender("rlrun, 0 runners, compiled", "rlrun-compile", "rlrun", ("--compile",))
+RLRUN_VECTOR = Contender(
+    "rlrun, 0 runners, gymnasium's vector", "rlrun-vector", "rlrun", ("--vector-env",)
+)
+"""With the environments of the bare loop."""
 RLRUN_1 = Contender("rlrun, 1 runner", "rlrun-1", "rlrun", ("--runners", "1"))
 RLRUN_2 = Contender("rlrun, 2 runners", "rlrun-2", "rlrun", ("--runners", "2"))
 RLRUN_1_AHEAD, RLRUN_2_AHEAD = (
