@@ -30,6 +30,9 @@ FRAMEWORKS = {
     "environments alone": ("bare_env", "rlrun"),
 }
 """Name -> its driver, and the virtual environment that this runs in."""
+BARE = "bare numpy loop"
+"""The bound of what a framework can reach, of the works that it has been written for."""
+BARE_WORKS = ("value-clipping", "pendulum", "halfcheetah")
 BFLOAT16 = "rlrun in bfloat16"
 CONTENDERS = (
     *(
@@ -37,6 +40,10 @@ CONTENDERS = (
         for work in KINDS
         for name, (driver, peer) in FRAMEWORKS.items()
         if (driver, work) != ("bare_env", "pong")  # each framework has an implementation of its own
+    ),
+    *(
+        Contender(f"{BARE}, {work}", f"bare-{work}", "rlrun", ("--work", work), driver="bare_ppo")
+        for work in BARE_WORKS
     ),
     Contender(
         f"{BFLOAT16}, pong",
@@ -61,7 +68,8 @@ def table(record: Record) -> str:
         rates = [summary.cell(record.values(name, "env_steps_per_s")) for name in names[:2]]
         without = summary.ratio_cell(_less(theirs, alone), _less(ours, alone))
         ratio = summary.ratio_cell(theirs, ours)
-        rows.append([title, *rates, ratio, summary.cell(alone, 1), without])
+        share = summary.ratio_cell(record.values(f"{BARE}, {work}", "total_ms"), ours)
+        rows.append([title, *rates, ratio, summary.cell(alone, 1), without, share])
     header = [
         "",
         "rlrun, steps/s",
@@ -69,6 +77,7 @@ def table(record: Record) -> str:
         "rlrun is x times as fast",
         "environments alone, ms",
         "x without their time",
+        "of a bare numpy loop's rate",
     ]
     return f"{summary.markdown_table(header, rows)}\n\n{summary.footer(record)}"
 

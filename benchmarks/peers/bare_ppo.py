@@ -1,9 +1,11 @@
 """PPO of `EqualWork` as a bare loop in numpy: the bound of what a framework can reach here.
 
-gymnasium's own vector of CartPoles, arrays, and the gradient written out. No seeds of episodes,
-counts, checks or results; steps in which environments reset themselves are learned from, too.
+gymnasium's vector of environments (CartPole's own, where there is one), arrays, and the gradient
+written out. No seeds of episodes, counts, checks or results; steps in which environments reset
+themselves are learned from, too.
 """
 
+import math
 import time
 from itertools import pairwise
 from typing import Any
@@ -12,23 +14,29 @@ import gymnasium as gym
 import numpy as np
 
 from benchmarks.peers import driver
-from benchmarks.peers.driver import EqualWork, Iteration
+from benchmarks.peers.driver import WORKS, EqualWork, Iteration
 
 Array = Any
+WORKS_OF_MLPS = ("cartpole", "value-clipping", "pendulum", "halfcheetah")
 
 
 class Network:
-    """Two MLPs with tanh, for actions and values, as views of one vector."""
+    """Two MLPs with tanh, for actions and values, as views of one vector.
 
-    def __init__(self, hidden: tuple[int, ...], rng: np.random.Generator) -> None:
+    Behind them in the vector are log standard deviations, of continuous actions.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, work: EqualWork, rng: np.random.Generator, *, free: bool
+    ) -> None:
         shapes = [
-            (i, o) for last in (2, 1) for i, o in pairwise((4, *hidden, last))
+            (i, o) for last in (outputs, 1) for i, o in pairwise((inputs, *work.hidden, last))
         ]  # [inputs, outputs]
         sizes = [size for i, o in shapes for size in (i * o, o)]
-        self.vector, self.gradient = np.zeros((2, sum(sizes)), np.float32)
-        weights, gradients = (
-            np.split(x, np.cumsum(sizes)[:-1]) for x in (self.vector, self.gradient)
-        )
+        num_free = outputs if free else 0
+        self.vector, self.gradient = np.zeros((2, sum(sizes) + num_free), np.float32)
+        weights, gradients = (np.split(x, np.cumsum(sizes)) for x in (self.vector, self.gradient))
+        self.log_std, self.d_log_std = weights.pop(), gradients.pop()
         layers = [
             (w.reshape(s), b, dw.reshape(s), db)
             for s, w, b, dw, db in zip(
@@ -92,60 +100,113 @@ def log_softmax(logits: Array) -> Array:
 
 def learn(network: Network, work: EqualWork, rows: dict[str, Array]) -> None:
     """Leave the gradient of PPO's loss on a minibatch."""
-    index, count = np.arange(len(rows["obs"])), len(rows["obs"])
+    count = len(rows["obs"])
     acted, valued = forward(network.policy, rows["obs"]), forward(network.value, rows["obs"])
-    logs = log_softmax(acted[-1])
-    probabilities = np.exp(logs)
-    ratio = np.exp(logs[index, rows["actions"]] - rows["logp"])
+    act = continuous if len(network.log_std) else discrete
+    logp, to_outputs = act(network, acted[-1], rows["actions"])
+    ratio = np.exp(logp - rows["logp"])
     gain = rows["advantages"] * ratio
     clipped = rows["advantages"] * ratio.clip(1.0 - work.clip, 1.0 + work.clip)
     d_logp = (gain <= clipped) * gain / -count
-    entropy = -(probabilities * logs).sum(axis=1, keepdims=True)
-    d = probabilities * (logs + entropy) * (work.entropy_coeff / count)
-    d -= d_logp[:, None] * probabilities
-    d[index, rows["actions"]] += d_logp
-    backward(network.policy, acted, d)
-    errors = valued[-1] - rows["targets"][:, None]
-    backward(network.value, valued, errors * np.float32(work.vf_coeff / count))
+    backward(network.policy, acted, to_outputs(d_logp, work.entropy_coeff / count))
+    values = valued[-1][:, 0]
+    errors = values - rows["targets"]
+    if work.vf_clip is not None:
+        change = values - rows["values"]
+        near = rows["values"] + change.clip(-work.vf_clip, work.vf_clip) - rows["targets"]
+        errors *= (abs(change) <= work.vf_clip) | (errors**2 > near**2)
+    backward(network.value, valued, errors[:, None] * np.float32(work.vf_coeff / count))
+
+
+def discrete(network: Network, logits: Array, actions: Array) -> tuple[Array, Any]:
+    """Log-probabilities ``[N]``, and the way back from their gradient to the logits'."""
+    index = np.arange(len(actions))
+    logs = log_softmax(logits)
+
+    def to_outputs(d_logp: Array, entropy_share: float) -> Array:
+        probabilities = np.exp(logs)
+        entropy = -(probabilities * logs).sum(axis=1, keepdims=True)
+        d = probabilities * (logs + entropy) * entropy_share
+        d -= d_logp[:, None] * probabilities
+        d[index, actions] += d_logp
+        return d
+
+    return logs[index, actions], to_outputs
+
+
+def continuous(network: Network, means: Array, actions: Array) -> tuple[Array, Any]:
+    """The same of a normal distribution with free standard deviations."""
+    precision = np.exp(-network.log_std)
+    scaled = (actions - means) * precision
+    constant = float(network.log_std.sum()) + 0.5 * len(precision) * math.log(2.0 * math.pi)
+
+    def to_outputs(d_logp: Array, entropy_share: float) -> Array:
+        d = scaled * d_logp[:, None]
+        np.add.reduce(d * scaled, axis=0, out=network.d_log_std)
+        network.d_log_std -= d_logp.sum() + entropy_share * len(d_logp)
+        return d * precision
+
+    return -0.5 * (scaled * scaled).sum(axis=1) - constant, to_outputs
+
+
+def estimate(rewards: Array, ends: Array, values: Array, work: EqualWork) -> Array:
+    """Advantages ``[T, B]`` by GAE."""
+    advantages, last = np.zeros_like(rewards), np.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        going = work.gamma * (1.0 - ends[t])
+        last = rewards[t] + going * values[t + 1] - values[t] + going * work.lambda_ * last
+        advantages[t] = last
+    return advantages
 
 
 def trainer(task: Any) -> Any:
     """A function that runs one iteration of the work."""
-    work, rng = EqualWork(), np.random.default_rng(task.seed)
-    network = Network(work.hidden, rng)
+    work, rng = WORKS[task.work], np.random.default_rng(task.seed)
+    mode = "vector_entry_point" if work.env == "CartPole-v1" else "sync"
+    envs = gym.make_vec(work.env, work.num_envs, vectorization_mode=mode)
+    space, num_inputs = envs.single_action_space, envs.single_observation_space.shape[0]
+    is_discrete = isinstance(space, gym.spaces.Discrete)
+    num_outputs = int(space.n) if is_discrete else space.shape[0]
+    network = Network(num_inputs, num_outputs, work, rng, free=not is_discrete)
     optimizer = Adam(network, work)
-    envs = gym.make_vec(work.env, work.num_envs, vectorization_mode="vector_entry_point")
     length, shape = work.rollout_length, (work.rollout_length, work.num_envs)
-    obs = np.zeros((length + 1, work.num_envs, 4), np.float32)
-    actions, ends = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    rewards, logits = np.zeros(shape, np.float32), np.zeros((*shape, 2), np.float32)
-    rows = np.arange(work.batch_size)
+    obs = np.zeros((length + 1, work.num_envs, num_inputs), np.float32)
+    actions = np.zeros(shape, np.int64)
+    if not is_discrete:
+        actions = np.zeros((*shape, num_outputs), np.float32)
+    ends, rewards = np.zeros((2, *shape), np.float32)
+    outputs = np.zeros((*shape, num_outputs), np.float32)
     obs[-1], _ = envs.reset(seed=task.seed)
 
     def sample() -> None:
         obs[0] = obs[-1]
-        noise = rng.gumbel(size=(*shape, 2)).astype(np.float32)
+        if is_discrete:
+            noise = rng.gumbel(size=outputs.shape).astype(np.float32)
+        else:
+            noise = rng.standard_normal(outputs.shape, np.float32) * np.exp(network.log_std)
         for t in range(length):
-            logits[t] = forward(network.policy, obs[t])[-1]
-            actions[t] = (logits[t] + noise[t]).argmax(axis=1)
-            obs[t + 1], rewards[t], terminated, truncated, _ = envs.step(actions[t])
+            outputs[t] = forward(network.policy, obs[t])[-1]
+            if is_discrete:
+                actions[t] = sent = (outputs[t] + noise[t]).argmax(axis=1)
+            else:
+                actions[t] = outputs[t] + noise[t]
+                sent = actions[t].clip(-1.0, 1.0) * space.high
+            obs[t + 1], rewards[t], terminated, truncated, _ = envs.step(sent)
             ends[t] = terminated | truncated
 
     def learn_from_batch() -> None:
-        values = forward(network.value, obs.reshape(-1, 4))[-1].reshape(length + 1, -1)
-        advantages, last = np.zeros(shape, np.float32), np.zeros(work.num_envs, np.float32)
-        for t in reversed(range(length)):
-            going = work.gamma * (1.0 - ends[t])
-            last = rewards[t] + going * values[t + 1] - values[t] + going * work.lambda_ * last
-            advantages[t] = last
+        values = forward(network.value, obs.reshape(-1, num_inputs))[-1].reshape(length + 1, -1)
+        advantages = estimate(rewards, ends, values, work)
+        taken = actions.reshape(work.batch_size, *actions.shape[2:])
+        act = discrete if is_discrete else continuous
         batch = {
-            "obs": obs[:-1].reshape(-1, 4),
-            "actions": actions.reshape(-1),
-            "logp": log_softmax(logits.reshape(-1, 2))[rows, actions.reshape(-1)],
-            "advantages": advantages.reshape(-1),
+            "obs": obs[:-1].reshape(-1, num_inputs),
+            "actions": taken,
+            "logp": act(network, outputs.reshape(-1, num_outputs), taken)[0],
+            "advantages": (advantages.reshape(-1) - advantages.mean()) / advantages.std(),
             "targets": (advantages + values[:-1]).reshape(-1),
+            "values": values[:-1].reshape(-1),
         }
-        batch["advantages"] = (advantages.reshape(-1) - advantages.mean()) / advantages.std()
         for _ in range(work.num_epochs):
             for chosen in np.split(
                 rng.permutation(work.batch_size), work.batch_size // work.minibatch_size
@@ -164,7 +225,7 @@ def trainer(task: Any) -> Any:
 
 
 def main() -> None:
-    task = driver.task_from_command_line(__doc__, works=("cartpole",))
+    task = driver.task_from_command_line(__doc__, works=WORKS_OF_MLPS)
     result = driver.measure_throughput(
         trainer(task), warmup_steps=task.warmup_steps, steps=task.steps
     )

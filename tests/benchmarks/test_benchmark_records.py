@@ -76,14 +76,16 @@ def test_time_of_environments_is_taken_from_both_frameworks(record: Record) -> N
         for name, total_ms in zip(kinds_of_work.FRAMEWORKS, (30.0, 70.0, 10.0), strict=True):
             result = {"total_ms": slowness * total_ms, "env_steps_per_s": 1.0}
             record.add(f"{name}, pendulum", round_, result=result)
+        bare = {"total_ms": slowness * 15.0}
+        record.add(f"{kinds_of_work.BARE}, pendulum", round_, result=bare)
     record.machine = Record(record.path, "", {}).machine
     row = kinds_of_work.table(record).splitlines()[2]
     assert row.startswith("| Pendulum-v1")
     assert row.split(" | ")[3] == "2.33 (2.33\N{EN DASH}2.33)"
-    assert row.endswith("| 3.00 (3.00\N{EN DASH}3.00) |")
+    assert row.endswith("| 3.00 (3.00\N{EN DASH}3.00) | 0.50 (0.50\N{EN DASH}0.50) |")
     for name, total_ms in zip(kinds_of_work.FRAMEWORKS, (12.0, 24.0, 10.0), strict=True):
         record.add(f"{name}, lstm", 1, result={"total_ms": total_ms})
-    assert kinds_of_work.table(record).splitlines()[3].endswith("| \N{EN DASH} |")
+    assert kinds_of_work.table(record).splitlines()[3].endswith("| \N{EN DASH} | \N{EN DASH} |")
 
 
 def test_a_resumed_record_repeats_only_failures(record: Record) -> None:
