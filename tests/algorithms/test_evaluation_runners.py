@@ -168,6 +168,17 @@ class Long(gymnasium.Env[Any, Any]):
         return 0, self._reward, self._left == 0, False, {}
 
 
+def test_stopping_closes_the_environments_of_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Long] = []
+    monkeypatch.setattr(Long, "close", lambda env: closed.append(env))
+    algorithm = config().environment(f"{__name__}:Long").build()
+    algorithm.evaluate()
+    of_evaluation = algorithm.evaluator.runner().foreach_env(lambda env: env.unwrapped)
+    assert not closed
+    algorithm.stop()
+    assert {id(env) for env in of_evaluation} <= {id(env) for env in closed}
+
+
 class Other(Long):
     """Another environment."""
 

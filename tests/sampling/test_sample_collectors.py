@@ -22,8 +22,10 @@ from rlrun.config.schema import (
     TrainingConfig,
 )
 from rlrun.data.view_requirement import ViewRequirement
+from rlrun.envs.agent_slots import SlotStep
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
+from rlrun.sampling.log_collector import LogCollector
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.sample_collector import number_unrolls
 from rlrun.sampling.simple_list_collector import SimpleListCollector
@@ -350,6 +352,48 @@ def test_infos_are_there_where_a_view_asks_for_them():
     for row in np.flatnonzero(same):
         assert before[row + 1] == told[row]
     assert before[0] == {}
+
+
+def two_agents(collector):
+    """A collector of two slots that come and go, and what makes a step of some of them."""
+    made, t = collector(None, (1,), np.float32), np.zeros(2, np.int64)
+    made.set_views(None, {})
+    made.begin_fragment(None)
+    places = np.array([[0, 0], [1, 0]])
+    made.begin_episodes(np.arange(2), np.array([5, 6]), np.zeros((2, 1), np.float32), places)
+
+    def step(*slots):
+        slots = np.array(slots)
+        t[slots] += 1
+        flags = np.zeros((2, len(slots)), np.bool_)
+        obs = np.zeros((len(slots), 1), np.float32)
+        made.act(slots, slots, {})
+        made.add_step(SlotStep(obs[:, 0], *flags, obs, slots=slots, steps=t[slots]), obs)
+
+    return made, step
+
+
+@pytest.mark.parametrize("collector", [LogCollector, SimpleListCollector])
+def test_what_was_discarded_is_not_delivered_later(collector):
+    made, step = two_agents(collector)
+    step(0, 1)
+    step(0, 1)
+    made.discard()
+    made.begin_fragment(None)
+    step(0, 1)
+    assert made.build()["t"].tolist() == [2, 2]
+
+
+def test_the_log_keeps_the_observations_that_are_due_alone():
+    log, step = two_agents(LogCollector)
+    step(0, 1)
+    assert len(log.inputs()) == 2
+    log.end_episodes(np.array([0]))
+    assert len(log.inputs()) == 1
+    for _ in range(3):
+        log.build()
+        assert log.size == 1
+        step(1)
 
 
 @pytest.mark.parametrize("collector", COLLECTORS)
