@@ -167,8 +167,9 @@ def test_filter_on_images_makes_floats() -> None:
 
 
 def test_what_cannot_be_done_is_named() -> None:
-    with pytest.raises(TypeError, match="Text"):
-        pipeline(gym.spaces.Dict(a=gym.spaces.Text(4)))
+    for preprocessor in ("rllib", None):
+        with pytest.raises(TypeError, match="Text"):
+            pipeline(gym.spaces.Dict(a=gym.spaces.Text(4)), preprocessor_pref=preprocessor)
     for space in (NESTED, IMAGE):
         with pytest.raises(ConfigError, match=r"observation_filter.*preprocessor_pref: rllib"):
             pipeline(space, preprocessor_pref=None, observation_filter="MeanStdFilter")

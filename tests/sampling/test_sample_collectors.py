@@ -175,9 +175,18 @@ def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode)
     np.testing.assert_equal(state, as_taken)
 
 
-@pytest.mark.parametrize("then", [{"a": view_of("obs", -1)}, {"b": view_of("actions", "-3:-1")}])
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"a": view_of("obs", -1)},
+        {"b": view_of("actions", "-3:-1")},
+        {"a": view_of("obs", -1), "b": view_of("actions", -1)},
+        {"a": view_of("obs", 1)},
+        {},
+    ],
+)
 def test_views_may_reach_back_less_far_from_a_fragment_on(then):
-    """The past that was kept for the views before is longer, or of further columns."""
+    """The past that was kept for the views before is longer, or of further columns, or too much."""
     before = {"a": view_of("obs", "-3:-1"), "b": view_of("actions", -2)}
     runners = [runner_with(name, 2, before) for name in COLLECTORS]
     for runner in runners:
