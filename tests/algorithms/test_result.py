@@ -107,6 +107,14 @@ def test_the_time_of_a_lap_that_no_phase_counts_is_other():
     assert 0.0 <= seconds["other_s"] < wall
 
 
+def test_a_lap_that_begins_again_has_no_phases():
+    timers = PhaseTimers()
+    with timers.phase("learn"):
+        pass
+    timers.restart()
+    assert timers.lap()[0]["learn_s"] == 0.0
+
+
 def test_the_lag_of_the_policy_is_the_mean_over_fragments_and_the_greatest():
     progress = Progress(PPOConfig().environment("CartPole-v1").experiment())
     replies = [SimpleNamespace(weights_version=version) for version in (7, 4)]

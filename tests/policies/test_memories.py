@@ -334,6 +334,12 @@ def test_attention_forgets_what_is_older_than_its_memory():
     assert differs == [True, True, True, True, False, False], "itself and three steps"
 
 
+def test_attention_begins_without_a_preference_for_content_or_distance():
+    for unit in make("attention", None, "vector", "discrete").units:
+        assert not unit.attention.u.any()
+        assert not unit.attention.v.any()
+
+
 def test_attention_asks_for_its_memory():
     module = make("attention, previous steps", None, "vector", "discrete")
     views = module.view_requirements

@@ -123,6 +123,9 @@ def test_both_image_layouts_give_the_same_numbers() -> None:
     assert not is_image(gym.spaces.Box(0, 255, (3, 4, 3), np.uint8))
     assert not is_image(gym.spaces.Box(0, 255, (9, 4, 3), np.uint8))
     assert is_image(gym.spaces.Box(0, 255, (9, 5, 3), np.uint8))
+    assert not is_image(gym.spaces.Box(0, 255, (3, 4, 9), np.uint8))
+    assert not is_image(gym.spaces.Box(0, 255, (3, 9, 4), np.uint8))
+    assert is_image(gym.spaces.Box(0, 255, (3, 5, 9), np.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
