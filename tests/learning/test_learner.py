@@ -52,6 +52,16 @@ def test_minibatches_partition_the_batch_in_every_epoch(size):
         assert per_epoch[0].tolist() != per_epoch[1].tolist()
 
 
+def test_a_batch_moves_to_another_device_as_a_whole():
+    here = make_learner().load(make_batch(10), (col.ACTIONS,))
+    here.add("again", here.columns[col.ACTIONS])
+    there = here.to(torch.device("meta"))
+    for batch, device in ((here, "cpu"), (there, "meta")):
+        tensors = batch.storage, batch.obs_index, batch.next_obs_index, *batch.columns.values()
+        assert {tensor.device.type for tensor in tensors} == {device}
+    assert there.columns["again"] is there.columns[col.ACTIONS]
+
+
 def test_rows_keep_their_observations():
     batch = make_batch(10)
     for rows in (
