@@ -98,6 +98,11 @@ def test_random_actions_are_uniform_over_those_allowed(own, always):
     np.testing.assert_allclose(logp, -np.log(3), rtol=1e-5)
 
 
+def test_the_rarest_noise_of_categories_is_finite():
+    always_zero = SimpleNamespace(standard_exponential=lambda shape, dtype: np.zeros(shape, dtype))
+    assert np.isfinite(CategoricalSampler(4).draw(always_zero, 2, 3)).all()
+
+
 def test_random_steps_of_a_box_are_uniform_and_then_the_policy_acts():
     sampler = exploring(SquashedGaussianSampler(2), BOX, random_steps=5, present={"random": 1.0})
     row = np.array([2.0, -2.0, 0.0, 0.0], np.float32)

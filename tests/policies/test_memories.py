@@ -334,8 +334,11 @@ def test_attention_forgets_what_is_older_than_its_memory():
     assert differs == [True, True, True, True, False, False], "itself and three steps"
 
 
-def test_attention_begins_without_a_preference_for_content_or_distance():
-    for unit in make("attention", None, "vector", "discrete").units:
+def test_attention_begins_orthogonal_and_without_a_preference_for_content_or_distance():
+    module = make("attention", None, "vector", "discrete")
+    singular = torch.linalg.svdvals(module.project.weight)
+    torch.testing.assert_close(singular, torch.ones_like(singular))
+    for unit in module.units:
         assert not unit.attention.u.any()
         assert not unit.attention.v.any()
 

@@ -137,6 +137,15 @@ def test_an_episode_that_is_too_long_to_be_repeated_is_told_of_once_and_begins_a
         assert set(policy_batch["t"].tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize(("index", "told"), [(0, 1), (1, 1), (2, 0)])
+def test_the_first_runner_alone_tells_of_an_episode_that_is_too_long(index, told, caplog):
+    runner = EnvRunner(
+        RunnerSpec(EnvSpec(use="CartPole-v1"), max_replayed_env_steps=3), runner_index=index
+    )
+    sample(runner, 0, 4)
+    assert caplog.text.count("an episode has 4 env steps") == told
+
+
 @pytest.mark.parametrize(
     ("lengths", "told"),
     [([10_000, 9, 20_001], None), ([10_001, 9, 20_001], "10,001"), ([12_000, 20_000], "20,000")],
