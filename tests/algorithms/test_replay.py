@@ -9,11 +9,13 @@ from tiny import BATCH, learner_stats
 from rlrun import DQNConfig, SACConfig
 from rlrun.algorithms.dqn import DQNTraining
 from rlrun.algorithms.replay import least_bytes
+from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config import memory_checks
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import LearnersConfig, ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import build_q_network
@@ -91,6 +93,16 @@ def test_a_target_network_moves_every_so_many_steps(share):
             np.testing.assert_allclose(after, before + share * (steps - before), rtol=1e-5)
             moves.append(steps)
     assert moves == [10, 20, 31, 41]
+
+
+def test_a_sequence_is_replayed_by_the_greatest_and_the_mean_of_its_errors():
+    """Of its steps with a loss; a sequence without one is left out."""
+    lengths = np.array([3, 2, 2])
+    batch = SampleBatch({col.ITEM_IDS: np.arange(20, 27), col.SEQ_LENS: lengths})
+    nan = np.nan
+    ids, errors = sequence_errors(batch, np.array([nan, 4, 1, nan, nan, nan, 2], np.float32))
+    assert ids.tolist() == [20, 25]
+    np.testing.assert_allclose(errors, [0.9 * 4 + 0.1 * 2.5, 2.0], rtol=1e-6)
 
 
 def test_entropy_is_in_units_of_the_squashed_action_for_any_bounds(built):
