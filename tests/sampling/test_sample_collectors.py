@@ -183,16 +183,24 @@ def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode)
         {"a": view_of("obs", -1), "b": view_of("actions", -1)},
         {"a": view_of("obs", 1)},
         {},
+        {"a": view_of("obs", "-5:-1"), "b": view_of("actions", -2)},
+        {"a": view_of("obs", "-3:-1"), "b": view_of("rewards", -2)},
     ],
 )
-def test_views_may_reach_back_less_far_from_a_fragment_on(then):
-    """The past that was kept for the views before is longer, or of further columns, or too much."""
+@pytest.mark.parametrize("agents", [False, True])
+def test_views_may_be_others_from_a_fragment_on(then, agents):
+    """The past that was kept for those before is longer or shorter, or of more columns or fewer."""
     before = {"a": view_of("obs", "-3:-1"), "b": view_of("actions", -2)}
-    runners = [runner_with(name, 2, before) for name in COLLECTORS]
+    if agents:
+        several = {"states": False, "policies": ("p",), "num_envs": 2}
+        runners = [runner_of(name, before, **several) for name in COLLECTORS]
+    else:
+        runners = [runner_with(name, 2, before) for name in COLLECTORS]
     for runner in runners:
-        collect(runner, [5])
-        runner.policy.view_requirements = {"obs": ViewRequirement(), **then}
-    assert_equal_batches(*(collect(runner, [4])[0].batch for runner in runners))
+        sample(runner, 0, 5)
+        (policy,) = runner.policies.values()
+        policy.view_requirements = {"obs": ViewRequirement(), **then}
+    assert_equal_replies(*(sample(runner, 1, 4) for runner in runners))
 
 
 class Counting(SimpleListCollector):
