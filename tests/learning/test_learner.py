@@ -75,7 +75,8 @@ def test_gradients_are_bounded_as_asked(how):
     learner = make_learner(grad_clip=1e-3, grad_clip_by=how)
     total, _ = squared_values(learner.module, {col.OBS: torch.ones(4, 3)})
     (100 * total).backward()
-    learner.apply_gradients(lr=0.0)
+    norm = learner.apply_gradients(lr=0.0)
+    assert isinstance(norm, float), "on the CPU a tensor takes longer"
     grads = learner.parameters.grads
     if how == "global_norm":
         assert float(grads.norm()) == pytest.approx(1e-3, rel=1e-3)
