@@ -304,6 +304,20 @@ def test_learned_weights_evaluation_and_actions_for_users_know_no_noise_in_weigh
         built.stop()
 
 
+def test_weights_of_a_policy_are_its_own_again_where_another_has_no_noise_in_them():
+    explorations = {"agent_0": {"type": "ParameterNoise", "epsilon": 0.0}, "agent_1": {}}
+    policies = {name: {"exploration": settings} for name, settings in explorations.items()}
+    config = DQNConfig().environment("MultiAgentCartPole").multi_agent(policies=policies)
+    built = config.training(train_batch_size=64).debugging(seed=1).build()
+    try:
+        built.sample()
+        (found,) = built.env_runner_group.foreach_env_runner(lambda runner: runner.get_weights())
+        for name, weights in built.policies.acting_weights.items():
+            np.testing.assert_array_equal(found[name], weights)
+    finally:
+        built.stop()
+
+
 @pytest.mark.parametrize("kind", ["GaussianNoise", "OrnsteinUhlenbeckNoise", "ParameterNoise"])
 def test_noise_on_discrete_actions_is_refused(kind):
     with pytest.raises(ConfigError, match=rf"exploration.type: {kind} cannot draw .*Discrete\(4\)"):
