@@ -221,6 +221,22 @@ class SpaceEnv(gym.Env):
         return self.observation_space.sample(), 1.0, self.t == 5, False, {}
 
 
+class HalfAnAction(Policy):
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.tile(np.float32([np.nan, 0.5]), (len(obs_batch), 1)), [], {}
+
+
+def test_an_action_of_which_a_part_is_no_number_is_the_policys_fault():
+    spaces = {
+        "observation_space": gym.spaces.Discrete(2),
+        "action_space": gym.spaces.Box(-1, 1, (2,)),
+    }
+    env = EnvSpec(use=f"{__name__}:SpaceEnv", kwargs=spaces)
+    runner = EnvRunner(RunnerSpec(env, policy_factory=lambda o, a, _: HalfAnAction(o, a)))
+    with pytest.raises(EnvError, match=r"the policy's action is \[nan, 0.5\]"):
+        runner.sample()
+
+
 class Crashing(CountingEnv):
     """Raises now and then, as its seed has it; once broken, at every reset."""
 
