@@ -117,9 +117,10 @@ def test_random_steps_of_a_box_are_uniform_and_then_the_policy_acts():
     np.testing.assert_allclose(sampler.sample(inputs, noise), np.tanh(row[:2] + noise), atol=1e-6)
 
 
-def test_gaussian_noise_is_added_to_the_mode_and_clipped():
-    own = SquashedGaussianSampler(2)
-    sampler = exploring(own, BOX, type="GaussianNoise", stddev=0.3, present={"scale": 2.0})
+@pytest.mark.parametrize("more", [{}, {"random_steps": 5}])
+def test_gaussian_noise_is_added_to_the_mode_and_clipped(more):
+    own, present = SquashedGaussianSampler(2), {"scale": 2.0, "random": 0.0}
+    sampler = exploring(own, BOX, present, type="GaussianNoise", stddev=0.3, **more)
     row = np.array([0.5, -1.5, 1.0, 1.0], np.float32)
 
     actions, noise = drawn(sampler, row)
