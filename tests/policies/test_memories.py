@@ -305,7 +305,7 @@ def test_the_policy_hands_states_on():
     module = make("lstm", None, "vector", "discrete")
     policy = TorchPolicy(module.observation_space, module.action_space, module.model, module=module)
     assert policy.is_recurrent()
-    assert [state.shape for state in policy.get_initial_state()] == [(5,), (5,)]
+    assert [state.tolist() for state in policy.get_initial_state()] == [[0.0] * 5] * 2
     obs = np.ones((2, 3), np.float32)
     states = [np.repeat(state[None], 2, 0) for state in policy.get_initial_state()]
     actions, states, extras = policy.compute_actions(obs, states, explore=False)
@@ -349,4 +349,4 @@ def test_attention_asks_for_its_memory():
     assert (views["state_in_1"].data_col, views["state_in_1"].shift) == ("state_out_1", "-3:-1")
     assert views["state_in_1"].batch_repeat_value == 4
     assert views["prev_n_actions"].steps == (-2, -1)
-    assert [state.shape for state in module.initial_state()] == [(6,), (6,)]
+    assert [state.tolist() for state in module.initial_state()] == [[0.0] * 6] * 2
