@@ -16,6 +16,7 @@ from rlrun.policies.networks import MLP
 from rlrun.policies.numpy_policy import MLPPolicy
 from rlrun.policies.q_network import QNetwork, build_q_network, dueling_values
 from rlrun.policies.q_policy import build_q_policy
+from rlrun.policies.rl_module import RLModule
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
@@ -192,3 +193,17 @@ def test_a_runner_acts_with_noisy_weights_when_it_explores():
     batch = runner.sample_fragment(SampleRequest(0, 8)).batch
     means = runner.policy.compute_actions(batch["obs"], explore=False)[2]["action_dist_inputs"]
     assert (np.abs(batch["action_dist_inputs"] - means) > 1e-4).all()
+
+
+class Zeros(RLModule):
+    """A network of its own."""
+
+    def forward_train(self, batch):
+        return {"action_dist_inputs": torch.zeros(len(batch["obs"]), 3)}
+
+
+@pytest.mark.parametrize("options", [{"noisy": True}, {"num_atoms": 5}])
+def test_what_cannot_be_done_to_a_network_of_its_own_is_named(options):
+    model = ModelConfig(use=f"{__name__}:Zeros")
+    with pytest.raises(ConfigError, match=rf"training.{next(iter(options))}: .*Zeros is a network"):
+        build_q_network(OBS_SPACE, ACTIONS, model, options=QOptions(**options))

@@ -187,8 +187,8 @@ def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode)
         {"a": view_of("obs", "-3:-1"), "b": view_of("rewards", -2)},
     ],
 )
-@pytest.mark.parametrize("agents", [False, True])
-def test_views_may_be_others_from_a_fragment_on(then, agents):
+@pytest.mark.parametrize(("agents", "length"), [(False, 5), (True, 5), (True, 1)])
+def test_views_may_be_others_from_a_fragment_on(then, agents, length):
     """The past that was kept for those before is longer or shorter, or of more columns or fewer."""
     before = {"a": view_of("obs", "-3:-1"), "b": view_of("actions", -2)}
     if agents:
@@ -197,7 +197,7 @@ def test_views_may_be_others_from_a_fragment_on(then, agents):
     else:
         runners = [runner_with(name, 2, before) for name in COLLECTORS]
     for runner in runners:
-        sample(runner, 0, 5)
+        sample(runner, 0, length)
         (policy,) = runner.policies.values()
         policy.view_requirements = {"obs": ViewRequirement(), **then}
     assert_equal_replies(*(sample(runner, 1, 4) for runner in runners))
