@@ -157,10 +157,12 @@ def test_slots_that_act_together_make_the_same_batches(
 
 @pytest.mark.parametrize("collector", COLLECTORS)
 def test_observations_share_one_storage(collector):
-    batch = collect(runner_with(collector, 2, env={"length": 5}), [10])[0].batch
-    storage, _ = batch.shared("obs")
-    assert batch.shared("new_obs")[0] is storage
-    assert len(storage) <= 2 * (10 + 1) + 4
+    for env in ({"env": {"length": 5}}, {"use": "counting_envs:autonomous"}):
+        reply = collect(runner_with(collector, 2, **env), [10])[0]
+        storage, _ = reply.batch.shared("obs")
+        assert reply.batch.shared("new_obs")[0] is storage
+        assert len(storage) <= 2 * (reply.vector_steps + 1) + len(reply.episodes)
+        assert not reply.batch["agent_index"].any()
 
 
 @pytest.mark.parametrize("collector", COLLECTORS)
