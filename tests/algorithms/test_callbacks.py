@@ -317,6 +317,24 @@ def test_what_callbacks_draw_follows_from_the_seed_and_the_iteration_and_no_runn
     assert drawn == expected
 
 
+class Timed(Callbacks):
+    def on_algorithm_init(self, algorithm):
+        with algorithm.timers.phase("learn"):
+            calls["timed"] += 1
+
+    on_checkpoint_loaded = on_algorithm_init
+
+
+def test_an_iteration_takes_no_time_that_building_and_restoring_took(built):
+    calls.clear()
+    config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:Timed")
+    algorithm = built(config)
+    assert algorithm.timers.lap()[0]["learn_s"] == 0.0
+    algorithm.set_state(algorithm.get_state())
+    assert algorithm.timers.lap()[0]["learn_s"] == 0.0
+    assert calls["timed"] == 2
+
+
 made = []
 
 
