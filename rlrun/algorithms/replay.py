@@ -178,7 +178,7 @@ class _Learned:
     num_rows: int = 0
 
 
-def _least_bytes(spaces: Spaces) -> int:
+def least_bytes(spaces: Spaces) -> int:
     """Bytes of a transition; where observations may be stacks, with one frame of each."""
     num_bytes = TRANSITION_BYTES
     for space in spaces:
@@ -215,7 +215,7 @@ class Replay(Generic[U]):
         self._settings = algorithm.config.replay
         for policy_id in algorithm.policies.trained:
             capacity = self._settings.capacity
-            num_bytes = capacity * _least_bytes(algorithm.policies.module_spaces(policy_id))
+            num_bytes = capacity * least_bytes(algorithm.policies.module_spaces(policy_id))
             check_fits("replay.capacity", num_bytes, f"{capacity:,} transitions")
         self._in_lockstep = self._settings.mode == "lockstep"
         self.updaters = ByPolicy(make_updater, algorithm.policies.trained)

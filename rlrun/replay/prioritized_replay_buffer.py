@@ -154,7 +154,7 @@ class SegmentTree:
     """
 
     def __init__(self, capacity: int, combine: np.ufunc, empty: float) -> None:
-        self._depth = max(capacity - 1, 0).bit_length()
+        self._depth = (capacity - 1).bit_length()
         self._first_leaf = 1 << self._depth
         self._combine = combine
         self._nodes = np.full(2 * self._first_leaf, empty, dtype=np.float64)

@@ -66,7 +66,8 @@ class ActionNoise:
         self._position = np.append(self._position, np.zeros(more, np.int64))
         self._first = np.append(self._first, np.ones(more, np.bool_))
         if self._last is not None:
-            self._last = np.append(self._last, np.zeros((more, *self._last.shape[1:])), axis=0)
+            added = np.zeros((more, *self._last.shape[1:]), self._last.dtype)
+            self._last = np.append(self._last, added, axis=0)
 
     def begin_fragment(self, rng: np.random.Generator, length: int, slots: int | None) -> None:
         """Draw from ``rng`` what exploration takes in a fragment of ``length`` steps.

@@ -63,7 +63,6 @@ class ColumnarCollector(SampleCollector):
         self._newest = 0  # the row from which on all views see nothing but known steps
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
-        super().set_views(views, rows)
         self._views = views
         self._viewed = {name: row.repeat(len(self._slots), axis=0) for name, row in rows.items()}
         self._lookback = 0 if views is None else views.lookback
@@ -83,7 +82,7 @@ class ColumnarCollector(SampleCollector):
         held, self._held = self._held, None
         self._begin = self._t = 0 if held is None else len(held.valid)
         buffer = FragmentBuffer(
-            rows + self._t, self.num_slots or 0, self.obs_shape, self.obs_dtype, past=self._lookback
+            rows + self._t, len(self._slots), self.obs_shape, self.obs_dtype, past=self._lookback
         )
         for name, row in self._viewed.items():
             buffer.add_column(name, row)

@@ -66,6 +66,7 @@ class LogCollector(SampleCollector):
         }
         self.columns[col.OBS] = np.empty((_FIRST_ROWS, *self.obs_shape), self.obs_dtype)
         self._views: TrajectoryViews | None = None
+        self._viewed: set[str] = set()  # columns, besides observations
         self._here = np.empty(0, np.int64)  # [S] row that is to be acted on, or -1
         self._open = np.empty(0, np.int64)  # [S] row of the action that was not answered, or -1
         # [S, P + 1] rows of the last actions, oldest first: P before one that was not answered yet.
@@ -74,13 +75,24 @@ class LogCollector(SampleCollector):
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
         super().set_views(views, rows)
         self._views = views
-        width = views.lookback + 1 if views is not None and views.lookback else 0
-        if self._recent.shape[1] != width:
-            self._recent = np.full((len(self._open), width), -1)
+        # Columns that were not viewed so far begin now: the past of an agent is all or nothing.
+        self._look_back(0 if views is None else views.lookback, keep=rows.keys() <= self._viewed)
+        self._viewed = {*rows}
         # Columns are looked at before their first step, when only their shapes are known.
         for name, row in rows.items():
             if name not in self.columns:
                 self._add_column(name, row)
+
+    def _look_back(self, steps: int, *, keep: bool) -> None:
+        """Have room for the past of so many steps, with what is there of it, or without."""
+        waits = self._open[:, None] >= 0
+        past = np.where(waits, self._recent[:, :-1], self._recent[:, 1:])
+        past = past[:, max(past.shape[1] - steps, 0) :] if keep else past[:, :0]
+        more = steps - past.shape[1] + 1  # one more, where no action waits for its answer
+        past = np.pad(past, ((0, 0), (more, 0)), constant_values=-1)
+        waiting = np.append(past[:, 1:], self._open[:, None], axis=1)
+        self._recent = np.where(waits, waiting, past)[:, : (steps + 1 if steps else 0)]
+        self._forget_delivered()
 
     def begin_fragment(self, length: int | None, first_unroll_id: int = 0) -> None:
         self._first_unroll_id = first_unroll_id

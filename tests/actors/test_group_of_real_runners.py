@@ -133,6 +133,10 @@ def test_a_runner_as_an_actor_has_the_environments_of_this_process(
         del registry.ENVS["made-here"]
 
 
+def test_a_runner_becomes_an_actor_without_options_of_rays_too() -> None:
+    assert hasattr(EnvRunner.as_remote(), "remote")
+
+
 def test_code_of_the_user_reaches_the_actors(local_ray: None) -> None:
     by_path = group_of(spec_of(EnvSpec(use="fake_runners:OwnCartPole")), 1)
     registry.ENVS["registered-here"] = lambda config: gymnasium.make("CartPole-v1", **config)

@@ -113,6 +113,32 @@ def test_exploring_draws_from_the_seed_and_leaves_training_alone(built):
     assert train(algorithm, 2) == train(other, 2)
 
 
+class Lasting(Policy):
+    """Acts by noise that lasts a whole episode."""
+
+    noise_correlation = 1.0
+
+    def draw_noise(self, rng, length, num_envs):
+        return rng.uniform(-1, 1, (length, num_envs, 1))
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return noise, [], {}
+
+
+def test_noise_that_lasts_begins_anew_with_an_episode(built):
+    config = PGConfig().environment("Pendulum-v1").policy(Lasting)
+    policy = built(config).acting_policy(num_envs=2, explore=True)
+    seen, actions = np.zeros((2, 3), np.float32), []
+    for step in range(4):
+        if step == 2:
+            policy.reset(1)
+        actions.append(policy.compute_actions(seen)[:, 0].tolist())
+    (first, second), *_ = actions
+    third = actions[2][1]
+    assert actions == [[first, second], [first, second], [first, third], [first, third]]
+    assert len({first, second, third}) == 3
+
+
 def test_one_policy_of_several(built):
     algorithm = built("PPO", SEVERAL_AGENTS, model={"hidden": [8], **LSTM})
     train(algorithm, 1)

@@ -65,6 +65,15 @@ def test_runners_that_are_ahead_of_the_learner_wait_with_one_batch(trained, monk
     assert 1 <= np.median(lags[4:]) <= 3  # one batch waits, one is under way
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_statistics_are_means_over_the_updates_of_an_iteration(built, name):
+    more = {} if name == "A3C" else {"num_epochs": 2}
+    algorithm = built(configured(name, runners=0, **more).env_runners(rollout_fragment_length=10))
+    found = stats(algorithm.train())
+    assert found["num_updates"] > 1
+    assert found["entropy"] == pytest.approx(np.log(2), rel=0.1), "of two actions, at first"
+
+
 def rows_of(reply):
     """The rows of a reply, or their gradients."""
     if hasattr(reply, "by_policy"):

@@ -16,6 +16,7 @@ from rlrun.algorithms.ppo import PPOConfig
 from rlrun.config.problems import ConfigError
 from rlrun.data import columns as col
 from rlrun.data.results import plain_row
+from rlrun.data.seeding import Role, generators_seed, seeded_generators
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 
@@ -291,6 +292,47 @@ def test_callbacks_that_fail_to_observe_are_set_aside_once_and_the_run_goes_on(
     assert f"Failing.{method} raised" in told.message
     assert "the board is down" in caplog.text
     assert calls["result"] == 2
+
+
+drawn = []
+
+
+class Draws(Callbacks):
+    def on_algorithm_init(self, algorithm):
+        drawn.append(np.random.random())
+
+    def on_train_result(self, algorithm, result):
+        drawn.append(np.random.random())
+
+
+def test_what_callbacks_draw_follows_from_the_seed_and_the_iteration_and_no_runner_draws_it(built):
+    drawn.clear()
+    config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:Draws").debugging(seed=5)
+    algorithm = built(config.training(train_batch_size=40, minibatch_size=40, num_epochs=1))
+    tiny.train(algorithm, 2)
+    expected = []
+    for key in ((), (0,), (1,)):
+        with seeded_generators(generators_seed(5, Role.TRAIN, 0, *key)):
+            expected.append(np.random.random())
+    assert drawn == expected
+
+
+class Timed(Callbacks):
+    def on_algorithm_init(self, algorithm):
+        with algorithm.timers.phase("learn"):
+            calls["timed"] += 1
+
+    on_checkpoint_loaded = on_algorithm_init
+
+
+def test_an_iteration_takes_no_time_that_building_and_restoring_took(built):
+    calls.clear()
+    config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:Timed")
+    algorithm = built(config)
+    assert algorithm.timers.lap()[0]["learn_s"] == 0.0
+    algorithm.set_state(algorithm.get_state())
+    assert algorithm.timers.lap()[0]["learn_s"] == 0.0
+    assert calls["timed"] == 2
 
 
 made = []

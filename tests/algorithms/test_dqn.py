@@ -2,6 +2,7 @@
 
 import math
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,7 @@ from loss_cases import DISCRETE, OBS_SPACE, replay_rows
 
 from rlrun import ConfigError, DQNConfig, PPOConfig
 from rlrun.algorithms.dqn import c51_loss, dqn_loss
+from rlrun.algorithms.policies import DivergedError
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.layers import QOptions
@@ -56,6 +58,31 @@ def build(**training):
 
 def statistics_of(algorithm):
     return algorithm.train()["learners"]["default_policy"]["learner_stats"]
+
+
+class OneStep(gym.Env):
+    """Each episode is a single step."""
+
+    observation_space, action_space = OBS_SPACE, DISCRETE
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(OBS_SPACE.shape, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(OBS_SPACE.shape, np.float32), 0.0, True, False, {}
+
+
+def test_errors_of_which_some_are_no_numbers_end_training_and_become_no_priorities(built):
+    config = build(dueling=False, num_steps_sampled_before_learning_starts=1)
+    config = config.environment(f"{__name__}:OneStep").exploration(epsilon=1.0)
+    algorithm = built(config.replay(prioritized=True))
+    weights = algorithm.get_weights()
+    of_actions = [key for key, value in weights.items() if value.shape == (DISCRETE.n,)]
+    for key in of_actions:
+        weights[key][0] = np.nan
+    algorithm.set_weights(weights)
+    with pytest.raises(DivergedError, match="diverged in iteration 1"):
+        algorithm.train()
 
 
 def test_learning_starts_when_the_buffer_holds_enough_and_then_keeps_its_pace(built):

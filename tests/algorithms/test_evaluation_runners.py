@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
@@ -155,6 +155,7 @@ class Long(gymnasium.Env[Any, Any]):
 
     observation_space = gymnasium.spaces.Discrete(2)
     action_space = gymnasium.spaces.Discrete(2)
+    closed: ClassVar[list[Any]] = []
 
     def __init__(self, length: int = 5, reward: float = 1.0) -> None:
         self._length, self._reward = length, reward
@@ -166,6 +167,19 @@ class Long(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self._left -= 1
         return 0, self._reward, self._left == 0, False, {}
+
+    def close(self) -> None:
+        Long.closed.append(self)
+
+
+def test_stopping_closes_the_environments_of_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Long, "closed", [])
+    algorithm = config().environment(f"{__name__}:Long").build()
+    algorithm.evaluate()
+    of_evaluation = algorithm.evaluator.runner().foreach_env(lambda env: env.unwrapped)
+    assert not Long.closed
+    algorithm.stop()
+    assert {id(env) for env in of_evaluation} <= {id(env) for env in Long.closed}
 
 
 class Other(Long):

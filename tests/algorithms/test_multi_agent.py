@@ -18,6 +18,7 @@ from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.sac import SACConfig
+from rlrun.data.seeding import learner_rng
 from rlrun.envs.errors import EnvError
 from rlrun.policies.policy import Policy
 
@@ -271,3 +272,12 @@ def test_the_least_steps_of_an_iteration_are_counted_like_the_batch(several):
     result = algorithm.train()
     assert 2 * BATCH <= result["agent_steps"] < 3 * BATCH
     assert result["env_steps"] < 2 * BATCH
+
+
+def test_policies_draw_random_numbers_of_their_own(built):
+    algorithm = built("PPO", SEVERAL_AGENTS)
+    drawn = {algorithm.learner_rng(name).random() for name in ("agent_0", "agent_1")}
+    assert len(drawn) == 2
+    only = built("PPO")
+    version = only.policies.weights_version
+    assert only.learner_rng().random() == learner_rng(only.seed, version).random()

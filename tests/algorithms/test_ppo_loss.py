@@ -61,7 +61,8 @@ def test_without_a_coefficient_an_infinite_kl_does_no_harm(loss, more):
 
 
 @pytest.mark.parametrize(
-    ("kl", "expected"), [(0.03, 0.3), (0.02, 0.2), (0.01, 0.2), (0.004, 0.1), (None, 0.2)]
+    ("kl", "expected"),
+    [(0.03, 0.3), (0.02, 0.2), (0.01, 0.2), (0.005, 0.2), (0.004, 0.1), (None, 0.2)],
 )
 def test_the_kl_coefficient_follows_the_kl(kl, expected):
     weight = AdaptiveKL(0.2, target=0.01)

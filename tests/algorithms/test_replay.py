@@ -8,11 +8,14 @@ from tiny import BATCH, learner_stats
 
 from rlrun import DQNConfig, SACConfig
 from rlrun.algorithms.dqn import DQNTraining
+from rlrun.algorithms.replay import least_bytes
+from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config import memory_checks
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import LearnersConfig, ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import build_q_network
@@ -58,16 +61,48 @@ def test_whole_episodes_that_fill_a_train_batch_are_enough(built):
     assert result["env_steps"] == BATCH
 
 
-def test_a_target_network_drops_nothing_out():
+def learner_and_target(**model):
     space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    model = ModelConfig(use="tiny:DropsOut")
     network, copy = (
-        build_q_network(space, gym.spaces.Discrete(2), model, options=QOptions()) for _ in range(2)
+        build_q_network(space, gym.spaces.Discrete(2), ModelConfig(**model), options=QOptions())
+        for _ in range(2)
     )
     learner = Learner(network, DQNTraining(), LearnersConfig(device="cpu"))
-    target, rows = TargetNetwork(copy, learner).module, {col.OBS: torch.randn(5, 4)}
+    return learner, TargetNetwork(copy, learner)
+
+
+def test_a_target_network_drops_nothing_out():
+    target, rows = learner_and_target(use="tiny:DropsOut")[1].module, {col.OBS: torch.randn(5, 4)}
     first, second = (target.forward_train(rows)[col.ACTION_DIST_INPUTS] for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_target_network_moves_every_so_many_steps(share):
+    learner, target = learner_and_target(hidden=(3,))
+    moves = []
+    for steps in (1, 9, 10, 18, 19, 20, 31, 40, 41):
+        learner.parameters.vector.fill_(steps)
+        before = target.get_state()["weights"]
+        if share == 1.0:
+            target.copy_if_due(steps, 10)
+        else:
+            target.follow_if_due(steps, 10, share)
+        after = target.get_state()["weights"]
+        if (after != before).any():
+            np.testing.assert_allclose(after, before + share * (steps - before), rtol=1e-5)
+            moves.append(steps)
+    assert moves == [10, 20, 31, 41]
+
+
+def test_a_sequence_is_replayed_by_the_greatest_and_the_mean_of_its_errors():
+    """Of its steps with a loss; a sequence without one is left out."""
+    lengths = np.array([3, 2, 2])
+    batch = SampleBatch({col.ITEM_IDS: np.arange(20, 27), col.SEQ_LENS: lengths})
+    nan = np.nan
+    ids, errors = sequence_errors(batch, np.array([nan, 4, 1, nan, nan, nan, 2], np.float32))
+    assert ids.tolist() == [20, 25]
+    np.testing.assert_allclose(errors, [0.9 * 4 + 0.1 * 2.5, 2.0], rtol=1e-6)
 
 
 def test_entropy_is_in_units_of_the_squashed_action_for_any_bounds(built):
@@ -83,6 +118,15 @@ def test_entropy_is_in_units_of_the_squashed_action_for_any_bounds(built):
     rows = [learner_stats(built(config.copy().environment(env))) for env in environments]
     assert rows[0]["num_updates"] == 51
     assert rows[0] == pytest.approx(rows[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "at_least"),
+    [((9, 4, 4), 9 * 4 * 4), ((8, 4, 4), 4 * 4), ((4, 4, 9), 4 * 9), ((4, 4), 4 * 4)],
+)
+def test_of_observations_that_may_be_stacks_a_frame_each_needs_memory(shape, at_least):
+    spaces = gym.spaces.Box(0, 255, shape, np.uint8), gym.spaces.Discrete(2)
+    assert least_bytes(spaces) == 48 + at_least + 8
 
 
 def test_a_buffer_larger_than_the_memory_is_refused_before_anything_is_sampled(built, monkeypatch):

@@ -70,6 +70,23 @@ def test_statistics_of_episodes_and_agents_go_on_with_a_resume():
         assert each.agent_returns(["p"], []) == {}, "with one agent there are no names"
 
 
+def test_numbers_of_agents_infos_are_averaged_by_policy_and_go_on_with_a_resume():
+    statistics, restored = EpisodeStatistics(3), EpisodeStatistics(3)
+    agents = (("a", "p", 0.0), ("b", "p", 0.0), ("c", "q", 0.0))
+    metrics = {"a": {"x": 1.0, "is_success": 1.0}, "b": {"x": 2.0, "is_success": 0.0}}
+    statistics.add([EpisodeRecord(0, 0, 0, 0.0, 1, agents, agent_metrics=metrics)])
+    statistics.end_iteration()
+    restored.set_state(statistics.get_state())
+    restored.end_iteration()
+    for each in (statistics, restored):
+        assert each.custom_metrics(["p", "q"]) == {
+            "policy_x_mean": {"p": 1.5, "q": None},
+            "policy_x_min": {"p": 1.0, "q": None},
+            "policy_x_max": {"p": 2.0, "q": None},
+        }
+        assert each.success_rates(["p", "q"]) == {"policy_success_rate": {"p": 0.5, "q": None}}
+
+
 def test_counts_of_runners_go_on_with_a_resume():
     def replied(runner, faulty, longest):
         return SimpleNamespace(
@@ -105,6 +122,14 @@ def test_the_time_of_a_lap_that_no_phase_counts_is_other():
     assert seconds["learn_s"] >= 0.01
     assert sum(seconds.values()) == pytest.approx(wall)
     assert 0.0 <= seconds["other_s"] < wall
+
+
+def test_a_lap_that_begins_again_has_no_phases():
+    timers = PhaseTimers()
+    with timers.phase("learn"):
+        pass
+    timers.restart()
+    assert timers.lap()[0]["learn_s"] == 0.0
 
 
 def test_the_lag_of_the_policy_is_the_mean_over_fragments_and_the_greatest():

@@ -68,6 +68,18 @@ def test_a_batch_sampled_ahead_is_one_update_old_and_is_weighted_for_that(
     assert all(abs(row["policy_loss"]) > 1e-4 for row in rows[1:])
 
 
+def test_what_batches_left_out_in_turns_may_be_read_when_sampling_ahead(
+    built: Any, tmp_path: Path
+) -> None:
+    in_turns = built(build, "PPO")
+    train(in_turns, 1)
+    assert "action_logp" in in_turns.policies.reads.left_out["default_policy"]
+    in_turns.save(tmp_path / "in_turns")
+    changes = ["env_runners.sample_async=true", "env_runners.num_env_runners=1"]
+    ahead = built(Algorithm.from_checkpoint, tmp_path / "in_turns", changes)
+    assert ahead.policies.reads.left_out == {}
+
+
 @pytest.mark.faults
 def test_a_run_that_took_turns_goes_on_sampling_ahead_and_back(built: Any, tmp_path: Path) -> None:
     in_turns = built(build, "PPO", runners=1)

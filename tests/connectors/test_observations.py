@@ -31,6 +31,8 @@ SPACES: dict[str, gym.Space] = {
     "float64": gym.spaces.Box(-1, 1, (3,), np.float64),
     "bytes": gym.spaces.Box(0, 255, (3,), np.uint8),
     "image": IMAGE,
+    "small_image": gym.spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "image_without_channels": gym.spaces.Box(0, 255, (5, 6), np.uint8),
     "discrete": gym.spaces.Discrete(4, start=-1),
     "multi_discrete": gym.spaces.MultiDiscrete([2, 3], start=[1, 0]),
     "multi_discrete_2d": gym.spaces.MultiDiscrete([[2, 3], [1, 4]]),
@@ -80,7 +82,7 @@ def test_every_space_against_the_slow_rules(name: str, n: int) -> None:
     assert (
         result.dtype
         == connector.output_space.dtype
-        == (np.uint8 if name == "image" else np.float32)
+        == (np.uint8 if "image" in name else np.float32)
     )
     expected = np.array([slow_flat(space, single) for single in singles])
     np.testing.assert_array_equal(result.reshape(n, -1), expected.astype(np.float32))
@@ -167,8 +169,9 @@ def test_filter_on_images_makes_floats() -> None:
 
 
 def test_what_cannot_be_done_is_named() -> None:
-    with pytest.raises(TypeError, match="Text"):
-        pipeline(gym.spaces.Dict(a=gym.spaces.Text(4)))
+    for preprocessor in ("rllib", None):
+        with pytest.raises(TypeError, match="Text"):
+            pipeline(gym.spaces.Dict(a=gym.spaces.Text(4)), preprocessor_pref=preprocessor)
     for space in (NESTED, IMAGE):
         with pytest.raises(ConfigError, match=r"observation_filter.*preprocessor_pref: rllib"):
             pipeline(space, preprocessor_pref=None, observation_filter="MeanStdFilter")

@@ -52,6 +52,16 @@ def test_minibatches_partition_the_batch_in_every_epoch(size):
         assert per_epoch[0].tolist() != per_epoch[1].tolist()
 
 
+def test_a_batch_moves_to_another_device_as_a_whole():
+    here = make_learner().load(make_batch(10), (col.ACTIONS,))
+    here.add("again", here.columns[col.ACTIONS])
+    there = here.to(torch.device("meta"))
+    for batch, device in ((here, "cpu"), (there, "meta")):
+        tensors = batch.storage, batch.obs_index, batch.next_obs_index, *batch.columns.values()
+        assert {tensor.device.type for tensor in tensors} == {device}
+    assert there.columns["again"] is there.columns[col.ACTIONS]
+
+
 def test_rows_keep_their_observations():
     batch = make_batch(10)
     for rows in (
@@ -65,7 +75,8 @@ def test_gradients_are_bounded_as_asked(how):
     learner = make_learner(grad_clip=1e-3, grad_clip_by=how)
     total, _ = squared_values(learner.module, {col.OBS: torch.ones(4, 3)})
     (100 * total).backward()
-    learner.apply_gradients(lr=0.0)
+    norm = learner.apply_gradients(lr=0.0)
+    assert isinstance(norm, float), "on the CPU a tensor takes longer"
     grads = learner.parameters.grads
     if how == "global_norm":
         assert float(grads.norm()) == pytest.approx(1e-3, rel=1e-3)
@@ -189,6 +200,14 @@ def test_learning_takes_as_many_threads_as_asked_for(space, num_threads, expecte
     monkeypatch.setattr(learner_module, "set_num_threads", asked.append)
     Learner(module, TrainingConfig(), LearnersConfig(device="cpu", num_threads=num_threads))
     assert asked == expected
+
+
+@pytest.mark.parametrize("space", [OBS_SPACE, gym.spaces.Box(0, 255, (2, 16, 16), np.uint8)])
+def test_freed_memory_is_kept_for_images_alone(space, monkeypatch):
+    module, asked = build_module(space, gym.spaces.Discrete(2), ModelConfig()), []
+    monkeypatch.setattr(learner_module, "keep_freed_memory", lambda: asked.append(space))
+    Learner(module, TrainingConfig(), LearnersConfig(device="cpu"))
+    assert asked == ([] if space is OBS_SPACE else [space])
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to keep memory")

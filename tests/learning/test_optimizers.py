@@ -26,6 +26,15 @@ def steps(optimizer, vector, grads):
         yield lr, grads, vector
 
 
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="the CPU cannot flush them")
+def test_moments_too_small_for_a_normal_float_are_zero_and_numbers_elsewhere_are_not():
+    vector, grads = torch.zeros(4), torch.full((4,), 2e-38)
+    optimizer = FlatAdam(vector, grads)
+    optimizer.step(1e-3)
+    assert not optimizer.get_state()["mean"].any()
+    assert (grads * 0.1).all()
+
+
 @pytest.mark.parametrize("eps", [1e-8, 1e-5])
 def test_adam_takes_the_steps_of_torchs_own(eps):
     torch.manual_seed(0)

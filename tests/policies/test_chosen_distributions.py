@@ -275,6 +275,7 @@ class Pairs(gym.Env):
         ("deterministic", DISCRETE),
         ("autoregressive", gym.spaces.Discrete(4)),
         ("autoregressive", BOX),
+        ("autoregressive", gym.spaces.Tuple((BOX, gym.spaces.MultiDiscrete([2, 3])))),
     ],
 )
 def test_spaces_that_do_not_fit_are_named(name: str, space: gym.Space) -> None:

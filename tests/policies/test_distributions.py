@@ -164,6 +164,13 @@ def test_epsilon_is_the_share_of_uniform_actions_and_logp_says_so(epsilon: float
     assert sampler.mode(values[:2]).tolist() == [1, 1]
 
 
+def test_the_lowest_noise_there_is_explores_but_not_with_an_epsilon_of_0() -> None:
+    sampler, values = EpsilonGreedySampler(3), np.array([[0.0, 0.0, 1.0]], np.float32)
+    for epsilon, action in ((0.0, 2), (1e-6, 0)):
+        sampler.set_exploration({"epsilon": epsilon})
+        assert sampler.sample(values, np.zeros((1, 2), np.float32)).tolist() == [action]
+
+
 def test_the_highest_noise_there_is_chooses_the_last_action() -> None:
     sampler = EpsilonGreedySampler(3)
     sampler.set_exploration({"epsilon": 1.0})

@@ -98,6 +98,11 @@ def test_random_actions_are_uniform_over_those_allowed(own, always):
     np.testing.assert_allclose(logp, -np.log(3), rtol=1e-5)
 
 
+def test_the_rarest_noise_of_categories_is_finite():
+    always_zero = SimpleNamespace(standard_exponential=np.zeros)
+    assert np.isfinite(CategoricalSampler(4).draw(always_zero, 2, 3)).all()
+
+
 def test_random_steps_of_a_box_are_uniform_and_then_the_policy_acts():
     sampler = exploring(SquashedGaussianSampler(2), BOX, random_steps=5, present={"random": 1.0})
     row = np.array([2.0, -2.0, 0.0, 0.0], np.float32)
@@ -112,9 +117,10 @@ def test_random_steps_of_a_box_are_uniform_and_then_the_policy_acts():
     np.testing.assert_allclose(sampler.sample(inputs, noise), np.tanh(row[:2] + noise), atol=1e-6)
 
 
-def test_gaussian_noise_is_added_to_the_mode_and_clipped():
-    own = SquashedGaussianSampler(2)
-    sampler = exploring(own, BOX, type="GaussianNoise", stddev=0.3, present={"scale": 2.0})
+@pytest.mark.parametrize("more", [{}, {"random_steps": 5}])
+def test_gaussian_noise_is_added_to_the_mode_and_clipped(more):
+    own, present = SquashedGaussianSampler(2), {"scale": 2.0, "random": 0.0}
+    sampler = exploring(own, BOX, present, type="GaussianNoise", stddev=0.3, **more)
     row = np.array([0.5, -1.5, 1.0, 1.0], np.float32)
 
     actions, noise = drawn(sampler, row)
@@ -295,6 +301,20 @@ def test_learned_weights_evaluation_and_actions_for_users_know_no_noise_in_weigh
         assert (best == explored).all()
         assert (best != rows["actions"]).mean() > 0.1
         assert all((value == before[name]).all() for name, value in built.get_weights().items())
+    finally:
+        built.stop()
+
+
+def test_weights_of_a_policy_are_its_own_again_where_another_has_no_noise_in_them():
+    explorations = {"agent_0": {"type": "ParameterNoise", "epsilon": 0.0}, "agent_1": {}}
+    policies = {name: {"exploration": settings} for name, settings in explorations.items()}
+    config = DQNConfig().environment("MultiAgentCartPole").multi_agent(policies=policies)
+    built = config.training(train_batch_size=64).debugging(seed=1).build()
+    try:
+        built.sample()
+        (found,) = built.env_runner_group.foreach_env_runner(lambda runner: runner.get_weights())
+        for name, weights in built.policies.acting_weights.items():
+            np.testing.assert_array_equal(found[name], weights)
     finally:
         built.stop()
 

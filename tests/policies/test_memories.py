@@ -305,7 +305,7 @@ def test_the_policy_hands_states_on():
     module = make("lstm", None, "vector", "discrete")
     policy = TorchPolicy(module.observation_space, module.action_space, module.model, module=module)
     assert policy.is_recurrent()
-    assert [state.shape for state in policy.get_initial_state()] == [(5,), (5,)]
+    assert [state.tolist() for state in policy.get_initial_state()] == [[0.0] * 5] * 2
     obs = np.ones((2, 3), np.float32)
     states = [np.repeat(state[None], 2, 0) for state in policy.get_initial_state()]
     actions, states, extras = policy.compute_actions(obs, states, explore=False)
@@ -334,10 +334,19 @@ def test_attention_forgets_what_is_older_than_its_memory():
     assert differs == [True, True, True, True, False, False], "itself and three steps"
 
 
+def test_attention_begins_orthogonal_and_without_a_preference_for_content_or_distance():
+    module = make("attention", None, "vector", "discrete")
+    singular = torch.linalg.svdvals(module.project.weight)
+    torch.testing.assert_close(singular, torch.ones_like(singular))
+    for unit in module.units:
+        assert not unit.attention.u.any()
+        assert not unit.attention.v.any()
+
+
 def test_attention_asks_for_its_memory():
     module = make("attention, previous steps", None, "vector", "discrete")
     views = module.view_requirements
     assert (views["state_in_1"].data_col, views["state_in_1"].shift) == ("state_out_1", "-3:-1")
     assert views["state_in_1"].batch_repeat_value == 4
     assert views["prev_n_actions"].steps == (-2, -1)
-    assert [state.shape for state in module.initial_state()] == [(6,), (6,)]
+    assert [state.tolist() for state in module.initial_state()] == [[0.0] * 6] * 2

@@ -1,12 +1,14 @@
 """Acting by action values: numpy and torch agree, epsilon means what it says."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from rlrun.config.problems import ConfigError
-from rlrun.config.schema import ModelConfig
+from rlrun.config.schema import EnvSpec, ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.layers import Layers, QOptions
@@ -14,6 +16,9 @@ from rlrun.policies.networks import MLP
 from rlrun.policies.numpy_policy import MLPPolicy
 from rlrun.policies.q_network import QNetwork, build_q_network, dueling_values
 from rlrun.policies.q_policy import build_q_policy
+from rlrun.policies.rl_module import RLModule
+from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = gym.spaces.Discrete(3)
@@ -174,3 +179,31 @@ def test_images_have_noise_in_each_fragment_too():
         values.append(policy.compute_actions(obs, noise=noise)[2]["action_dist_inputs"])
     np.testing.assert_array_equal(values[0], values[1])
     assert (values[0] != values[2]).all()
+
+
+def test_a_runner_acts_with_noisy_weights_when_it_explores():
+    runner = EnvRunner(
+        RunnerSpec(
+            EnvSpec(use="CartPole-v1"),
+            policy_factory=partial(build_q_policy, options=QOptions(noisy=True)),
+        )
+    )
+    weights = np.random.default_rng(0).normal(size=runner.policy.num_parameters)
+    runner.set_weights({"default_policy": weights.astype(np.float32)})
+    batch = runner.sample_fragment(SampleRequest(0, 8)).batch
+    means = runner.policy.compute_actions(batch["obs"], explore=False)[2]["action_dist_inputs"]
+    assert (np.abs(batch["action_dist_inputs"] - means) > 1e-4).all()
+
+
+class Zeros(RLModule):
+    """A network of its own."""
+
+    def forward_train(self, batch):
+        return {"action_dist_inputs": torch.zeros(len(batch["obs"]), 3)}
+
+
+@pytest.mark.parametrize("options", [{"noisy": True}, {"num_atoms": 5}])
+def test_what_cannot_be_done_to_a_network_of_its_own_is_named(options):
+    model = ModelConfig(use=f"{__name__}:Zeros")
+    with pytest.raises(ConfigError, match=rf"training.{next(iter(options))}: .*Zeros is a network"):
+        build_q_network(OBS_SPACE, ACTIONS, model, options=QOptions(**options))

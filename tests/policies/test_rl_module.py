@@ -110,6 +110,13 @@ def test_nature_cnn_is_shared_by_default_and_has_the_published_size() -> None:
     assert count(separate) == count(module) + encoder
 
 
+@pytest.mark.parametrize(("shape", "num_layers"), [((36, 40, 3), 3), ((40, 35, 3), 2)])
+def test_small_images_have_convolutions_of_their_own(shape, num_layers) -> None:
+    module = build(gym.spaces.Box(0, 255, shape, np.uint8), gym.spaces.Discrete(2))
+    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    assert len(convolutions) == num_layers
+
+
 def test_both_image_layouts_give_the_same_numbers() -> None:
     torch.manual_seed(0)
     first = ConvEncoder((3, 40, 48), None, 16)
@@ -123,6 +130,9 @@ def test_both_image_layouts_give_the_same_numbers() -> None:
     assert not is_image(gym.spaces.Box(0, 255, (3, 4, 3), np.uint8))
     assert not is_image(gym.spaces.Box(0, 255, (9, 4, 3), np.uint8))
     assert is_image(gym.spaces.Box(0, 255, (9, 5, 3), np.uint8))
+    assert not is_image(gym.spaces.Box(0, 255, (3, 4, 9), np.uint8))
+    assert not is_image(gym.spaces.Box(0, 255, (3, 9, 4), np.uint8))
+    assert is_image(gym.spaces.Box(0, 255, (3, 5, 9), np.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])

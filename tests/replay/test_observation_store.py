@@ -37,6 +37,7 @@ def test_a_store_without_a_free_slot_grows_and_keeps_what_it_has():
 @pytest.mark.parametrize("length", [1, 7])
 def test_each_observation_is_kept_once(length):
     experience, buffer = Experience(2), ReplayBuffer(1000)
+    assert buffer.size_bytes == 0
     for _ in range(60):
         buffer.add(experience.batch(length, shared=True))
     rows = experience.rows["a"]

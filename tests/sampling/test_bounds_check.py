@@ -90,9 +90,9 @@ def test_what_leaves_its_space_after_the_first_steps_is_an_error_where_that_is_a
 
 
 def test_a_comparison_is_made_after_ten_steps_and_then_after_each_interval():
-    def first_found(after, interval):
-        made = runner(env={"after": after}, observation_check_interval=interval, horizon=None,
-                      observations_out_of_bounds="error", rollout_fragment_length=7)  # fmt: skip
+    def first_found(after, interval, length=7, **more):
+        more |= {"observation_check_interval": interval, "observations_out_of_bounds": "error"}
+        made = runner(env={"after": after}, horizon=None, rollout_fragment_length=length, **more)
         for _ in range(7):
             try:
                 made.sample()
@@ -102,7 +102,9 @@ def test_a_comparison_is_made_after_ten_steps_and_then_after_each_interval():
 
     assert [first_found(after, 16) for after in (10, 11, 27)] == [10, 26, 42]
     assert first_found(3, 4) == 4
+    assert first_found(3, 16, length=5) == 10, "in the last step of a fragment, too"
     assert first_found(5, None) is None
+    assert first_found(3, 4, disable_env_checking=True) is None
 
 
 def test_the_run_goes_on_after_one_warning_of_each_runner(caplog):

@@ -185,6 +185,7 @@ def test_each_agent_has_a_process_of_its_own_that_a_restored_slot_goes_on_with()
     noise.begin_episode(3, agent_noise(11, 1))
     rows = np.stack([noise.next(slots) for _ in range(70)])
     state = noise.get_state(np.array([3]))
+    noise.resize(8)  # for agents that join
     rows = np.concatenate([rows, [noise.next(slots) for _ in range(70, steps)]])
     begins = np.arange(steps) == 0
     for k, agent in enumerate((0, 1)):

@@ -174,7 +174,7 @@ class Near(EnvProxy):
         return
 
 
-@pytest.mark.parametrize("num_envs", [2, 3, 4])
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
 def test_remote_environments_end_one_call_before_the_next(
     num_envs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

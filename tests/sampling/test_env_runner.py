@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -12,8 +13,9 @@ from counting_envs import CountingEnv, collect, counting_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlrun import Callbacks
 from rlrun.config.problems import ConfigError
-from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.data import columns as col
 from rlrun.data.seeding import Role
 from rlrun.envs.errors import EnvError, TooManyFailures
@@ -25,7 +27,7 @@ from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.runner_messages import RunnerCallbacks, RunnerSpec, SampleRequest
 
 
 @settings(max_examples=40, deadline=None)
@@ -219,6 +221,36 @@ class SpaceEnv(gym.Env):
         assert self.action_space.contains(action), action
         self.t += 1
         return self.observation_space.sample(), 1.0, self.t == 5, False, {}
+
+
+class Shown(Callbacks):
+    environments: ClassVar[list] = []
+
+    def on_environment_created(self, env_runner, env, env_context):
+        Shown.environments.append((env_runner.runner_index, env_context.worker_index, env))
+
+
+def test_a_runner_shows_its_environments_to_callbacks_once():
+    Shown.environments.clear()
+    shown = RunnerCallbacks(UseSpec(use=f"{__name__}:Shown"), frozenset({"on_environment_created"}))
+    runner = EnvRunner(counting_spec(2, more={"callbacks": (shown,)}), runner_index=3)
+    assert Shown.environments == [(3, 3, runner.envs)]
+
+
+class HalfAnAction(Policy):
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.tile(np.float32([np.nan, 0.5]), (len(obs_batch), 1)), [], {}
+
+
+def test_an_action_of_which_a_part_is_no_number_is_the_policys_fault():
+    spaces = {
+        "observation_space": gym.spaces.Discrete(2),
+        "action_space": gym.spaces.Box(-1, 1, (2,)),
+    }
+    env = EnvSpec(use=f"{__name__}:SpaceEnv", kwargs=spaces)
+    runner = EnvRunner(RunnerSpec(env, policy_factory=lambda o, a, _: HalfAnAction(o, a)))
+    with pytest.raises(EnvError, match=r"the policy's action is \[nan, 0.5\]"):
+        runner.sample()
 
 
 class Crashing(CountingEnv):

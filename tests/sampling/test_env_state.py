@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from stateful_envs import Walk
 from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.episode_replay import log_replay
 from rlrun.sampling.runner_messages import RunnerSpec
 
 WALK = "stateful_envs:Walk"
@@ -133,3 +135,32 @@ def test_an_episode_that_is_too_long_to_be_repeated_is_told_of_once_and_begins_a
     assert "sub-env 1 of runner 0: its episode has 18 env steps, too many" in told[-1]
     for policy_batch in sample(other, 4, 2).batch.as_multi_agent().policy_batches.values():
         assert set(policy_batch["t"].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(("index", "told"), [(0, 1), (1, 1), (2, 0)])
+def test_the_first_runner_alone_tells_of_an_episode_that_is_too_long(index, told, caplog):
+    runner = EnvRunner(
+        RunnerSpec(EnvSpec(use="CartPole-v1"), max_replayed_env_steps=3), runner_index=index
+    )
+    sample(runner, 0, 4)
+    assert caplog.text.count("an episode has 4 env steps") == told
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [([10_000, 9, 20_001], None), ([10_001, 9, 20_001], "10,001"), ([12_000, 20_000], "20,000")],
+)
+def test_what_many_repeated_steps_cost_is_told_by_the_longest_of_them(lengths, told, caplog):
+    """Of the episodes that are not too long to be repeated."""
+    log_replay(SimpleNamespace(max_replayed=20_000), [], lengths, "Slow-v0", 0)
+    message = f"Slow-v0: up to {told} env steps of each running episode were repeated; get_state() "
+    expected = [] if told is None else [message + "and set_state() would spare that"]
+    assert [record.getMessage() for record in caplog.records] == expected
+
+
+def test_an_episode_of_the_length_that_is_still_repeated_is_not_too_long(caplog):
+    log_replay(SimpleNamespace(max_replayed=14), [0, 1], [14, 15], "Strays-v0", 0)
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "sub-env 0 of runner 0: repeating the episode's actions led to another" in first
+    assert "sub-env 1 of runner 0: its episode has 15 env steps, too many to repeat" in second
+    assert "(fault_tolerance.max_replayed_env_steps=14), it starts a fresh episode" in second

@@ -51,6 +51,19 @@ class NextActions(rlrun.Callbacks):
         )
 
 
+class Looks(rlrun.Callbacks):
+    def on_postprocess_trajectory(self, **kwargs):
+        assert "weights_checksum" in kwargs["postprocessed_batch"]
+
+
+class Checked(RecordingPolicy):
+    """Says which weights have acted."""
+
+    def look(self, input_dict):
+        actions, states, _ = super().look(input_dict)
+        return actions, states, {"weights_checksum": np.full(len(actions), 7)}
+
+
 def postprocessor(name):
     return RunnerCallbacks(UseSpec(use=name), frozenset({"on_postprocess_trajectory"}))
 
@@ -231,3 +244,10 @@ def test_a_centralised_critic_sees_what_the_other_saw_in_the_same_step():
         for place, row in at[policy_id].items():
             there = at[other][place]["obs"] if place in together else np.zeros(4)
             np.testing.assert_array_equal(row["central_obs"], [*row["obs"], *there])
+
+
+@pytest.mark.parametrize("callbacks", [(), (postprocessor(f"{__name__}:Looks"),)])
+def test_what_policies_put_out_is_not_known_of_rows_that_callbacks_could_change(callbacks):
+    runner = EnvRunner(counting_spec(1, policy=Checked, more={"callbacks": callbacks}))
+    batch = collect(runner, [4])[0].batch
+    assert ("weights_checksum" in batch) == (not callbacks)

@@ -22,8 +22,10 @@ from rlrun.config.schema import (
     TrainingConfig,
 )
 from rlrun.data.view_requirement import ViewRequirement
+from rlrun.envs.agent_slots import SlotStep
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
+from rlrun.sampling.log_collector import LogCollector
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 from rlrun.sampling.sample_collector import number_unrolls
 from rlrun.sampling.simple_list_collector import SimpleListCollector
@@ -155,10 +157,12 @@ def test_slots_that_act_together_make_the_same_batches(
 
 @pytest.mark.parametrize("collector", COLLECTORS)
 def test_observations_share_one_storage(collector):
-    batch = collect(runner_with(collector, 2, env={"length": 5}), [10])[0].batch
-    storage, _ = batch.shared("obs")
-    assert batch.shared("new_obs")[0] is storage
-    assert len(storage) <= 2 * (10 + 1) + 4
+    for env in ({"env": {"length": 5}}, {"use": "counting_envs:autonomous"}):
+        reply = collect(runner_with(collector, 2, **env), [10])[0]
+        storage, _ = reply.batch.shared("obs")
+        assert reply.batch.shared("new_obs")[0] is storage
+        assert len(storage) <= 2 * (reply.vector_steps + 1) + len(reply.episodes)
+        assert not reply.batch["agent_index"].any()
 
 
 @pytest.mark.parametrize("collector", COLLECTORS)
@@ -173,15 +177,32 @@ def test_a_state_stays_as_it_was_taken_while_its_runner_goes_on(collector, mode)
     np.testing.assert_equal(state, as_taken)
 
 
-@pytest.mark.parametrize("then", [{"a": view_of("obs", -1)}, {"b": view_of("actions", "-3:-1")}])
-def test_views_may_reach_back_less_far_from_a_fragment_on(then):
-    """The past that was kept for the views before is longer, or of further columns."""
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"a": view_of("obs", -1)},
+        {"b": view_of("actions", "-3:-1")},
+        {"a": view_of("obs", -1), "b": view_of("actions", -1)},
+        {"a": view_of("obs", 1)},
+        {},
+        {"a": view_of("obs", "-5:-1"), "b": view_of("actions", -2)},
+        {"a": view_of("obs", "-3:-1"), "b": view_of("rewards", -2)},
+    ],
+)
+@pytest.mark.parametrize(("agents", "length"), [(False, 5), (True, 5), (True, 1)])
+def test_views_may_be_others_from_a_fragment_on(then, agents, length):
+    """The past that was kept for those before is longer or shorter, or of more columns or fewer."""
     before = {"a": view_of("obs", "-3:-1"), "b": view_of("actions", -2)}
-    runners = [runner_with(name, 2, before) for name in COLLECTORS]
+    if agents:
+        several = {"states": False, "policies": ("p",), "num_envs": 2}
+        runners = [runner_of(name, before, **several) for name in COLLECTORS]
+    else:
+        runners = [runner_with(name, 2, before) for name in COLLECTORS]
     for runner in runners:
-        collect(runner, [5])
-        runner.policy.view_requirements = {"obs": ViewRequirement(), **then}
-    assert_equal_batches(*(collect(runner, [4])[0].batch for runner in runners))
+        sample(runner, 0, length)
+        (policy,) = runner.policies.values()
+        policy.view_requirements = {"obs": ViewRequirement(), **then}
+    assert_equal_replies(*(sample(runner, 1, 4) for runner in runners))
 
 
 class Counting(SimpleListCollector):
@@ -350,6 +371,49 @@ def test_infos_are_there_where_a_view_asks_for_them():
     for row in np.flatnonzero(same):
         assert before[row + 1] == told[row]
     assert before[0] == {}
+
+
+def two_agents(collector):
+    """A collector of two slots that come and go, and what makes a step of some of them."""
+    made, t = collector(None, (1,), np.float32), np.zeros(2, np.int64)
+    made.set_views(None, {})
+    made.begin_fragment(None)
+    places = np.array([[0, 0], [1, 0]])
+    made.begin_episodes(np.arange(2), np.array([5, 6]), np.zeros((2, 1), np.float32), places)
+
+    def step(*slots):
+        slots = np.array(slots)
+        t[slots] += 1
+        flags = np.zeros((2, len(slots)), np.bool_)
+        obs = np.zeros((len(slots), 1), np.float32)
+        made.act(slots, slots, {})
+        made.add_step(SlotStep(obs[:, 0], *flags, obs, slots=slots, steps=t[slots]), obs)
+
+    return made, step
+
+
+@pytest.mark.parametrize("collector", [LogCollector, SimpleListCollector])
+def test_what_was_discarded_is_not_delivered_later(collector):
+    made, step = two_agents(collector)
+    step(0, 1)
+    step(0, 1)
+    made.discard()
+    made.begin_fragment(None)
+    step(0, 1)
+    assert made.build()["t"].tolist() == [2, 2]
+
+
+def test_the_log_keeps_the_observations_that_are_due_alone():
+    log, step = two_agents(LogCollector)
+    for _ in range(2):
+        assert len(log.inputs()) == 2
+        step(0, 1)
+    log.end_episodes(np.array([0]))
+    assert len(log.inputs()) == 1
+    for _ in range(3):
+        log.build()
+        assert log.size == 1
+        step(1)
 
 
 @pytest.mark.parametrize("collector", COLLECTORS)
