@@ -281,7 +281,8 @@ def test_callbacks_that_fail_to_observe_are_set_aside_once_and_the_run_goes_on(
     built, method, caplog
 ):
     config = PPOConfig().environment("CartPole-v1").evaluation(interval=1, episodes=1)
-    config = config.training(train_batch_size=100, minibatch_size=100, num_epochs=1)
+    # With this seed an episode ends in the first iteration.
+    config = config.debugging(seed=0).training(train_batch_size=400, minibatch_size=100)
     config = config.callbacks(
         {"use": f"{__name__}:Failing", "method": method}, f"{__name__}:Recording"
     )
