@@ -98,7 +98,7 @@ def in_time_major(
         end: which column ends episodes. Padding stands behind the shorter chunks and must not leak
             forward into them, so it is True there; the other columns are 0.
     """
-    longest = int(lengths.max())
+    longest = int(lengths.max(initial=0))
     if bool((lengths == longest).all()):
         shaped = [column.reshape(len(lengths), longest).T for column in columns]
         return shaped, lambda array: array.T.reshape(-1)

@@ -166,7 +166,7 @@ def add_vtrace(
 
 @closed_form
 def add_target(rows: LoadedBatch, target: RLModule) -> Tensor:
-    """Add `action_dist_inputs` ``[N, P]`` and `action_logp` ``[N]`` of a policy; returns these."""
+    """Add `action_dist_inputs` ``[N, P]`` and `action_logp` of a policy, which is returned, ``[N]``."""
     inputs, _, _ = outputs_as_acted(rows, target)
     logp = logp_as_in_losses(target, inputs, rows.columns[col.ACTIONS])
     rows.add(col.ACTION_DIST_INPUTS, inputs)
