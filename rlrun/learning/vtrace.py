@@ -166,7 +166,7 @@ def add_vtrace(
 
 @closed_form
 def add_target(rows: LoadedBatch, target: RLModule) -> Tensor:
-    """Add `action_dist_inputs` ``[N, P]`` and `action_logp` of a policy, which is returned, ``[N]``."""
+    """Add and return a policy's `action_logp` ``[N]``; add its `action_dist_inputs` ``[N, P]``."""
     inputs, _, _ = outputs_as_acted(rows, target)
     logp = logp_as_in_losses(target, inputs, rows.columns[col.ACTIONS])
     rows.add(col.ACTION_DIST_INPUTS, inputs)
