@@ -1,10 +1,11 @@
 """Env steps per second of asynchronous algorithms on CartPole-v1 at equal work.
 
-APPO with the defaults of Sample Factory: a gradient step on each batch of 1,024 as it arrives,
-separate 64 x 64 tanh MLPs, 16 environments in each of the processes that sample. Sample Factory
-computes actions in a process of its own and advantages by GAE, rlrun and RLlib act where they
-sample and compute V-trace. What is learned is counted, for 10 s after a warm-up of 5 s. Ten
-minutes with the defaults, on two cores.
+APPO with the batches and coefficients that are Sample Factory's defaults: a gradient step on each
+batch of 1,024 as it arrives, fragments of 32 steps; separate 64 x 64 tanh MLPs, 16 environments in
+each of the processes that sample. Sample Factory computes actions in a process of its own and
+advantages by GAE, rlrun and RLlib act where they sample and compute V-trace. Counted are env steps
+that were learned from, of RLlib those sampled, for 10 s after a warm-up of 5 s. Ten minutes with
+the defaults, on two cores.
 """
 
 from benchmarks import harness, summary
@@ -26,18 +27,21 @@ RLRUN, SAMPLE_FACTORY, RLLIB = (
 )
 ONE, IMPALA = ("--runners", "1"), ("--algorithm", "impala")
 OURS = _contender("rlrun, APPO, 2 runners", "rlrun-2", *RLRUN)
-OURS_1 = _contender("rlrun, APPO, 1 runner", "rlrun-1", *RLRUN, *ONE)
-ALONE_1 = _contender(
-    "rlrun, 1 runner, nothing learned", "alone-1", *RLRUN, *ONE, "--sampling-alone"
-)
+PEERS = {
+    "Sample Factory": _contender(
+        "Sample Factory, APPO, 2 workers", "sample-factory-2", *SAMPLE_FACTORY
+    ),
+    "RLlib": _contender("RLlib, APPO, 2 runners", "rllib-2", *RLLIB),
+}
+"""With two processes that sample, as `OURS` has."""
 CONTENDERS = (
     OURS,
     _contender("rlrun, IMPALA, 2 runners", "impala-2", *RLRUN, *IMPALA),
-    OURS_1,
-    ALONE_1,
-    _contender("Sample Factory, APPO, 2 workers", "sample-factory-2", *SAMPLE_FACTORY),
+    _contender("rlrun, APPO, 1 runner", "rlrun-1", *RLRUN, *ONE),
+    _contender("rlrun, 1 runner, nothing learned", "alone-1", *RLRUN, *ONE, "--sampling-alone"),
+    PEERS["Sample Factory"],
     _contender("Sample Factory, APPO, 1 worker", "sample-factory-1", *SAMPLE_FACTORY, *ONE),
-    _contender("RLlib, APPO, 2 runners", "rllib-2", *RLLIB),
+    PEERS["RLlib"],
     _contender("RLlib, IMPALA, 2 runners", "rllib-impala-2", *RLLIB, *IMPALA),
 )
 

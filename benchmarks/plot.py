@@ -75,10 +75,7 @@ def rows() -> list[Row]:
             "APPO, CartPole-v1, two processes that sample",
             asynchronous_work.BENCHMARK,
             asynchronous_work.OURS.name,
-            {
-                "Sample Factory": "Sample Factory, APPO, 2 workers",
-                "RLlib": "RLlib, APPO, 2 runners",
-            },
+            {peer: contender.name for peer, contender in asynchronous_work.PEERS.items()},
         ),
         *(
             Row(f"PPO, {title}", kinds_of_work.BENCHMARK, f"rlrun, {work}", {sb3: f"{sb3}, {work}"})

@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AsynchronousWork:
-    """APPO as Sample Factory trains by default: a gradient step on each batch, whoever acted."""
+    """A gradient step on each batch as it arrives; sizes and coefficients are Sample Factory's
+    defaults, but for `num_envs` and `hidden`."""
 
     env: str = "CartPole-v1"
     num_envs: int = 16
@@ -45,7 +46,7 @@ def task_from_command_line(description: str | None) -> argparse.Namespace:
 
 
 class Clock:
-    """Env steps that were learned from per second, after a warm-up.
+    """Env steps per second, after a warm-up.
 
     Seconds are counted, not steps: batches arrive as they come, and the frameworks differ widely.
     """

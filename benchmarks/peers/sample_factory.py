@@ -6,6 +6,7 @@ its default, and not V-trace's, which takes longer.
 """
 
 import os
+import shutil
 import signal
 import tempfile
 from typing import Any
@@ -78,6 +79,7 @@ class Observer(AlgoObserver):
             driver.report(**self._clock.result, versions=driver.versions(*names))
             for process in descendants(os.getpid())[1:]:
                 os.kill(process, signal.SIGKILL)
+            shutil.rmtree(runner.cfg.train_dir)
             os._exit(0)  # its own end saves checkpoints and waits for all processes
 
 

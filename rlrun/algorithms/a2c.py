@@ -120,8 +120,7 @@ class A2C(Algorithm[A2CTraining]):
         if self.config.env_runners.sample_async:
             weigh_advantages(policy.rows, policy.batch)
         arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
-        gradient = a2c_gradient if policy.module.has_vjp else None
         size = training.microbatch_size
-        statistics = policy.one_step(a2c_loss, arguments, size, gradient=gradient)
+        statistics = policy.one_step(a2c_loss, arguments, size, gradient=a2c_gradient)
         further = {"entropy_coeff": entropy_coeff, "vf_explained_variance": explained}
         return {**statistics, **further}

@@ -96,9 +96,8 @@ class A3CPolicy(TorchPolicy):
             "vf_loss_coeff": training.vf_loss_coeff,
             "entropy_coeff": self._entropy_coeff,
         }
-        gradient = a2c_gradient if self.module.has_vjp else None
         means = learner.compute_gradients(
-            rows.microbatches(None), rows.size, a2c_loss, arguments, gradient
+            rows.microbatches(None), rows.size, a2c_loss, arguments, a2c_gradient
         )
         statistics = {name: float(value) for name, value in means.items()}
         if explained is not None:

@@ -189,7 +189,6 @@ class APPOUpdater:
         }
         arguments = {**in_force, "vf_loss_coeff": training.vf_loss_coeff}
         size = training.minibatch_size
-        gradient = appo_gradient if policy.module.has_vjp else None
         traced: dict[str, float | None] = {}
         epochs = []
         repeats = training.circular_buffer_iterations_per_batch
@@ -200,7 +199,7 @@ class APPOUpdater:
             for _ in range(training.num_epochs):
                 traced = self._trace(drawn, target_logp)
                 epochs.append(
-                    drawn.epochs(appo_loss, arguments, minibatch_size=size, gradient=gradient)
+                    drawn.epochs(appo_loss, arguments, minibatch_size=size, gradient=appo_gradient)
                 )
             self._num_updates += 1
             self.target.copy_if_due(self._num_updates, training.target_network_update_freq)

@@ -362,8 +362,7 @@ class DQNUpdater(Updater):
         rows = to_device(batch, learner.device)
         if training.num_atoms > 1:
             return learner.step(rows, c51_loss, arguments, lr=lr)
-        gradient = dqn_gradient if learner.module.has_vjp else None
-        return learner.step(rows, dqn_loss, arguments, lr=lr, gradient=gradient)
+        return learner.step(rows, dqn_loss, arguments, lr=lr, gradient=dqn_gradient)
 
     def end_round(self, steps: int) -> None:
         """Renew the target network if that is due."""

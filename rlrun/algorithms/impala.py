@@ -60,7 +60,6 @@ class IMPALA(Algorithm[IMPALATraining]):
         training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
         # With V-trace's advantages and targets A2C's loss is the paper's.
         arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
-        gradient = a2c_gradient if policy.module.has_vjp else None
         traced: dict[str, float | None] = {}
         epochs = []
         for _ in range(training.num_epochs):
@@ -68,6 +67,6 @@ class IMPALA(Algorithm[IMPALATraining]):
             traced = traced or now  # of the first pass: the age of the batch on arrival
             size = training.minibatch_size
             epochs.append(
-                policy.epochs(a2c_loss, arguments, minibatch_size=size, gradient=gradient)
+                policy.epochs(a2c_loss, arguments, minibatch_size=size, gradient=a2c_gradient)
             )
         return {**average(epochs), **traced, "lr": policy.lr, "entropy_coeff": entropy_coeff}

@@ -118,7 +118,7 @@ class PolicyUpdate(Generic[T]):
         Args:
             minibatch_size: rows of one gradient step; None takes all.
         """
-        size, lr = minibatch_size or self.rows.size, self.at(self.training.lr)
+        size, lr = minibatch_size or self.rows.size, self.lr
         minibatches = self.rows.minibatches(num_epochs, size, self.rng)
         statistics = self.learner.update(
             minibatches, loss, arguments, lr=lr, gradient=gradient, stop_early=stop_early

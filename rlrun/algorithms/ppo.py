@@ -248,7 +248,7 @@ class PPO(Algorithm[PPOTraining]):
             },
             num_epochs=training.num_epochs,
             minibatch_size=training.minibatch_size,
-            gradient=ppo_gradient if module.has_vjp else None,
+            gradient=ppo_gradient,
             stop_early=None if limit is None else lambda s: float(s["approx_kl"]) > limit,
         )
         kl.adapt(statistics.get("kl"))

@@ -378,14 +378,14 @@ class SACUpdater(Updater):
             critic_loss,
             {"policy": policy, "target": self.target.module, "alpha": alpha},
             lr=self._lr_of(training.critic_lr, env_steps),
-            gradient=critic_gradient if critics.has_vjp else None,
+            gradient=critic_gradient,
         )
         of_policy = learner.step(
             rows,
             policy_loss,
             {"critics": critics, "alpha": alpha},
             lr=value_at(training.lr, env_steps),
-            gradient=policy_gradient if critics.has_vjp and policy.has_vjp else None,
+            gradient=policy_gradient if critics.has_vjp else None,
         )
         if self._masked:
             self.temperature.target_entropy = masked_target_entropy(rows[col.OBS])

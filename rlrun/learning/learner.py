@@ -102,7 +102,8 @@ class Learner:
         Args:
             minibatches: from `LoadedBatch.minibatches`.
             loss: ``loss(module, rows, **loss_arguments) -> (scalar, statistics)``.
-            gradient: of the loss, in closed form; None uses autograd.
+            gradient: of the loss in closed form, for modules that have a `vjp`; with others, with
+                a loss that is compiled or changed, and with None it is autograd's.
             stop_early: called with a minibatch's statistics before its step; True ends the update.
 
         Returns:

@@ -199,9 +199,8 @@ class MLP(nn.Module):
     def has_vjp(self) -> bool:
         """Whether there is a `vjp` for these layers where they are."""
         written = self._in_place is not None and not self.noisy
-        # Not by `parameters()`, which takes longer than all the rest that is decided for a step.
-        layer = next(iter(self._modules.values()), None)
-        return written and (layer is None or layer.weight.device.type == "cpu")
+        first = next(self.parameters(), None)
+        return written and (first is None or first.device.type == "cpu")
 
     def vjp(self, x: Tensor) -> tuple[Tensor, Backward]:
         """The output [N, out], and the way back from its gradient [N, out] to the parameters'.
