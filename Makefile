@@ -113,7 +113,7 @@ docs: setup
 
 bench: setup
 	benchmarks/peers/setup.sh
-	set -e; for name in equal_work kinds_of_work replay_work asynchronous_work slow_env scaling start_up time_to_solve parts; do $(BIN)/python -m benchmarks.$$name; done
+	set -e; for name in equal_work kinds_of_work replay_work asynchronous_work slow_env scaling sweep start_up time_to_solve parts; do $(BIN)/python -m benchmarks.$$name; done
 	$(BIN)/python -m benchmarks.report
 
 # Resolves in an environment of its own. `+cpu` and the like are dropped: they name a build, not a version.

@@ -14,6 +14,7 @@ from benchmarks import (
     scaling,
     slow_env,
     start_up,
+    sweep,
     time_to_solve,
 )
 from benchmarks.machine import REPOSITORY
@@ -29,6 +30,7 @@ SECTIONS = (
     (asynchronous_work, "Asynchronous work: APPO on CartPole-v1, env steps per second"),
     (slow_env, "An env step that costs 100 µs"),
     (scaling, "Weak scaling: an env step that sleeps 10 ms, a cluster of four nodes"),
+    (sweep, "A sweep of 64 trials"),
     (start_up, "Start-up and memory"),
     (time_to_solve, "Time to solve CartPole-v1"),
     (parts, "Parts"),

@@ -48,6 +48,25 @@ class Walk(gymnasium.Env):
         self.drift, self.step_number = state.get("drift", 0.0), state["step_number"]
 
 
+class Unchanging(gymnasium.Env):
+    """Observes the same in each step, pays the step's number, and lasts 20 steps."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    raises = False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.step_number += 1
+        if self.raises and self.step_number == 3:
+            raise RuntimeError("the simulator is lost")
+        return np.zeros(1, np.float32), float(self.step_number), self.step_number == 20, False, {}
+
+
 class Halved(gymnasium.RewardWrapper):
     """A user's wrapper without a memory."""
 

@@ -299,11 +299,16 @@ class RoundAhead:
 
     def take(self, lengths: Sequence[int]) -> list[Any] | None:
         """Wait for the round's replies; None if there is none of these lengths."""
+        if self._lengths != list(lengths):
+            self.cancel()
         begun, self._round, self._asked = self._round, None, None
-        if begun is not None and self._lengths != list(lengths):
-            self._group.set_states(self._group.get_states())  # as if it had not been asked for
-            begun = None
         return None if begun is None else begun.replies()
+
+    def cancel(self) -> None:
+        """Have the runners as if no round had been asked for."""
+        if self._round is not None:
+            self._group.set_states(self._group.get_states())
+        self._round = self._asked = None
 
     def forget(self, policy_id: str) -> None:
         """Nothing is kept by policy."""

@@ -151,16 +151,7 @@ class EnvRunnerGroup(OldNames):
         if self.local_env_runner is not None:
             (spaces,) = self.local_env_runner.policy_spaces().values()
             return spaces
-        from rlrun.envs.env import EnvContext
-        from rlrun.envs.vector_env import make_vector_env
-
-        here = {"remote_worker_envs": False, "remote_env_batch_wait_ms": None}
-        place = EnvContext(self.spec.env.kwargs, training=False)
-        envs = make_vector_env(self.spec.env, 1, self.spec.settings.model_copy(update=here), place)
-        try:
-            return envs.single_observation_space, envs.single_action_space
-        finally:
-            envs.close()
+        return env_spaces(self.spec)
 
     def sample(
         self,
@@ -302,6 +293,20 @@ class EnvRunnerGroup(OldNames):
             self.local_env_runner.stop()
         if self.remote is not None:
             self.remote.stop()
+
+
+def env_spaces(spec: RunnerSpec) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """Observation and action space of an environment that is made for this."""
+    from rlrun.envs.env import EnvContext
+    from rlrun.envs.vector_env import make_vector_env
+
+    here = {"remote_worker_envs": False, "remote_env_batch_wait_ms": None}
+    place = EnvContext(spec.env.kwargs, training=False)
+    envs = make_vector_env(spec.env, 1, spec.settings.model_copy(update=here), place)
+    try:
+        return envs.single_observation_space, envs.single_action_space
+    finally:
+        envs.close()
 
 
 class Round:

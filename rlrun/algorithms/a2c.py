@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
@@ -23,6 +22,7 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schedules import LearningRate
 from rlrun.config.schema import Count
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.learning.learner import means_of_rows
 from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import add_advantages
@@ -73,23 +73,19 @@ def a2c_loss(
 
 @closed_form
 def a2c_gradient(
-    module: ActorCritic, rows: dict[str, Tensor], *, vf_loss_coeff: float, entropy_coeff: float
+    module: ActorCritic, rows: dict[str, Array], *, vf_loss_coeff: float, entropy_coeff: float
 ) -> dict[str, Any]:
     """The gradient of `a2c_loss` in closed form, for modules that have a `vjp`.
 
     Returns:
         The statistics of `a2c_loss`. The gradients are left in the module's parameters.
     """
-    outputs, predicted, backward = module.vjp(rows)
-    inputs, values = outputs.numpy(), predicted.numpy()
-    actions, advantages, targets = (
-        rows[name].numpy() for name in (col.ACTIONS, col.ADVANTAGES, col.VALUE_TARGETS)
-    )
-    logp, entropies, to_inputs = module.distribution.logp_entropy_vjp(inputs, actions)
-    num_rows, errors = len(values), values - targets
+    inputs, values, backward = module.vjp(rows)
+    logp, entropies, to_inputs = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
+    advantages, errors = rows[col.ADVANTAGES], values - rows[col.VALUE_TARGETS]
+    num_rows = len(values)
     d_inputs = to_inputs(advantages / -num_rows, -entropy_coeff / num_rows)
-    d_values = errors * (vf_loss_coeff / num_rows)
-    backward(torch.from_numpy(d_inputs), torch.from_numpy(d_values))
+    backward(d_inputs, errors * (vf_loss_coeff / num_rows))
     by_row = {
         "policy_loss": -(logp * advantages),
         "vf_loss": 0.5 * errors**2,

@@ -117,10 +117,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         spec = runner_spec(config, self.seed, self.policies.settings, factories, self._callbacks)
         self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)
         self.env_runner_group = group = start_env_runners(config, spec)
-        ahead = config.env_runners.sample_async
-        self._ahead = (
-            self.keep("ahead", RoundAhead(group, self.repeated_request)) if ahead else None
-        )
+        self._ahead: RoundAhead | None = None
+        if config.env_runners.sample_async:
+            self._ahead = self.keep("ahead", RoundAhead(group, self.repeated_request))
         self.policies.build(spec, *find_spaces(spec, group), self.make_learner)
         self.evaluator = Evaluator(config, spec, self.policies, self.explorations)
         self.setup()
@@ -405,6 +404,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             ValueError: there are no remote runners, or so many cannot share the train batch.
         """
         config = resized(self.config, num_env_runners, self.validate)
+        if self._ahead is not None:
+            self._ahead.cancel()  # runners that end do not answer, nor do those that replace them
         self.env_runner_group.resize(num_env_runners)
         self.config = config
         self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)

@@ -18,12 +18,12 @@ batches and the uses that each has left. See
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
@@ -44,9 +44,10 @@ from rlrun.config.schema import Count
 from rlrun.config.section import NonNegative, Positive
 from rlrun.data import columns as col
 from rlrun.data.batch_state import batch_from_state, batch_state
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
-from rlrun.learning.loaded_batch import LoadedBatch
+from rlrun.learning.loaded_batch import LoadedBatch, Rows
 from rlrun.learning.returns import standardized_advantages
 from rlrun.learning.vtrace import add_target, add_vtrace
 from rlrun.policies.rl_module import ActorCritic, RLModule
@@ -109,7 +110,7 @@ def appo_loss(
 
 
 def appo_gradient(
-    module: ActorCritic, rows: dict[str, Tensor], **coefficients: float
+    module: ActorCritic, rows: dict[str, Array], **coefficients: float
 ) -> dict[str, Any]:
     """The gradient of `appo_loss` in closed form, for modules that have a `vjp`.
 
@@ -121,10 +122,10 @@ def appo_gradient(
     return statistics
 
 
-def _surrogate_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+def _surrogate_rows(rows: Rows) -> Rows:
     """The rows with max(target(a|s), mu(a|s) / 2) for what PPO's ratio divides by."""
-    floor = rows[BEHAVIOUR_LOGP] - np.log(2.0)
-    return {**rows, col.ACTION_LOGP: torch.max(rows[col.ACTION_LOGP], floor)}
+    floor = rows[BEHAVIOUR_LOGP] - math.log(2.0)
+    return {**rows, col.ACTION_LOGP: rows[col.ACTION_LOGP].clip(floor)}
 
 
 class APPO(Algorithm[APPOTraining]):
@@ -208,7 +209,7 @@ class APPOUpdater:
         return {**means, **traced, "lr": policy.lr, **in_force}
 
     def _trace(
-        self, policy: PolicyUpdate[APPOTraining], target_logp: Tensor
+        self, policy: PolicyUpdate[APPOTraining], target_logp: Any
     ) -> dict[str, float | None]:
         """V-trace from mu to the target policy, with the learner's values."""
         rows, training = policy.rows, self._training

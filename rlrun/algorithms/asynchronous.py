@@ -115,14 +115,15 @@ class AsynchronousBatches(FragmentStream):
         of_batch = ceil(size / (length * settings.num_envs_per_env_runner))
         super().__init__(algorithm, length, queue_size=training.learner_queue_size or of_batch)
         self._training = training
-        self._policies: list[str] = []  # at the last broadcast
+        self._last_version = -1  # of the weights, when the last update was over
 
     def next(self) -> MultiAgentBatch:
         """The next train batch."""
         algorithm, training = self._algorithm, self._training
         replies: list[SampleReply] = []
-        # A policy that has been added has no acting weights until the next broadcast.
-        if self.sampler.weights_version < 0 or self._policies != list(algorithm.policies):
+        # Weights that no update has made do not wait: those at the start, those that the caller has
+        # set, and the first ones of an added policy, which cannot act without them.
+        if self._last_version != algorithm.policies.weights_version:
             self.broadcast()
         steps_before = algorithm.progress.counted_steps
         with algorithm.timers.phase("sample"):
@@ -134,8 +135,9 @@ class AsynchronousBatches(FragmentStream):
             return algorithm.train_batch(replies)
 
     def broadcast_if_due(self) -> None:
-        """Broadcast the weights if there were `broadcast_interval` updates since the last time."""
-        age = self._algorithm.policies.weights_version - self.sampler.weights_version
+        """After an update: broadcast the weights if it was the `broadcast_interval`-th."""
+        self._last_version = self._algorithm.policies.weights_version
+        age = self._last_version - self.sampler.weights_version
         if age >= self._training.broadcast_interval:
             self.broadcast()
 
@@ -143,17 +145,16 @@ class AsynchronousBatches(FragmentStream):
         """Let all further requests carry the present weights."""
         algorithm = self._algorithm
         with algorithm.timers.phase("sync"):
-            self._policies = list(algorithm.policies)
             self.sampler.set_weights(
                 algorithm.policies.acting_weights, algorithm.policies.weights_version
             )
 
     def get_state(self) -> dict[str, Any]:
-        return {**super().get_state(), "policies": self._policies}
+        return {**super().get_state(), "last_version": self._last_version}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
-        self._policies = list(state["policies"])
+        self._last_version = int(state.get("last_version", -1))  # older checkpoints lack it
 
 
 def asynchronous_step(

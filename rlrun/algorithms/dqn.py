@@ -33,7 +33,7 @@ from rlrun.algorithms.replay import (
     Updater,
     exploration_at,
     replay_problems,
-    to_device,
+    replayed_rows,
     transition_buffer,
 )
 from rlrun.algorithms.result import Result
@@ -45,6 +45,7 @@ from rlrun.config.schedules import LearningRate, value_at
 from rlrun.config.schema import Count, ExperimentConfig, ExplorationConfig, ModelConfig
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, means_of_rows
 from rlrun.learning.losses import closed_form
@@ -148,7 +149,7 @@ def dqn_loss(
 @closed_form
 def dqn_gradient(
     module: QNetwork,
-    rows: dict[str, Tensor],
+    rows: dict[str, Array],
     *,
     target: QNetwork,
     double_q: bool,
@@ -159,23 +160,25 @@ def dqn_gradient(
     Returns:
         The statistics of `dqn_loss`. The gradients are left in the module's parameters.
     """
-    outputs, backward = module.vjp(rows)
+    values, backward = module.vjp(rows)
     following = {col.OBS: rows[col.NEXT_OBS]}
     next_values, _ = target.vjp(following)
-    choosing = module.vjp(following)[0] if double_q else next_values
-    bootstrap = values_of_best(next_values, choosing)
-    targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling).numpy()
-    values, weights = outputs.numpy(), rows[col.WEIGHTS].numpy()
-    taken = np.arange(len(values)), rows[col.ACTIONS].numpy()
+    index, weights = np.arange(len(values)), rows[col.WEIGHTS]
+    if double_q:
+        bootstrap = next_values[index, module.vjp(following)[0].argmax(1)]
+    else:
+        bootstrap = next_values.max(1)
+    targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling)
+    taken = index, rows[col.ACTIONS]
     chosen = values[taken]
     errors = chosen - targets
     clipped = errors.clip(-1.0, 1.0)
     d_values = np.zeros_like(values)
     d_values[taken] = weights * clipped / len(chosen)
-    backward(torch.from_numpy(d_values))
+    backward(d_values)
     losses = clipped * (errors - 0.5 * clipped)  # Huber's
     by_row = {"total_loss": weights * losses, "q_mean": chosen, "td_error_mean": abs(errors)}
-    return {**means_of_rows(by_row), "td_errors": torch.from_numpy(errors)}
+    return {**means_of_rows(by_row), "td_errors": errors}
 
 
 def c51_loss(
@@ -359,7 +362,7 @@ class DQNUpdater(Updater):
         if training.noisy:
             for network in (learner.module, target):
                 network.draw_noise(rng)
-        rows = to_device(batch, learner.device)
+        rows = replayed_rows(batch)
         if training.num_atoms > 1:
             return learner.step(rows, c51_loss, arguments, lr=lr)
         return learner.step(rows, dqn_loss, arguments, lr=lr, gradient=dqn_gradient)

@@ -8,13 +8,12 @@ depends on is changed by an evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup, Round
 from rlrun.algorithms.policies import Policies
-from rlrun.config.policies import evaluation_env, evaluation_runners
+from rlrun.algorithms.runners import evaluation_spec, require_spaces
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.seeding import Role, evaluation_seed
 from rlrun.sampling.acting_policy import ActingPolicy
@@ -46,9 +45,9 @@ class Evaluator:
         explorations: Callable[[], Mapping[str, Exploration]],
     ) -> None:
         self._settings = config.evaluation
-        self._spec = replace(spec, env=evaluation_env(config), settings=evaluation_runners(config))
-        # Where training runners differ, the last one explores least.
-        self._explores_as = config.env_runners.num_env_runners
+        self._spec = evaluation_spec(config, spec)
+        if config.evaluation.env:
+            require_spaces(self._spec, policies.spaces)
         self._policies, self._explorations = policies, explorations
         self._runner: EnvRunner | None = None
         self._group: EnvRunnerGroup | None = None
@@ -119,7 +118,7 @@ class Evaluator:
         return Round(self._group.remote, *self._request(), tasks=tasks)
 
     def _task(self, numbers: Sequence[int]) -> EvaluationTask:
-        return EvaluationTask(numbers, self.seed(), self._settings.explore, self._explores_as)
+        return EvaluationTask(numbers, self.seed(), self._settings.explore)
 
     def _request(self) -> tuple[SampleRequest, Any]:
         policies = self._policies
@@ -142,7 +141,7 @@ class Evaluator:
     def runner(self, render_mode: str | None = None) -> EnvRunner:
         """A runner in this process, with present policies, weights, statistics and exploration."""
         runner = self._local(render_mode)
-        load_policies(runner, *self._request(), self._explores_as)
+        load_policies(runner, *self._request())
         return runner
 
     def connectors(self, policy_id: str, num_envs: int) -> RunnerConnectors:
@@ -158,7 +157,7 @@ class Evaluator:
         connectors.set_state(policies.connectors.get_state()[policy_id])
         policy = connectors.policy
         policy.set_weights(policies.acting_weights[policy_id])
-        tell_exploration({policy_id: policy}, self._explorations(), self._explores_as)
+        tell_exploration({policy_id: policy}, self._explorations())
         return connectors
 
     def acting_policy(

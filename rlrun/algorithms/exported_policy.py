@@ -413,7 +413,7 @@ class _Memory:
 
     def __init__(self, view: View, action: Array, states: Sequence[Array]) -> None:
         self.name, self.source, self._time_axis = view.name, view.source, view.time_axis
-        steps = list(view.steps)
+        steps = [int(step) for step in view.steps]
         known = (col.ACTIONS, col.REWARDS)
         is_state = view.source.startswith(col.STATE_OUT_PREFIX)
         if steps != list(range(-len(steps), 0)) or not (is_state or view.source in known):

@@ -42,8 +42,8 @@ class League(Callbacks):
         if due and reached is not None and reached >= self._at_return:
             newest += 1
             algorithm.add_policy(f"{self._main}_{newest}", like=self._main)
-            if len(numbers) == self._most:
-                algorithm.remove_policy(f"{self._main}_{min(numbers)}")
+            for number in sorted(numbers)[: max(len(numbers) + 1 - self._most, 0)]:
+                algorithm.remove_policy(f"{self._main}_{number}")
         # Made of the policies themselves, so that a resumed run goes on with the same league.
         result["league"] = {"size": len(algorithm.policies) - 1, "newest": newest}
 

@@ -42,7 +42,7 @@ def pg_loss(module: RLModule, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str
     Returns:
         The loss, a scalar with gradient, and statistics, scalars without.
     """
-    inputs = module.forward_exploration(rows)[col.ACTION_DIST_INPUTS]
+    inputs = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     logp, entropies = module.distribution.logp_entropy(inputs, rows[col.ACTIONS])
     loss = -(logp * rows[col.ADVANTAGES]).mean()
     return loss, {"policy_loss": loss.detach(), "entropy": entropies.detach().mean()}

@@ -113,8 +113,9 @@ class Policies(Mapping[str, PolicySettings]):
         if settings.use is None:
             self.learners[policy_id] = self._make_learner(policy_id)
             return
-        torch.manual_seed(weights_seed(self._seed, policy_key(policy_id)))
-        self.scratch[policy_id] = own_policy(settings, *self.module_spaces(policy_id))
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(weights_seed(self._seed, policy_key(policy_id)))
+            self.scratch[policy_id] = own_policy(settings, *self.module_spaces(policy_id))
 
     @property
     def masked(self) -> bool:
@@ -475,6 +476,8 @@ class ByPolicy(dict[str, Kept]):
         return {policy_id: kept.get_state() for policy_id, kept in self.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Take over what `get_state` returned; what there was not yet then begins afresh."""
+        for policy_id in self.keys() - state.keys():
+            self.forget(policy_id)
         for policy_id, of_policy in state.items():
             self[policy_id].set_state(of_policy)

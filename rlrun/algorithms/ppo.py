@@ -26,6 +26,7 @@ from rlrun.config.schedules import Coefficient, LearningRate
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.learning.learner import means_of_rows
 from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import add_advantages, standardized_advantages
@@ -123,7 +124,7 @@ def ppo_loss(
 @closed_form
 def ppo_gradient(
     module: ActorCritic,
-    rows: dict[str, Tensor],
+    rows: dict[str, Array],
     *,
     clip_param: float,
     vf_loss_coeff: float,
@@ -137,18 +138,16 @@ def ppo_gradient(
     Returns:
         The statistics of `ppo_loss`. The gradients are left in the module's parameters.
     """
-    outputs, predicted, backward = module.vjp(rows)
-    inputs, values = outputs.numpy(), predicted.numpy()
-    columns = {name: rows[name].numpy() for name in rows if name != col.OBS}
-    logp, entropies, to_inputs = module.distribution.logp_entropy_vjp(inputs, columns[col.ACTIONS])
+    inputs, values, backward = module.vjp(rows)
+    logp, entropies, to_inputs = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
     num_rows = len(values)
-    log_ratio = logp - columns[col.ACTION_LOGP]
+    log_ratio = logp - rows[col.ACTION_LOGP]
     ratio = np.exp(log_ratio)
-    advantages = columns[col.ADVANTAGES]
+    advantages = rows[col.ADVANTAGES]
     gain = advantages * ratio
     clipped_ratio = ratio.clip(1.0 - clip_param, 1.0 + clip_param)
     clipped_gain = advantages * clipped_ratio
-    value_losses, errors = clipped_value_losses(values, columns, vf_clip_param, vf_error_clip)
+    value_losses, errors = clipped_value_losses(values, rows, vf_clip_param, vf_error_clip)
     # Only the smaller of both gains counts, and a clipped one does not move with the ratio.
     d_inputs = to_inputs((gain <= clipped_gain) * gain / -num_rows, -entropy_coeff / num_rows)
     by_row = {
@@ -160,12 +159,11 @@ def ppo_gradient(
     }
     total = by_row["policy_loss"] + vf_loss_coeff * value_losses - entropy_coeff * entropies
     if kl_coeff:
-        by_row["kl"], d_kl = module.distribution.kl_vjp(columns[col.ACTION_DIST_INPUTS], inputs)
+        by_row["kl"], d_kl = module.distribution.kl_vjp(rows[col.ACTION_DIST_INPUTS], inputs)
         d_inputs += d_kl * (kl_coeff / num_rows)
         total += kl_coeff * by_row["kl"]
     by_row["total_loss"] = total
-    d_values = errors * (vf_loss_coeff / num_rows)
-    backward(torch.from_numpy(d_inputs), torch.from_numpy(d_values))
+    backward(d_inputs, errors * (vf_loss_coeff / num_rows))
     return means_of_rows(by_row)
 
 

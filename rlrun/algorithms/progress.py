@@ -138,7 +138,7 @@ class Progress:
                 "restarts": env_runners.num_restarts,
                 "in_flight": env_runners.num_in_flight,
                 **env_runners.faults(),
-                **self.env_runners.result(),
+                **self.env_runners.result(env_runners.indices),
                 **self.episodes.agent_returns(policies, agents),
                 **self.episodes.success_rates(policies),
             },

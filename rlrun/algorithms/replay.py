@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.policies import ByPolicy
@@ -39,10 +37,12 @@ from rlrun.config.schema import (
 )
 from rlrun.config.section import Positive
 from rlrun.data import columns as col
-from rlrun.data.column_data import map_leaves
+from rlrun.data.nested import nest
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import reduced
-from rlrun.policies.flat_parameters import to_tensors
+from rlrun.learning.loaded_batch import Rows
+from rlrun.learning.losses import Statistics
+from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -115,9 +115,7 @@ class Updater(ABC):
         """
 
     @abstractmethod
-    def update(
-        self, batch: SampleBatch, rng: np.random.Generator, env_steps: int
-    ) -> dict[str, Tensor]:
+    def update(self, batch: SampleBatch, rng: np.random.Generator, env_steps: int) -> Statistics:
         """One update on a replayed batch.
 
         Args:
@@ -174,7 +172,7 @@ class _Learned:
 
     coefficients: dict[str, float]
     """As the iteration began."""
-    updates: list[dict[str, Tensor]] = field(default_factory=list)
+    updates: list[Statistics] = field(default_factory=list)
     num_rows: int = 0
 
 
@@ -351,11 +349,11 @@ class Replay(Generic[U]):
         beta = value_at(self._settings.beta, self._algorithm.env_steps)
         return ((drawn_id, buffer.sample(size, rng, beta=beta)),)
 
-    def _report_errors(self, policy_id: str, batch: SampleBatch, td_errors: Tensor) -> None:
+    def _report_errors(self, policy_id: str, batch: SampleBatch, td_errors: Any) -> None:
         """Let temporal-difference errors ``[M]`` become the priorities of a sampled batch."""
         buffer = self.buffers[policy_id]
         if isinstance(buffer, PrioritizedReplayBuffer):
-            errors = td_errors.abs().cpu().numpy()
+            errors = abs(as_array(td_errors))
             ids = batch.column(col.ITEM_IDS)
             if isinstance(buffer, SequenceReplayBuffer):
                 ids, errors = sequence_errors(batch, errors)
@@ -401,22 +399,17 @@ def transition_buffer(settings: ReplayConfig, training: ReplayTraining) -> Repla
     return ReplayBuffer(capacity, n_step=n_step, gamma=gamma)
 
 
-def to_device(batch: SampleBatch, device: torch.device) -> dict[str, Tensor]:
-    """The columns that losses read, as tensors ``[M, ...]``; weights are 1 if there are none."""
+def replayed_rows(batch: SampleBatch) -> Rows:
+    """The columns that losses read, as arrays ``[M, ...]``; weights are 1 if there are none."""
     columns = batch.columns(COLUMNS)
-    move = torch.from_numpy if columns[0].dtype.names is None else to_tensors
-    rows = dict(zip(COLUMNS, map(move, columns), strict=True))
     weights = batch.get(col.WEIGHTS)
-    size = len(columns[0])
-    rows[col.WEIGHTS] = torch.ones(size) if weights is None else torch.from_numpy(weights)
-    if device.type == "cpu":
-        return rows
-    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), rows)
+    nested = columns[0].dtype.names is not None
+    rows = dict(zip(COLUMNS, map(nest, columns) if nested else columns, strict=True))
+    rows[col.WEIGHTS] = np.ones(len(columns[0]), np.float32) if weights is None else weights
+    return rows
 
 
-def averages(
-    updates: Sequence[Mapping[str, Tensor]], names: Sequence[str]
-) -> dict[str, float | None]:
+def averages(updates: Sequence[Statistics], names: Sequence[str]) -> dict[str, float | None]:
     """These statistics over the updates of an iteration; None if there were none."""
     if not updates:
         return dict.fromkeys(names)

@@ -396,10 +396,16 @@ class RunnerStatistics:
             new = 1e3 * reply.timings_s[part] / max(reply.vector_steps, 1)
             self._mean_ms[part] += weight * (new - self._mean_ms[part])
 
-    def result(self) -> Result:
-        """Their part of `env_runners` in the result."""
+    def result(self, indices: Sequence[int]) -> Result:
+        """Their part of `env_runners` in the result.
+
+        Args:
+            indices: of the present runners. The episodes of others are not running now, but go on
+                when a runner of that index comes back.
+        """
+        running = [self._running_episodes.get(index, 0) for index in indices]
         return {
-            "longest_running_episode": max(self._running_episodes.values(), default=0),
+            "longest_running_episode": max(running, default=0),
             "faulty_episodes": sum(self._faulty_episodes.values()),
             **{f"vector_step_{part}_ms": value for part, value in self._mean_ms.items()},
         }

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlrun.actors.env_runner_group import EnvRunnerGroup
+import gymnasium as gym
+
+from rlrun.actors.env_runner_group import EnvRunnerGroup, env_spaces
 from rlrun.algorithms.callbacks import Callbacks, runner_callbacks
 from rlrun.algorithms.result import IS_SUCCESS
-from rlrun.config.policies import PolicySettings, evaluation_runners
+from rlrun.config.policies import PolicySettings, evaluation_env, evaluation_runners
+from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
@@ -123,13 +127,15 @@ def runner_class(spec: RunnerSpec) -> Any:
     return EnvRunner
 
 
-def find_spaces(spec: RunnerSpec, group: EnvRunnerGroup) -> tuple[dict[str, Spaces], list[str]]:
+def find_spaces(
+    spec: RunnerSpec, group: EnvRunnerGroup | None = None
+) -> tuple[dict[str, Spaces], list[str]]:
     """From the local runner or an environment made for this: spaces of each policy, and agents.
 
     Raises:
         MappingError: agents and policies do not fit.
     """
-    local = group.local_env_runner
+    local = None if group is None else group.local_env_runner
     if spec.multi_agent is not None:
         if local is None:
             wrappers = find_wrappers(spec.settings.env_wrappers)
@@ -143,4 +149,35 @@ def find_spaces(spec: RunnerSpec, group: EnvRunnerGroup) -> tuple[dict[str, Spac
         finally:
             if local is None:
                 env.close()
-    return {DEFAULT_POLICY_ID: group.spaces()}, []
+    return {DEFAULT_POLICY_ID: env_spaces(spec) if group is None else group.spaces()}, []
+
+
+def evaluation_spec(config: ExperimentConfig, spec: RunnerSpec) -> RunnerSpec:
+    """What the runners that evaluate are built from, given the spec of those that train."""
+    return replace(spec, env=evaluation_env(config), settings=evaluation_runners(config))
+
+
+def require_spaces(spec: RunnerSpec, expected: Mapping[str, Spaces]) -> None:
+    """Raise ConfigError if policies made for these spaces cannot act in the evaluation's."""
+    found, _ = find_spaces(spec)
+    for policy_id, spaces in expected.items():
+        of_policy = f" of policy {policy_id}" if spec.multi_agent is not None else ""
+        for name, own, its in zip(
+            ("observations", "actions"), spaces, found[policy_id], strict=True
+        ):
+            if not _have_one_form(own, its):
+                message = f"its {name}{of_policy} are {its}, and those of training are {own}"
+                raise misfit("evaluation.env", message)
+
+
+def _have_one_form(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Whether a network for one space fits the other; bounds of boxes may differ."""
+    if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
+        return one.shape == other.shape
+    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
+        return one.keys() == other.keys() and all(
+            _have_one_form(space, other[name]) for name, space in one.items()
+        )
+    if isinstance(one, gym.spaces.Tuple) and isinstance(other, gym.spaces.Tuple):
+        return len(one) == len(other) and all(map(_have_one_form, one, other))
+    return one == other

@@ -31,7 +31,7 @@ from rlrun.algorithms.replay import (
     Updater,
     exploration_at,
     replay_problems,
-    to_device,
+    replayed_rows,
     transition_buffer,
 )
 from rlrun.algorithms.result import Result
@@ -46,6 +46,7 @@ from rlrun.data import columns as col
 from rlrun.data.nested import ACTION_MASK, has_action_mask
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
+from rlrun.learning.loaded_batch import as_tensors
 from rlrun.learning.losses import closed_form
 from rlrun.learning.optimizers import FlatAdam
 from rlrun.policies.distributions import squashed_sample, squashed_sample_vjp
@@ -302,14 +303,21 @@ class SAC(Algorithm[SACTraining]):
         """One iteration: rounds of sampling, each followed by the updates that are due."""
         return self.replay.step()
 
+    def add_policy(self, policy_id: str, *, like: str, train: bool = False) -> None:
+        """See `Algorithm.add_policy`; critics and temperature are copied from ``like`` as well."""
+        super().add_policy(policy_id, like=like, train=train)
+        if train and self.policies[like].train:
+            updaters = self.replay.updaters
+            updaters[policy_id].begin_like(updaters[like])
+
     # -- state: the weights of policies and critics together, as a checkpoint keeps them ---------
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """Copies of all weights by parameter name; the critics' begin with `critics.`."""
         weights = super().get_weights()
-        for policy_id, updater in self.replay.updaters.items():
+        for policy_id in self.policies.trained:
             prefix = f"{policy_id}/{CRITICS}"
-            named = updater.critic.named_weights()
+            named = self.replay.updaters[policy_id].critic.named_weights()
             weights |= {f"{prefix}{name}": values for name, values in named.items()}
         return weights
 
@@ -366,7 +374,7 @@ class SACUpdater(Updater):
     ) -> dict[str, Tensor]:
         """One step of the critics, the policy, the temperature and the target."""
         learner, critic, training = self._learner, self.critic, self._training
-        rows = to_device(batch, learner.device)
+        rows = as_tensors(replayed_rows(batch), learner.device)
         if self._continuous:
             shape = (2, *rows[col.ACTIONS].shape)
             noise = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
@@ -403,6 +411,12 @@ class SACUpdater(Updater):
         training = self._training
         if training.target_network_update_freq > 1:
             self.target.follow_if_due(steps, training.target_network_update_freq, training.tau)
+
+    def begin_like(self, other: SACUpdater) -> None:
+        """Take over the critics and the temperature of another policy; targets become copies."""
+        self.critic.load_named_weights(other.critic.named_weights())
+        self.target.copy()
+        self.temperature.set_state(other.temperature.get_state())
 
     def get_state(self) -> dict[str, Any]:
         own = {"critic": self.critic.get_state(), "temperature": self.temperature.get_state()}

@@ -22,10 +22,10 @@ from torch.nn import functional
 
 from rlrun.algorithms.targets import bellman_targets, values_of_best
 from rlrun.data import columns as col
-from rlrun.data.column_data import map_leaves, num_rows, pick
+from rlrun.data.column_data import num_rows, pick
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
-from rlrun.policies.flat_parameters import to_tensors
+from rlrun.learning.loaded_batch import as_tensors
 from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import n_step_returns
 
@@ -103,7 +103,7 @@ def load_sequences(
         PRESENT: present,
         FOLLOWING: (row_of_start[sequence] + ends - starts[sequence] + 1).clip(min=0),
     }
-    return map_leaves(lambda leaf: leaf.to(device), {k: to_tensors(v) for k, v in rows.items()})
+    return as_tensors(rows, device)
 
 
 def _seen(

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,22 +28,23 @@ from rlrun.policies.rl_module import RLModule
 EPSILON = 1e-3  # keeps the inverse of h Lipschitz continuous
 
 
-def bellman_targets(
-    rows: Mapping[str, Tensor], next_values: Tensor, *, rescaled: bool = False
-) -> Tensor:
+def bellman_targets(rows: Mapping[str, Any], next_values: Any, *, rescaled: bool = False) -> Any:
     """R + discount Q(s') ``[M]``, without Q(s') after a termination; no gradient flows through it.
 
     Args:
         rows: rewards, discounts and terminateds, each ``[M]``; a step here are the n of an n-step
-            return.
+            return. Tensors or arrays, as ``next_values``.
         next_values: of the target network for s', ``[M]``.
         rescaled: networks put out h of values: h(R + discount h^-1(Q(s'))).
     """
     # Selected rather than multiplied by 0: a value that has blown up must not become NaN.
-    following = torch.where(rows[col.TERMINATEDS], 0.0, next_values)
+    if isinstance(next_values, Tensor):
+        following: Any = torch.where(rows[col.TERMINATEDS], 0.0, next_values)
+    else:
+        following = np.where(rows[col.TERMINATEDS], np.float32(0.0), next_values)
     if rescaled:
         following = unrescale(following)
-    targets = torch.addcmul(rows[col.REWARDS], rows[col.DISCOUNTS], following)
+    targets = rows[col.REWARDS] + rows[col.DISCOUNTS] * following
     return rescale(targets) if rescaled else targets
 
 
@@ -53,20 +55,20 @@ def values_of_best(values: Tensor, choosing: Tensor) -> Tensor:
     return values.gather(1, choosing.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
-def rescale(values: Tensor) -> Tensor:
-    """h, element by element."""
-    return values.sign() * ((values.abs() + 1.0).sqrt() - 1.0) + EPSILON * values
+def rescale(values: Any) -> Any:
+    """h, element by element; multiplied out, so that it loses no digits about 0."""
+    return values / ((abs(values) + 1.0) ** 0.5 + 1.0) + EPSILON * values
 
 
-def unrescale(values: Tensor) -> Tensor:
+def unrescale(values: Any) -> Any:
     """The inverse of h, element by element.
 
-    With y = |x| + 1 + epsilon the paper has (sqrt(1 + 4 epsilon y) - 1) / (2 epsilon), in which
-    float32 loses half its digits; multiplied out it is the quotient here.
+    The paper has the square of (sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon), less 1,
+    in which float32 loses half its digits; multiplied out it is what stands here.
     """
-    y = values.abs() + (1.0 + EPSILON)
-    root = 2.0 * y / ((1.0 + 4.0 * EPSILON * y).sqrt() + 1.0)
-    return values.sign() * (root.square() - 1.0)
+    root = (1.0 + 4.0 * EPSILON * (abs(values) + (1.0 + EPSILON))) ** 0.5
+    share = 2.0 / (root + (1.0 + 2.0 * EPSILON))
+    return values * share * (2.0 + abs(values) * share)
 
 
 class TargetNetwork:

@@ -98,16 +98,21 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the outcome.")]
 
 
 def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:
-    """The file, the one word without an equals sign, and the overrides."""
-    files = [word for word in words or [] if "=" not in word]
+    """The file, which is the one word that is no override, and the overrides."""
+    files = [word for word in words or [] if not is_override(word)]
     if len(files) > 1:
         message = f"one FILE.yaml at a time, got {' and '.join(files)}"
         values = [word for word in files if not word.endswith((".yaml", ".yml"))]
         if values:
             message += f"; a setting is KEY=VALUE, for instance name={values[-1]}"
         raise typer.BadParameter(message)
-    overrides = [word for word in words or [] if "=" in word]
+    overrides = [word for word in words or [] if is_override(word)]
     return (Path(files[0]) if files else None), overrides
+
+
+def is_override(word: str) -> bool:
+    """Whether a word is a setting, KEY=VALUE, and no path: names of folders have equals signs."""
+    return "=" in word and not os.path.exists(word)
 
 
 def seeds_of(text: str) -> int | tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlrun.cli import errors
-from rlrun.cli.arguments import complete_files
+from rlrun.cli.arguments import complete_files, is_override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +40,11 @@ def check(
     from rlrun.config.group import group_overrides
     from rlrun.config.loader import load
     from rlrun.config.problems import ConfigError
+    from rlrun.config.sweep import is_sweep
     from rlrun.config.trust import TrustError
     from rlrun.experiment.sweep.points import check_points
 
-    overrides = [text for text in arguments if "=" in text and not os.path.isfile(text)]
+    overrides = [text for text in arguments if is_override(text)]
     files = [text for text in arguments if text not in overrides]
     if not files:
         raise typer.BadParameter("name a FILE, such as configs/ppo_cartpole.yaml")
@@ -56,7 +57,7 @@ def check(
         try:
             loaded = load(path, group or overrides)
             experiment = loaded.experiment
-            if group is not None:
+            if is_sweep(experiment.sweep) and experiment.sweep.search != "optuna":
                 check_points(loaded)
             _build(experiment)
             lacking = list(_lacking_here(experiment))

@@ -42,14 +42,15 @@ def sweep(
         refuse_with_resume("sweep", FILE=file, run_dir=run_dir, overrides=overrides)
     elif file is None:
         raise typer.BadParameter("name a FILE.yaml, or --resume SWEEP")
+    from rlrun.config.loader import load
     from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 
     style = console_style(quiet=quiet, plain=plain)
     if resume is not None:
         outcome = resume_sweep(resume, address=address, console=style, trust=trust)
     else:
-        assert file is not None
-        outcome = run_sweep(file, overrides, run_dir=run_dir, address=address, console=style)
+        loaded = load(file, overrides, trust=trust)
+        outcome = run_sweep(loaded, run_dir=run_dir, address=address, console=style)
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)
     if outcome.all_failed:

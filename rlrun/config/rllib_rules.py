@@ -499,7 +499,9 @@ def _evaluation(old: OldSettings) -> None:
         old.values["evaluation.env_runners"] = Node(settings, node.origin)
         old.sources["evaluation.env_runners"] = "evaluation_config"
     if interval and old.algorithm.name != "DQN" and "evaluation.explore" not in old.values:
-        old.derive("evaluation.explore", True, DEFAULT)
+        explores = "env_runners.explore"  # which RLlib's evaluation has in common with training
+        source = explores if explores in old.values else DEFAULT
+        old.derive("evaluation.explore", old.value(explores, True), source)
 
 
 _IN_EVAL = "evaluation.env_runners."

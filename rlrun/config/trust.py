@@ -69,7 +69,8 @@ def untrusted(where: str, code: list[tuple[str, Any]]) -> str:
             f"{where} names code, and has no signature of yours for it:",
             *dict.fromkeys(names),
             f"Signatures are made with the key {_key_file()}. If you trust this code, "
-            f"use `rlrun train` or `rlrun rollout` with {CODE_OPTION} (in Python trust=True)",
+            "use `rlrun train`, `rlrun sweep`, `rlrun rerun`, `rlrun rollout` or `rlrun export` "
+            f"with {CODE_OPTION} (in Python trust=True)",
         ]
     )
 

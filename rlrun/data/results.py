@@ -7,6 +7,7 @@ which keys there are (algorithms/result.py).
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,20 @@ def _plain(value: Any) -> Any:
 
 
 def lookup(row: Mapping[str, Any], address: str) -> Any:
-    """The value at ``a/b``; KeyError if there is none. A key that contains a slash wins."""
+    """The value at ``a/b``; KeyError if there is none. Keys may contain slashes: the longest wins.
+
+    So it finds each of `addresses`: ``stop/evaluation/episode_return_mean``, for instance, where
+    the section ``stop`` names a number of the results.
+    """
     if address in row:
         return row[address]
-    value: Any = row
-    for part in address.split("/"):
-        if not isinstance(value, Mapping) or part not in value:
-            raise KeyError(address)
-        value = value[part]
-    return value
+    end = len(address)
+    while (end := address.rfind("/", 0, end)) > 0:
+        inner = row.get(address[:end])
+        if isinstance(inner, Mapping):
+            with suppress(KeyError):
+                return lookup(inner, address[end + 1 :])
+    raise KeyError(address)
 
 
 def number_at(row: Mapping[str, Any], address: str) -> float | None:

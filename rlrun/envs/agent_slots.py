@@ -99,6 +99,8 @@ class AgentSlot:
     """Raw, while its action is due."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of the info with which it left (`report.info_keys`)."""
+    unanswered: tuple[int, Any, Any] | None = None
+    """For recorders, env step, observation and action of its last action, until it is answered."""
 
 
 @dataclass(slots=True)
@@ -127,6 +129,12 @@ class SlotStep:
     """Bool ``[k]``, False for those that join; None: all have acted."""
     steps: Array | None = None
     """Env steps of the episodes, this one included, int ``[k]``; None: the slots' own."""
+
+    @property
+    def num_transitions(self) -> int:
+        """Of slots that come and go."""
+        assert self.slots is not None
+        return len(self.slots) - len(self.joined)
 
     def completed(self) -> SlotStep:
         """The same for the slots that have acted, without observations."""
@@ -325,17 +333,15 @@ def _arrays(due: Due) -> tuple[Array, Array]:
 
 def _stacker(space: gym.Space[Any]) -> Callable[[Sequence[Any]], Any]:
     """Puts observations of a space together, batched as gymnasium's vector environments do."""
-    if isinstance(space, gym.spaces.Box):
+    if isinstance(space, _PLAIN_SPACES):
         shape, dtype = space.shape, space.dtype
 
         def stack(observations: Sequence[Any]) -> Array:
             stacked = np.asarray(observations)
-            if stacked.shape[1:] != shape or stacked.dtype.kind == "O":
+            if stacked.shape[1:] != shape:
                 raise ValueError(f"observations have shape {stacked.shape[1:]}, not {shape}")
-            return stacked.astype(dtype, copy=False)
+            return stacked.astype(dtype, casting="same_kind", copy=False)
 
         return stack
-    if isinstance(space, gym.spaces.Discrete):
-        return lambda observations: np.asarray(observations, np.int64)
     empty: Any = create_empty_array
     return lambda observations: concatenate(space, observations, empty(space, len(observations)))

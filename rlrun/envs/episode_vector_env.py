@@ -136,7 +136,7 @@ def replay_actions(
     to_env: Callable[[Any], Batched],
     seeds: Sequence[int],
     actions: Sequence[np.ndarray[Any, Any] | None],
-) -> Batched:
+) -> tuple[Batched, BoolArray]:
     """Reset each sub-environment with its seed and repeat its actions.
 
     One with fewer actions starts later: all arrive at the same step.
@@ -146,22 +146,25 @@ def replay_actions(
         actions: of each sub-environment ``[n, ...]``, or None for none.
 
     Returns:
-        The observations ``[B, ...]``.
+        The observations ``[B, ...]``; and bool ``[B]``, whether an environment raised and was built
+        again: its other actions are not repeated, and the caller resets it.
     """
+    failed = np.zeros(len(seeds), np.bool_)
     lengths = np.array([0 if part is None else len(part) for part in actions])
     longest = int(lengths.max(initial=0))
     observations = envs.reset(seeds)
     if longest == 0:
-        return observations
+        return observations, failed
     template = next(part for part in actions if part is not None)
     table = np.broadcast_to(template[0], (longest, len(seeds), *template.shape[1:])).copy()
     for i, part in enumerate(actions):
         if part is not None:
             table[longest - len(part) :, i] = part
     for step in range(longest):
-        due = longest - lengths <= step
+        due = (longest - lengths <= step) & ~failed
         observations = envs.repeat(to_env(table[step]), due, seeds)
-    return observations
+        failed[list(envs.failed_envs)] = True
+    return observations, failed
 
 
 def check_rows(

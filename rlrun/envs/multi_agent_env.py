@@ -38,10 +38,10 @@ Dicts = tuple[
 class MultiAgentEnv:
     """An environment in which agents come and go; subclass it.
 
-    Agents with an observation act: the next `step` receives actions of exactly these agents. An
-    agent joins with its first observation. It is silent while it gets none, and what it is
-    rewarded with meanwhile belongs to its last action. It leaves when it is terminated or
-    truncated, and does not come back in the episode.
+    Agents with an observation act: the next `step` receives actions of exactly these agents, in
+    the order in which they joined. An agent joins with its first observation. It is silent while
+    it gets none, and what it is rewarded with meanwhile belongs to its last action. It leaves when
+    it is terminated or truncated, and does not come back in the episode.
 
     Attributes:
         possible_agents: all agents that may take part in an episode.

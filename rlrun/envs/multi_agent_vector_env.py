@@ -47,7 +47,7 @@ Ended = dict[int, tuple[bool, float]]
 """Episodes that ended in a step, by sub-environment: whether by themselves, and their returns."""
 
 _MOST_SILENT_STEPS = 1000  # env steps in a row in which no agent acts
-_FOUR_DICTS = (dict,) * 4
+_FIVE_DICTS = (dict,) * 5
 _BACK = "it has an observation after it has left"
 
 
@@ -59,6 +59,8 @@ class SubEnv:
     episode: PlannedEpisode | None = None
     step: int = 0
     """Env steps of the episode."""
+    transitions: int = 0
+    """Of its agents, since it began or was restored."""
     agents: dict[Any, AgentSlot] = field(default_factory=dict)
     """All that have joined, in their order; also those that have left."""
     actions: dict[Any, Any] = field(default_factory=dict)
@@ -125,8 +127,6 @@ class MultiAgentVectorEnv:
         self._horizon, self._recorder = horizon, recorder
         self._rebuilder = rebuilder
         self._env_id, self._runner_index = env_id, runner_index
-        # agent -> its action without an answer: episode, step, observation, action
-        self._open: dict[AgentSlot, tuple[int, int, Any, Any]] = {}
 
     # -- episodes ------------------------------------------------------------------------------
 
@@ -144,7 +144,6 @@ class MultiAgentVectorEnv:
         """
         slots: dict[str, list[int]] = {}
         for agent in sub.agents.values():
-            self._open.pop(agent, None)
             if agent.slot >= 0:
                 slots.setdefault(agent.policy_id, []).append(agent.slot)
                 self.policies[agent.policy_id].free(agent)
@@ -171,7 +170,7 @@ class MultiAgentVectorEnv:
             self._idle = True
             return
         self.set_start(sub, sub.episode, tuple(self.policies))
-        sub.step, sub.total, sub.silent = 0, 0.0, 0
+        sub.step, sub.transitions, sub.total, sub.silent = 0, 0, 0.0, 0
         if observations is None and self.envs.parallel:
             self.envs.begin(sub.index, "reset", sub.episode.reset_seed)
             self._resetting.append(sub)
@@ -203,14 +202,15 @@ class MultiAgentVectorEnv:
             try:
                 observations, _ = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
             except RAISED as error:
-                self._build_again_or_raise(sub, error, "reset")
+                self.build_again_or_raise(sub, error, "reset")
                 continue
             if isinstance(observations, Mapping):
                 return observations
             reason = "reset() must return a dict of observations by agent, and one of infos"
             raise self._error(sub, "reset", reason)
 
-    def _build_again_or_raise(self, sub: SubEnv, error: BaseException, phase: EnvPhase) -> None:
+    def build_again_or_raise(self, sub: SubEnv, error: BaseException, phase: EnvPhase) -> None:
+        """Make an environment again after it raised, or raise that error with its place."""
         envs, index = self.envs, sub.index
         try:
             envs.envs[index] = self._rebuilder.build(envs.rebuild, envs.envs[index], index, error)
@@ -270,16 +270,19 @@ class MultiAgentVectorEnv:
                 agent.taken += 1
                 if self._recorder is not None:
                     # An environment may write its next observation into the same array.
-                    seen = deepcopy(agent.observation)
-                    self._open[agent] = agent.episode_id, sub.step, seen, action
+                    agent.unanswered = sub.step, deepcopy(agent.observation), action
 
     def _step_envs(self, subs: Sequence[SubEnv]) -> list[tuple[SubEnv, Dicts]]:
         """What the environments return, but for those that raised or are not ready."""
         came: list[tuple[SubEnv, Dicts]] = []
         self.failed = []
-        if self.envs.parallel:
-            for sub in subs:
+        for sub in subs:
+            # In the order of joining, in which a replay has them: an environment that goes through
+            # them may draw a random number for each.
+            sub.actions = {name: sub.actions[name] for name in sub.agents if name in sub.actions}
+            if self.envs.parallel:
                 self.envs.begin(sub.index, "step", sub.actions)
+        if self.envs.parallel:
             subs = self._ready()
         self.num_steps = len(subs)
         self._rebuilder.env_steps += len(subs)
@@ -289,7 +292,7 @@ class MultiAgentVectorEnv:
             try:
                 dicts = self.envs.envs[sub.index].step(actions)
             except RAISED as error:
-                self._build_again_or_raise(sub, error, "step")
+                self.build_again_or_raise(sub, error, "step")
                 self.failed.append(sub.index)
                 continue
             came.append((sub, dicts))
@@ -325,7 +328,7 @@ class MultiAgentVectorEnv:
             if not (
                 isinstance(dicts, tuple | list)
                 and len(dicts) == 5
-                and all(map(isinstance, dicts[:4], _FOUR_DICTS))
+                and all(map(isinstance, dicts, _FIVE_DICTS))
             ):
                 five = "observations, rewards, terminateds, truncateds and infos"
                 reason = f"step() must return five dicts by agent: {five}"
@@ -335,9 +338,14 @@ class MultiAgentVectorEnv:
                 if agent is None:
                     continue  # it has not acted yet
                 if agent.slot >= 0:
-                    agent.credit += reward
-                    agent.total += reward
-                    sub.total += reward
+                    try:
+                        exact = float(reward)  # the sum of many float32 is off
+                    except (TypeError, ValueError):
+                        reason = f"its reward is {reward!r}, which is no number"
+                        raise self.fault(agent, reason) from None
+                    agent.credit += exact
+                    agent.total += exact
+                    sub.total += exact
                 elif reward:
                     raise self.fault(agent, f"it is rewarded with {reward} after it has left")
 
@@ -358,6 +366,7 @@ class MultiAgentVectorEnv:
             if passed or True in terminateds.values() or True in truncateds.values():
                 flagged = dicts[0], dicts[1], terminateds, truncateds, dicts[4]
                 staying = self._let_go(sub, flagged, ended, passed=passed)
+            num_agents = len(agents)
             for agent_id, observation in staying.items():
                 agent = agents.get(agent_id)
                 if agent is None:
@@ -369,6 +378,7 @@ class MultiAgentVectorEnv:
                 info = dicts[4].get(agent_id, {}) if slots.wants_infos else None
                 slots.staying.append((agent, agent.slot, agent.credit, sub.step, observation, info))
                 agent.observation, agent.credit = observation, 0.0
+            sub.transitions += len(staying) - (len(agents) - num_agents)  # none of those that join
             if sub.silent > _MOST_SILENT_STEPS:
                 reason = f"no agent has acted for {sub.silent} steps; such an episode must end"
                 raise self._error(sub, "step", reason)
@@ -439,6 +449,7 @@ class MultiAgentVectorEnv:
             # The flags of all hold for agents without flags of their own.
             slots.flags.append(own if any(own) else of_all)
             agent.credit = 0.0
+            sub.transitions += 1
         if over:
             ended[sub.index] = of_all[0], sub.total
             self._end(sub)
@@ -475,11 +486,11 @@ class MultiAgentVectorEnv:
     ) -> Iterable[AgentTransition]:
         """Transitions that a step has completed."""
         for i, (agent, obs) in enumerate(zip(agents, observations, strict=True)):
-            if agent not in self._open:
+            if agent.unanswered is None:
                 continue
-            episode, t, seen, action = self._open.pop(agent)
+            (t, seen, action), agent.unanswered = agent.unanswered, None
             yield AgentTransition(
-                episode=episode,
+                episode=agent.episode_id,
                 agent=agent.id,
                 policy_id=agent.policy_id,
                 step=t,

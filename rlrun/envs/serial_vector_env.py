@@ -128,13 +128,14 @@ class SerialVectorEnv:
         split = list(self._split(actions))
         for env_index in due.nonzero()[0].tolist():
             self._begin(env_index, split[env_index])
+        failed: list[int] = []
         for env_index in due.nonzero()[0].tolist():
             try:
-                observation = self._step_functions[env_index](split[env_index])[0]
+                self._write(env_index, self._step_functions[env_index](split[env_index])[0])
             except RAISED as error:
                 self._build_again_or_raise(env_index, error, "step")
-                observation = self._first_observation(env_index, int(seeds[env_index]))
-            self._write(env_index, observation)
+                failed.append(env_index)
+        self.failed_envs = failed
         if not self._in_place:
             self._concatenate()
         self._vector_steps += 1

@@ -49,7 +49,8 @@ def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
         other = f" (best: {best.name})" if best and best != outcome.checkpoint else ""
         lines.append(f"  checkpoint  {outcome.checkpoint.name}{other}")
         lines.append(f"  roll out    rlrun rollout {outcome.folder}")
-    lines.append(f"  resume      {_resume_command(outcome)}")
+    if outcome.checkpoint is not None or outcome.end == "interrupted":
+        lines.append(f"  resume      {_resume_command(outcome)}")
     return lines
 
 

@@ -67,7 +67,7 @@ from rlrun.experiment.run_folder import (
     RunLog,
 )
 from rlrun.experiment.stopping import Interrupts, StopCriteria
-from rlrun.experiment.unfinished_run import unfinished_run
+from rlrun.experiment.unfinished_run import require_work, unfinished_run
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
@@ -181,6 +181,7 @@ def _resumed(
         loaded = load(folder.config, overrides, trust=trust)
         checkpoint = newest_checkpoint(folder.checkpoints)
         session = RunSession(loaded.experiment, folder, checkpoint, address, console)
+        require_work(folder, loaded.experiment, checkpoint, session.stop_reason())
         return (yield from session.go(run_log, overrides, loaded))
 
 
@@ -279,10 +280,11 @@ class RunSession:
                 self.rescue()
                 outcome = self._outcome("interrupted", f"{name}, at once")
             except BaseException as error:
-                self.note_failure(error)
                 if self._never_began(error):
-                    self.folder.discard()
+                    log.info("refused", exc_info=error)
+                    self.folder.withdraw_session()
                 else:
+                    self.note_failure(error)
                     error.add_note(self._how_to_resume())
                 if isinstance(error, ConfigError) and loaded is not None:
                     raise loaded.placed(error) from error
@@ -352,6 +354,9 @@ class RunSession:
         wanted = self.experiment.checkpoint.at_end or interrupts.requested
         if result is not None and (wanted or not self.folder.is_there()):
             self.save(algorithm, result, must=True)
+        for sink in self.sinks:
+            if isinstance(sink, JsonlSink):
+                sink.finish()
 
     def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> Row:
         """Report an iteration's result, and write a checkpoint if one is due; returns its row."""
@@ -493,8 +498,9 @@ class RunSession:
         self.console.notice(f"{name}: finishing this iteration, then saving{again}")
 
     def _never_began(self, error: BaseException) -> bool:
-        """Whether the input is wrong and there is no result yet."""
-        return getattr(error, "exit_code", None) == 2 and self.last_row is None
+        """Whether the input is wrong and there is no result of this session."""
+        before = self.resumed.row if self.resumed else None
+        return getattr(error, "exit_code", None) == 2 and self.last_row is before
 
     def _how_to_resume(self) -> str:
         newest = self.checkpoints.newest

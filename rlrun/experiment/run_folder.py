@@ -92,6 +92,9 @@ class RunFolder:
         """The directory that is locked."""
         self._noted: dict[str, Any] = {}
         """Content of meta.json as this process has written it."""
+        self._is_new = False
+        self._earlier: dict[str, Any] = {}
+        """Content of meta.json before the session."""
 
     @classmethod
     def create(cls, name: str, seed: int, *, at: Path | str | None = None) -> Self:
@@ -111,9 +114,7 @@ class RunFolder:
                 raise RunFolderError(f"{path}: cannot be made: {error.strerror}") from error
             replace_link(home / LATEST, candidate)
             break
-        folder = cls(path)
-        folder.lock()
-        return folder
+        return cls._made(path)
 
     @classmethod
     def create_at(cls, path: Path) -> Self:
@@ -132,6 +133,12 @@ class RunFolder:
                 else "name a new folder"
             )
             raise RunFolderError(f"{path}: the folder is not empty: {way_out}")
+        return cls._made(path)
+
+    @classmethod
+    def _made(cls, path: Path) -> Self:
+        folder = cls(path)
+        folder._is_new = True
         folder.lock()
         return folder
 
@@ -175,12 +182,7 @@ class RunFolder:
     def discard(self) -> None:
         """Remove the folder of a run that never began, so that its name is free again."""
         shutil.rmtree(self.home, ignore_errors=True)
-        link = self.home.parent / LATEST
-        if link.is_symlink() and not link.exists():
-            link.unlink()
-        if self.path.parent.parent == Path(RUNS):
-            with suppress(OSError):  # other runs of this name
-                self.home.parent.rmdir()
+        renew_latest(self.home.parent)
 
     def is_there(self) -> bool:
         """Whether the directory is still the one that was locked, with the config in it."""
@@ -223,7 +225,8 @@ class RunFolder:
 
         Warns if the process before it has not noted its end.
         """
-        meta = self.read_meta() or {"created": _now(), "sessions": []}
+        self._earlier = self.read_meta()
+        meta = self._earlier or {"created": _now(), "sessions": []}
         if meta.get("outcome") == "running":
             _log.warning(
                 "the last session ended without a word: its process was killed, or ended by code "
@@ -246,8 +249,8 @@ class RunFolder:
             "versions": dict(_versions()),
             "git": _git(),
         }
-        meta |= {"outcome": "running", "sessions": [*meta.get("sessions", []), session]}
-        self._write_meta(meta)
+        sessions = [*meta.get("sessions", []), session]
+        self._write_meta({**meta, "outcome": "running", "sessions": sessions})
 
     def end_session(self, outcome: str, reason: str, iteration: int | None) -> None:
         """Note the outcome, "finished", "interrupted" or "failed", and its reason."""
@@ -255,6 +258,13 @@ class RunFolder:
         if meta.get("sessions"):
             meta["sessions"][-1] |= {"ended": _now(), "outcome": outcome, "reason": reason}
         self._write_meta(meta | {"outcome": outcome, "training_iteration": iteration})
+
+    def withdraw_session(self) -> None:
+        """Leave the folder as it was before a session that never began; a new one is removed."""
+        if self._is_new:
+            self.discard()
+        elif self._earlier:
+            self._write_meta(self._earlier)
 
     def _write_meta(self, meta: dict[str, Any]) -> None:
         self._noted = meta
@@ -265,8 +275,8 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
     """The run folder that ``path`` names: itself, or the ``latest`` of ``runs/<name>``."""
     if not os.path.exists(path):
         raise RunFolderError(f"{path}: no such run folder")
-    if (path / MANIFEST).is_file():
-        raise RunFolderError(f"{path}: this is a checkpoint; name the run folder that contains it")
+    if is_of_checkpoints(path):
+        raise RunFolderError(f"{path}: checkpoints; name the run folder that contains them")
     if (path / config).is_file():
         return path
     if (path / LATEST / config).is_file():
@@ -277,7 +287,39 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
         raise RunFolderError(
             f"{path}: this is a sweep; name one of its trials, in {home / 'trials'}"
         )
-    raise RunFolderError(f"{path}: not a run folder: it has no {config}")
+    newest = newest_run(path)
+    hint = "" if newest is None else f"; the newest run in it is {newest}"
+    raise RunFolderError(f"{path}: not a run folder: it has no {config}{hint}")
+
+
+def is_of_checkpoints(path: Path) -> bool:
+    """Whether ``path`` is a checkpoint, or the folder of a run's checkpoints."""
+    return any(os.path.isfile(home / MANIFEST) for home in (path, path / LATEST))
+
+
+def newest_run(home: Path) -> Path | None:
+    """The run or sweep in ``home`` that was made last."""
+    runs = [
+        path
+        for path in (home.iterdir() if home.is_dir() else ())
+        if not path.is_symlink()
+        and any(os.path.isfile(path / name) for name in (RunFolder.CONFIG, SWEEP_CONFIG))
+    ]
+    return max(runs, default=None, key=lambda run: str(RunFolder(run).read_meta().get("created")))
+
+
+def renew_latest(home: Path) -> None:
+    """Where ``latest`` leads nowhere any more, let it lead to the newest run that is left."""
+    link = home / LATEST
+    if not link.is_symlink() or link.exists():
+        return
+    newest = newest_run(home)
+    if newest is not None:
+        replace_link(link, newest.name)
+        return
+    link.unlink()
+    with suppress(OSError):  # it holds something else
+        home.rmdir()
 
 
 def plain_settings(config: Path) -> dict[str, Any]:

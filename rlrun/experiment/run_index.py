@@ -8,15 +8,15 @@ that state. It must not know how entries are shown.
 import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, LATEST
-from rlrun.checkpoint.files import remove_directory, replace_link
+from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS
+from rlrun.checkpoint.files import remove_directory
 from rlrun.config.problems import ConfigError
 from rlrun.config.yaml_tree import parse_scalar
 from rlrun.data.results import Row, counts_already, lookup, number_at
@@ -27,8 +27,10 @@ from rlrun.experiment.run_folder import (
     RunFolder,
     RunFolderError,
     is_in_use,
+    is_of_checkpoints,
     is_sweep_folder,
     plain_settings,
+    renew_latest,
     resolve_run,
 )
 from rlrun.experiment.stopping import StopCriteria
@@ -126,7 +128,8 @@ def _folders(path: Path, levels: int) -> Iterator[Path]:
 
 
 def _is_listed(path: Path) -> bool:
-    return any(os.path.lexists(path / name) for name in _FILES_OF_RUNS)
+    files = any(os.path.lexists(path / name) for name in _FILES_OF_RUNS)
+    return files and not is_of_checkpoints(path)
 
 
 def _trials(sweep: Path) -> list[Path]:
@@ -300,15 +303,6 @@ def remove(path: Path) -> None:
     """
     folder = RunFolder(path)
     folder.lock()
-    home, link = path.parent, path.parent / LATEST
     with closing(folder):
         remove_directory(path)
-    if not link.is_symlink() or link.exists():
-        return
-    left = [entry.path.name for entry in read_index(home) if entry.path.parent == home]
-    if left:
-        replace_link(link, left[0])
-    else:
-        link.unlink()
-        with suppress(OSError):  # it holds something else
-            home.rmdir()
+    renew_latest(path.parent)

@@ -1,12 +1,15 @@
-"""Finding the run or sweep to go on with, for jobs that a scheduler starts again.
+"""Which runs and sweeps are unfinished, for jobs that a scheduler starts again, and to be resumed.
 
-Owns when a run folder counts as one of an experiment: it is unfinished, not in use, and its whole
-resolved configuration is the same. It must not know how a run is resumed.
+Owns when a run folder counts as one of an experiment (it is unfinished, not in use, and its whole
+resolved configuration is the same), and when there is nothing to resume. It must not know how a
+run is resumed.
 """
 
 import os
+import shlex
 from pathlib import Path
 
+from rlrun.checkpoint.checkpoint import Checkpoint
 from rlrun.config.dump import dump_yaml
 from rlrun.config.layers import read_file
 from rlrun.config.loader import load
@@ -43,6 +46,33 @@ def unfinished_run(
         if not folder.is_finished() and _is_run_of(folder, experiment):
             return path
     return None
+
+
+def require_work(
+    folder: RunFolder, experiment: ExperimentConfig, checkpoint: Checkpoint | None, reached: str
+) -> None:
+    """Check that a run which is resumed has something left to do, or is not asked for anything.
+
+    Args:
+        experiment: the run's own, with what was changed on the command line.
+        reached: the criteria of its stop that the newest checkpoint has reached; possibly empty.
+
+    Raises:
+        RunFolderError: it has finished without a checkpoint, or nothing would be trained with the
+            changed settings.
+    """
+    if checkpoint is None and folder.is_finished():
+        raise RunFolderError(
+            f"{folder.path}: finished, without a checkpoint to go on from; "
+            f"`rlrun rerun {shlex.quote(str(folder.path))}` trains it again"
+        )
+    if reached:
+        present = load(folder.config, trust=True).experiment
+        if present.model_copy(update={"stop": experiment.stop}) != experiment:
+            raise RunFolderError(
+                f"{folder.path}: finished ({reached}), so nothing would be trained with the other "
+                "settings; move its stop, too"
+            )
 
 
 def _is_run_of(folder: RunFolder, experiment: ExperimentConfig) -> bool:

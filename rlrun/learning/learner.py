@@ -24,12 +24,12 @@ from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import num_rows as count_rows
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows
+from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows, as_tensors
 from rlrun.learning.losses import Gradient, Loss, Statistics, changed_loss
 from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
 from rlrun.learning.process_group import EXTREMES, ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
-from rlrun.policies.flat_parameters import FlatParameters
+from rlrun.policies.flat_parameters import FlatParameters, integer_buffers, set_integer_buffers
 from rlrun.policies.networks import keep_freed_memory, set_num_threads
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
@@ -63,8 +63,7 @@ class Learner:
         self._compile = settings.compile
         self._hook = None if training.loss is None else import_object(training.loss)
         # A group's driver may be on the CPU where this learner is on a GPU, without closed forms.
-        in_closed_form = self.module.has_vjp and not self._compile and self._hook is None
-        self._by_autograd = not in_closed_form
+        self._by_autograd = not self.module.has_vjp or self._compile or self._hook is not None
         self._compiled: dict[Loss, Loss] = {}
         convolutional = _is_convolutional(module)
         if convolutional and self.device.type == "cpu":
@@ -82,10 +81,10 @@ class Learner:
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
-        """Move the named columns, and what the module sees, to the device; once a batch."""
+        """Load the named columns and what the module sees: tensors, but arrays for closed forms."""
         if self.views:
             return ViewedBatch(batch, names, self.device, self.views)
-        return LoadedBatch(batch, names, self.device)
+        return LoadedBatch(batch, names, self.device if self._by_autograd else None)
 
     def update(
         self,
@@ -230,7 +229,7 @@ class Learner:
         function = self._in_force(loss)
 
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
-            total, statistics = function(module, rows, **arguments)
+            total, statistics = function(module, as_tensors(rows, self.device), **arguments)
             self.parameters.zero_grad()
             total.backward(inputs=self._trained)
             return statistics
@@ -271,13 +270,15 @@ class Learner:
         return bool(torch.isfinite(self.parameters.vector).all())
 
     def get_state(self) -> dict[str, Any]:
-        """The optimizer's state; weights are kept apart, by name (`named_weights`)."""
-        return {"kind": self.training.optimizer, "optimizer": self.optimizer.get_state()}
+        """Optimizer and integer buffers; weights are kept apart, by name (`named_weights`)."""
+        state, buffers = self.optimizer.get_state(), integer_buffers(self.module)
+        return {"kind": self.training.optimizer, "optimizer": state, "buffers": buffers}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`; the state of another kind of optimizer is ignored."""
         if state["kind"] == self.training.optimizer:
             self.optimizer.set_state(state["optimizer"])
+        set_integer_buffers(self.module, state.get("buffers", {}))  # none in earlier versions
 
     def stop(self) -> None:
         """End processes that belong to this learner, if there are any."""

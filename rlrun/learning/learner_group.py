@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +27,9 @@ from torch import Tensor
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data.seeding import seed_generators
 from rlrun.learning.learner import Learner
-from rlrun.learning.loaded_batch import Minibatches, Rows
+from rlrun.learning.loaded_batch import Minibatches, Rows, moved_rows
 from rlrun.learning.losses import Gradient, Loss, Statistics
-from rlrun.learning.process_group import ProcessGroup, host_store, join_store
+from rlrun.learning.process_group import LostPeerError, ProcessGroup, host_store, join_store
 from rlrun.policies.rl_module import RLModule
 
 if TYPE_CHECKING:
@@ -109,8 +110,10 @@ class LearnerGroup(Learner):
 
         settings = {"lr": lr, "gradient": gradient, "stop_early": stop_early}
         shipped = ray.put(minibatches.to(torch.device("cpu")))
-        statistics, weights = self._improve("update", shipped, loss, dict(loss_arguments), settings)
+        arguments = shipped, loss, dict(loss_arguments), settings
+        statistics, weights, rng_state = self._improve("update", *arguments)
         self.parameters.load(weights)
+        minibatches.rng.bit_generator.state = rng_state  # the learners drew from copies of it
         return dict(statistics)
 
     def accumulate(
@@ -124,7 +127,7 @@ class LearnerGroup(Learner):
         gradient: Gradient | None = None,
     ) -> Statistics:
         """See `Learner.accumulate`; each learner takes its part of every microbatch."""
-        shipped = [{name: column.cpu() for name, column in rows.items()} for rows in microbatches]
+        shipped = [moved_rows(rows, torch.device("cpu")) for rows in microbatches]
         arguments = shipped, num_rows, loss, dict(loss_arguments), {"lr": lr, "gradient": gradient}
         means, weights = self._improve("accumulate", *arguments)
         self.parameters.load(weights)
@@ -175,17 +178,20 @@ class LearnerGroup(Learner):
             go_back: all learners to their state before the update that was running.
 
         Raises:
-            LearnersError: no learner is left that has the state, or no restart.
+            LearnersError: no learner is left that has the state, or no restart. Errors of a
+                learner's own, such as a loss's, are raised as they are.
         """
-        lost = [result for result in results if result.actor_failed]
-        # Learners that wait for a lost one fail too, with errors that say less.
-        failed = lost or [result for result in results if not result.ok]
+        failed = [result for result in results if not result.ok]
         if not failed:
             return False
-        states = self._hosts.foreach_actor("state", go_back) if lost else []
+        lost = [result for result in failed if result.actor_failed]
+        alive = [result for result in failed if not result.actor_failed]
+        # Learners that wait for another one fail too, with errors that say less.
+        own = [result for result in alive if not isinstance(result.error, LostPeerError)]
+        states = self._hosts.foreach_actor("state", go_back) if lost and not own else []
         held = [result.value for result in states if result.ok]
         if not held:
-            raise self._ended_by(failed[0])
+            raise self._ended_by((own or lost or failed)[0])
         lost += [result for result in states if result.actor_failed]
         while lost:
             lost = self._replaced(lost, held[0])
@@ -273,13 +279,26 @@ class LearnerHost:
     def join(self, address: tuple[str, int], state: Mapping[str, Any] | None = None) -> None:
         """Meet the other learners, again after one was replaced, and go on from a state."""
         learner = self._learner
-        if learner.group is not None:
-            learner.group.leave()
+        self._leave()
         store = self._store or join_store(*address, self._num_learners)
         learner.group = ProcessGroup(self._rank, self._num_learners, store, self._backend)
         if state is not None:
             learner.load_named_weights(state["weights"])
             learner.set_state(state["optimizer"])
+
+    def _leave(self) -> None:
+        if self._learner.group is not None:
+            self._learner.group.leave()
+            self._learner.group = None
+
+    @contextmanager
+    def _with_the_others(self) -> Iterator[None]:
+        """Leave the group where this learner fails, so that the others do not wait for it."""
+        try:
+            yield
+        except BaseException:
+            self._leave()
+            raise
 
     def begin(self, seed: int) -> None:
         """Before an update: keep the state, and seed the global generators, of each learner's
@@ -300,11 +319,14 @@ class LearnerHost:
         loss: Loss,
         loss_arguments: Mapping[str, Any],
         settings: Mapping[str, Any],
-    ) -> tuple[dict[str, float], NDArray[np.float32] | None]:
-        """See `Learner.update`; with the weights, if this is the first learner."""
-        on_device = minibatches.to(self._learner.device)
-        statistics = self._learner.update(on_device, loss, loss_arguments, **settings)
-        return statistics, self._weights()
+    ) -> tuple[dict[str, float], NDArray[np.float32] | None, Mapping[str, Any]]:
+        """See `Learner.update`; with the weights, if this is the first learner, and the state in
+        which the generator of the minibatches is now.
+        """
+        with self._with_the_others():
+            on_device = minibatches.to(self._learner.device)
+            statistics = self._learner.update(on_device, loss, loss_arguments, **settings)
+        return statistics, self._weights(), minibatches.rng.bit_generator.state
 
     def accumulate(
         self,
@@ -315,9 +337,9 @@ class LearnerHost:
         settings: Mapping[str, Any],
     ) -> tuple[dict[str, float], NDArray[np.float32] | None]:
         """See `Learner.accumulate`; with the weights, if this is the first learner."""
-        device = self._learner.device
-        moved = ({name: col.to(device) for name, col in rows.items()} for rows in microbatches)
-        means = self._learner.accumulate(moved, num_rows, loss, loss_arguments, **settings)
+        moved = (moved_rows(rows, self._learner.device) for rows in microbatches)
+        with self._with_the_others():
+            means = self._learner.accumulate(moved, num_rows, loss, loss_arguments, **settings)
         return {name: float(value) for name, value in means.items()}, self._weights()
 
     def call(self, method: str, *arguments: Any) -> Any:

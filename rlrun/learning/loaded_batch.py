@@ -23,12 +23,12 @@ from rlrun.data import columns as col
 from rlrun.data.column_data import map_leaves, pick
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.policies.flat_parameters import weights_checksum
+from rlrun.policies.flat_parameters import to_tensors, weights_checksum
 from rlrun.policies.networks import channels_first, channels_last
 from rlrun.policies.rl_module import RLModule
 
-Rows = dict[str, Tensor]
-"""Columns of a minibatch by name, each ``[M, ...]``."""
+Rows = dict[str, Any]
+"""Columns of a minibatch by name, each ``[M, ...]``: tensors, or arrays for closed forms."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ class LoadedBatch:
     step and every final observation once, and two index vectors ``[N]`` into it. Nested ones are a
     dict or tuple of such storages.
 
+    Args:
+        device: of all columns, which become tensors; None leaves them arrays, as gradients in
+            closed form take them.
+
     Attributes:
         prepare: applied to each whole minibatch before learners take their parts of it, such as
             bringing advantages to mean 0; a function of its rows that can be pickled.
@@ -57,7 +61,9 @@ class LoadedBatch:
 
     prepare: Callable[[Rows], Rows] | None = None
 
-    def __init__(self, batch: SampleBatch, names: tuple[str, ...], device: torch.device) -> None:
+    def __init__(
+        self, batch: SampleBatch, names: tuple[str, ...], device: torch.device | None
+    ) -> None:
         storage, obs_index, next_obs_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
         self._device = device
         self.size = len(obs_index)
@@ -68,16 +74,15 @@ class LoadedBatch:
 
     def add(self, name: str, column: NDArray[Any] | Tensor) -> None:
         """Add a column ``[N, ...]`` that was computed from the others."""
-        moved = self._move(column) if isinstance(column, np.ndarray) else column
-        self.columns[name] = moved
+        self.columns[name] = self._move(column) if isinstance(column, np.ndarray) else column
 
     def outputs(
         self, module: RLModule, max_rows: int, known: KnownOutputs | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Any, Any, Any]:
         """The module on all observations, without their gradients: each observation once.
 
         Args:
-            known: what need not be computed.
+            known: what need not be computed; of tensors alone.
 
         Returns:
             Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
@@ -92,9 +97,11 @@ class LoadedBatch:
         chunks = []
         for a in range(0, num_rows, max_rows):
             rows = slice(a, a + max_rows)
-            obs = storage[rows] if isinstance(storage, Tensor) else pick(storage, rows)
-            chunks.append(_outputs(module, {col.OBS: obs}))
-        inputs, values = (torch.cat(part) for part in zip(*chunks, strict=True))
+            flat = isinstance(storage, Tensor | np.ndarray)
+            obs = storage[rows] if flat else pick(storage, rows)
+            chunks.append(self._outputs(module, {col.OBS: obs}))
+        join: Any = np.concatenate if self._device is None else torch.cat
+        inputs, values = map(join, zip(*chunks, strict=True))
         if known is not None:
             inputs, values = (
                 torch.empty(self._num_stored, *computed.shape[1:])
@@ -102,7 +109,18 @@ class LoadedBatch:
                 .index_copy_(0, there, acted)
                 for computed, acted in ((inputs, known.inputs), (values, known.values))
             )
-        return inputs[self.obs_index], values[self.obs_index], values[self.next_obs_index]
+        places = (inputs, self.obs_index), (values, self.obs_index), (values, self.next_obs_index)
+        present, of_present, of_next = (row_selector(x)(index) for x, index in places)
+        return present, of_present, of_next
+
+    def _outputs(self, module: RLModule, rows: Rows) -> tuple[Any, Any]:
+        """Distribution inputs ``[M, P]`` and values ``[M]``."""
+        if self._device is None:
+            in_numpy: Any = module
+            inputs, values, _ = in_numpy.vjp(rows)
+            return inputs, values
+        outputs = module.forward_train(rows)
+        return outputs[col.ACTION_DIST_INPUTS], outputs[col.VF_PREDS]
 
     def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Minibatches:
         """Shuffled minibatches; the last of an epoch may be smaller, no row is left out."""
@@ -111,14 +129,15 @@ class LoadedBatch:
     def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
         """The rows of `minibatches` before they are prepared."""
         for _ in range(num_epochs):
-            permutation = torch.from_numpy(rng.permutation(self.size)).to(self._device)
+            permutation = self._move(rng.permutation(self.size))
             # Small columns are shuffled once an epoch; observations, which may be large, are not.
-            in_order = (self.obs_index, *self.columns.values())
-            index, *shuffled = [c.index_select(0, permutation).split(size) for c in in_order]
+            index = row_selector(self.obs_index)(permutation)
+            columns = {name: row_selector(c)(permutation) for name, c in self.columns.items()}
             select = row_selector(self.storage)
-            for rows, *parts in zip(index, *shuffled, strict=True):
-                minibatch = dict(zip(self.columns, parts, strict=True))
-                minibatch[col.OBS] = select(rows)
+            for begin in range(0, self.size, size):
+                rows = slice(begin, begin + size)
+                minibatch = {name: column[rows] for name, column in columns.items()}
+                minibatch[col.OBS] = select(index[rows])
                 yield minibatch
 
     def microbatches(self, size: int | None) -> Iterator[Rows]:
@@ -132,16 +151,18 @@ class LoadedBatch:
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
         moved = copy.copy(self)
-        known: dict[int, Tensor] = {}  # what is shared stays shared
+        known: dict[int, Any] = {}  # what is shared stays shared
         for name, value in vars(self).items():
             setattr(moved, name, _moved(value, device, known))
-        moved._device = device
+        moved._device = None if self._device is None and device.type == "cpu" else device
         return moved
 
     def _move(self, array: NDArray[Any]) -> Any:
         """The array as a tensor on the device; a nest of tensors if its rows are nested."""
         if array.dtype.names is not None:
             return map_leaves(self._move, nest(array))
+        if self._device is None:
+            return array
         # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.
         if not array.flags.writeable:
             array = array.copy()
@@ -186,21 +207,14 @@ def outputs_when_acting(batch: SampleBatch, module: RLModule) -> KnownOutputs | 
     return KnownOutputs(*map(torch.from_numpy, (rows, *outputs)))
 
 
-def _outputs(module: RLModule, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Distribution inputs ``[M, P]`` and values ``[M]``, in closed form if losses are, too."""
-    if module.has_vjp:
-        vjp: Any = module.vjp
-        inputs, values, _ = vjp(rows)
-        return inputs, values
-    outputs = module.forward_train(rows)
-    return outputs[col.ACTION_DIST_INPUTS], outputs[col.VF_PREDS]
-
-
-def row_selector(storage: Any) -> Callable[[Tensor], Any]:
+def row_selector(storage: Any) -> Callable[[Any], Any]:
     """Function that copies rows ``[M]`` of a storage that may be nested.
 
-    `index_select` copies whole rows, where indexing goes through them element by element.
+    `index_select` copies whole rows, where indexing goes through them element by element; so does
+    numpy's `take`.
     """
+    if isinstance(storage, np.ndarray):
+        return partial(storage.take, axis=0)
     if not isinstance(storage, Tensor):
         return lambda rows: map_leaves(lambda leaf: row_selector(leaf)(rows), storage)
     if not storage.is_contiguous():  # images whose channels are last in memory; so are the copies
@@ -209,15 +223,29 @@ def row_selector(storage: Any) -> Callable[[Tensor], Any]:
     return partial(storage.index_select, 0)
 
 
-def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:
-    """The value with all tensors in it on the device."""
-    if isinstance(value, Tensor):
-        return known.setdefault(id(value), value.to(device))
+def moved_rows(rows: Rows, device: torch.device) -> Rows:
+    """These rows on a device: tensors, but for arrays that stay on the CPU."""
+    moved: Rows = _moved(rows, device, {})
+    return moved
+
+
+def _moved(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
+    if isinstance(value, np.ndarray) and device.type == "cpu":
+        return value
+    if isinstance(value, Tensor | np.ndarray):
+        return known.setdefault(id(value), to_tensors(value, device))
     if isinstance(value, dict):
         return {name: _moved(item, device, known) for name, item in value.items()}
     if isinstance(value, tuple):
         return tuple(_moved(item, device, known) for item in value)
     return value
+
+
+def as_tensors(rows: Rows, device: torch.device) -> Rows:
+    """These rows as tensors on a device; on the CPU in the same memory. Tensors stay there."""
+    if {*map(type, rows.values())} == {Tensor}:
+        return rows
+    return {name: to_tensors(column, device) for name, column in rows.items()}
 
 
 def columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:

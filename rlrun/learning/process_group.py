@@ -9,7 +9,8 @@ a mean over rows. Owns that division, and the only use of torch.distributed. Kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +28,19 @@ EXTREMES = ("min_", "max_")
 """How names of statistics begin that are the least or the greatest of something, and no mean."""
 
 
+class LostPeerError(RuntimeError):
+    """A learner was waited for that is not there, or has left the group."""
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """torch raises plain RuntimeErrors where connections fail, as losses may do for any reason."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostPeerError(str(error)) from error
+
+
 class ProcessGroup:
     """One learner's connection to the others.
 
@@ -37,6 +51,7 @@ class ProcessGroup:
         backend: "nccl" if each has a GPU to itself, else "gloo".
     """
 
+    @_named_errors()
     def __init__(self, rank: int, world_size: int, store: Store, backend: str) -> None:
         self._rank, self._world_size = rank, world_size
         self._through_cpu = backend == "gloo"
@@ -45,7 +60,9 @@ class ProcessGroup:
         )
 
     def leave(self) -> None:
-        """Close the connections, also broken ones, so that another group can be joined."""
+        """Close the connections, also broken ones: others that wait for this learner fail, and
+        another group can be joined.
+        """
         distributed.destroy_process_group()
 
     def part_of(self, rows: Rows) -> tuple[Rows, float]:
@@ -80,6 +97,7 @@ class ProcessGroup:
                 result[name] = -value if name.startswith("min_") else value
         return result
 
+    @_named_errors()
     def _reduced(self, message: Tensor, operation: Any) -> Tensor:
         on_wire = message.cpu() if self._through_cpu else message
         distributed.all_reduce(on_wire, operation)
@@ -114,6 +132,7 @@ def host_store(host: str, world_size: int) -> TCPStore:
     return TCPStore(host, 0, world_size, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
 
 
+@_named_errors()
 def join_store(host: str, port: int, world_size: int) -> TCPStore:
     """The place that learner 0 made."""
     return TCPStore(host, port, world_size, is_master=False, timeout=TIMEOUT)

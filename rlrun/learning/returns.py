@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import KnownOutputs, LoadedBatch, Rows, outputs_when_acting
 from rlrun.learning.losses import closed_form
+from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
@@ -142,12 +142,14 @@ def explained_variance(targets: Array, predictions: Array) -> float | None:
     return None if variance == 0.0 else 1.0 - float(np.var(targets - predictions)) / variance
 
 
-def standardized(advantages: Tensor) -> Tensor:
-    """Mean 0, deviation 1; the population's deviation, so that a single row gives 0, not NaN."""
-    numbers: Any = advantages.numpy() if advantages.device.type == "cpu" else advantages
-    deviations = numbers - numbers.sum() / len(numbers)
-    variance = (deviations**2).sum() / len(numbers)
-    return torch.as_tensor(deviations / (variance**0.5 + 1e-8))
+def standardized(advantages: Any) -> Any:
+    """Mean 0, deviation 1 (of the population); in float64, so that equal rows become 0, not NaN."""
+    in_torch = isinstance(advantages, Tensor)
+    exact = advantages.double() if in_torch else advantages.astype(np.float64)
+    deviations = exact - exact.sum() / len(exact)
+    variance = (deviations**2).sum() / len(exact)
+    result = deviations / (variance**0.5 + 1e-8)
+    return result.float() if in_torch else result.astype(np.float32)
 
 
 def standardized_advantages(rows: Rows) -> Rows:
@@ -157,7 +159,7 @@ def standardized_advantages(rows: Rows) -> Rows:
 
 def outputs_as_acted(
     rows: LoadedBatch, module: RLModule, known: KnownOutputs | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Any, Any, Any]:
     """`LoadedBatch.outputs` in evaluation mode, as env runners act: without dropout, for example.
 
     With it, the numbers that a loss compares with would differ from the runners'.
@@ -188,10 +190,11 @@ def add_advantages(
     """
     known = outputs_when_acting(batch, module) if module.values_when_acting else None
     inputs, old_values, next_values = outputs_as_acted(rows, module, known)
+    predictions = as_array(old_values)
     advantages = gae_of_rows(
         batch.column(col.REWARDS),
-        old_values.cpu().numpy(),
-        next_values.cpu().numpy(),
+        predictions,
+        as_array(next_values),
         batch.column(col.TERMINATEDS),
         batch.column(col.TRUNCATEDS),
         chunk_lengths(batch.column(col.UNROLL_ID)),
@@ -203,19 +206,19 @@ def add_advantages(
     rows.add(col.VF_PREDS, old_values)
     rows.add(col.ADVANTAGES, advantages)
     # The targets use the advantages before any normalisation.
-    rows.add(col.VALUE_TARGETS, rows.columns[col.ADVANTAGES] + old_values)
-    targets = rows.columns[col.VALUE_TARGETS].cpu().numpy()
-    return explained_variance(targets, old_values.cpu().numpy())
+    targets = advantages + predictions
+    rows.add(col.VALUE_TARGETS, targets)
+    return explained_variance(targets, predictions)
 
 
-def logp_as_in_losses(module: RLModule, inputs: Tensor, actions: Any) -> Tensor:
+def logp_as_in_losses(module: RLModule, inputs: Any, actions: Any) -> Any:
     """Log-probabilities of actions, float32 ``[N]``, to the bit as the module's losses have them.
 
     Args:
-        inputs: of the action distribution, ``[N, P]``.
+        inputs: of the action distribution, ``[N, P]``: tensors, or arrays for closed forms.
         actions: ``[N, ...]``.
     """
-    if not module.has_vjp:
+    if isinstance(inputs, Tensor):
         return module.distribution.logp(inputs, actions)
-    logp, *_ = module.distribution.logp_entropy_vjp(inputs.numpy(), actions.numpy())
-    return torch.from_numpy(logp)
+    logp, *_ = module.distribution.logp_entropy_vjp(inputs, actions)
+    return logp

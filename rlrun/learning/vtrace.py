@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
@@ -40,6 +39,7 @@ from rlrun.learning.returns import (
     logp_as_in_losses,
     outputs_as_acted,
 )
+from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
@@ -126,7 +126,7 @@ def add_vtrace(
     module: RLModule,
     settings: VTraceSettings,
     *,
-    target_logp: Tensor | None = None,
+    target_logp: Any = None,
 ) -> dict[str, float | None]:
     """Add the value targets and advantages of V-trace, as numbers without gradient.
 
@@ -143,14 +143,14 @@ def add_vtrace(
     """
     inputs, values, next_values = outputs_as_acted(rows, module)
     if target_logp is None:
-        target_logp = module.distribution.logp(inputs, rows.columns[col.ACTIONS])
-    log_ratios = target_logp.cpu().numpy() - batch.column(col.ACTION_LOGP)
-    predictions = values.cpu().numpy()
+        target_logp = logp_as_in_losses(module, inputs, rows.columns[col.ACTIONS])
+    log_ratios = as_array(target_logp) - batch.column(col.ACTION_LOGP)
+    predictions = as_array(values)
     targets, advantages = vtrace_of_rows(
         log_ratios,
         batch.column(col.REWARDS),
         predictions,
-        next_values.cpu().numpy(),
+        as_array(next_values),
         batch.column(col.TERMINATEDS),
         batch.column(col.TRUNCATEDS),
         chunk_lengths(batch.column(col.UNROLL_ID)),
@@ -165,7 +165,7 @@ def add_vtrace(
 
 
 @closed_form
-def add_target(rows: LoadedBatch, target: RLModule) -> Tensor:
+def add_target(rows: LoadedBatch, target: RLModule) -> Any:
     """Add and return a policy's `action_logp` ``[N]``; add its `action_dist_inputs` ``[N, P]``."""
     inputs, _, _ = outputs_as_acted(rows, target)
     logp = logp_as_in_losses(target, inputs, rows.columns[col.ACTIONS])
@@ -185,7 +185,7 @@ def weigh_advantages(rows: LoadedBatch, batch: SampleBatch) -> None:
         rows: with the present policy's `action_logp`, and advantages.
         batch: with the acting policy's `action_logp`.
     """
-    ratios = np.exp(rows.columns[col.ACTION_LOGP].cpu().numpy() - batch.column(col.ACTION_LOGP))
+    ratios = np.exp(as_array(rows.columns[col.ACTION_LOGP]) - batch.column(col.ACTION_LOGP))
     rows.add(IMPORTANCE_WEIGHTS, np.minimum(ratios, MAX_IMPORTANCE_WEIGHT))
     if rows.prepare is None:
         rows.columns = _weighted(rows.columns)

@@ -241,8 +241,7 @@ class EpsilonGreedySampler(ActionSampler):
             return best
         allowed = inputs > FORBIDDEN if self._masked else None
         count = self.num_inputs if allowed is None else allowed.sum(axis=1)
-        # A float32 below 1 times n may round to n itself.
-        anything = np.minimum(noise[:, 1] * count, count - 1).astype(np.int64)
+        anything = (noise[:, 1] * count).astype(np.int64)  # below n: no float32 below 1 rounds up
         if allowed is not None:  # so far the number of the action among those allowed
             anything = (allowed.cumsum(axis=1) > anything[:, None]).argmax(axis=1)
         return np.where(explores, anything, best)

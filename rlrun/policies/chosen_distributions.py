@@ -201,8 +201,10 @@ class Beta(Distribution):
         return self._inside(2.0 * first / (first + second) - 1.0)
 
     def mode(self, inputs: Tensor) -> Tensor:
-        alpha, beta = self._parameters(inputs).chunk(2, -1)
-        return self._inside(2.0 * (alpha - 1.0) / (alpha + beta - 2.0) - 1.0)
+        # alpha - 1 and beta - 1: taken from 1 + softplus they would be 0 below inputs of about
+        # -17, and softplus itself is 0 below -104.
+        first, second = functional.softplus(inputs.clamp_min(-80.0)).chunk(2, -1)
+        return self._inside(2.0 * first / (first + second) - 1.0)
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
         shares = 0.5 * (self._inside(actions) + 1.0)

@@ -7,6 +7,7 @@ modules compute or how they are optimised.
 
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any
@@ -133,11 +134,33 @@ class FlatParameters:
 
 
 def weights_checksum(module: nn.Module) -> int:
-    """The same number for modules of one kind with the same weights, and hardly ever else."""
+    """The same number for modules of one kind with the same weights, and hardly ever else.
+
+    The weights are what `FlatParameters` holds: other buffers do not reach env runners.
+    """
     checksum = 0
-    for tensor in module.state_dict().values():
-        checksum = zlib.crc32(tensor.contiguous().cpu().numpy(), checksum)
+    for _, tensor in _float_tensors(module):
+        checksum = zlib.crc32(tensor.detach().contiguous().cpu().numpy().data, checksum)
     return checksum
+
+
+def integer_buffers(module: nn.Module) -> dict[str, np.ndarray]:
+    """Copies of the persistent buffers of integers and truth values, which no vector holds, by
+    name; such as the number of batches that BatchNorm has seen.
+    """
+    return {name: one.to("cpu", copy=True).numpy() for name, one in _other_buffers(module)}
+
+
+def set_integer_buffers(module: nn.Module, kept: Mapping[str, np.ndarray]) -> None:
+    """Take over buffers from `integer_buffers`, as far as they are there."""
+    for name, buffer in _other_buffers(module):
+        if name in kept:
+            buffer.copy_(to_tensor(kept[name]))
+
+
+def as_array(column: Any) -> Any:
+    """A tensor as an array, sharing memory on the CPU; an array as it is."""
+    return column.cpu().numpy() if isinstance(column, Tensor) else column
 
 
 def to_tensor(array: np.ndarray) -> Tensor:
@@ -148,9 +171,21 @@ def to_tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def to_tensors(rows: np.ndarray) -> Any:
-    """Rows as a CPU tensor, or as a nest of tensors if they are nested."""
-    return map_leaves(lambda leaf: to_tensor(np.ascontiguousarray(leaf)), nest(rows))
+def to_tensors(rows: Any, device: torch.device) -> Any:
+    """Rows as a tensor on a device, or as a nest of tensors if they are nested."""
+    return map_leaves(partial(_on_device, device=device), nest(rows))
+
+
+def _on_device(leaf: Any, device: torch.device) -> Tensor:
+    tensor = leaf if isinstance(leaf, Tensor) else to_tensor(np.ascontiguousarray(leaf))
+    return tensor.to(device, non_blocking=True)
+
+
+def _other_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    persistent = module.state_dict(keep_vars=True).keys()
+    for name, buffer in module.named_buffers():
+        if name in persistent and not (buffer.is_floating_point() or buffer.is_complex()):
+            yield name, buffer
 
 
 def _float_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,7 @@
 
 Owns which layers the networks for flat observations have, and with them the layout of the flat
 vector of weights. Acting with such a network in numpy (`numpy_policy.NumpyMLP`) and learning with
-it in torch (`networks.MLP`, with the gradient written beside the forward pass) follow from the same
+it (`networks.MLP`, with the gradient written beside the forward pass) follow from the same
 description. Must not import torch.
 
     K  atoms of a value's distribution

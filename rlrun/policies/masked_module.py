@@ -8,7 +8,7 @@ algorithms or losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -95,13 +95,14 @@ class MaskedModule(RLModule):
     def compute_values(self, batch: TensorBatch) -> Tensor:
         return self._inner[0].compute_values(self._seen(batch))
 
-    def vjp(self, batch: TensorBatch) -> Any:
+    def vjp(self, batch: Mapping[str, Any]) -> Any:
         """The module's, whose losses give forbidden inputs no gradient."""
         module: Any = self._inner[0]
         inputs, *others = module.vjp(self._seen(batch))
-        return self._forbid(inputs, batch), *others
+        allowed = torch.from_numpy(batch[col.OBS][ACTION_MASK] != 0)
+        return np.where(self._with_some(allowed).numpy(), inputs, FORBIDDEN), *others
 
-    def _seen(self, batch: TensorBatch) -> TensorBatch:
+    def _seen(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._whole:
             return batch
         observations: Any = batch[col.OBS]
@@ -115,8 +116,10 @@ class MaskedModule(RLModule):
 
     def _forbid(self, inputs: Tensor, batch: TensorBatch) -> Tensor:
         observations: Any = batch[col.OBS]
-        allowed = observations[ACTION_MASK] != 0
-        # No action follows an episode's last observation, so its mask may well be empty.
-        parts = allowed.split(list(self._mask.categories), dim=-1)
-        allowed = torch.cat([part | ~part.any(-1, keepdim=True) for part in parts], dim=-1)
+        allowed = self._with_some(observations[ACTION_MASK] != 0)
         return torch.where(allowed, inputs, float(FORBIDDEN))
+
+    def _with_some(self, allowed: Tensor) -> Tensor:
+        """All allowed where none is: no action follows an episode's last observation."""
+        parts = allowed.split(list(self._mask.categories), dim=-1)
+        return torch.cat([part | ~part.any(-1, keepdim=True) for part in parts], dim=-1)

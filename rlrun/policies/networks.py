@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlrun.config.problems import ConfigError, misfit
-from rlrun.policies.layers import HIDDEN_GAINS, IN_NUMPY, Layers, factorised_noise
+from rlrun.data.column_data import Array
+from rlrun.policies.layers import (
+    HIDDEN_GAINS,
+    IN_NUMPY,
+    Layers,
+    factorised_noise,
+)
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -34,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class InPlace(NamedTuple):
-    """An activation whose derivative follows from its output, both computed where they stand."""
+    """An activation whose slope follows from its output, both computed where they stand."""
 
     forward: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], None]
@@ -70,6 +76,30 @@ IN_PLACE: dict[str, InPlace] = {
 }
 
 
+def _times_slope_of_tanh(gradient: Array, output: Array) -> None:
+    slope = output * output
+    np.subtract(1.0, slope, out=slope)
+    np.multiply(gradient, slope, out=gradient)
+
+
+def _times_slope_of_relu(gradient: Array, output: Array) -> None:
+    np.multiply(gradient, output > 0.0, out=gradient)
+
+
+def _stays(gradient: Array, output: Array) -> None:
+    """The input has the gradient of the output."""
+
+
+BACK_IN_NUMPY: dict[str, Callable[[Array, Array], None]] = {
+    "tanh": _times_slope_of_tanh,
+    "relu": _times_slope_of_relu,
+    "linear": _stays,
+}
+"""The ways back through activations whose slopes follow from their output.
+
+``(gradient, output)``: makes the gradient of the input of the gradient of the output, in place."""
+
+
 class LayerArrays(NamedTuple):
     """Weights and biases of linear layers, and their gradients, as arrays in the same memory.
 
@@ -96,7 +126,7 @@ class LayerArrays(NamedTuple):
 class Backward(Protocol):
     """Second half of a `vjp`: uses up the gradient of the output, leaves the parameters'."""
 
-    def __call__(self, gradient: Tensor, *, to_input: bool = False) -> Tensor:
+    def __call__(self, gradient: Array, *, to_input: bool = False) -> Array:
         """The gradient of the input if it is asked for; of no use otherwise."""
         ...
 
@@ -142,8 +172,8 @@ class MLP(nn.Module):
         self.output_size = layers.sizes[-1]
         self._activation = ACTIVATIONS[layers.activation]
         self._num_activated = layers.num_activated
-        self._in_place = IN_PLACE.get(layers.activation)
         self._in_numpy = IN_NUMPY.get(layers.activation)
+        self._back_in_numpy = BACK_IN_NUMPY.get(layers.activation)
         self.noisy = layers.sigma0 is not None
         self._noise: list[tuple[Tensor, Tensor]] | None = None
         self._looked_up: LayerArrays | None = None
@@ -198,11 +228,11 @@ class MLP(nn.Module):
     @property
     def has_vjp(self) -> bool:
         """Whether there is a `vjp` for these layers where they are."""
-        written = self._in_place is not None and not self.noisy
+        written = self._back_in_numpy is not None and not self.noisy
         first = next(self.parameters(), None)
         return written and (first is None or first.device.type == "cpu")
 
-    def vjp(self, x: Tensor) -> tuple[Tensor, Backward]:
+    def vjp(self, x: Array) -> tuple[Array, Backward]:
         """The output [N, out], and the way back from its gradient [N, out] to the parameters'.
 
         Only if `has_vjp`, and in a function that is `closed_form`. Autograd's bookkeeping and
@@ -210,30 +240,30 @@ class MLP(nn.Module):
         alone, in numpy, which acts in the same way. Each parameter's ``.grad`` must be there
         already and is overwritten.
         """
-        assert self._in_place is not None
         assert self._in_numpy is not None
-        activate, derive = self._in_numpy, self._in_place.backward
+        assert self._back_in_numpy is not None
+        activate, to_activated = self._in_numpy, self._back_in_numpy
         layers = self._looked_up
         if layers is None or layers.first.data_ptr() != layers.lies_at:
             layers = self._looked_up = LayerArrays.of(list(self.parameters()))
-        outputs, kept = x.numpy(), [x]
+        kept = [x]
         for i, (weight, bias) in enumerate(layers.parameters):
-            outputs = np.dot(outputs, weight.T)
-            outputs += bias
+            x = np.dot(x, weight.T)
+            x += bias
             if i < self._num_activated:
-                activate(outputs, out=outputs)
-            kept.append(torch.from_numpy(outputs))
+                activate(x, out=x)
+            kept.append(x)
 
-        def backward(gradient: Tensor, *, to_input: bool = False) -> Tensor:
+        def backward(gradient: Array, *, to_input: bool = False) -> Array:
             ones = np.ones(len(gradient), np.float32)
             for i in reversed(range(len(layers.parameters))):
                 if i < self._num_activated:
-                    derive(gradient, kept[i + 1])
-                of_outputs, (d_weight, d_bias) = gradient.numpy(), layers.gradients[i]
-                np.dot(of_outputs.T, kept[i].numpy(), out=d_weight)
-                np.dot(ones, of_outputs, out=d_bias)
+                    to_activated(gradient, kept[i + 1])
+                d_weight, d_bias = layers.gradients[i]
+                np.dot(gradient.T, kept[i], out=d_weight)
+                np.dot(ones, gradient, out=d_bias)
                 if i > 0 or to_input:
-                    gradient = torch.from_numpy(np.dot(of_outputs, layers.parameters[i][0]))
+                    gradient = np.dot(gradient, layers.parameters[i][0])
             return gradient
 
         return kept[-1], backward

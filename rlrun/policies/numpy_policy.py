@@ -165,15 +165,16 @@ class MLPPolicy(SamplingPolicy):
 
     @staticmethod
     def supports(observation_space: gym.Space[Any], model: ModelConfig) -> bool:
-        """Whether the default networks would be MLPs, with an activation numpy has."""
+        """Whether the default networks would be MLPs, of what numpy computes in float32."""
         seen = space_without_mask(observation_space)
         return (
             model.use is None
             and model.distribution is None
             and not (model.use_lstm or model.use_gru or model.use_attention)
             and model.activation in IN_NUMPY
-            and seen.shape is not None
+            and isinstance(seen, gym.spaces.Box)
             and len(seen.shape) == 1
+            and np.can_cast(seen.dtype, np.float32)
         )
 
     @property

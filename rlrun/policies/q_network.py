@@ -8,7 +8,7 @@ numpy, if observations are flat. Must not know how values are learned.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +20,7 @@ from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.policies.layers import QOptions, q_network, q_streams
 from rlrun.policies.networks import MLP
 from rlrun.policies.policy import state_views
@@ -30,6 +31,7 @@ from rlrun.policies.rl_module import (
     as_features,
     box_of,
     encoder_of,
+    flat_features,
     flattens,
 )
 
@@ -93,7 +95,8 @@ class QNetwork(RLModule):
 
     @property
     def has_vjp(self) -> bool:
-        return self._is_written_out and (self.value if self.options.dueling else self.q).has_vjp
+        stream = self.value if self.options.dueling else self.q
+        return self._is_written_out and self.encoder.has_vjp and stream.has_vjp
 
     def draw_noise(self, rng: np.random.Generator) -> None:
         for part in self.children():
@@ -115,12 +118,12 @@ class QNetwork(RLModule):
         """``action_dist_inputs`` [N, n] without noise."""
         return {col.ACTION_DIST_INPUTS: self._means(self._outputs(batch, noisy=False))}
 
-    def vjp(self, batch: TensorBatch) -> tuple[Tensor, Callable[[Tensor], object]]:
-        """Values [N, n] without autograd, and the way back from their gradient to the parameters'.
+    def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Callable[[Array], object]]:
+        """Values [N, n] in numpy, and the way back from their gradient to the parameters'.
 
         Only if `has_vjp`.
         """
-        obs = as_features(batch[col.OBS], flatten=True)
+        obs = flat_features(batch[col.OBS])
         if not self.options.dueling and self.options.hidden is None:
             return self.q.vjp(obs)
         features, encoder_backward = self.encoder.vjp(obs)
@@ -130,15 +133,15 @@ class QNetwork(RLModule):
         value, value_backward = self.value.vjp(features)
         advantages, advantage_backward = self.advantage.vjp(features)
 
-        def dueling_backward(gradient: Tensor) -> None:
-            d_value = gradient.sum(1, keepdim=True)
+        def dueling_backward(gradient: Array) -> None:
+            d_value = gradient.sum(1, keepdims=True)
             d_advantages = gradient - d_value / self._num_actions
             encoder_backward(
                 value_backward(d_value, to_input=True)
                 + advantage_backward(d_advantages, to_input=True)
             )
 
-        return dueling_values(value, advantages), dueling_backward
+        return value + advantages - advantages.mean(1, keepdims=True), dueling_backward
 
     def _outputs(self, batch: TensorBatch, *, noisy: bool) -> Tensor:
         """Values [N, n], or logits [N, n, K]."""

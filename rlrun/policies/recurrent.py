@@ -146,6 +146,7 @@ class RecurrentActorCritic(MemoryActorCritic):
     ) -> None:
         super().__init__(observation_space, action_space, model)
         self.previous = PreviousStep(self, model)
+        self._has_cell = model.use_lstm
         kind = nn.LSTM if model.use_lstm else nn.GRU
         self.memory = kind(
             self._width + self.previous.width, model.lstm_cell_size, batch_first=True
@@ -168,14 +169,11 @@ class RecurrentActorCritic(MemoryActorCritic):
         state = (h, batch[f"{col.STATE_IN_PREFIX}1"][None]) if self._has_cell else h
         if col.SEQ_LENS not in batch:
             outputs, state = self.memory(x[:, None], state)
-            return outputs[:, 0], tuple(s[0] for s in (state if self._has_cell else (state,)))
+            h, *c = state if self._has_cell else (state,)
+            return outputs[:, 0], (h[0], *[cell[0] for cell in c])
         mask = step_mask(batch[col.SEQ_LENS])
         outputs, _ = self.memory(pad_sequences(x, mask), state)
         return unpad_sequences(outputs, mask), ()
-
-    @property
-    def _has_cell(self) -> bool:
-        return isinstance(self.memory, nn.LSTM)
 
 
 class PreviousStep:

@@ -27,8 +27,8 @@ from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array, map_leaves
 from rlrun.data.column_data import leaves as nested_leaves
-from rlrun.data.column_data import map_leaves
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.chosen_distributions import module_distribution
@@ -212,25 +212,29 @@ class ActorCritic(RLModule):
         features = encoder(as_features(batch[col.OBS], flatten=self._flatten))
         return self.vf(features).squeeze(-1)
 
-    def vjp(self, batch: TensorBatch) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
-        """`forward_train` of separate MLPs without autograd; only if `has_vjp`.
+    def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Array, Callable[..., None]]:
+        """`forward_train` of separate MLPs in numpy, without autograd; only if `has_vjp`.
 
         Returns:
             Distribution inputs [N, P], values [N], and the way back from the gradients of both,
             [N, P] and [N], to the gradients of all parameters.
         """
-        obs = as_features(batch[col.OBS], flatten=True)
+        obs = flat_features(batch[col.OBS])
         outputs, policy_backward = self.pi.vjp(obs)
         values, value_backward = self.vf.vjp(obs)
+        log_std: Any = self.log_std
 
-        def backward(d_inputs: Tensor, d_values: Tensor) -> None:
-            if self.log_std is not None:
-                d_inputs, d_log_std = d_inputs.chunk(2, -1)
-                torch.sum(d_log_std, 0, out=self.log_std.grad)
+        def backward(d_inputs: Array, d_values: Array) -> None:
+            if log_std is not None:
+                d_inputs, d_log_std = np.split(d_inputs, 2, axis=1)
+                d_log_std.sum(0, out=log_std.grad.numpy())
             policy_backward(d_inputs)
-            value_backward(d_values.unsqueeze(-1))
+            value_backward(d_values[:, None])
 
-        return dist_inputs(self.log_std, outputs), values.squeeze(-1), backward
+        if log_std is not None:
+            free = np.broadcast_to(log_std.detach().numpy(), outputs.shape)
+            outputs = np.concatenate((outputs, free), axis=1)
+        return outputs, values[:, 0], backward
 
 
 def log_std_parameter(action_space: gym.Space[Any], model: ModelConfig) -> nn.Parameter | None:
@@ -262,9 +266,15 @@ def as_features(obs: Any, *, flatten: bool) -> Any:
     if not isinstance(obs, Tensor):
         return map_leaves(partial(as_features, flatten=False), obs)
     if obs.dtype != torch.float32:
-        scale = 1.0 / 255.0 if obs.dtype == torch.uint8 else 1.0
+        scale = 1.0 / 255.0 if obs.dtype == torch.uint8 and not flatten else 1.0
         obs = obs.to(torch.float32).mul_(scale)
     return obs.flatten(1) if flatten and obs.dim() > 2 else obs
+
+
+def flat_features(obs: Array) -> Array:
+    """Observations ``[N, ...]`` as `as_features` has them for an MLP, float32 ``[N, D]``."""
+    obs = obs.astype(np.float32, copy=False)
+    return obs.reshape(len(obs), -1) if obs.ndim > 2 else obs
 
 
 def flattens(space: gym.Space[Any], model: ModelConfig) -> bool:

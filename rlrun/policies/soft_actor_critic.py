@@ -8,6 +8,7 @@ they are learned.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +21,7 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.layers import VALUE_GAIN, Layers, sac_network
-from rlrun.policies.networks import MLP, Backward, TwinBackward, TwinMLP
+from rlrun.policies.networks import MLP, TwinBackward, TwinMLP
 from rlrun.policies.rl_module import (
     RLModule,
     TensorBatch,
@@ -56,9 +57,10 @@ class SACPolicyNetwork(RLModule):
         obs = as_features(batch[col.OBS], flatten=self._flatten)
         return {col.ACTION_DIST_INPUTS: self.pi(obs if self.encoder is None else self.encoder(obs))}
 
-    def vjp(self, batch: TensorBatch) -> tuple[Tensor, Backward]:
+    def vjp(self, batch: TensorBatch) -> tuple[Tensor, Callable[[Tensor], object]]:
         """``action_dist_inputs`` ``[N, P]`` without autograd, as `MLP.vjp`; only if `has_vjp`."""
-        return self.pi.vjp(as_features(batch[col.OBS], flatten=True))
+        inputs, backward = self.pi.vjp(as_features(batch[col.OBS], flatten=True).numpy())
+        return torch.from_numpy(inputs), lambda gradient: backward(gradient.numpy())
 
 
 class TwinQNetwork(RLModule):

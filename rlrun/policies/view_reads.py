@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from rlrun.data import columns as col
-from rlrun.data.column_data import map_leaves
 from rlrun.data.trajectory_views import source_rows
 from rlrun.policies.action_sampling import action_sampler
 from rlrun.policies.flat_parameters import to_tensors
@@ -70,7 +69,7 @@ def _zeros(module: RLModule) -> dict[str, Tensor]:
         rows = source_rows(source, _NUM_ROWS, space, action, states)
         if view.time_axis:
             rows = np.repeat(rows[:, None], len(view.steps), axis=1)
-        given[name] = map_leaves(lambda leaf: leaf.to(device), to_tensors(rows))
+        given[name] = to_tensors(rows, device)
     if states:
         given[col.SEQ_LENS] = torch.ones(_NUM_ROWS, dtype=torch.int64, device=device)
     return given
@@ -95,7 +94,6 @@ class _RecordedRows(dict[str, Tensor]):
         return super().get(name, default)
 
     def pop(self, name: str, *default: Any) -> Any:
-        self.read.add(name)
         return self.get(name, *default)  # each pass is given all of them
 
     def __contains__(self, name: object) -> bool:

@@ -142,21 +142,24 @@ class ReplayBuffer(TransitionBuffer):
         places = (self.num_added + np.arange(count)) % self.capacity
         if self.num_added + count > self.capacity:
             self._forget(places)
-        obs_index, earlier = self._link(batch, places, storage, obs_index, next_index)
-        is_used = np.zeros(len(storage), dtype=np.bool_)
-        is_used[obs_index] = is_used[next_index] = True
-        used, position = is_used.nonzero()[0], is_used.cumsum() - 1
-        obs_position, next_position = position[obs_index], position[next_index]
-        known = np.full(len(used), _NONE, dtype=np.int64)
-        for row, before in earlier:
-            known[obs_position[row]] = self._next_obs_slot[before % self.capacity]
-        fresh = known == _NONE
-        known[fresh] = self._observations.reserve(int(fresh.sum()))
-        previous = np.full(len(used), _NONE, dtype=np.int64)
-        previous[next_position] = known[obs_position]
-        self._observations.fill(known[fresh], storage[used[fresh]], previous[fresh])
+        led_by = self._link(batch, places, storage, obs_index, next_index)
+        begin = [row for row, before in led_by if before == _NONE]
+        slots = self._observations.reserve(len(begin) + count)
+        next_slots = slots[len(begin) :]
+        obs_slots = np.empty_like(next_slots)
+        obs_slots[1:] = next_slots[:-1]  # a row that follows another begins where that has led to
+        obs_slots[begin] = slots[: len(begin)]
+        for row, before in led_by:
+            if before >= self.num_added:
+                obs_slots[row] = next_slots[before - self.num_added]
+            elif before != _NONE:
+                obs_slots[row] = self._next_obs_slot[before % self.capacity]
+        previous = np.concatenate([np.full(len(begin), _NONE), obs_slots])
+        self._observations.fill(
+            slots, storage[np.concatenate([obs_index[begin], next_index])], previous
+        )
         self._write(places, dict(zip(self._stored, batch.columns(self._stored), strict=True)))
-        self._refer(places, known[obs_position], known[next_position])
+        self._refer(places, obs_slots, next_slots)
         self.num_added += count
 
     def _refer(self, places: Array, obs_slots: Array, next_obs_slots: Array) -> None:
@@ -177,18 +180,15 @@ class ReplayBuffer(TransitionBuffer):
         storage: Array,
         obs_index: Array,
         next_index: Array,
-    ) -> tuple[Array, list[tuple[int, int]]]:
+    ) -> list[tuple[int, int]]:
         """Link each transition to its successor; a first row may follow one added earlier.
 
         Returns:
-            ``obs_index``, so that a row refers to the observation that the row before it led to
-            even where the batch has it twice; and the rows whose observation the buffer holds
-            already, each with the number of the transition that led to it.
+            The rows that do not follow the one before, each with the number of the transition that
+            led to its observation, or -1.
         """
         follows = follows_row_before(batch)
-        obs_index, linked = obs_index.copy(), follows.nonzero()[0]
-        obs_index[linked] = next_index[linked - 1]
-        start = self.num_added
+        linked, start = follows.nonzero()[0], self.num_added
         self._successor[places] = _NONE
         self._successor[places[linked - 1]] = start + linked
         episodes, steps, terminateds, truncateds = batch.columns(
@@ -198,31 +198,28 @@ class ReplayBuffer(TransitionBuffer):
         first_rows = (~follows).nonzero()[0]
         last_rows = np.append(first_rows[1:] - 1, len(places) - 1)
         oldest_kept = max(start + len(places) - self.capacity, 0)
-        earlier: list[tuple[int, int]] = []
+        led_by: list[tuple[int, int]] = []
         for first, last in zip(first_rows.tolist(), last_rows.tolist(), strict=True):
             key = int(episodes[first]), int(agents[first])
             step, before = self._newest.pop(key, (_NONE, _NONE))
             gap = int(steps[first]) - step - 1
-            if before >= oldest_kept and gap >= 0:
-                known = None if before < start else next_index[before - start]
+            goes_on = before >= oldest_kept and gap >= 0
+            if goes_on and gap:
                 # Where the agent did not act in between, its next step starts where it was.
-                if not gap or np.array_equal(
-                    self._observation_after(before) if known is None else storage[known],
-                    storage[obs_index[first]],
-                ):
-                    self._successor[before % self.capacity] = start + first
-                    if known is None:
-                        earlier.append((first, before))
-                    else:
-                        obs_index[first] = known
+                here = before >= start
+                after = storage[next_index[before - start]] if here else self._after(before)
+                goes_on = np.array_equal(after, storage[obs_index[first]])
+            if goes_on:
+                self._successor[before % self.capacity] = start + first
+            led_by.append((first, before if goes_on else _NONE))
             if not ended[last]:
                 self._newest[key] = int(steps[last]), start + last
         if oldest_kept:
             # An episode never ends where its environment was lost: drop it once it is overwritten.
             self._newest = {key: at for key, at in self._newest.items() if at[1] >= oldest_kept}
-        return obs_index, earlier
+        return led_by
 
-    def _observation_after(self, number: int) -> Array:
+    def _after(self, number: int) -> Array:
         """The observation that this transition, which must be held, led to."""
         place = number % self.capacity
         return self._observations[self._next_obs_slot[place : place + 1]][0]

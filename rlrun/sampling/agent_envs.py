@@ -42,6 +42,8 @@ class RecordedEpisode:
 
     number: int
     episode_id: int
+    before: int
+    """Env steps from the reset to its beginning."""
     steps: int = 0
     known: list[str] = field(default_factory=list)
     """Ids of the policies that there were when it began."""
@@ -49,6 +51,11 @@ class RecordedEpisode:
     """Of each agent, by index."""
     actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
     """Agent index -> env steps of its actions, and these as connectors sent them."""
+
+    @property
+    def since_reset(self) -> int:
+        """Env steps from the reset to its end, or so far."""
+        return self.before + self.steps
 
     def recorded(self) -> dict[int, tuple[Array, Array]]:
         """The actions, each agent's joined."""
@@ -61,6 +68,7 @@ class RecordedEpisode:
         """Plain values and arrays."""
         return {
             "number": self.number,
+            "before": self.before,
             "steps": self.steps,
             "known": self.known,
             "policies": self.policies,
@@ -75,6 +83,7 @@ def _restored(state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
     return RecordedEpisode(
         int(state["number"]),
         episode_id,
+        int(state.get("before", 0)),  # older checkpoints lack it
         int(state["steps"]),
         [str(policy_id) for policy_id in state["known"]],
         [str(policy_id) for policy_id in state["policies"]],
@@ -91,7 +100,7 @@ class AgentEnvs:
     Args:
         make: the environments, from the plan that they follow.
         whole_episodes: a fragment holds episodes that have ended.
-        count_agent_steps: a fragment's length counts actions of agents, not env steps.
+        count_agent_steps: a fragment's length counts transitions of agents, not env steps.
 
     Attributes:
         unsettled: whether `settle` has something to do after this step.
@@ -116,8 +125,9 @@ class AgentEnvs:
         self._env_id, self._runner_index = env_id, runner_index
         self._whole_episodes, self._count_agent_steps = whole_episodes, count_agent_steps
         self._only: list[int] | None = None  # sub-environments that the next step is made in
-        self._earlier = [0] * episodes.num_envs  # env steps that earlier fragments counted
-        self._dropped = 0  # env steps of this fragment that do not count after all
+        # Env steps and transitions in earlier fragments, and in this one but for dropped episodes.
+        self._earlier = [(0, 0)] * episodes.num_envs
+        self._env_steps = self._agent_steps = 0
 
     # -- policies ------------------------------------------------------------------------------
 
@@ -156,11 +166,13 @@ class AgentEnvs:
         """See `EpisodePlan`."""
         episode = self.episodes.planned(env_index)
         if episode is not None:
+            recorded = self._recorded[env_index]
             if not self._goes_on[env_index]:
-                self._recorded[env_index] = []
+                recorded.clear()
+            before = recorded[-1].since_reset if recorded else 0
             number = int(self.episodes.number[env_index])
-            self._recorded[env_index].append(RecordedEpisode(number, episode.episode_id))
-            self._earlier[env_index] = 0
+            recorded.append(RecordedEpisode(number, episode.episode_id, before))
+            self._earlier[env_index] = 0, 0
         return episode
 
     def ended(
@@ -185,16 +197,16 @@ class AgentEnvs:
     def _note(self, sub: SubEnv) -> list[RecordedEpisode]:
         """What is known of the episodes since the reset, the running one last.
 
-        Without actions once they are too many to repeat.
+        The running one alone, without actions, once these are too many to repeat.
         """
         recorded = self._recorded[sub.index]
         running = recorded[-1]
         running.steps = sub.step
         running.known = [] if sub.start is None else list(sub.start.policies)
         running.policies = [agent.policy_id for agent in sub.agents.values()]
-        if sum(episode.steps for episode in recorded) > self.episodes.max_replayed:
-            for episode in recorded:
-                episode.actions = {}
+        if running.since_reset > self.episodes.max_replayed:
+            del recorded[:-1]
+            running.actions = {}
         return recorded
 
     # -- steps and fragments -------------------------------------------------------------------
@@ -219,6 +231,9 @@ class AgentEnvs:
         """Step the sub-environments."""
         steps = self.env.step(actions, self._only)
         self.unsettled = bool(self.env.failed)
+        self._env_steps += self.env.num_steps
+        if self._count_agent_steps:
+            self._agent_steps += sum(step.num_transitions for step in steps.values())
         return steps
 
     def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
@@ -233,7 +248,9 @@ class AgentEnvs:
         for env_index in self.env.failed:
             sub = self.env.subs[env_index]
             self.episodes.num_failed += 1
-            self._dropped += 1 + sub.step - self._earlier[env_index]
+            env_steps, agent_steps = self._earlier[env_index]
+            self._env_steps -= 1 + sub.step - env_steps  # with the one that has raised
+            self._agent_steps -= sub.transitions - agent_steps
             self._give_up(sub, actors)
             self._observe(self.env.begin_again(sub), actors)
 
@@ -253,8 +270,8 @@ class AgentEnvs:
         for policy_id, actor in actors.items():
             self.env.policies[policy_id].wants_infos = actor.wants_infos
         self.episodes.begin_fragment()
-        self._earlier = [sub.step for sub in self.env.subs]
-        self._dropped = 0
+        self._earlier = [(sub.step, sub.transitions) for sub in self.env.subs]
+        self._env_steps = self._agent_steps = 0
 
     def collect(
         self, step: Callable[[], None], actors: Mapping[str, PolicyActor], length: int
@@ -266,31 +283,27 @@ class AgentEnvs:
         """
         num_envs, wanted = self.episodes.num_envs, length * self.episodes.num_envs
         by_agent = self._count_agent_steps
-        agent_steps = made = rounds = 0
+        rounds = 0
         while True:
-            env_steps = made - self._dropped
             busy = self.env.envs.busy if self.env.envs.parallel else ()
             self._only = [i for i in range(num_envs) if i not in busy] if busy else None
             if self._whole_episodes:
                 done = self.episodes.agent_steps if by_agent else self.episodes.env_steps
                 enough = done >= wanted
             elif by_agent:
-                enough = agent_steps >= wanted
+                enough = self._agent_steps >= wanted
             else:
-                left = wanted - env_steps - (self.env.num_begun if busy else 0)
+                left = wanted - self._env_steps - (self.env.num_begun if busy else 0)
                 enough = left <= 0
                 if left < num_envs:  # where episodes had to be dropped, or not all step together
                     free = range(num_envs) if self._only is None else self._only
                     self._only = list(free[:left])
             if enough and not busy:
                 self._only = None
-                return self.episodes.env_steps if self._whole_episodes else env_steps, rounds
+                return self.episodes.env_steps if self._whole_episodes else self._env_steps, rounds
             if enough:
                 self._only = []
-            elif by_agent:
-                agent_steps += sum(map(_num_due, self.env.policies.values()))
             step()
-            made += self.env.num_steps
             rounds += 1
 
     def end_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
@@ -373,6 +386,7 @@ class AgentEnvs:
             "taken": np.array([agent.taken for agent in agents], np.int64),
             "slots": np.array([agent.slot for agent in agents], np.int64),
             "metrics": [agent.metrics for agent in agents],
+            "unanswered": [agent.unanswered for agent in agents],
             "positions": np.array([agent.position for agent in agents], np.int64),
         }
 
@@ -393,7 +407,6 @@ class AgentEnvs:
             return
         seen: Observations = {}
         strayed: set[int] = set()
-        numbered = list(enumerate(state["envs"]))
         for sub, env_state in zip(self.env.subs, state["envs"], strict=True):
             seen |= self._restore(sub, env_state, actors, strayed)
         for policy_id, slots in self.env.policies.items():
@@ -409,8 +422,10 @@ class AgentEnvs:
             seen |= self._saved(slots, state["due"][policy_id])
             actors[policy_id].set_state(actor_states[policy_id], agents)
             strayed |= self._see_again(slots, state["due"][policy_id], seen, actors[policy_id])
-        lengths = [0 if self._has_state(one) else _steps(self._recorded[i]) for i, one in numbered]
-        log_replay(self.episodes, sorted(strayed), lengths, self._env_id, self._runner_index)
+        pairs = zip(self._recorded, state["envs"], strict=True)
+        lengths = [0 if self._has_state(one) else parts[-1].since_reset for parts, one in pairs]
+        told = [i for i in sorted(strayed) if _has_policies(self._recorded[i], actors)]
+        log_replay(self.episodes, told, lengths, self._env_id, self._runner_index)
         for env_index in sorted(strayed):
             sub = self.env.subs[env_index]
             self._give_up(sub, actors)
@@ -467,10 +482,10 @@ class AgentEnvs:
         policies, sub.agents = recorded[-1].policies, {}
         seen: Observations = {}
         # Not if it would take too long, or one of the policies is gone, and the episode with it.
-        known = all(name in actors for one in recorded for name in one.policies)
+        known = _has_policies(recorded, actors)
         if known and self._has_state(state):
             self._give_back(sub, recorded[-1], state)
-        elif known and _steps(recorded) <= self.episodes.max_replayed:
+        elif known and recorded[-1].since_reset <= self.episodes.max_replayed:
             seen = self._replay(sub, recorded, actors)
         if len(sub.agents) < len(policies):  # they did not join again
             strayed.add(index)
@@ -480,14 +495,16 @@ class AgentEnvs:
         sub.step, sub.silent = int(state["step"]), int(state["silent"])
         sub.total, sub.goes_on = float(state["total"]), bool(state["goes_on"])
         self._goes_on[index] = sub.goes_on
-        for agent, credit, total, taken, slot, metrics in zip(
+        for agent, credit, total, taken, slot, metrics, unanswered in zip(
             sub.agents.values(),
             *(np.asarray(state[name]).tolist() for name in ("credits", "totals", "taken", "slots")),
             state["metrics"],
+            state.get("unanswered") or [None] * len(sub.agents),  # older checkpoints lack it
             strict=True,
         ):
-            agent.credit, agent.total, agent.taken, agent.slot = credit, total, taken, slot
-            agent.metrics = dict(metrics)
+            agent.credit, agent.total, agent.taken = credit, total, taken
+            agent.slot = slot if agent.policy_id in actors else -1  # it went with its policy
+            agent.metrics, agent.unanswered = dict(metrics), unanswered
         return seen
 
     def _has_state(self, state: Mapping[str, Any]) -> bool:
@@ -520,10 +537,13 @@ class AgentEnvs:
         self, sub: SubEnv, recorded: Sequence[RecordedEpisode], actors: Mapping[str, PolicyActor]
     ) -> Observations:
         """Bring an environment to where it was; the last observations of agents that act next."""
-        observations = self.env.reset(sub)
+        observations: Any = self.env.reset(sub)
         for episode in recorded:
             self._begin(sub, episode)
             observations = self._repeat(sub, episode, observations, actors)
+            if observations is None:
+                sub.agents = {}
+                return {}
         found = ((sub.agents.get(name), raw) for name, raw in observations.items())
         return {(sub.index, agent.index): raw for agent, raw in found if agent is not None}
 
@@ -533,11 +553,14 @@ class AgentEnvs:
         episode: RecordedEpisode,
         observations: Mapping[Any, Any],
         actors: Mapping[str, PolicyActor],
-    ) -> Mapping[Any, Any]:
-        """Replay one episode that begins with these observations; returns the last ones."""
+    ) -> Mapping[Any, Any] | None:
+        """Replay one episode that begins with these observations; returns the last ones.
+
+        None if the environment raised, and was built again.
+        """
         self._rejoin(sub, observations, episode.policies)
         converted = {}
-        for index, (at, actions) in episode.recorded().items():
+        for index, (at, actions) in sorted(episode.recorded().items()):
             policy_id = episode.policies[index]
             each = self.env.policies[policy_id].each(actors[policy_id].to_env(actions), len(at))
             converted[index] = dict(zip(at.tolist(), each, strict=True))
@@ -548,12 +571,13 @@ class AgentEnvs:
                 for index, taken in converted.items()
                 if step in taken and index < len(ids)
             }
+            sub.step = step
             try:
-                stepped = self.env.envs.envs[sub.index].step(due)
-            except Exception as error:
-                raise self.env.raised(error, sub, "step") from None
-            observations, _, terminateds, truncateds, _ = stepped
-            gone = {name for flags in (terminateds, truncateds) for name in flags if flags[name]}
+                observations, _, *flagged, _ = self.env.envs.envs[sub.index].step(due)
+            except RAISED as error:
+                self.env.build_again_or_raise(sub, error, "step")
+                return None
+            gone = {name for flags in flagged for name in flags if flags[name]}
             observations = {name: raw for name, raw in observations.items() if name not in gone}
             self._rejoin(sub, observations, episode.policies)
             ids = list(sub.agents)
@@ -571,10 +595,6 @@ class AgentEnvs:
                 self.env.new_agent(sub, agent_id, policies[index])
 
 
-def _steps(recorded: Iterable[RecordedEpisode]) -> int:
-    return sum(episode.steps for episode in recorded)
-
-
-def _num_due(slots: PolicySlots) -> int:
-    assert slots.due.slots is not None
-    return len(slots.due.slots)
+def _has_policies(recorded: Iterable[RecordedEpisode], actors: Mapping[str, Any]) -> bool:
+    """Whether no agent's policy is gone."""
+    return all(policy_id in actors for episode in recorded for policy_id in episode.policies)

@@ -167,7 +167,7 @@ class ColumnarCollector(SampleCollector):
     def _grow(self, buffer: FragmentBuffer) -> None:
         buffer.grow()
         self.obs = buffer.obs[self._t]  # the buffer has moved
-        self.warn_if_large(self._t)
+        self.warn_if_large(self._t - int(self._first.min()))
 
     def _write_further(
         self, buffer: FragmentBuffer, t: int, rewards: Array, infos: Infos | None
@@ -258,9 +258,7 @@ class ColumnarCollector(SampleCollector):
         """
         if self.whole_episodes:
             first = min(t, int(self._first.min()))
-            chosen = np.arange(first, t)[:, None] >= self._first
-            if buffer.valid is not None:
-                chosen &= buffer.valid[first:t]
+            chosen = np.arange(first, t)[:, None] >= self._first  # without gaps in an episode
             self._held = HeldRows.take(buffer, first, chosen)
             self.warn_if_large(t - first)
             return t - first

@@ -466,7 +466,7 @@ class EnvRunner(OldNames):
         if self._watch is not None:
             self._watch.require_lasting()
         batches = self._build(env_steps)
-        timings = {"policy": loop.policy_s, "env": loop.env_s, "other": 0.0}
+        timings = {"policy": loop.policy_s, "env": loop.env_s}
         reply = SampleReply(
             runner_index=self.runner_index,
             weights_version=self.weights_version,
@@ -576,10 +576,10 @@ class EnvRunner(OldNames):
         """Go on where the runner of a state stood; see `LockStepEnvs` and `AgentEnvs`."""
         self._next_fragment = int(state["next_fragment"])
         self.weights_version = -1  # weights of another run may have the same number
+        self._rebuilder.set_state(state["rebuilder"])  # environments may raise in what follows
         self._slot_envs.set_state(state, self.actors, state["policies"])
         if self._watch is not None:
             self._watch.set_state(state.get("live_episodes", ()))
-        self._rebuilder.set_state(state["rebuilder"])
 
     def ping(self) -> int:
         """Answer a health probe."""

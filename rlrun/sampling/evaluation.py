@@ -37,24 +37,20 @@ class EvaluationTask:
     numbers: Sequence[int]
     seed: int
     explore: bool
-    explores_as: int
-    """Index of the training runner whose exploration settings hold."""
 
     def __call__(self, runner: EnvRunner, request: SampleRequest, weights: Any) -> EvaluationReply:
-        load_policies(runner, request, weights, self.explores_as)
+        load_policies(runner, request, weights)
         records = run_episodes(runner, self.numbers, seed=self.seed, explore=self.explore)
         return EvaluationReply(records)
 
 
-def load_policies(
-    runner: EnvRunner, request: SampleRequest, weights: Any, explores_as: int
-) -> None:
+def load_policies(runner: EnvRunner, request: SampleRequest, weights: Any) -> None:
     """Let a runner act with the policies of a request, whatever it acted with before."""
     if request.policies is not None:
         runner.set_policies(request.policies)
     runner.weights_version = -1  # weights of another run may have the same version
     runner.load(weights, request.weights_version, request.connector_state)
-    tell_exploration(runner.policies, request.exploration, explores_as)
+    tell_exploration(runner.policies, request.exploration)
 
 
 def run_episodes(

@@ -147,6 +147,8 @@ class LockStepEnvs:
         except EnvError as error:
             raise self._placed(_blamed(error, sent), self._t) from None
         valid, infos = envs.valid, self._infos
+        if envs.failed_envs:
+            valid = ~np.isin(self._all, list(envs.failed_envs))
         if not self._collects:
             self.episodes.add_row(rewards, valid)
         else:
@@ -304,8 +306,8 @@ class LockStepEnvs:
         """Go on where the environments of a state stood.
 
         Environments that offer their state are given it back. Others are reset with the seeds of
-        their running episodes and replay the actions; one whose observation then differs, or whose
-        episode is too long, starts a fresh episode.
+        their running episodes and replay the actions; one that raises meanwhile, whose observation
+        then differs, or whose episode is too long, starts a fresh episode.
         """
         actor = actors[DEFAULT_POLICY_ID]
         self.episodes.set_state(state["episodes"])
@@ -331,18 +333,18 @@ class LockStepEnvs:
 
     def _restore(self, actor: PolicyActor, expected: Array) -> None:
         """Bring the environments to where they returned ``expected``, one by one."""
-        raw = replay_actions(self.envs, actor.to_env, self.episodes.seeds, self.episodes.actions())
+        episodes = self.episodes
+        raw, strayed = replay_actions(self.envs, actor.to_env, episodes.seeds, episodes.actions())
+        strayed |= episodes.since_reset > episodes.max_replayed
         # Compared before the filter, which has gone on learning since an observation was filtered.
         differs = actor.preprocess(raw) != expected
-        strayed = differs.reshape(len(expected), -1).any(axis=1)
+        strayed |= differs.reshape(len(expected), -1).any(axis=1)
         slots = np.flatnonzero(strayed)
-        log_replay(
-            self.episodes, slots, self.episodes.since_reset, self._env_id, self._runner_index
-        )
+        log_replay(episodes, slots, episodes.since_reset, self._env_id, self._runner_index)
         if not len(slots):
             return
         self._drop(actor, slots)
-        first = pick(self.envs.reset_envs(strayed, self.episodes.seeds), slots)
+        first = pick(self.envs.reset_envs(strayed, episodes.seeds), slots)
         expected[slots] = actor.preprocess(first)
         # Filters learn from these when the next fragment begins, with the merged statistics.
         self._unseen = slots, first

@@ -261,11 +261,10 @@ class PolicyActor:
             self.noise.begin_episode(slot, rng)
 
     def drop(self, slots: Array, episode_id: int = -1) -> None:
-        """Forget the episode of these slots as far as it has not been delivered.
-
-        Args:
-            episode_id: where slots come and go, and some may have left it.
+        """Forget the episode of these slots as far as it has not been delivered; by its id where
+        slots come and go, and some may have left it.
         """
+        self._returns[slots] = 0.0
         self.collector.drop(slots, episode_id)
 
     def preprocess(self, raw_obs: Any) -> Array:

@@ -182,14 +182,20 @@ class SampleReply:
 
 
 def tell_exploration(
-    policies: Mapping[str, Policy], exploration: Mapping[str, Exploration], runner_index: int
+    policies: Mapping[str, Policy],
+    exploration: Mapping[str, Exploration],
+    runner_index: int | None = None,
 ) -> None:
-    """Tell a runner's policies what is meant for them; 0, the local one, counts as the first."""
+    """Set the exploration of a runner's policies; 0, the local runner, counts as the first.
+
+    Without a runner it is the last one's: where runners differ, that one explores least.
+    """
     for policy_id, settings in exploration.items():
         if policy_id in policies:
             runners = settings if isinstance(settings, tuple) else (settings,)
-            own = runners[min(max(runner_index, 1), len(runners)) - 1]
-            policies[policy_id].set_exploration(own)
+            last = len(runners)
+            number = last if runner_index is None else min(max(runner_index, 1), last)
+            policies[policy_id].set_exploration(runners[number - 1])
 
 
 def for_policy(spec: RunnerSpec, policy_id: str, settings: PolicySettings) -> RunnerSpec:

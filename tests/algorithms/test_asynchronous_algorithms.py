@@ -66,6 +66,14 @@ def test_runners_that_are_ahead_of_the_learner_wait_with_one_batch(trained, monk
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+def test_a_runner_in_the_process_acts_with_the_newest_weights(built, name):
+    algorithm = built(configured(name, runners=0))
+    found = [stats(algorithm.train()) for _ in range(2)]
+    assert [row["policy_lag_mean"] for row in found] == [0, 0]
+    assert [row["policy_lag_max"] for row in found] == [0, 0]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_statistics_are_means_over_the_updates_of_an_iteration(built, name):
     more = {} if name == "A3C" else {"num_epochs": 2}
     algorithm = built(configured(name, runners=0, **more).env_runners(rollout_fragment_length=10))
@@ -162,6 +170,19 @@ def test_a_broadcast_interval_lets_runners_act_with_older_weights(name, built):
     assert lags == [0, 1, 2, 0, 1, 2, 0]
 
 
+@pytest.mark.parametrize("name", ["IMPALA", "APPO"])
+def test_weights_that_are_set_go_with_the_next_request_whatever_the_interval(name, built):
+    algorithm, resumed = (built(configured(name, runners=0, broadcast_interval=4)) for _ in "ab")
+    for _ in range(2):
+        algorithm.train()
+    algorithm.set_weights({key: value / 2 for key, value in algorithm.get_weights().items()})
+    resumed.set_weights(algorithm.get_weights())
+    resumed.set_state(decode(*encode(algorithm.get_state())))
+    for each in (algorithm, resumed):
+        lags = [stats(each.train())["policy_lag_max"] for _ in range(5)]
+        assert lags == [0, 1, 2, 3, 0]
+
+
 def test_appo_uses_a_batch_as_often_as_its_buffer_says(built):
     buffer = {"circular_buffer_num_batches": 2, "circular_buffer_iterations_per_batch": 3}
     algorithm = built(configured("APPO", runners=0, **buffer))
@@ -209,7 +230,8 @@ def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute(built):
     request, weights = algorithm.next_request(20), algorithm.learner.get_weights()
     reply = sample_gradients(runner, request, weights)
     batch = twin.sample_fragment(request, weights).batch
-    gradients, _ = twin.policy.compute_gradients(batch)
+    gradients, statistics = twin.policy.compute_gradients(batch)
+    assert statistics["vf_explained_variance"] <= 1.0
     np.testing.assert_array_equal(reply.by_policy["default_policy"].gradients, gradients)
     assert reply.sampled.batch.agent_steps() == 0  # only the gradient travels
     assert reply.sampled.env_steps == 40

@@ -57,6 +57,9 @@ class Recording(Callbacks):
     def on_checkpoint_loaded(self, algorithm):
         calls["loaded"] += 1
 
+    def on_env_runners_recreated(self, algorithm, num_recreated):
+        calls["recreated"] += num_recreated
+
 
 def recorded(built, bonus=0.0):
     config = PPOConfig().callbacks({"use": f"{__name__}:Recording", "bonus": bonus})
@@ -82,6 +85,16 @@ def test_each_callback_is_called_at_its_point_of_the_run(built):
         "evaluated_episodes": 3,
         "loaded": 1,
     }
+
+
+def test_env_runners_that_were_started_again_in_an_iteration_are_told_of(built, monkeypatch):
+    algorithm, restarts = recorded(built), [1, 3]
+    calls.clear()
+    counted = property(lambda group: restarts.pop(0) if len(restarts) > 1 else restarts[0])
+    monkeypatch.setattr(type(algorithm.env_runner_group), "num_restarts", counted)
+    for _ in range(2):
+        algorithm.train()
+    assert calls["recreated"] == 2
 
 
 def test_what_a_callback_changes_in_the_batch_is_learned_from(built):

@@ -125,6 +125,14 @@ def test_without_its_buffer_a_resumed_run_fills_it_first(built):
     assert [statistics_of(resumed)["num_updates"] for _ in range(3)] == [0, 8, 16]
 
 
+@pytest.mark.parametrize("activation", ["elu", "tanh"])
+def test_streams_of_their_own_learn_behind_any_activation(built, activation):
+    model = {"hidden": [8], "activation": activation}
+    algorithm = built("DQN", model=model, training={"hiddens": [8]})
+    algorithm.train()
+    assert algorithm.train()["learners"]["default_policy"]["learner_stats"]["num_updates"] > 0
+
+
 def test_actions_must_be_discrete():
     with pytest.raises(ConfigError, match="Discrete action space"):
         DQNConfig().environment("Pendulum-v1").build()
@@ -221,6 +229,8 @@ def test_each_runner_has_its_own_epsilon_and_evaluation_the_least(built):
     algorithm.resize_env_runners(2)
     told = algorithm.exploration("default_policy")
     assert [each["epsilon"] for each in told] == pytest.approx([0.4, 0.4**8])
+    algorithm.resize_env_runners(4)
+    assert algorithm.evaluator.runner().policy.sampler.epsilon == pytest.approx(0.4**8)
     alone = built(build().exploration(epsilon=0.4, runner_exponent=7.0))
     assert alone.exploration("default_policy") == {"epsilon": 0.4}
 

@@ -10,6 +10,7 @@ import gymnasium
 import pytest
 
 from rlrun import PPOConfig
+from rlrun.config.problems import ConfigError
 from rlrun.sampling import evaluation
 
 FAST = {"num_cpus_per_env_runner": 0.1}
@@ -45,6 +46,12 @@ def numbers(made: Any, iterations: int = 2, kills: bool = False) -> list[Any]:
         return found
     finally:
         algorithm.stop()
+
+
+def test_an_evaluation_is_due_after_every_few_iterations() -> None:
+    found = [evaluated for _, evaluated in numbers(config(interval=3, episodes=1), iterations=6)]
+    due = [evaluated["episode_return_mean"] is not None for evaluated in found]
+    assert due == [False, False, True, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -203,3 +210,36 @@ def test_evaluation_has_an_environment_and_runner_settings_of_its_own(
     evaluation = row["evaluation"]
     assert (evaluation["episode_len_mean"], evaluation["episode_return_mean"]) == expected
     assert row["episode_len_mean"] == 4
+
+
+class Boxed(gymnasium.Env[Any, Any]):
+    """Its spaces are given."""
+
+    def __init__(self, observations: int = 2, low: float = -1.0, actions: int = 2) -> None:
+        self.observation_space = gymnasium.spaces.Box(low, 1.0, (observations,))
+        self.action_space = gymnasium.spaces.Discrete(actions)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.low, {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.low, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({"observations": 3}, r"evaluation\.env: its observations are .*\(3,\).*training.*\(2,\)"),
+        ({"actions": 5}, r"its actions are Discrete\(5\), and those of training are Discrete\(2\)"),
+        ({"low": -9.0}, None),
+    ],
+)
+def test_an_evaluation_where_the_policy_cannot_act_is_refused_at_the_start(
+    own: dict[str, Any], says: str | None
+) -> None:
+    made = config(env=own).environment(f"{__name__}:Boxed")
+    if says is None:
+        made.build().stop()
+        return
+    with pytest.raises(ConfigError, match=says):
+        made.build()

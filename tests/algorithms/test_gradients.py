@@ -18,6 +18,7 @@ from rlrun.algorithms import dqn, ppo, sac
 from rlrun.algorithms.a2c import a2c_gradient, a2c_loss
 from rlrun.algorithms.appo import BEHAVIOUR_LOGP, appo_gradient, appo_loss
 from rlrun.algorithms.dqn import DQNConfig, dqn_gradient, dqn_loss
+from rlrun.algorithms.pg import pg_loss
 from rlrun.algorithms.ppo import PPOConfig, ppo_gradient, ppo_loss
 from rlrun.algorithms.sac import (
     SACConfig,
@@ -68,6 +69,11 @@ def learner_of(module):
     return Learner(module, TrainingConfig(), LearnersConfig(device="cpu"))
 
 
+def in_arrays(batch):
+    """Rows as gradients in closed form take them, but for SAC's."""
+    return {name: column.numpy() for name, column in batch.items()}
+
+
 def assert_same(learner, loss, gradient, batch, arguments):
     grads = learner.parameters.grads
     total, expected = loss(learner.module, batch, **arguments)
@@ -76,7 +82,9 @@ def assert_same(learner, loss, gradient, batch, arguments):
     by_autograd = grads.clone()
     assert by_autograd.count_nonzero() > 0.5 * len(by_autograd)
     grads.fill_(float("nan"))  # every gradient is written, not added to
-    statistics = gradient(learner.module, batch, **arguments)
+    in_torch = gradient in (critic_gradient, policy_gradient)
+    rows = batch if in_torch else in_arrays(batch)
+    statistics = gradient(learner.module, rows, **arguments)
     torch.testing.assert_close(grads, by_autograd, rtol=1e-4, atol=1e-6)
     assert statistics.keys() == expected.keys()
     for key, value in expected.items():
@@ -144,8 +152,8 @@ def test_gradients_of_microbatches_add_up_to_that_of_their_batch():
     found = []
     for bounds in ([0, NUM_ROWS], [0, 10, 50, NUM_ROWS]):
         parts = [{name: x[a:b] for name, x in batch.items()} for a, b in pairwise(bounds)]
-        for gradient in (None, a2c_gradient):
-            means = learner.compute_gradients(parts, NUM_ROWS, a2c_loss, arguments, gradient)
+        for gradient, rows in ((None, parts), (a2c_gradient, [*map(in_arrays, parts)])):
+            means = learner.compute_gradients(rows, NUM_ROWS, a2c_loss, arguments, gradient)
             found.append(
                 (learner.parameters.grads.clone(), {k: float(x) for k, x in means.items()})
             )
@@ -153,6 +161,23 @@ def test_gradients_of_microbatches_add_up_to_that_of_their_batch():
     for grads, means in others:
         torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-6)
         assert means == pytest.approx(statistics, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "arguments"),
+    [
+        (pg_loss, {}),
+        (a2c_loss, {"vf_loss_coeff": 0.5, "entropy_coeff": 0.01}),
+        (ppo_loss, {**PPO_ARGUMENTS, "kl_coeff": 0.3}),
+    ],
+)
+def test_statistics_do_not_grow_with_the_number_of_rows(loss, arguments):
+    module = actor_critic(DISCRETE, **HIDDEN)
+    rows = on_policy_rows(module, DISCRETE, NUM_ROWS)
+    twice = {name: torch.cat([column, column]) for name, column in rows.items()}
+    (once, of_once), (again, of_twice) = (loss(module, each, **arguments) for each in (rows, twice))
+    torch.testing.assert_close(again, once)
+    torch.testing.assert_close(of_twice, of_once)
 
 
 @pytest.mark.parametrize("kl_coeff", [0.0, 0.3])
@@ -172,12 +197,11 @@ def test_ppo_at_ratio_one_clips_nothing():
     """The first minibatch has ratio exactly 1 in every row, a tie between gain and clipped gain."""
     learner = learner_of(actor_critic(DISCRETE, **HIDDEN))
     batch = on_policy_rows(learner.module, DISCRETE, NUM_ROWS, drift=0.0)
-    with torch.no_grad():
-        inputs, *_ = learner.module.vjp(batch)
-        drawn = inputs.numpy(), batch[col.ACTIONS].numpy()
-        logp, *_ = learner.module.distribution.logp_entropy_vjp(*drawn)
-        batch[col.ACTION_LOGP] = torch.from_numpy(logp)
-    statistics = ppo_gradient(learner.module, batch, **PPO_ARGUMENTS)
+    rows = in_arrays(batch)
+    inputs, *_ = learner.module.vjp(rows)
+    logp, *_ = learner.module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
+    batch[col.ACTION_LOGP] = torch.from_numpy(logp)
+    statistics = ppo_gradient(learner.module, in_arrays(batch), **PPO_ARGUMENTS)
     assert statistics["approx_kl"] == statistics["clip_fraction"] == 0.0
     assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
 

@@ -62,6 +62,12 @@ def test_the_oldest_copy_leaves_a_league_that_is_full():
     assert list(algorithm.policies) == ["main", "main_3", "main_4"]
 
 
+def test_a_league_that_may_be_smaller_than_it_is_becomes_so():
+    algorithm = Policies("main", *(f"main_{number}" for number in range(1, 6)))
+    assert told(League(every=1, most=3), algorithm, 1, 1.0) == {"size": 3, "newest": 6}
+    assert list(algorithm.policies) == ["main", "main_4", "main_5", "main_6"]
+
+
 def test_a_resumed_run_goes_on_with_the_league_that_it_finds():
     algorithm = Policies("main", "random", "main_7", "main_9")
     assert told(League(every=1), algorithm, 3, 0.0) == {"size": 3, "newest": 9}

@@ -1,5 +1,8 @@
 """Several policies: which learn and how, and how they come and go."""
 
+from types import SimpleNamespace
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from tiny import (
@@ -10,6 +13,7 @@ from tiny import (
     REPLAY,
     SEVERAL_AGENTS,
     assert_equal_weights,
+    flat,
     train,
 )
 
@@ -17,10 +21,15 @@ from rlrun.algorithms.a3c import A3CConfig
 from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
+from rlrun.algorithms.runners import find_spaces
 from rlrun.algorithms.sac import SACConfig
+from rlrun.config.policies import PolicySettings
+from rlrun.config.schema import EnvSpec, ModelConfig, TrainingConfig
 from rlrun.data.seeding import learner_rng
 from rlrun.envs.errors import EnvError
+from rlrun.envs.multi_agent_examples import RockPaperScissors
 from rlrun.policies.policy import Policy
+from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec
 
 
 class Adder(Policy):
@@ -215,6 +224,74 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
         algorithm.remove_policy("main")
     with pytest.raises(ValueError, match="there is a policy 'main' already"):
         algorithm.add_policy("main", like="main")
+
+
+@pytest.mark.parametrize("name", ["DQN", "SAC", LOCKSTEP])
+def test_nothing_is_kept_of_what_a_policy_replayed_that_was_removed(several, name):
+    mapping = {"policies": ["main"], "agents": "test_multi_agent:older_or_main"}
+    algorithm = several(name, multi_agent=mapping)
+    algorithm.add_policy("older", like="main", train=True)
+
+    def policies_kept():
+        train(algorithm, 2)
+        keys = [key.split("/") for key, _ in flat(algorithm.get_state()["algorithm"])]
+        return {"main", "older"} & {part for key in keys for part in key}
+
+    assert policies_kept() == {"main", "older"}
+    algorithm.remove_policy("older")
+    assert policies_kept() == {"main"}
+
+
+def test_a_policy_that_is_added_to_sac_has_the_critics_and_the_temperature_of_the_other(
+    several, tmp_path
+):
+    algorithm = several("SAC")
+    train(algorithm, 3)
+    algorithm.add_policy("new", like="agent_0", train=True)
+    weights = algorithm.get_weights()
+    names = [name.removeprefix("new/") for name in weights if name.startswith("new/")]
+    assert any(name.startswith("critics.") for name in names)
+    for name in names:
+        np.testing.assert_array_equal(weights[f"new/{name}"], weights[f"agent_0/{name}"])
+    kept = algorithm.get_state()["algorithm"]["replay"]["updaters"]
+    assert kept["new"]["temperature"]["log_alpha"] == kept["agent_0"]["temperature"]["log_alpha"]
+    algorithm.save(tmp_path / "saved")
+    other = several("SAC")
+    other.restore(tmp_path / "saved")
+    assert_equal_weights(other, algorithm)
+    assert train(other, 1) == train(algorithm, 1)
+
+
+class Closes(RockPaperScissors):
+    """Remembers which of its objects were closed."""
+
+    closed: ClassVar = []
+
+    def close(self):
+        self.closed.append(self)
+        super().close()
+
+
+def test_an_environment_that_is_made_for_its_spaces_is_closed(monkeypatch):
+    monkeypatch.setattr(Closes, "closed", [])
+    policies = {"p": PolicySettings(ModelConfig(hidden=(4,)), TrainingConfig())}
+    spec = RunnerSpec(EnvSpec(use=f"{__name__}:Closes"), multi_agent=MultiAgentSpec(policies))
+    spaces, agents = find_spaces(spec, SimpleNamespace(local_env_runner=None))
+    assert (spaces.keys(), agents) == ({"p"}, ["player_0", "player_1"])
+    assert len(Closes.closed) == 1
+
+
+@pytest.mark.parametrize("name", ["PPO", "IMPALA", "A3C", "DQN", "SAC"])
+def test_a_policy_that_no_agent_has_yet_does_not_learn(several, name):
+    agents = {"agent_0": "present", "agent_1": "present"}
+    mapping = {"policies": ["present", "absent"], "agents": agents}
+    algorithm = several(name, multi_agent=mapping)
+    before = algorithm.get_weights()
+    learners = algorithm.train()["learners"]
+    assert learners["present"]["num_agent_steps_trained"] > 0
+    for key, value in algorithm.get_weights().items():
+        if key.startswith("absent/"):
+            np.testing.assert_array_equal(value, before[key])
 
 
 def test_policies_explore_each_in_its_way(several):

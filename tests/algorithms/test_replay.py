@@ -8,7 +8,7 @@ from tiny import BATCH, learner_stats
 
 from rlrun import DQNConfig, SACConfig
 from rlrun.algorithms.dqn import DQNTraining
-from rlrun.algorithms.replay import least_bytes
+from rlrun.algorithms.replay import COLUMNS, least_bytes, replayed_rows
 from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config import memory_checks
@@ -17,6 +17,7 @@ from rlrun.config.schema import LearnersConfig, ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
+from rlrun.learning.loaded_batch import as_tensors
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import build_q_network
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -27,6 +28,14 @@ def replaying(**training):
     settings = {"minibatch_size": 16, "num_steps_sampled_before_learning_starts": 1}
     config = DQNConfig().environment("CartPole-v1").model(hidden=[8]).debugging(seed=3)
     return config.training(train_batch_size=64, **settings, **training)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_replayed_rows_move_to_the_device_of_the_learner(device):
+    batch = SampleBatch({name: np.zeros((3, 2), np.float32) for name in COLUMNS})
+    rows = as_tensors(replayed_rows(batch), torch.device(device))
+    assert rows.keys() == {*COLUMNS, col.WEIGHTS}
+    assert {tensor.device.type for tensor in rows.values()} == {device}
 
 
 def test_beta_follows_the_env_steps_of_the_run_and_survives_a_restore(built, monkeypatch):
@@ -127,6 +136,16 @@ def test_entropy_is_in_units_of_the_squashed_action_for_any_bounds(built):
 def test_of_observations_that_may_be_stacks_a_frame_each_needs_memory(shape, at_least):
     spaces = gym.spaces.Box(0, 255, shape, np.uint8), gym.spaces.Discrete(2)
     assert least_bytes(spaces) == 48 + at_least + 8
+
+
+def test_a_buffer_holds_at_least_what_is_sampled_before_learning_starts():
+    def of_capacity(capacity):
+        config = DQNConfig().environment("CartPole-v1").replay(capacity=capacity)
+        return config.training(num_steps_sampled_before_learning_starts=100).experiment()
+
+    assert of_capacity(100).replay.capacity == 100
+    with pytest.raises(ConfigError, match=r"loses some of the 100 .*set replay.capacity to 100"):
+        of_capacity(99)
 
 
 def test_a_buffer_larger_than_the_memory_is_refused_before_anything_is_sampled(built, monkeypatch):

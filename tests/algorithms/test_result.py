@@ -1,6 +1,6 @@
 """What results are made of: statistics of episodes, agents and env runners."""
 
-from time import sleep
+from time import perf_counter, sleep
 from types import SimpleNamespace
 
 import pytest
@@ -98,30 +98,46 @@ def test_counts_of_runners_go_on_with_a_resume():
         )
 
     statistics, resumed = RunnerStatistics(None), RunnerStatistics(None)
-    assert statistics.result()["longest_running_episode"] == 0
+    assert statistics.result([1, 2])["longest_running_episode"] == 0
     statistics.add(replied(1, 2, 30))
     statistics.add(replied(2, 3, 10))
     resumed.set_state(statistics.get_state())
     resumed.add(replied(1, 4, 5))
-    result = resumed.result()
+    result = resumed.result([1, 2])
     assert (result["faulty_episodes"], result["longest_running_episode"]) == (4 + 3, 10)
+    of_one = resumed.result([1])  # the other has gone
+    assert (of_one["faulty_episodes"], of_one["longest_running_episode"]) == (4 + 3, 5)
 
 
 def test_the_keys_of_an_evaluation_do_not_depend_on_whether_it_was_due():
     for named in ((), (["p"], ["a"])):
         due, not_due = (evaluation_result(e, *named) for e in (records(1, 3), None))
         assert due.keys() == not_due.keys()
-    assert evaluation_result(records(1, 5))["episode_return_std"] == 2.0
+
+
+def test_an_evaluation_has_the_spread_of_its_returns():
+    found = evaluation_result(records(1, 5))
+    names = ("mean", "std", "min", "max")
+    assert [found[f"episode_return_{name}"] for name in names] == [3.0, 2.0, 1.0, 5.0]
 
 
 def test_the_time_of_a_lap_that_no_phase_counts_is_other():
+    begin = perf_counter()
     timers = PhaseTimers()
     with timers.phase("learn"):
         sleep(0.01)
     seconds, wall = timers.lap()
+    assert wall <= perf_counter() - begin
     assert seconds["learn_s"] >= 0.01
     assert sum(seconds.values()) == pytest.approx(wall)
     assert 0.0 <= seconds["other_s"] < wall
+
+
+def test_the_time_of_a_lap_is_known_before_it_ends():
+    timers = PhaseTimers()
+    sleep(0.01)
+    so_far = timers.elapsed()
+    assert 0.01 <= so_far <= timers.lap()[1]
 
 
 def test_a_lap_that_begins_again_has_no_phases():
@@ -160,5 +176,5 @@ def test_timings_are_plain_or_moving_averages(coefficient, expected):
             timings_s={"policy": 0.0, "env": env_ms / 100, "other": 0.0},
         )
         statistics.add(reply)
-        found.append(statistics.result()["vector_step_env_ms"])
+        found.append(statistics.result([1])["vector_step_env_ms"])
     assert found == pytest.approx(expected)

@@ -119,15 +119,16 @@ def only(algorithm):
     return algorithm.replay.updaters["default_policy"]
 
 
-def test_the_target_may_move_every_so_many_env_steps(built):
+@pytest.mark.parametrize("freq", [2, 3])
+def test_the_target_may_move_every_so_many_env_steps(built, freq):
     settings = {"num_steps_sampled_before_learning_starts": 1, "train_batch_size": 1}
-    algorithm = built(**settings, tau=1.0, target_network_update_freq=3)
+    algorithm = built(**settings, tau=1.0, target_network_update_freq=freq)
     updater, moved = only(algorithm), []
     for _ in range(7):
         before = updater.target.get_state()["weights"].copy()
         algorithm.train()
         moved.append(not np.array_equal(before, updater.target.get_state()["weights"]))
-    assert moved == [False, False, True, False, False, True, False]
+    assert moved == [step % freq == 0 for step in range(1, 8)]
     expected = updater.target.get_state()
     updater.target.set_state(expected)
     assert updater.target.get_state()["copied_at"] == 6
@@ -169,6 +170,8 @@ def test_what_cannot_be_squashed_is_refused(built):
         build_sac_policy(OBS_SPACE, gym.spaces.Box(-np.inf, np.inf, (1,)), MODEL)
     with pytest.raises(ConfigError, match="SAC replays single transitions"):
         SACConfig().environment("Pendulum-v1").model(use_lstm=True).experiment()
+    with pytest.raises(ConfigError, match=r"burn_in: there is no memory [\w ]+; leave it out$"):
+        SACConfig().environment("Pendulum-v1").replay(burn_in=3).experiment()
 
 
 @pytest.mark.parametrize("observations", [OBS_SPACE, gym.spaces.Box(0, 255, (36, 36, 1), np.uint8)])

@@ -127,6 +127,16 @@ def test_a_local_runner_stays_the_only_one(built: Any) -> None:
     assert algorithm.config.env_runners.num_env_runners == 0
 
 
+def test_a_runner_that_is_replaced_between_iterations_is_not_waited_for(built: Any) -> None:
+    ahead = {"env_runners": {"sample_async": True, "sample_timeout_s": 5}}
+    algorithm = built(build, "PPO", runners=2, **ahead)
+    train(algorithm, 1)
+    algorithm.resize_env_runners(1)
+    algorithm.resize_env_runners(2)
+    row = algorithm.train()
+    assert (row["env_runners"]["restarts"], row["env_steps_this_iter"]) == (0, BATCH)
+
+
 @pytest.mark.faults
 def test_a_runner_that_comes_back_goes_on_where_it_stood(built: Any) -> None:
     algorithm = built(build, "PPO", runners=2)

@@ -13,7 +13,7 @@ from rlrun import (
     PPOConfig,
     SACConfig,
 )
-from rlrun.algorithms import a2c, a3c, appo, dqn, impala, ppo, progress
+from rlrun.algorithms import a2c, a3c, appo, asynchronous, dqn, impala, ppo, progress
 from rlrun.algorithms.result import PhaseTimers
 from rlrun.config.schedules import value_at
 from rlrun.learning import learner, returns, vtrace
@@ -152,14 +152,16 @@ def test_buffers_have_their_gamma_and_steps(learning, config, env, prioritized):
     assert (buffer.gamma, buffer.n_step) == (0.7, 3)
 
 
-def test_sequences_have_their_gamma_steps_and_burn_in(learning, seen_by):
+def test_sequences_have_their_gamma_steps_burn_in_and_alpha(learning, seen_by):
     calls = seen_by(dqn, "load_sequences")
-    config = DQNConfig().model(use_lstm=True, lstm_cell_size=8, max_seq_len=5).replay(burn_in=2)
+    config = DQNConfig().model(use_lstm=True, lstm_cell_size=8, max_seq_len=5)
+    config = config.replay(burn_in=2, prioritized=True, alpha=0.3)
     algorithm = learning(config, n_step=3, **REPLAYED)
     algorithm.train()
     assert calls
     assert all(each == {"burn_in": 2, "n_step": 3, "gamma": 0.7} for each in calls)
-    assert algorithm.replay.buffers["default_policy"].length == 7
+    buffer = algorithm.replay.buffers["default_policy"]
+    assert (buffer.length, buffer.alpha) == (7, 0.3)
 
 
 @pytest.mark.parametrize("double_q", [False, True])
@@ -169,6 +171,16 @@ def test_double_q_is_a_switch(learning, seen_by, double_q, num_atoms, loss):
     learning(DQNConfig(), double_q=double_q, num_atoms=num_atoms, **REPLAYED).train()
     assert calls
     assert all(each["double_q"] is double_q for each in calls)
+
+
+@pytest.mark.parametrize(("learner_queue_size", "expected"), [(None, 4), (3, 3)])
+def test_the_fragments_of_a_batch_may_wait_or_as_many_as_are_said(
+    learning, seen_by, learner_queue_size, expected
+):
+    samplers = seen_by(asynchronous, "AsynchronousSampler")
+    config = IMPALAConfig().env_runners(num_envs_per_env_runner=2, rollout_fragment_length=16)
+    learning(config, learner_queue_size=learner_queue_size)
+    assert [settings["queue_size"] for settings in samplers] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +196,8 @@ def test_an_iteration_goes_on_until_it_has_done_enough(learning, monkeypatch, mi
     monkeypatch.setattr(PhaseTimers, "elapsed", lambda self: float(next(clock)))
     algorithm = learning(PPOConfig().reporting(**minimum))
     assert algorithm.train()["env_steps_this_iter"] == steps * BATCH
+    if "min_time_s_per_iteration" not in minimum:  # the clock that stands in never begins again
+        assert algorithm.train()["env_steps_this_iter"] == steps * BATCH
 
 
 class OwnRunner(EnvRunner):
@@ -200,6 +214,6 @@ def test_env_runners_have_their_class_and_their_average(learning, monkeypatch):
     monkeypatch.setattr(progress, "RunnerStatistics", recorded)
     own = {"env_runner_cls": OwnRunner, "sampler_perf_stats_ema_coef": 0.3}
     algorithm = learning(PPOConfig().env_runners(**own))
-    algorithm.train()
+    assert algorithm.train()["env_runners"]["vector_step_env_ms"] > 0
     assert type(algorithm.env_runner_group.local_env_runner) is OwnRunner
     assert coefficients == [0.3]

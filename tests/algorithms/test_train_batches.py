@@ -113,3 +113,20 @@ def test_an_iteration_of_whole_episodes_ends_once_it_has_its_steps(built, config
     env = {"use": "MountainCar-v0", "max_episode_steps": 30}
     algorithm = built(config.environment(env).env_runners(**whole).debugging(seed=3))
     assert [algorithm.train()["env_steps_this_iter"] for _ in range(2)] == [90, 90]
+
+
+def test_steps_of_a_runner_that_does_not_reply_are_sampled_in_a_round_of_their_own(
+    built, monkeypatch
+):
+    config = PPOConfig().environment("CartPole-v1").model(hidden=[8])
+    algorithm = built(config.training(train_batch_size=64, minibatch_size=16).debugging(seed=3))
+    sample, lengths_of_rounds = algorithm.env_runner_group.sample, []
+
+    def sampling(request, lengths, weights):
+        lengths_of_rounds.append(lengths)
+        replies = sample(request, lengths, weights)
+        return replies if len(lengths_of_rounds) > 1 else []
+
+    monkeypatch.setattr(algorithm.env_runner_group, "sample", sampling)
+    assert algorithm.train()["env_steps_this_iter"] == 64
+    assert lengths_of_rounds == [[64], [64]]

@@ -164,3 +164,17 @@ class DropsOut(torch.nn.Module):
 
     def forward(self, obs):
         return self.dropout(self.layer(obs))
+
+
+class Normalises(torch.nn.Module):
+    """The features of each batch have mean 0 and deviation 1, while it learns."""
+
+    output_size = 16
+
+    def __init__(self, observation_space, momentum=0.1):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4, momentum=momentum)
+        self.layer = torch.nn.Linear(4, 16)
+
+    def forward(self, obs):
+        return self.layer(self.norm(obs))

@@ -22,6 +22,7 @@ from benchmarks import (
     slow_env,
     start_up,
     summary,
+    sweep,
     time_to_solve,
 )
 from benchmarks.environments import STEP_S, slow_cartpole
@@ -179,7 +180,7 @@ def test_the_slow_env_takes_its_step_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "benchmark", [equal_work, replay_work, slow_env, scaling, start_up, time_to_solve, parts]
+    "benchmark", [equal_work, replay_work, slow_env, scaling, sweep, start_up, time_to_solve, parts]
 )
 def test_tables_survive_a_record_of_failures_only(benchmark: object, tmp_path: Path) -> None:
     record = Record(tmp_path / "record.json", "any", {})

@@ -26,6 +26,15 @@ def test_every_point_of_a_group_is_checked(rlrun):
     assert "with train_batch_size=1000 minibatch_size=2000: a minibatch of 2000 rows" in err
 
 
+def test_every_point_of_a_sweep_is_checked(rlrun):
+    batch, minibatch = "{grid: [1000, 4000]}", "{grid: [500, 2000]}"
+    space = f"{{training.train_batch_size: {batch}, training.minibatch_size: {minibatch}}}"
+    Path("a.yaml").write_text(f"{GOOD}sweep: {{space: {space}}}\n")
+    code, _, err = rlrun("check", "a.yaml")
+    assert code == 2
+    assert "with train_batch_size=1000 minibatch_size=2000: a minibatch of 2000 rows" in err
+
+
 def test_a_run_folder_is_checked_by_its_config(rlrun):
     Path("runs/r").mkdir(parents=True)
     Path("runs/r/config.yaml").write_text(GOOD)

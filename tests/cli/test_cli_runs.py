@@ -189,6 +189,40 @@ def test_removing_asks_and_leads_latest_to_the_newest_that_is_left(rlrun, make_r
     assert not Path("runs/exp").exists()
 
 
+def test_a_run_that_never_began_leaves_latest_at_the_newest_before_it(make_run):
+    for name, hour in (("a", 12), ("b", 11)):
+        make_run(f"runs/exp/{name}", hour=hour)
+    Path("runs/exp/latest").symlink_to("a")
+    refused = RunFolder.create("exp", 1)
+    assert Path("runs/exp/latest").resolve() == refused.home
+    with closing(refused):
+        refused.discard()
+    assert Path("runs/exp/latest").readlink() == Path("a")
+
+
+def test_where_latest_leads_nowhere_the_newest_run_is_named(refused, make_run):
+    make_run("runs/exp/a", hour=10)
+    make_run("runs/exp/b", hour=11)
+    Path("runs/exp/latest").symlink_to("c")
+    refused(("show", "exp"), "the newest run in it is runs/exp/b")
+
+
+def test_checkpoints_are_no_runs(rlrun, refused, make_run):
+    run = make_run("runs/exp/a")
+    newest = run / "checkpoints/000010"
+    newest.mkdir(parents=True)
+    (newest / "config.yaml").write_text((run / "config.yaml").read_text())
+    (newest / "manifest.json").write_text("{}")
+    (run / "checkpoints/latest").symlink_to("000010")
+    for path in (run / "checkpoints", newest):
+        assert listed(rlrun, path) == {}
+        for words in (("show",), ("rm", "--yes"), ("train", "--resume")):
+            refused((*words, path), "checkpoints; name the run folder that contains them")
+    refused(("rm", "--yes", run / "checkpoints/latest"), "name the run folder that contains them")
+    refused(("rollout", run / "checkpoints"), "name the run folder that contains them")
+    assert newest.is_dir()
+
+
 def test_what_must_stay_is_not_removed(rlrun, refused, make_run, make_sweep):
     make_sweep("runs/exp/s")
     running = RunFolder(make_run("runs/exp/a"))

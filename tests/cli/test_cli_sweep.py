@@ -39,9 +39,20 @@ def trial(status):
 def test_a_file_with_overrides(sweep, stand_in):
     code, _, _ = sweep("fake.yaml", "sweep.seeds=2", "--run-dir", "d", "--address", "a", "--quiet")
     assert code == 0
-    ((name, args, kwargs),) = stand_in.calls
-    assert (name, args) == ("run_sweep", (Path("fake.yaml"), ["sweep.seeds=2"]))
+    ((name, (loaded,), kwargs),) = stand_in.calls
+    assert (name, loaded.experiment.sweep.seeds) == ("run_sweep", 2)
     assert kwargs == {"run_dir": Path("d"), "address": "a", "console": "quiet"}
+
+
+def test_the_sweep_of_another_user_is_run_and_rerun_with_trust(rlrun, sweep, stand_in, refused):
+    Path("theirs").mkdir()
+    Path("fake.yaml").rename("theirs/sweep.yaml")  # it names code and has no signature
+    Path("theirs/meta.json").touch()
+    refused(["sweep", "theirs/sweep.yaml"], "`rlrun sweep`")
+    refused(["rerun", "theirs"], "`rlrun rerun`")
+    assert sweep("theirs/sweep.yaml", "--trust")[0] == 0
+    assert rlrun("rerun", "theirs", "--trust")[0] == 0
+    assert [name for name, _, _ in stand_in.calls] == ["run_sweep"] * 2
 
 
 def test_resume(sweep, stand_in):

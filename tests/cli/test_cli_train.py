@@ -32,6 +32,15 @@ def test_a_file_with_overrides(train):
     assert "Finished: training_iteration 6 >= 6" in out
 
 
+def test_a_path_may_have_an_equals_sign(rlrun, train):
+    Path("lr=3").mkdir()
+    Path("fake.yaml").rename("lr=3/fake.yaml")
+    assert train("lr=3/fake.yaml", "training.gain=2", "--run-dir", "lr=3/run", "--quiet")[0] == 0
+    assert "lr=3/config.yaml" in rlrun("check", "lr=3")[2]
+    assert rlrun("rerun", "lr=3/run", "--run-dir", "again", "--quiet")[0] == 0
+    assert "gain: 2" in Path("again/config.yaml").read_text()
+
+
 def test_without_a_file(train):
     algorithm = "counting_algorithm:CountingAlgorithm"
     words = ["--algorithm", algorithm, "--env", "CartPole-v1", "stop.training_iteration=1"]

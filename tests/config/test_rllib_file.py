@@ -247,6 +247,8 @@ def test_a_file_of_another_shape_is_refused(write, text, message):
         (["lr_schedule: null", "lr: 5e-5"], "training.lr", 5e-5),
         (["evaluation_num_episodes: 4", "evaluation_duration: 4"], "evaluation.episodes", 4),
         (["evaluation_interval: 2", "{evaluation_interval: 2, evaluation_config: {explore: true}}"], "evaluation.explore", True),
+        (["{explore: false, evaluation_interval: 2}"], "evaluation.explore", False),
+        (["{evaluation_interval: 2}"], "evaluation.explore", True),
         (["{evaluation_duration: 90, evaluation_duration_unit: timesteps}"], "evaluation.env_steps", 90),
         (["evaluation_config: {batch_mode: complete_episodes}"], "evaluation.env_runners", {"batch_mode": "complete_episodes"}),
         (["{horizon: 9, soft_horizon: true}", "{horizon: 9, no_done_at_end: true}"], "env_runners.horizon", 9),

@@ -116,3 +116,12 @@ def test_statistics_merge() -> None:
             found = runner.connector.get_state()["stat"][key]
             np.testing.assert_allclose(found, value, rtol=1e-9)
     assert runners[0].connector.flush_deltas()["count"] == 0
+
+
+def test_returns_that_were_not_flushed_yet_go_with_the_state() -> None:
+    one, other = pipeline(normalize=True), pipeline(normalize=True)
+    one(np.array([1.0, 5.0, -2.0]), NO, NO)
+    other.connector.set_state(one.connector.get_state())
+    found, expected = (each.connector.flush_deltas() for each in (other, one))
+    assert found == expected
+    assert found["count"] == 3

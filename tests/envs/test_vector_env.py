@@ -484,7 +484,8 @@ def test_replayed_sub_environments_get_no_action_but_their_own(use: str) -> None
     env = EnvRunnersConfig(disable_env_checking=True)
     envs = make_vector_env(EnvSpec(use=f"{__name__}:{use}"), 3, env)
     actions = [np.array([5, 6]), None, np.array([8])]
-    arrived = replay_actions(envs, lambda batch: batch, [5, 7, 8], actions)
+    arrived, failed = replay_actions(envs, lambda batch: batch, [5, 7, 8], actions)
+    assert not failed.any()
     assert np.asarray(arrived).tolist() == [[5, 2], [7, 0], [8, 1]]
 
 

@@ -164,7 +164,24 @@ def test_one_line_an_iteration():
         assert words in line
 
 
-def test_a_pipe_gets_lines_and_quiet_wins():
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch):
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    assert choose_style() == "panel"
+    monkeypatch.setenv("TERM", "dumb")
+    assert choose_style() == "lines"
+
+
+def test_a_pipe_gets_lines_and_quiet_wins(monkeypatch):
+    assert choose_style() == "lines"
+    monkeypatch.setattr("sys.stdout", None)  # closed by the shell
     assert choose_style() == "lines"
     assert choose_style(quiet=True, plain=True) == "quiet"
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun import DQNConfig, PPOConfig, SACConfig, export
+from rlrun import DQNConfig, PPOConfig, SACConfig, ViewRequirement, export
 from rlrun.algorithms.exported_policy import FORMATS
 from rlrun.config.problems import InputError
 from rlrun.envs.env import register_env
@@ -184,6 +184,25 @@ def test_a_network_that_depends_on_the_numbers_in_its_batch_is_refused(tmp_path)
     with pytest.raises(InputError, match="its actions differ from the policy's by"):
         export(path, torchscript=tmp_path / "policy.pt")
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+
+
+class LooksFurtherBack(ActorCritic):
+    """Sees the action of the step before the last one, and not the last one."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.view_requirements["earlier"] = ViewRequirement("actions", shift=-2)
+
+    def forward_inference(self, batch):
+        outputs = super().forward_inference(batch)
+        return {k: v + 0.0 * batch["earlier"].sum() for k, v in outputs.items()}
+
+
+def test_a_network_that_looks_past_the_last_steps_is_refused(tmp_path):
+    model = {"use": f"{__name__}:LooksFurtherBack"}
+    path = checkpoint(config_of(PPOConfig, BOX, spaces.Discrete(2), model), tmp_path / "checkpoint")
+    with pytest.raises(InputError, match=r"view 'earlier' is of 'actions', steps \[-2\]"):
+        export(path, torchscript=tmp_path / "policy.pt")
 
 
 def test_a_missing_package_is_noticed_before_anything_is_read(monkeypatch, tmp_path):

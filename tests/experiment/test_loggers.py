@@ -92,6 +92,15 @@ def test_tensorboard_has_scalars_the_file_and_the_settings(folder):
     assert "_hparams_/session_start_info" in events.summary_metadata
 
 
+def test_settings_are_handed_on_where_the_stop_is_a_nested_result(folder, double):
+    text = folder.config.read_text()
+    folder.config.write_text(f"{text}stop: {{evaluation/episode_return_mean: 450}}\n")
+    calls = double("wandb")
+    report(folder, ROWS, "wandb")
+    settings = calls.init.call_args.kwargs["config"]
+    assert settings["stop.evaluation.episode_return_mean"] == 450
+
+
 @pytest.fixture
 def row():
     """A result with one of everything that sinks may take."""

@@ -45,6 +45,13 @@ def test_addresses_and_numbers():
         lookup(row, "a/b/c")
 
 
+def test_every_address_is_found_where_keys_contain_slashes():
+    row = {"stop": {"evaluation/mean": 1, "a": {"b/c/d": 2}}, "a/b": {"c": 3}, "a": {"b": {"d": 4}}}
+    assert [lookup(row, address) for address in addresses(row)] == [1, 2, 3, 4]
+    with pytest.raises(KeyError, match="stop/evaluation/missing"):
+        lookup(row, "stop/evaluation/missing")
+
+
 def test_rows_take_the_keys_of_the_first():
     first = {"a": 1, "b": {"c": 2, "d": 3}}
     assert with_keys_of(first, {"b": {"d": 5}}) == {"a": None, "b": {"c": None, "d": 5}}
@@ -90,6 +97,8 @@ def test_a_full_disk_leaves_whole_lines_and_loses_none_until_too_many_wait(tmp_p
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
         sink.write({"training_iteration": 2})
+    with pytest.raises(DiskRefusedError, match=r"m\.jsonl: the last 1 results are lost: No space"):
+        sink.finish()
     with pytest.raises(DiskRefusedError, match="the last 2 results"):
         sink.write({"training_iteration": 3, "text": "x" * MOST_WAITING_BYTES})
     assert path.read_bytes() == b'{"training_iteration": 1}\n'

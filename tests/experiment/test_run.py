@@ -1,5 +1,6 @@
 """One run from file to folder: results, stop, checkpoints, signals, resuming, failures."""
 
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,8 @@ from rlrun.checkpoint.checkpoint import (
 )
 from rlrun.checkpoint.checkpoint_folder import CheckpointFolder
 from rlrun.config.loader import load_experiment
-from rlrun.config.problems import ConfigError, InputError
+from rlrun.config.problems import ConfigError, InputError, misfit
+from rlrun.experiment.report.sinks import DiskRefusedError
 from rlrun.experiment.run import (
     Pace,
     iterate,
@@ -145,6 +147,48 @@ def test_resuming_extends_a_finished_run_as_if_it_had_never_stopped():
 def test_resuming_a_run_that_has_reached_its_stop_does_nothing():
     train()
     assert resume().end == "finished"
+    assert len(rows("run")) == 6
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file() and path.name not in ("log.txt", ".lock")
+    }
+
+
+@pytest.mark.parametrize("checkpoints", [["checkpoint.keep=2"], ["checkpoint.every=null"]])
+def test_a_resumption_that_is_refused_leaves_the_run_as_it_was(checkpoints, monkeypatch):
+    def refuse(*arguments, **settings):
+        raise misfit("env", "it does not fit")
+
+    with pytest.raises(RuntimeError, match="as planned"):
+        train("training.fail_at=6", *checkpoints)
+    before = contents("run")
+    monkeypatch.setattr(counting_algorithm.CountingAlgorithm, "__init__", refuse)
+    with pytest.raises(ConfigError, match="it does not fit"):
+        resume("training.fail_at=null")
+    assert contents("run") == before
+    assert meta("run")["outcome"] == "failed"
+
+
+def test_a_finished_run_is_not_resumed_with_settings_that_nothing_would_be_trained_with():
+    train()
+    before = contents("run")
+    with pytest.raises(RunFolderError, match=r"finished \(training_iteration 6 >= 6\).*its stop"):
+        resume("training.gain=3")
+    assert contents("run") == before
+    assert resume("stop.training_iteration=5").end == "finished"  # as a script may say it again
+    assert resume("training.gain=3", "stop.training_iteration=7").end == "finished"
+    assert len(rows("run")) == 7
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_begun_again_by_resuming(capsys):
+    train("checkpoint.every=null", "checkpoint.at_end=false", console="lines")
+    assert "--resume" not in capsys.readouterr().out
+    with pytest.raises(RunFolderError, match=r"without a checkpoint.*rlrun rerun run"):
+        resume("stop.training_iteration=9")
     assert len(rows("run")) == 6
 
 
@@ -394,6 +438,25 @@ def test_a_full_disk_is_named_once_and_the_run_continues(monkeypatch, capsys):
     outcome = train()
     assert outcome.checkpoint.name == "000006"
     assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+def test_a_run_whose_results_have_no_room_at_the_end_fails(monkeypatch):
+    real = os.write
+
+    def full(descriptor, data):
+        if Path("run/metrics.jsonl").exists() and os.path.samestat(
+            os.fstat(descriptor), os.stat("run/metrics.jsonl")
+        ):
+            raise OSError(errno.EFBIG, "File too large")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(
+        DiskRefusedError, match="the last 6 results are lost: File too large"
+    ) as ended:
+        train()
+    assert ended.value.exit_code == 1
+    assert meta("run")["outcome"] == "failed"
 
 
 def test_a_full_disk_at_the_last_checkpoint_fails_the_run(monkeypatch):

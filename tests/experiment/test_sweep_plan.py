@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,16 @@ from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
 from rlrun.experiment.sweep.report import draw_table
-from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits
+from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, trials_at_once
 from rlrun.experiment.sweep.sweep import run_sweep
 from rlrun.experiment.sweep.trials import Trial, TrialTable
-from rlrun.experiment.sweep.tune import bounded, make_scheduler
+from rlrun.experiment.sweep.tune import (
+    Events,
+    TrialSearch,
+    bounded,
+    make_scheduler,
+    run_trials,
+)
 
 FILE = """
 algorithm: PPO
@@ -117,6 +124,53 @@ def test_a_trial_that_needs_too_much_is_refused_with_the_arithmetic():
     big = experiment("env_runners: {num_env_runners: 1, num_cpus_per_env_runner: 3}")
     with pytest.raises(ResourceError, match="an env runner needs 3 CPU on one machine"):
         check_fits([big], capacity({"CPU": 2.0}, {"CPU": 2.0}))
+
+
+def test_as_many_trials_run_at_once_as_the_scarcest_resource_holds():
+    total = Resources(8.0, 2.0, {"licence": 3.0})
+    runners = experiment("env_runners: {num_env_runners: 2, num_cpus_per_env_runner: 0.5}")
+    licensed = experiment(
+        "env_runners: {num_env_runners: 2, custom_resources_per_env_runner: {licence: 1}}"
+    )
+    assert trials_at_once([experiment()], total) == 8
+    assert trials_at_once([runners], total) == 8
+    assert trials_at_once([licensed], total) == 1
+    assert trials_at_once([experiment("learners: {device: cuda}")], total) == 2
+    assert trials_at_once([licensed, experiment()], total) == 8
+    assert trials_at_once([licensed], Resources(8.0)) == 1  # of a cluster that may grow
+
+
+@pytest.mark.parametrize(
+    ("section", "asked_for_points", "together"),
+    [
+        ("", None, 3),
+        ("scheduler: asha", None, 3),
+        ("", object(), 1),
+        ("scheduler: hyperband", 0, 4),
+    ],
+)
+def test_processes_start_together_unless_points_depend_on_results(
+    section, asked_for_points, together, tmp_path, monkeypatch
+):
+    text = "space: {training.lr: {grid: [1e-4, 1e-3, 1e-2, 1e-1]}}\n  metric: episode_return_mean"
+    sweep = experiment(f"sweep:\n  {text}\n  {section}\n")
+    table = TrialTable(tmp_path / "trials.jsonl", (), metric="episode_return_mean", mode="max")
+    for point, settings in enumerate(walk(sweep.sweep, 1), 1):
+        table.add(point, settings, [7])
+    starting = []
+    monkeypatch.setattr(
+        "ray.tune.run", lambda *_, **__: starting.append(os.environ["TUNE_MAX_PENDING_TRIALS_PG"])
+    )
+    run_trials(
+        TrialSearch(table, lambda trial: {}, optuna=asked_for_points),
+        make_scheduler(sweep),
+        Events(tmp_path, table, lambda trial: None),
+        sweep=sweep.sweep,
+        at_once=3,
+        home=tmp_path / "tune",
+        interrupted=lambda: False,
+    )
+    assert starting == [str(together)]
 
 
 def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path):

@@ -1,5 +1,8 @@
 """`make test-learning`: files in configs/ reach the return they promise, within their budget."""
 
+import math
+import statistics
+
 import pytest
 from source_tree import ROOT
 
@@ -45,12 +48,19 @@ def test_config_reaches_its_return(name, seed, tmp_path):
     assert without_exploration >= trained - 0.1 * abs(trained)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_cartpole_is_learned_from_batches_sampled_ahead(seed, tmp_path):
-    config, budget = ROOT / "configs/ppo_cartpole.yaml", "stop.env_steps=100_000"
-    ahead = ["env_runners.sample_async=true", budget, f"seed={seed}"]
-    outcome = run_experiment(config, ahead, run_dir=tmp_path / "run", console="quiet")
-    assert outcome.reason.startswith("episode_return_mean"), outcome.reason
+def test_cartpole_is_learned_from_batches_sampled_ahead(tmp_path):
+    """By most seeds within the budget that the plain file needs; single ones vary."""
+    needed = []
+    for seed in range(1, 6):
+        outcome = run_experiment(
+            ROOT / "configs/ppo_cartpole.yaml",
+            ["env_runners.sample_async=true", f"seed={seed}"],
+            run_dir=tmp_path / f"run{seed}",
+            console="quiet",
+        )
+        reached = outcome.reason.startswith("episode_return_mean")
+        needed.append(outcome.result["env_steps"] if reached else math.inf)
+    assert statistics.median(needed) <= 100_000, needed
 
 
 @pytest.mark.parametrize("name", ["ppo-cartpole", "simpleq-cartpole", "appo-frozenlake"])

@@ -20,9 +20,10 @@ from rlrun.policies.catalog import build_module
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 
-def make_learner(**training):
+def make_learner(activation="tanh", **training):
     torch.manual_seed(0)
-    module = build_module(OBS_SPACE, gym.spaces.Discrete(2), ModelConfig(hidden=(8,)))
+    model = ModelConfig(hidden=(8,), activation=activation)
+    module = build_module(OBS_SPACE, gym.spaces.Discrete(2), model)
     return Learner(module, TrainingConfig(**training), LearnersConfig(device="cpu"))
 
 
@@ -44,22 +45,28 @@ def squared_values(module, rows):
 def test_minibatches_partition_the_batch_in_every_epoch(size):
     rows = make_learner().load(make_batch(10), (col.ACTIONS,))
     minibatches = list(rows.minibatches(3, size, np.random.default_rng(0)))
-    seen = torch.cat([rows[col.ACTIONS] for rows in minibatches])
-    per_epoch = seen.view(3, 10)
+    seen = np.concatenate([rows[col.ACTIONS] for rows in minibatches])
+    per_epoch = seen.reshape(3, 10)
     for epoch in per_epoch:
         assert sorted(epoch.tolist()) == list(range(10))
     if size < 10:
         assert per_epoch[0].tolist() != per_epoch[1].tolist()
 
 
-def test_a_batch_moves_to_another_device_as_a_whole():
-    here = make_learner().load(make_batch(10), (col.ACTIONS,))
+@pytest.mark.parametrize("activation", ["tanh", "gelu"])
+def test_a_batch_moves_to_another_device_as_a_whole(activation):
+    """Of arrays, which closed forms take, as well as of tensors."""
+    here = make_learner(activation).load(make_batch(10), (col.ACTIONS,))
     here.add("again", here.columns[col.ACTIONS])
-    there = here.to(torch.device("meta"))
-    for batch, device in ((here, "cpu"), (there, "meta")):
-        tensors = batch.storage, batch.obs_index, batch.next_obs_index, *batch.columns.values()
-        assert {tensor.device.type for tensor in tensors} == {device}
-    assert there.columns["again"] is there.columns[col.ACTIONS]
+    kind = np.ndarray if activation == "tanh" else torch.Tensor
+    for device in ("cpu", "meta"):
+        batch = here.to(torch.device(device))
+        columns = batch.storage, batch.obs_index, batch.next_obs_index, *batch.columns.values()
+        if device == "cpu":
+            assert {type(column) for column in columns} == {kind}
+        else:
+            assert {column.device.type for column in columns} == {device}
+        assert batch.columns["again"] is batch.columns[col.ACTIONS]
 
 
 def test_rows_keep_their_observations():

@@ -1,7 +1,10 @@
 """Several learners make the steps of one: each part and its weight, then two processes."""
 
+import math
 import os
 import signal
+import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +22,8 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning import learner_group
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import LearnerGroup, LearnerHost, LearnersError, build_learner
-from rlrun.learning.process_group import host_store, join_store, part_of_rank
+from rlrun.learning.loaded_batch import as_tensors
+from rlrun.learning.process_group import ProcessGroup, host_store, join_store, part_of_rank
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.catalog import build_module
 from rlrun.policies.networks import MLP
@@ -51,6 +55,7 @@ def make_batch(n=45):
 
 def gradient(module, rows, weight=1.0):
     module.zero_grad()
+    rows = as_tensors(rows, torch.device("cpu"))
     (weight * a2c_loss(module, rows, **A2C)[0]).backward()
     return np.concatenate([p.grad.flatten().numpy() for p in module.parameters()])
 
@@ -133,17 +138,12 @@ def alone():
 def test_the_actor_of_one_learner_makes_its_steps_and_goes_back_to_where_it_began(host, alone):
     rows = alone.load(make_batch(), NAMES)
     steps = {"lr": 1e-2, "gradient": None, "stop_early": None}
-    minibatches = list(rows.minibatches(1, 16, np.random.default_rng(4)))
+    theirs, own = (rows.minibatches(1, 16, np.random.default_rng(4)) for _ in range(2))
     start = alone.named_weights()
-
-    class Minibatches(list):
-        def to(self, device):
-            assert device == torch.device("cpu")
-            return self
-
     host.begin(3)
-    statistics, weights = host.update(Minibatches(minibatches), a2c_loss, A2C, steps)
-    assert statistics == pytest.approx(alone.update(minibatches, a2c_loss, A2C, **steps))
+    statistics, weights, rng_state = host.update(theirs, a2c_loss, A2C, steps)
+    assert statistics == pytest.approx(alone.update(own, a2c_loss, A2C, **steps))
+    assert rng_state == own.rng.bit_generator.state
     np.testing.assert_array_equal(weights, alone.get_weights())
     microbatches = list(rows.microbatches(16))
     means, weights = host.accumulate(microbatches, rows.size, a2c_loss, A2C, {"lr": 1e-2})
@@ -163,6 +163,19 @@ def test_the_actor_of_one_learner_makes_its_steps_and_goes_back_to_where_it_bega
     )
     host.join(host.open_store())  # of a learner that was built anew: its own state
     assert host.call("get_state")["optimizer"]["num_steps"] == 0
+
+
+@pytest.mark.parametrize("value", [-3.0, float("inf"), float("-inf"), float("nan")])
+def test_a_learner_alone_keeps_its_means_whatever_they_are(value):
+    group = ProcessGroup(0, 1, torch.distributed.HashStore(), "gloo")
+    try:
+        statistics = {"loss": value, "min_ratio": 0.5, "max_kl": 2.0, "min_of_none": math.nan}
+        found = group.all_reduce(torch.zeros(2), statistics)
+    finally:
+        group.leave()
+    assert found["loss"].item() == pytest.approx(value, nan_ok=True)
+    assert (found["min_ratio"], found["max_kl"]) == (0.5, 2.0)
+    assert found["min_of_none"].isnan()
 
 
 def test_learners_meet_at_the_store_that_the_first_one_made():
@@ -247,6 +260,19 @@ def test_two_learners_make_the_updates_of_one(one, two, gradient_of):
     np.testing.assert_allclose(others, weights, atol=1e-5)
     np.testing.assert_allclose(other_adam["mean"], adam["mean"], atol=1e-6)  # gradients, averaged
     assert other_adam["num_steps"] == 9
+
+
+def test_epochs_of_several_updates_are_shuffled_as_with_one_learner(one, two):
+    """A generator goes on from one update to the next, as in IMPALA's epochs."""
+    weights, drawn = [], []
+    for learner in (one, two):
+        rows, rng = learner.load(make_batch(), NAMES), np.random.default_rng(4)
+        for _ in range(3):
+            learner.update(rows.minibatches(1, 16, rng), a2c_loss, A2C, lr=1e-2)
+        weights.append(learner.get_weights())
+        drawn.append(rng.integers(2**32))
+    np.testing.assert_allclose(weights[1], weights[0], atol=1e-5)
+    assert drawn[1] == drawn[0]
 
 
 def test_a_learner_on_a_gpu_takes_no_closed_form_from_a_driver_on_the_cpu(monkeypatch):
@@ -425,6 +451,28 @@ def test_a_killed_learner_is_started_again_and_changes_no_number(one, two, tmp_p
     assert updated(two, killed_once(tmp_path / "killed", rank)) == expected
     assert two.num_restarts == restarts + 1
     assert caplog.text.count(f"learner {rank} died") == 1
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("method", ["update", "accumulate"])
+def test_a_loss_that_raises_in_one_learner_ends_the_run_at_once(local_ray, method, rank):
+    def failing(module, rows, **arguments):
+        """Raises in one learner; a local function travels by value."""
+        if torch.distributed.get_rank() == rank:
+            raise ValueError("of a loss")
+        return a2c_loss(module, rows, **arguments)
+
+    group = LearnerGroup(make_module(), TRAINING, TWO)
+    rows = group.load(make_batch(), NAMES)
+    if method == "update":
+        step = partial(group.update, rows.minibatches(1, 16, np.random.default_rng(4)))
+    else:
+        step = partial(group.accumulate, rows.microbatches(16), rows.size)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="of a loss"):
+        step(failing, A2C, lr=0.1)
+    assert time.monotonic() - began < 300  # the other learner would wait for ten minutes
 
 
 @pytest.mark.faults

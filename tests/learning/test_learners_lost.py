@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from rlrun.actors.actor_manager import CallResult
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.learning.learner_group import LearnerGroup, LearnersError
+from rlrun.learning.process_group import LostPeerError
 from rlrun.policies.catalog import build_module
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -52,7 +53,8 @@ class Host:
     def update(self, *arguments):
         self.updates += 1
         weights = np.full(self.num_parameters, self.updates, np.float32)
-        return {"num_updates": float(self.updates)}, weights if self.rank == 0 else None
+        rng_state = np.random.default_rng(self.updates).bit_generator.state
+        return {"num_updates": float(self.updates)}, weights if self.rank == 0 else None, rng_state
 
     def call(self, method, *arguments):
         return {"updates": self.updates}
@@ -61,8 +63,8 @@ class Host:
 class Hosts:
     """Stands in for the actor manager.
 
-    ``lost`` and ``raised`` say which ranks do not survive, or raise in, which call of a method,
-    counted from 1; ``late`` in which they give no answer.
+    ``lost`` says which ranks do not survive which call of a method, counted from 1; ``raised``
+    what they raise in it; ``late`` in which they give no answer.
     """
 
     lost, raised, late = {}, {}, {}
@@ -90,7 +92,7 @@ class Hosts:
                 results.append(CallResult(rank, error=error, actor_failed=True))
                 continue
             value = getattr(self.hosts[rank], method)(*arguments)
-            error = ValueError("of a loss") if rank in self.raised.get(key, ()) else None
+            error = self.raised.get(key, {}).get(rank)
             results.append(CallResult(rank, value=value, error=error))
         return results
 
@@ -109,6 +111,8 @@ class Hosts:
 
 class Nothing:
     """Stands in for minibatches."""
+
+    rng = np.random.default_rng(0)
 
     def to(self, device):
         return self
@@ -210,8 +214,14 @@ def test_as_many_learners_are_started_again_as_the_settings_allow(make):
     assert group.num_restarts == 2
 
 
-def test_a_loss_that_raises_ends_the_run_with_its_own_error(make):
-    group = make(raised={("update", 1): [2]})
+WAITED = {0: LostPeerError("closed"), 1: LostPeerError("closed")}
+
+
+@pytest.mark.parametrize("others", [{}, WAITED])
+@pytest.mark.parametrize("lost", [[], [1]])
+def test_a_loss_that_raises_ends_the_run_with_its_own_error(make, lost, others):
+    raised = {("update", 1): {2: ValueError("of a loss"), **others}}
+    group = make(lost={("update", 1): lost}, raised=raised)
     with pytest.raises(ValueError, match="of a loss"):
         update(group)
     assert Hosts.made.stopped
@@ -219,11 +229,9 @@ def test_a_loss_that_raises_ends_the_run_with_its_own_error(make):
 
 
 def test_errors_of_learners_that_waited_for_a_lost_one_are_passed_over(make):
-    group = make(lost={("update", 1): [2]}, raised={("update", 1): [0, 1]})
-    assert update(group) == {"num_updates": 1}
-    group = make(
-        lost={("update", 1): [2]}, raised={("update", 1): [0, 1]}, max_num_learner_restarts=0
-    )
+    lost, raised = {("update", 1): [2]}, {("update", 1): WAITED}
+    assert update(make(lost=lost, raised=raised)) == {"num_updates": 1}
+    group = make(lost=lost, raised=raised, max_num_learner_restarts=0)
     with pytest.raises(LearnersError, match="learner 2 died"):
         update(group)
 

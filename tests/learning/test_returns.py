@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from rlrun.learning.returns import (
     explained_variance,
     gae,
     gae_of_rows,
+    standardized,
 )
 
 
@@ -53,6 +55,15 @@ def test_only_what_did_not_terminate_bootstraps(terminated, truncated, bootstrap
             lambda_=0.95,
         )
         assert advantage[0, 0] == 1.0 + bootstrap
+
+
+@pytest.mark.parametrize("value", [27.3923, 0.1, -3e4])
+@pytest.mark.parametrize("rows", [1, 100, 128])
+def test_equal_advantages_are_standardized_to_0(value, rows):
+    assert not standardized(torch.full((rows,), value)).any()
+    advantages = standardized(torch.arange(rows, dtype=torch.float32) + value)
+    assert advantages.dtype is torch.float32
+    assert advantages.mean() == pytest.approx(0.0, abs=1e-5)
 
 
 def test_explained_variance():

@@ -116,6 +116,8 @@ def _changes(
     if in_function:
         yield from ((scope, change) for change in _changes_of(node, source))
     for child in ast.iter_child_nodes(node):
+        if _is_open_axis(child, node):
+            continue
         yield from _changes(child, source, scope, in_function)
 
 
@@ -133,6 +135,17 @@ def _is_log_line(node: ast.AST) -> bool:
         isinstance(called, ast.Attribute)
         and isinstance(called.value, ast.Name)
         and called.value.id in _LOGGERS
+    )
+
+
+def _is_open_axis(node: ast.AST, call: ast.AST) -> bool:
+    """Whether it is the -1 of ``reshape(-1, ...)``, where any negative number will do."""
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "reshape"
+        and node in call.args
+        and ast.unparse(node) == "-1"
     )
 
 

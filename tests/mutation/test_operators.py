@@ -25,6 +25,7 @@ class Sums:
         self.numbers += total
         for _ in zip(numbers, self.numbers, strict=True):
             pass
+        self.numbers.reshape(-1, 4)
         return max(total, -1)
 '''
 CHANGES = {
@@ -36,6 +37,8 @@ CHANGES = {
     ("if most <= total and not self:", "if most <= total and (self):"),
     ("self.numbers += total", "self.numbers -= total"),
     ("self.numbers += total", "pass"),
+    ("self.numbers.reshape(-1, 4)", "self.numbers.reshape(-1, 5)"),
+    ("self.numbers.reshape(-1, 4)", "pass"),
     ("return max(total, -1)", "return min(total, -1)"),
     ("return max(total, -1)", "return max(total, -2)"),
 }

@@ -109,6 +109,21 @@ def test_the_mode_of_beta_is_its_likeliest_action() -> None:
         assert mode == pytest.approx(actions[likeliest].item(), abs=2e-3)
 
 
+@pytest.mark.parametrize("lowest", [-10.0, -17.0, -30.0])
+def test_the_mode_of_a_beta_that_is_nearly_uniform_follows_the_inputs(lowest: float) -> None:
+    inputs = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]) + lowest
+    modes = made("beta", gym.spaces.Box(-1, 1, (1,))).mode(inputs)[:, 0]
+    share = np.e / (1.0 + np.e)  # softplus of a low input is its exponential
+    np.testing.assert_allclose(modes, [0.0, 1.0 - 2.0 * share, 2.0 * share - 1.0], atol=1e-3)
+
+
+def test_the_mode_of_beta_is_a_number_for_all_inputs() -> None:
+    inputs = torch.tensor([-1e30, -200.0, -17.0, 0.0, 1e30])
+    pairs = torch.cartesian_prod(inputs, inputs)
+    modes = made("beta", gym.spaces.Box(-1, 1, (1,))).mode(pairs)
+    assert (modes.abs() <= 1).all()
+
+
 @pytest.mark.parametrize("name", ["beta", "squashed_gaussian"])
 def test_each_of_three_bounded_dimensions_is_as_if_it_were_alone(name: str) -> None:
     alone, together = (made(name, gym.spaces.Box(-1, 1, (n,))) for n in (1, 3))

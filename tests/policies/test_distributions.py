@@ -142,6 +142,9 @@ def test_frequencies_follow_the_distribution() -> None:
     actions = sampled(gym.spaces.Discrete(3), np.log(expected).tolist())
     chi_square = ((np.bincount(actions, minlength=3) - expected) ** 2 / expected).sum()
     assert chi_square < 13.8  # 2 degrees of freedom, p = 0.001
+    pairs = sampled(gym.spaces.MultiDiscrete([2, 3]), [0.0, 0.0, *np.log(expected)])
+    chi_square = ((np.bincount(pairs[:, 1], minlength=3) - expected) ** 2 / expected).sum()
+    assert chi_square < 13.8
     bits = sampled(gym.spaces.MultiBinary(1), [np.log(0.8 / 0.2)])
     assert abs(bits.mean() - 0.8) < 4 * np.sqrt(0.8 * 0.2 / 20_000)
     numbers = sampled(gym.spaces.Box(-1, 1, (1,)), [3.0, np.log(0.5)])
@@ -165,17 +168,21 @@ def test_epsilon_is_the_share_of_uniform_actions_and_logp_says_so(epsilon: float
 
 
 def test_the_lowest_noise_there_is_explores_but_not_with_an_epsilon_of_0() -> None:
+    """Which it is until another one is set."""
     sampler, values = EpsilonGreedySampler(3), np.array([[0.0, 0.0, 1.0]], np.float32)
+    assert sampler.sample(values, np.zeros((1, 2), np.float32)).tolist() == [2]
     for epsilon, action in ((0.0, 2), (1e-6, 0)):
         sampler.set_exploration({"epsilon": epsilon})
         assert sampler.sample(values, np.zeros((1, 2), np.float32)).tolist() == [action]
 
 
-def test_the_highest_noise_there_is_chooses_the_last_action() -> None:
-    sampler = EpsilonGreedySampler(3)
-    sampler.set_exploration({"epsilon": 1.0})
-    highest = np.nextafter(np.float32(1), np.float32(0))
-    assert sampler.sample(np.zeros((1, 3), np.float32), np.array([[0.5, highest]])).tolist() == [2]
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_highest_noise_there_is_chooses_the_last_action(masked: bool) -> None:
+    noise = np.array([[0.5, np.nextafter(np.float32(1), np.float32(0))]], np.float32)
+    for number in (*range(1, 70), 1000, 1 << 20):
+        sampler = EpsilonGreedySampler(number, masked=masked)
+        sampler.set_exploration({"epsilon": 1.0})
+        assert sampler.sample(np.zeros((1, number), np.float32), noise) == [number - 1]
 
 
 def test_extreme_inputs_stay_finite() -> None:

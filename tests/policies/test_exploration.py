@@ -10,6 +10,7 @@ from torch import nn
 
 from rlrun.algorithms.dqn import DQNConfig
 from rlrun.algorithms.ppo import PPOConfig
+from rlrun.algorithms.replay import exploration_at
 from rlrun.algorithms.sac import SACConfig
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, ExplorationConfig, ModelConfig
@@ -69,7 +70,7 @@ def test_soft_q_knows_the_best_of_values_whose_sum_no_float_holds():
 
 
 @pytest.mark.parametrize(
-    ("runner", "told"), [(0, "first"), (1, "first"), (2, "second"), (5, "last")]
+    ("runner", "told"), [(0, "first"), (1, "first"), (2, "second"), (5, "last"), (None, "last")]
 )
 def test_each_runner_is_told_its_own_exploration(runner, told):
     said = []
@@ -103,6 +104,12 @@ def test_the_rarest_noise_of_categories_is_finite():
     assert np.isfinite(CategoricalSampler(4).draw(always_zero, 2, 3)).all()
 
 
+@pytest.mark.parametrize(("env_steps", "epsilon"), [(0, 1.0), (4, 1.0), (5, 0.3)])
+def test_random_steps_of_values_are_those_of_an_epsilon_of_1(env_steps, epsilon):
+    settings = ExplorationConfig(random_steps=5, epsilon=0.3)
+    assert exploration_at(settings, ("EpsilonGreedy", "SoftQ"), env_steps) == {"epsilon": epsilon}
+
+
 def test_random_steps_of_a_box_are_uniform_and_then_the_policy_acts():
     sampler = exploring(SquashedGaussianSampler(2), BOX, random_steps=5, present={"random": 1.0})
     row = np.array([2.0, -2.0, 0.0, 0.0], np.float32)
@@ -112,8 +119,10 @@ def test_random_steps_of_a_box_are_uniform_and_then_the_policy_acts():
     for column in actions.T:
         np.testing.assert_allclose(np.sort(column), np.linspace(-1, 1, COUNT), atol=0.02)
     assert abs(np.corrcoef(actions.T)[0, 1]) < 0.02
-    sampler.set_exploration({"random": 0.0})
     inputs = np.tile(row, (COUNT, 1))
+    densities = np.exp(sampler.log_prob(inputs, actions))
+    np.testing.assert_allclose(densities, 1 / 4, rtol=1e-6)  # of a square with sides of 2
+    sampler.set_exploration({"random": 0.0})
     np.testing.assert_allclose(sampler.sample(inputs, noise), np.tanh(row[:2] + noise), atol=1e-6)
 
 
@@ -204,12 +213,25 @@ def test_perturbed_weights_act_for_a_fragment_and_keep_their_noise_for_an_episod
     np.testing.assert_allclose((again.get_weights() - own) / other.stddev, added[1], atol=1e-5)
 
 
-def test_noise_in_weights_is_renewed_when_the_first_sub_environment_ends_an_episode():
+def perturbed_runner():
+    """Two sub-environments, and noise in the weights."""
     exploration = ExplorationConfig(type="ParameterNoise")
     factory = partial(build_q_policy, options=QOptions(), exploration=exploration)
     settings = EnvRunnersConfig(num_envs_per_env_runner=2)
-    runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), settings, policy_factory=factory))
-    ended = set()
+    return EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), settings, policy_factory=factory))
+
+
+def test_a_restored_runner_goes_on_with_its_noise_in_weights():
+    runner, other = perturbed_runner(), perturbed_runner()
+    runner.sample_fragment(SampleRequest(0, 3))
+    other.set_weights(runner.get_weights())
+    other.set_state(runner.get_state())
+    one, two = (each.sample_fragment(SampleRequest(1, 3)) for each in (runner, other))
+    np.testing.assert_array_equal(one.batch["action_dist_inputs"], two.batch["action_dist_inputs"])
+
+
+def test_noise_in_weights_is_renewed_when_the_first_sub_environment_ends_an_episode():
+    runner, ended = perturbed_runner(), set()
     for fragment in range(30):
         reply = runner.sample_fragment(SampleRequest(fragment, 3))
         envs = {episode.env_index for episode in reply.episodes}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.policies.flat_parameters import FlatParameters
+from rlrun.policies.flat_parameters import FlatParameters, integer_buffers, set_integer_buffers
 
 
 def make_module(seed: int = 0) -> nn.Module:
@@ -101,3 +101,13 @@ def test_a_module_without_parameters() -> None:
     flat = FlatParameters(nn.Identity())
     assert flat.vector.shape == (0,)
     assert flat.named_arrays() == {}
+
+
+def test_buffers_of_integers_go_from_one_module_to_another() -> None:
+    """Those of floats lie in the vector."""
+    one, other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    one(torch.randn(3, 2))
+    kept = integer_buffers(one)
+    assert {name: array.tolist() for name, array in kept.items()} == {"num_batches_tracked": 1}
+    set_integer_buffers(other, kept)
+    assert other.num_batches_tracked == 1

@@ -4,6 +4,8 @@ All of them are held to the same properties, among them a user's module with vie
 its own, found by its import path.
 """
 
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from rlrun.connectors.observations import Preprocessor
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import action_layout
+from rlrun.policies.attention import Gate, WindowAttention
 from rlrun.policies.catalog import build_module
 from rlrun.policies.policy import state_names
 from rlrun.policies.recurrent import (
@@ -322,6 +325,38 @@ def test_standard_deviations_start_where_they_should(free_log_std):
     batch = random_batch(module, [3, 1], np.random.default_rng(0))
     log_std = module.forward_train(batch)[col.ACTION_DIST_INPUTS][:, 2:]
     np.testing.assert_allclose(log_std.detach(), -1.0, atol=0.0 if free_log_std else 0.2)
+
+
+def test_the_gate_of_attention_is_that_of_a_gru():
+    """Parisotto et al. 2019, section 3.2."""
+    gate, x, y = Gate(1, bias=0.5), 0.7, -1.2
+    with torch.no_grad():
+        for layer, weights in (
+            (gate.of_output, [1.0, 2.0, 3.0]),
+            (gate.of_input, [-1.0, 3.0]),
+            (gate.of_reset, [2.0]),
+        ):
+            layer.weight.copy_(torch.tensor(weights)[:, None])
+    reset = 1 / (1 + math.exp(-(1.0 * y - 1.0 * x)))
+    update = 1 / (1 + math.exp(-(2.0 * y + 3.0 * x - 0.5)))
+    new = math.tanh(3.0 * y + 2.0 * reset * x)
+    expected = (1 - update) * x + update * new
+    assert gate(torch.tensor([x]), torch.tensor([y])).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_products_of_attention_have_no_bias():
+    """Dai et al. 2019, section 3.3; u and v stand for those of the query."""
+    attention = WindowAttention(ModelConfig(**ATTENTION))
+    names = {name.partition(".")[2] for name, _ in attention.named_parameters()} - {""}
+    assert names == {"weight"}
+
+
+def test_distances_are_sinusoids_of_slower_and_slower_frequencies():
+    """Vaswani et al. 2017, section 3.5; from the farthest step to the present one."""
+    found = WindowAttention(ModelConfig(**ATTENTION)).sinusoids
+    angles = [[m * 10_000 ** (-i / 3) for i in range(3)] for m in (3, 2, 1, 0)]
+    expected = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
 
 
 def test_attention_forgets_what_is_older_than_its_memory():

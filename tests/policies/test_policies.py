@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -12,10 +13,14 @@ import torch
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.catalog import build_module
 from rlrun.policies.flat_parameters import FlatParameters
+from rlrun.policies.layers import QOptions
 from rlrun.policies.numpy_policy import MLPPolicy, build_policy
+from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.rl_module import RLModule
+from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.torch_policy import TorchPolicy
 
+DQN_POLICY = partial(build_q_policy, options=QOptions())
 VECTOR = gym.spaces.Box(-1, 1, (4,))
 ACTION_SPACES: dict[str, gym.Space] = {
     "discrete": gym.spaces.Discrete(3),
@@ -60,6 +65,37 @@ def test_the_numpy_twin_agrees(
         fetches["action_dist_inputs"], columns["action_dist_inputs"], rtol=1e-6, atol=1e-6
     )
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.float16, np.float64])
+@pytest.mark.parametrize("build", [build_policy, DQN_POLICY, build_sac_policy])
+def test_flat_observations_of_every_type_of_number_are_acted_on(build: Any, dtype: Any) -> None:
+    space = gym.spaces.Box(0, 9, (4,), dtype)
+    raw, plain = (build(box, ACTION_SPACES["discrete"], ModelConfig()) for box in (space, VECTOR))
+    weights = trained_weights(len(plain.get_weights()))
+    raw.set_weights(weights)
+    plain.set_weights(weights)
+    obs = np.random.default_rng(0).integers(0, 9, (6, 4)).astype(dtype)
+    actions, _, _ = raw.compute_actions(obs, explore=False)
+    expected, _, _ = plain.compute_actions(obs.astype(np.float32), explore=False)
+    np.testing.assert_array_equal(actions, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float16])
+def test_flat_observations_of_every_type_of_number_are_learned_from_as_they_are_acted_on(
+    dtype: Any,
+) -> None:
+    """They are no images, whose bytes become numbers in [0, 1]."""
+    space, discrete = gym.spaces.Box(0, 200, (4,), dtype), ACTION_SPACES["discrete"]
+    policy, module = (make(space, discrete, ModelConfig()) for make in (build_policy, build_module))
+    flat: Any = FlatParameters(module)
+    policy.set_weights(flat.to_numpy())
+    obs = np.random.default_rng(0).integers(0, 200, (6, 4)).astype(dtype)
+    acted = policy.compute_actions(obs)[2]["action_dist_inputs"]
+    by_autograd = module.forward_train({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
+    in_closed_form, *_ = module.vjp({"obs": obs})  # type: ignore[operator]
+    for learned in (by_autograd.detach(), in_closed_form):
+        np.testing.assert_allclose(learned, acted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("actions", ACTION_SPACES)

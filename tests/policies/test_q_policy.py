@@ -110,6 +110,14 @@ def test_noise_is_new_in_each_fragment_the_learners_own_and_not_there_in_evaluat
 
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("noisy", [True, False])
+def test_networks_with_noise_alone_draw_it_for_fragments(dueling, noisy):
+    options = QOptions(dueling=dueling, noisy=noisy)
+    policy = build_q_policy(OBS_SPACE, ACTIONS, ModelConfig(hidden=(7, 6)), options=options)
+    assert policy.draws_for_fragments is noisy
+
+
+@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("noisy", [True, False])
 @pytest.mark.parametrize("images", [True, False])
 def test_layers_start_uniform_within_the_root_of_their_inputs(dueling, noisy, images):
     """As torch's own do (Mnih et al. 2015); orthogonal ones let the values run away."""
@@ -200,6 +208,21 @@ class Zeros(RLModule):
 
     def forward_train(self, batch):
         return {"action_dist_inputs": torch.zeros(len(batch["obs"]), 3)}
+
+
+@pytest.mark.parametrize("num_atoms", [1, 2, 3])
+def test_distributions_of_values_come_with_their_logits_and_values_alone(num_atoms):
+    options = QOptions(num_atoms=num_atoms)
+    network = build_q_network(OBS_SPACE, ACTIONS, ModelConfig(hidden=(7,)), options=options)
+    with torch.no_grad():
+        outputs = network.forward_train({col.OBS: torch.zeros(2, 5)})
+    assert outputs[col.ACTION_DIST_INPUTS].shape == (2, 3)
+    assert ("atom_logits" in outputs) is (num_atoms > 1)
+
+
+def test_a_network_of_its_own_is_taken_as_it_is():
+    model = ModelConfig(use=f"{__name__}:Zeros")
+    assert type(build_q_network(OBS_SPACE, ACTIONS, model, options=QOptions())) is Zeros
 
 
 @pytest.mark.parametrize("options", [{"noisy": True}, {"num_atoms": 5}])

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ModelConfig
-from rlrun.policies.action_sampling import action_layout
+from rlrun.policies.action_sampling import FORBIDDEN, action_layout
 from rlrun.policies.catalog import build_module, seeded_module
 from rlrun.policies.layers import Layers, is_image
+from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first
-from rlrun.policies.rl_module import ActorCritic, MultiAgentRLModule, RLModule
+from rlrun.policies.rl_module import ActorCritic, MultiAgentRLModule, RLModule, flattens
 
 VECTOR = gym.spaces.Box(-1, 1, (4,))
 ACTION_SPACES: dict[str, gym.Space] = {
@@ -297,6 +298,24 @@ def test_a_users_module_needs_one_method() -> None:
         module.compute_values(batch)
 
 
+@pytest.mark.parametrize(
+    ("space", "model", "flat"),
+    [
+        (VECTOR, {}, True),
+        (OBSERVATION_SPACES["bytes"], {}, True),
+        (OBSERVATION_SPACES["image"], {}, False),
+        (OBSERVATION_SPACES["matrix"], {"conv": ((4, 1, 1),)}, False),
+        (gym.spaces.Dict(a=VECTOR), {}, False),
+        (gym.spaces.Tuple([VECTOR]), {}, False),
+        (VECTOR, {"use": f"{HERE}:Doubler"}, False),
+    ],
+)
+def test_observations_are_flat_input_but_of_convolutions_nests_and_users_encoders(
+    space: gym.Space, model: dict[str, Any], flat: bool
+) -> None:
+    assert flattens(space, ModelConfig(**model)) is flat
+
+
 def test_a_users_encoder_gets_both_heads() -> None:
     module = build(VECTOR, gym.spaces.Discrete(3), use=f"{HERE}:Doubler", kwargs={"scale": 3.0})
     assert isinstance(module, ActorCritic)
@@ -353,3 +372,16 @@ def test_each_of_several_modules_sees_its_part_of_a_batch(name: str) -> None:
     assert set(outputs) == {"a"}
     for key, value in getattr(both["a"], name)(part).items():
         assert torch.equal(outputs["a"][key], value)
+
+
+def test_a_mask_of_several_choices_allows_each_row_its_own_and_all_where_it_allows_none() -> None:
+    actions = gym.spaces.MultiDiscrete([2, 3])
+    mask = gym.spaces.Box(0, 1, (5,), np.int8)
+    space = gym.spaces.Dict(observation=VECTOR, action_mask=mask)
+    model = ModelConfig(hidden=(8,))
+    module = with_action_mask(build_module, space, actions, model)
+    masks = torch.tensor([[1, 0, 0, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 1], [1, 1, 0, 0, 0]])
+    batch = {"obs": {"observation": torch.zeros(4, 4), "action_mask": masks}}
+    allowed = module.forward_train(batch)["action_dist_inputs"] > FORBIDDEN
+    expected = [[1, 0, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 0, 0, 1], [1, 1, 1, 1, 1]]
+    assert allowed.int().tolist() == expected

@@ -65,6 +65,11 @@ def test_what_a_forward_pass_takes_is_read(take, unread):
     assert unread_views(Takes(take), "forward_train") == unread
 
 
+def test_the_pass_is_given_no_more_than_acting_is():
+    module = Takes(lambda rows: rows["frames"] if "next_actions" in rows else None)
+    assert unread_views(module, "forward_train") == ALL
+
+
 def test_several_forward_passes_are_judged_together():
     module = Takes(lambda rows: rows["prev_actions"])
     assert unread_views(module, "forward_train", "forward_inference") == {"prev_rewards"}

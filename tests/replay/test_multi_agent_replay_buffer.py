@@ -105,6 +105,25 @@ def test_lockstep_refuses_a_batch_that_it_cannot_hold_as_a_whole():
         MultiAgentReplayBuffer(lambda policy_id: ReplayBuffer(5), mode="both")
 
 
+def test_lockstep_holds_a_batch_of_as_many_env_steps_as_there_is_room_for():
+    buffer = MultiAgentReplayBuffer(lambda policy_id: ReplayBuffer(5), mode="lockstep")
+    buffer.add(Experience(0, 1).batches(5))
+    rows = buffer.sample(100, np.random.default_rng(0))["a"]
+    assert set(rows[col.ITEM_IDS].tolist()) == set(range(5))
+
+
+def test_lockstep_knows_the_env_steps_of_each_of_many_policies():
+    experience, buffer = (
+        Experience(0),
+        MultiAgentReplayBuffer(lambda policy_id: ReplayBuffer(50), mode="lockstep"),
+    )
+    batch = experience.batch(4)
+    rows = {"p": batch, "q": batch, "r": batch}
+    buffer.add(MultiAgentBatch(rows, 8))
+    drawn = buffer.sample(1, np.random.default_rng(0)).policy_batches
+    assert len({tuple(rows[col.ITEM_IDS].tolist()) for rows in drawn.values()}) == 1
+
+
 def test_lockstep_goes_on_without_a_policy_that_was_dropped():
     buffer = MultiAgentReplayBuffer(lambda policy_id: ReplayBuffer(50), mode="lockstep")
     experience = Experience(0, 2, 3)

@@ -87,11 +87,25 @@ def test_a_later_fragment_goes_on_only_where_the_agent_was(step, goes_on_at, joi
     assert sample[col.OBS].ravel().tolist() == [0, 1 if joined else goes_on_at]
 
 
+def test_episodes_that_never_end_are_forgotten_with_their_transitions():
+    buffer = ReplayBuffer(4)
+    for episode in range(9):
+        batch = Experience(3, num_envs=1).batch(1)
+        batch[col.EPS_ID] = np.array([episode])
+        batch[col.TERMINATEDS] = batch[col.TRUNCATEDS] = np.array([False])
+        buffer.add(batch)
+    assert [row[0] for row in buffer.get_state()["newest"].tolist()] == [5, 6, 7, 8]
+
+
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
 @pytest.mark.parametrize("fragments", [0, 2, 30])
-def test_a_restored_buffer_goes_on_the_same(kind, fragments):
+@pytest.mark.parametrize("used", [False, True])
+def test_a_restored_buffer_goes_on_the_same(kind, fragments, used):
+    """Whatever it has held before."""
     experience = Experience(4)
     buffer, restored = (kind(50, n_step=3, gamma=GAMMA) for _ in range(2))
+    if used:
+        restored.add(Experience(5).batch(40))
     for _ in range(fragments):
         buffer.add(experience.batch(3))
         if kind is PrioritizedReplayBuffer:

@@ -29,6 +29,16 @@ class Recent(Connector):
         return np.concatenate([*parts, history.steps[:, None]], axis=1).astype(np.float32)
 
 
+class Placed(Connector):
+    """Puts the number of the slot behind."""
+
+    def connect(self, space):
+        return gym.spaces.Box(-np.inf, np.inf, (space.shape[0] + 1,), np.float32)
+
+    def __call__(self, observations, history):
+        return np.append(observations, history.slots[:, None], axis=1).astype(np.float32)
+
+
 class Centred(Connector):
     """Subtracts the mean of all observations so far."""
 
@@ -77,6 +87,29 @@ class Sticky(Connector):
     def set_state(self, state):
         self.sent = np.array(state["sent"])
         self.rng.bit_generator.state = state["rng"]
+
+
+class Counted(Connector):
+    """Counts the actions that pass."""
+
+    count = new = 0
+
+    def __call__(self, actions, history):
+        self.new += len(actions)
+        return actions
+
+    def get_state(self):
+        return {"count": self.count}
+
+    def set_state(self, state):
+        self.count = state["count"]
+
+    def flush_deltas(self):
+        delta, self.new = {"count": self.new}, 0
+        return delta
+
+    def apply_deltas(self, deltas):
+        self.count += sum(delta["count"] for delta in deltas)
 
 
 class ThreePushes(Connector):

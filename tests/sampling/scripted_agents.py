@@ -74,8 +74,8 @@ class Scripted(MultiAgentEnv):
         assert actions == {a: x for a, x in before["obs"].items() if not flags.get(a)}
         self._time += 1
         part = self._script[self._time]
-        terminateds, truncateds = part.get("terminateds", {}), part.get("truncateds", {})
-        return self._seen(), part["rewards"], terminateds, truncateds, {}
+        flags = part.get("terminateds", {}), part.get("truncateds", {})
+        return self._seen(), part["rewards"], *flags, part.get("infos", {})
 
 
 class Echo(Policy):
@@ -105,3 +105,23 @@ INFINITE_REWARD = [{"obs": {"a": 0}}, {"obs": {"a": 1}, "rewards": {"a": float("
 NO_AGENT = [{"obs": {}}, {"obs": {}, "rewards": {}, "terminateds": {"__all__": True}}]
 STRANGER = [{"obs": {"a": 0}}, {"obs": {"z": 1}, "rewards": {}}]
 NO_DICT = [{"obs": {"a": 0}}, {"obs": {"a": 1}, "rewards": {}, "terminateds": True}]
+NO_REWARD = [{"obs": {"a": 0}}, {"obs": {"a": 1}, "rewards": {"a": None}}]
+NUMBERS_OF_ONE = [
+    {"obs": {"a": 0, "b": 0}},
+    {"obs": {}, "rewards": {}, "terminateds": {"__all__": True}, "infos": {"a": {"x": 2.0}}},
+]
+NO_INFOS = [
+    {"obs": {"a": 0}},
+    {"obs": {"a": 1}, "rewards": {}, "terminateds": {"a": True}, "infos": None},
+]
+# As float16 these have the sum 2048.
+HALF_PRECISION = [
+    {"obs": {"a": 0, "b": 0}},
+    {"obs": {"b": 1}, "rewards": dict.fromkeys("ab", np.float16(2048))},
+    {"obs": {"b": 2}, "rewards": dict.fromkeys("ab", np.float16(1))},
+    {
+        "obs": {},
+        "rewards": dict.fromkeys("ab", np.float16(1)),
+        "terminateds": {"__all__": True},
+    },
+]

@@ -96,6 +96,14 @@ def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog, collector
     assert "truncate_episodes does not wait" in warnings[0]
 
 
+@pytest.mark.parametrize("length", [5, 7])  # of episodes, which fill the fragment or exceed it
+@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+def test_a_long_fragment_of_short_episodes_is_not_warned_of(monkeypatch, caplog, collector, length):
+    monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
+    collect(whole_runner(1, length=length, collector=collector), [100])
+    assert "held back" not in caplog.text
+
+
 @pytest.mark.parametrize("runners", [0, 1, 3])
 @pytest.mark.parametrize("num_envs", [1, 4])
 @pytest.mark.parametrize("length", ["auto", 7])

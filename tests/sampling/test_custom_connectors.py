@@ -13,7 +13,7 @@ from scripted_agents import EXPECTED
 
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
 from rlrun.connectors.connector import Connector
-from rlrun.connectors.custom import ConnectedEnv, EnvToModule, NamedConnector
+from rlrun.connectors.custom import ConnectedEnv, EnvToModule, ModuleToEnv, NamedConnector
 from rlrun.connectors.errors import ConnectorError
 from rlrun.connectors.slot_history import SlotHistory
 from rlrun.data import columns as col
@@ -243,6 +243,41 @@ def test_without_the_default_connectors_arrays_stay_as_the_last_connector_made_t
     assert pipeline.output_space is space
 
 
+class Counts(Connector):
+    """Keeps how often it was called, which it does not tell the centre."""
+
+    count = 0
+
+    def __call__(self, values, history):
+        self.count += 1
+        return values
+
+    def get_state(self):
+        return {"count": self.count}
+
+
+@pytest.mark.parametrize("num_envs", [0, 1])
+def test_connectors_that_tell_nothing_have_a_state_where_there_are_sub_environments(num_envs):
+    space, actions = gym.spaces.Box(-9, 9, (2,)), gym.spaces.Discrete(2)
+    given = [NamedConnector("counts", Counts())], ConnectedEnv(space, actions, num_envs)
+    history = SlotHistory(num_envs, 0, space)
+    pipelines = EnvToModule(*given, history, None), ModuleToEnv(*given, history, None)
+    for found in (pipelines[0].get_state()["connectors"], pipelines[1].get_state()):
+        assert found == ({"0": {"count": 0}} if num_envs else {})
+
+
+def test_what_leaves_the_connectors_for_environments_is_not_written_to():
+    space = gym.spaces.Box(-9, 9, (2,))
+    environment = ConnectedEnv(space, gym.spaces.Discrete(2), 1)
+    pipeline = ModuleToEnv([], environment, SlotHistory(1, 0, space), None)
+    actions = np.array([1])
+    sent = pipeline(actions)
+    with pytest.raises(ValueError, match="read-only"):
+        sent[0] = 0
+    actions[0] = 0  # the policy's own may be
+    assert pipeline.sent.tolist() == [1]
+
+
 def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
     spec = spec_of(env_to_module_connector="custom_connectors:two_connectors", kwargs={"length": 4})
     runners = [EnvRunner(spec, runner_index=i) for i in (1, 2)]
@@ -267,6 +302,16 @@ def test_what_runners_learn_is_merged_into_one_and_each_row_counted_once():
         np.testing.assert_array_equal(mine["mean"], stat["mean"])
 
 
+def test_what_runners_learn_about_actions_is_merged_into_one_too():
+    spec = spec_of(module_to_env_connector="custom_connectors:Counted")
+    runners = [EnvRunner(spec, runner_index=i) for i in (1, 2)]
+    centre = RunnerConnectors(spec, *spaces_of(runners[0]))
+    for fragment, length in enumerate([3, 5]):
+        replies = [sample(runner, fragment, length) for runner in runners]
+        centre.apply_deltas([reply.connector_deltas["default_policy"] for reply in replies])
+    assert centre.get_state()["actions"] == {"0": {"count": 2 * 2 * (3 + 5)}}
+
+
 def test_the_centre_leaves_alone_what_belongs_to_sub_environments():
     runner = EnvRunner(spec_of(3, "CartPole-v1", policy=None, **ALL_KINDS))
     centre = RunnerConnectors(runner.spec, *spaces_of(runner))
@@ -287,6 +332,7 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before(several
         trained = EnvRunner(spec_of(2, "CartPole-v1", policy=None, **ALL_KINDS))
     sample(trained, 0, 50)
     state, weights = connectors_state(trained), policy_weights(trained)
+    state["actions"] = {}  # the centre does not have what belongs to sub-environments
     runner = EnvRunner(trained.spec, role=Role.EVALUATION)
     played = []
     for seed in (3, 4, 3):
@@ -374,6 +420,14 @@ def test_connectors_see_each_agents_own_past(table, length, num_envs):
                 assert [row["obs"][1:].tolist() for row in found] == recent_of(numbers, rewards)
                 for row, led_to in pairwise(found):
                     np.testing.assert_array_equal(row["new_obs"], led_to["obs"])
+
+
+def test_slots_are_counted_through_the_agents_of_one_sub_environment_after_another():
+    runner = cartpole({"p": MLP}, num_envs=3, env_to_module_connector="custom_connectors:Placed")
+    batch = sample(runner, 0, 20).batch.as_multi_agent()["p"]
+    slots = 2 * batch["env_id"] + batch["agent_index"]
+    np.testing.assert_array_equal(batch["obs"][:, -1], slots)
+    assert set(slots) == set(range(6))
 
 
 def test_environments_of_several_agents_get_what_connectors_put_out():

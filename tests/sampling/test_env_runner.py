@@ -101,6 +101,19 @@ def test_equal_seeds_give_equal_batches_and_noise_is_keyed_by_fragment():
     assert (batches[0][col.ACTIONS] != batches[2][col.ACTIONS]).any()
 
 
+@pytest.mark.parametrize(
+    ("env", "settings", "converts"),
+    [
+        ("CartPole-v1", {}, False),
+        ("Pendulum-v1", {}, True),
+        ("CartPole-v1", {"module_to_env_connector": "custom_connectors:Sticky"}, True),
+    ],
+)
+def test_actions_that_the_environment_takes_as_they_are_are_not_converted(env, settings, converts):
+    runner = EnvRunner(RunnerSpec(EnvSpec(use=env), EnvRunnersConfig(**settings)))
+    assert runner.actors["default_policy"].converts is converts
+
+
 class ForgetfulEnv(CountingEnv):
     """Not a function of its seed: the observation holds a number that only grows."""
 
@@ -299,6 +312,41 @@ def test_a_crashing_env_is_built_again_and_its_episode_dropped():
     assert further == runner.sample_fragment(SampleRequest(3, 20)).faulty_episodes > faulty
 
 
+class FailsOnce(CountingEnv):
+    """Pays 10 a step; raises in the third step of the second episode of all."""
+
+    episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        FailsOnce.episodes += 1
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if FailsOnce.episodes == 2 and self.t == 2:
+            raise RuntimeError("crash")
+        obs, _, *further = super().step(action)
+        return obs, 10.0, *further
+
+
+def test_the_return_of_an_episode_that_crashed_is_none_of_the_next_ones(monkeypatch):
+    """Statistics of rewards are those of the returns 10, ..., 40, 10, 20, and 10, ..., 40."""
+    monkeypatch.setattr(FailsOnce, "episodes", 0)
+    more = {
+        "restart_failed_sub_environments": True,
+        "connectors": ConnectorsConfig(normalize_rewards=True),
+        "gamma": 1.0,
+    }
+    settings = {"disable_env_checking": True}
+    use = f"{__name__}:FailsOnce"
+    runner = EnvRunner(counting_spec(1, use=use, length=4, settings=settings, more=more))
+    (reply,) = collect(runner, [8])
+    assert reply.batch[col.T].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    deltas = reply.connector_deltas["default_policy"]["rewards"]
+    returns = [10, 20, 30, 40, 10, 20, 10, 20, 30, 40]
+    assert deltas["count"] == len(returns)
+    assert deltas["mean"] == pytest.approx(np.mean(returns))
+
+
 def test_without_restarts_a_crash_ends_the_fragment():
     with pytest.raises(EnvError, match="crash"):
         collect(crashing(restart=False), [60])
@@ -361,6 +409,20 @@ def test_an_env_that_goes_on_raising_ends_the_run_with_its_traceback(
     assert "in step" in caught.value.user_traceback
     assert WearsOut.steps == good + tries
     assert why in str(caught.value).splitlines()[-1]
+
+
+@pytest.mark.parametrize("restart", ["auto", False])
+def test_an_env_that_was_proven_before_a_resume_may_raise_while_actions_are_repeated(
+    wearing_out, restart
+):
+    runner = wearing_out(8, restart)
+    collect(runner, [8])  # an episode, and a part of the next
+    successor = wearing_out(2, restart)
+    if restart:
+        successor.set_state(runner.get_state())
+    else:
+        with pytest.raises(EnvError, match="worn out"):
+            successor.set_state(runner.get_state())
 
 
 def test_failures_are_told_with_the_first_traceback_and_then_counted(caplog):

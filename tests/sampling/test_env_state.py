@@ -4,16 +4,22 @@ import json
 from functools import partial
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from agent_runners import MLP, make, sample
-from stateful_envs import Walk
+from stateful_envs import Unchanging, Walk
 
 from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.data.seeding import Role
+from rlrun.envs.multi_agent_env import MultiAgentEnv
+from rlrun.sampling import agent_envs
+from rlrun.sampling.agent_envs import RecordedEpisode
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episode_replay import log_replay
-from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.episodes import EndlessPlan, LockStepEpisodes
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 WALK = "stateful_envs:Walk"
 WRAPPERS = [
@@ -26,11 +32,30 @@ PROCESSES = {"gym_env_vectorize_mode": "async"}
 faults = pytest.mark.faults
 
 
-def walks(use=WALK, *, longest=100_000, fault=None, num_envs=2, **settings):
+class Endless(MultiAgentEnv):
+    """Counts its steps, for ever."""
+
+    possible_agents = ("a", "b")
+    observation_spaces = dict.fromkeys(possible_agents, gym.spaces.Box(0.0, np.inf, (1,)))
+    action_spaces = dict.fromkeys(possible_agents, gym.spaces.Discrete(2))
+
+    def reset(self, *, seed=None, options=None):
+        self._time = 0
+        return self._seen(), {}
+
+    def _seen(self):
+        return {agent: np.array([self._time], np.float32) for agent in self.possible_agents}
+
+    def step(self, actions):
+        self._time += 1
+        return self._seen(), {}, {}, {}, {}
+
+
+def walks(use=WALK, *, longest=100_000, fault=None, num_envs=2, spec=None, **settings):
     """A runner of one agent each."""
     env = EnvSpec(use=use, kwargs={} if fault is None else {"fault": fault})
     settings = EnvRunnersConfig(num_envs_per_env_runner=num_envs, **settings)
-    return EnvRunner(RunnerSpec(env, settings, max_replayed_env_steps=longest))
+    return EnvRunner(RunnerSpec(env, settings, max_replayed_env_steps=longest, **(spec or {})))
 
 
 def agents(*, longest=100_000, fault=None, **settings):
@@ -135,6 +160,84 @@ def test_an_episode_that_is_too_long_to_be_repeated_is_told_of_once_and_begins_a
     assert "sub-env 1 of runner 0: its episode has 18 env steps, too many" in told[-1]
     for policy_batch in sample(other, 4, 2).batch.as_multi_agent().policy_batches.values():
         assert set(policy_batch["t"].tolist()) == {0, 1}
+
+
+def test_actions_of_an_episode_that_is_too_long_to_be_repeated_are_not_kept(monkeypatch):
+    recorded = []
+
+    class Recorded(RecordedEpisode):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            recorded.append(self)
+
+    monkeypatch.setattr(agent_envs, "RecordedEpisode", Recorded)
+    runner = agents(longest=14, fault="raises")
+    for fragment, (length, num_agents) in enumerate([(7, 2), (7, 2), (2, 0)]):
+        runner.sample_fragment(SampleRequest(fragment, length), with_state=False)
+        assert [len(episode.actions) for episode in recorded] == [num_agents] * 2
+
+
+def test_an_episode_of_equal_observations_that_is_too_long_to_be_repeated_begins_afresh(caplog):
+    runner, other = (walks("stateful_envs:Unchanging", longest=5, num_envs=1) for _ in range(2))
+    restored(runner, other, (15,))
+    assert "its episode has 15 env steps, too many to repeat" in caplog.text
+    batch = sample(other, 1, 3).batch
+    assert batch["t"].tolist() == [0, 1, 2]
+    assert batch["rewards"].tolist() == [1, 2, 3]
+
+
+def test_actions_are_kept_up_to_the_length_that_is_still_repeated_in_each_episode():
+    episodes = LockStepEpisodes(EndlessPlan(0, Role.TRAIN, 0), 1, max_replayed=3)
+    episodes.end([0], 2, np.zeros((2, 1)))  # the next episode begins
+    actions = np.arange(5)[:, None]
+    episodes.end_fragment(5, np.zeros((5, 1)), actions)
+    assert episodes.actions()[0].tolist() == [2, 3, 4]
+    episodes.end_fragment(1, np.zeros((1, 1)), actions[:1])
+    assert episodes.actions() == [None]
+
+
+def test_what_agents_saw_is_saved_where_environments_go_on_from_their_states_alone():
+    for fault, is_saved in ((None, True), ("raises", False)):
+        runner = agents(fault=fault)
+        sample(runner, 0, 7)
+        assert (runner.get_state()["due"]["p"]["raw"] is not None) is is_saved
+
+
+def test_an_older_state_is_repeated_up_to_the_length_that_is_still_repeated(caplog):
+    """Without what it lacks: steps of episodes since the reset, and actions without an answer."""
+    runner, other = (agents(longest=14, fault="raises") for _ in range(2))
+    for fragment in range(2):
+        sample(runner, fragment, 7)
+    state = runner.get_state()
+    for sub_env in state["envs"]:
+        del sub_env["unanswered"]
+        for episode in sub_env["recorded"]:
+            del episode["before"]
+    other.set_weights(runner.get_weights())
+    other.set_state(state)
+    assert "fresh episode" not in caplog.text
+    assert_equal_fragments(runner, other)
+
+
+def test_an_env_that_raises_while_its_actions_are_repeated_begins_afresh(caplog, monkeypatch):
+    spec = {"restart_failed_sub_environments": True}
+    runner, other = (walks("stateful_envs:Unchanging", spec=spec) for _ in range(2))
+    sample(runner, 0, 15)
+    monkeypatch.setattr(Unchanging, "raises", True)
+    restored(runner, other, ())
+    assert caplog.text.count("starts a fresh episode") == 2
+    monkeypatch.undo()
+    batch = sample(other, 1, 3).batch
+    assert batch["t"].tolist() == [0, 1, 2] * 2
+    assert batch["rewards"].tolist() == [1, 2, 3] * 2
+
+
+def test_an_environment_that_is_never_reset_leaves_a_state_of_the_same_size():
+    """Also once there are too many steps since its reset to be repeated, over soft horizons."""
+    runner = make("test_env_state:Endless", {"p": MLP}, spec={"max_replayed_env_steps": 14}, **SOFT)
+    states = [encode(sample(runner, fragment, 20).state) for fragment in range(6)]
+    sizes = [(len(str(document)), len(arrays)) for document, arrays in states]
+    assert max(sizes[1:]) <= (sizes[0][0] + 100, sizes[0][1])
 
 
 @pytest.mark.parametrize(("index", "told"), [(0, 1), (1, 1), (2, 0)])

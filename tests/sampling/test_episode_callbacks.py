@@ -8,6 +8,10 @@ from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.data.seeding import Role
 
 SEEN = []  # of the callbacks in this process
+AGENTS = {
+    "MultiAgentCartPole": ["agent_0", "agent_1"],
+    "TakeTurns": ["player_0", "player_1"],
+}
 
 
 class Watching(Callbacks):
@@ -54,15 +58,15 @@ def _no_callbacks_set_aside(caplog):
 def watched(built, env="CartPole-v1", runners=0, **evaluation):
     config = PPOConfig().environment(env).callbacks(f"{__name__}:Watching").debugging(seed=2)
     config = config.training(train_batch_size=120, minibatch_size=60, num_epochs=1)
-    if env != "CartPole-v1":
-        config = config.multi_agent(policies=["agent_0", "agent_1"])
+    if env in AGENTS:
+        config = config.multi_agent(policies=AGENTS[env])
     config = config.env_runners(
         num_env_runners=runners, num_envs_per_env_runner=2, num_cpus_per_env_runner=0.1
     )
     return built(config.evaluation(**evaluation))
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "MultiAgentCartPole"])
+@pytest.mark.parametrize("env", ["CartPole-v1", *AGENTS])
 @pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
 def test_what_callbacks_keep_of_an_episode_lasts_to_its_end_and_through_a_resume(
     built, env, runners

@@ -71,8 +71,40 @@ def test_fragments_are_counted_in_agent_steps_if_asked_for():
     runner = make("scripted_agents:Scripted", {"p": ECHO}, num_envs=2, by_agent=True)
     for k in range(6):
         reply = sample(runner, k, 10)
-        assert 20 - 6 <= reply.batch.agent_steps() <= 20 + 6  # those who are silent wait
+        assert 20 <= reply.batch.agent_steps() <= 20 + 5  # of the last step, in which 6 may act
         assert reply.env_steps < 20
+
+
+def test_an_episode_has_the_numbers_of_the_agents_whose_last_infos_have_them():
+    env = {"use": "scripted_agents:Scripted", "script": "NUMBERS_OF_ONE"}
+    (episode,) = sample(make(env, {"p": ECHO}, spec={"info_keys": ("x",)}), 0, 1).episodes
+    assert episode.agent_metrics == {"a": {"x": 2.0}}
+
+
+def test_whole_episodes_are_counted_in_agent_steps_if_asked_for():
+    settings = {"by_agent": True, "batch_mode": "complete_episodes"}
+    runner = make("scripted_agents:Scripted", {"p": ECHO}, **settings)
+    for fragment, (length, episodes) in enumerate([(12, 1), (13, 2), (24, 2)]):
+        reply = sample(runner, fragment, length)
+        assert (reply.agent_steps, reply.env_steps) == (12 * episodes, LENGTH * episodes)
+
+
+def test_a_fragment_ends_with_the_agent_step_that_fills_it():
+    reply = sample(cartpole({"p": MLP}, by_agent=True), 0, 10)
+    assert (reply.agent_steps, reply.env_steps) == (10, 5)  # no pole has fallen by then
+
+
+def test_fragments_have_the_agent_steps_that_they_should_where_episodes_are_dropped():
+    spec = {
+        "restart_failed_sub_environments": True,
+        "max_sub_environment_failures_per_1000_steps": 1000.0,
+    }
+    env = {"use": "random_agents:RandomAgents", "crash": 0.1}
+    runner = make(env, {"p": MLP}, num_envs=3, by_agent=True, spec=spec, disable_env_checking=True)
+    replies = [sample(runner, k, 20) for k in range(6)]
+    assert replies[-1].faulty_episodes > 10
+    for reply in replies:
+        assert 60 <= reply.agent_steps < 60 + 12
 
 
 def test_one_forward_pass_a_policy_and_step():
@@ -144,6 +176,27 @@ def test_episodes_whose_policy_is_gone_are_given_up_for_new_ones():
     assert sorted(batch["t"]) == [0] * 4 + [1] * 4 + [2] * 4  # of two agents each
 
 
+def every_other(agent, episode):
+    """The newest policy has the agents of every other episode."""
+    return episode.policies[-(episode.seed % 2)]
+
+
+def test_a_state_with_a_policy_that_is_gone_loses_its_episodes_and_no_others(caplog):
+    env, agents = f"{EXAMPLES}:MultiAgentCartPole", "test_multi_agent_env_runner:every_other"
+    runner = make(env, {"p": MLP, "q": MLP}, agents, num_envs=6)
+    rows = sample(runner, 0, 3).batch.policy_batches
+    lost, kept = (set(rows[name]["env_id"].tolist()) for name in ("q", "p"))
+    assert lost
+    assert kept
+    other = make(env, {"p": MLP}, agents, num_envs=6)
+    other.set_weights({"p": runner.get_weights()["p"]})
+    other.set_state(runner.get_state())
+    going_on = by_agent([sample(other, 1, 2).batch])
+    first = {env_index: found[0]["t"] for (env_index, _, _), found in going_on.items()}
+    assert first == {**dict.fromkeys(lost, 0), **dict.fromkeys(kept, 3)}
+    assert not caplog.text
+
+
 class Latecomer(MultiAgentEnv):
     """Agent b joins with the first step, if it comes at all."""
 
@@ -183,6 +236,50 @@ def test_agents_that_come_to_the_replay_alone_join_after_it(monkeypatch):
     batch = sample(other, 1, 5).batch["p"]
     assert list(batch["t"][batch["agent_index"] == 0]) == [5, 6, 7, 8, 9]
     assert list(batch["t"][batch["agent_index"] == 1]) == [6, 7, 8, 9]
+
+
+class Unreliable(MultiAgentEnv):
+    """Raises in this step of an episode of six."""
+
+    possible_agents = ("a",)
+    observation_spaces = dict.fromkeys(possible_agents, gym.spaces.Box(0.0, 6.0, (1,)))
+    action_spaces = dict.fromkeys(possible_agents, gym.spaces.Discrete(2))
+    raises_in = -1
+
+    def reset(self, *, seed=None, options=None):
+        self._time = 0
+        return self._seen(), {}
+
+    def _seen(self):
+        return {"a": np.array([self._time], np.float32)}
+
+    def step(self, actions):
+        if self._time == self.raises_in:
+            raise RuntimeError("simulator lost")
+        self._time += 1
+        return self._seen(), {"a": 1.0}, {"__all__": self._time == 6}, {}, {}
+
+
+@pytest.mark.parametrize("restart", [True, "auto", False])
+def test_an_environment_that_raises_in_a_replay_is_built_again_and_starts_afresh(
+    monkeypatch, restart
+):
+    spec = {"restart_failed_sub_environments": restart}
+    runner, other = (
+        make("test_multi_agent_env_runner:Unreliable", {"p": MLP}, spec=spec) for _ in range(2)
+    )
+    sample(runner, 0, 9)  # an episode that has ended proves the environment
+    monkeypatch.setattr(Unreliable, "raises_in", 2)
+    if not restart:
+        with pytest.raises(EnvError, match="simulator lost") as caught:
+            other.set_state(runner.get_state())
+        assert caught.value.env_step == 2
+        return
+    other.set_state(runner.get_state())
+    monkeypatch.undo()
+    reply = sample(other, 1, 4)
+    assert list(reply.batch["p"]["t"]) == [0, 1, 2, 3]
+    assert set(reply.batch["p"]["eps_id"]) == {2}
 
 
 def test_recurrent_states_belong_to_agents():
@@ -288,6 +385,8 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
         ("NO_AGENT", "the episode ended before any agent had an observation", 0),
         ("STRANGER", "agent 'z' is none of the env's possible agents", 0),
         ("NO_DICT", "step() must return five dicts by agent", 0),
+        ("NO_INFOS", "step() must return five dicts by agent", 0),
+        ("NO_REWARD", "agent 'a' of policy 'p': its reward is None, which is no number", 0),
     ],
 )
 def test_dicts_that_disagree_are_named(script, message, step):
@@ -296,6 +395,55 @@ def test_dicts_that_disagree_are_named(script, message, step):
         sample(runner, 0, 5)
     assert message in str(caught.value)
     assert caught.value.env_step == step
+
+
+FORMS = {  # kind -> space, an observation in it, one of another form and what is said of it
+    "bytes": (
+        gym.spaces.Box(0, 255, (2,), np.uint8),
+        np.zeros(2, np.uint8),
+        np.array([300.7, -1.2]),
+        "dtype float64, the space says uint8",
+    ),
+    "number": (gym.spaces.Discrete(10), 3, 2.7, "2.7 is not in Discrete"),
+    "array of a number": (gym.spaces.Discrete(10), 3, np.array([3]), "is not in Discrete"),
+    "numbers": (gym.spaces.MultiDiscrete([5, 5]), np.array([1, 2]), np.array([1.5, 2]), "not in M"),
+    "flags": (
+        gym.spaces.MultiBinary(2),
+        np.array([1, 0], np.int8),
+        np.array([0.9, 0]),
+        "not in MultiBinary",
+    ),
+}
+
+
+class Formless(MultiAgentEnv):
+    """The third observation of an agent has another form than its space says."""
+
+    possible_agents = ("a", "b")
+
+    def __init__(self, kind):
+        space, good, bad, _ = FORMS[kind]
+        self.observation_spaces = dict.fromkeys(self.possible_agents, space)
+        self.action_spaces = dict.fromkeys(self.possible_agents, gym.spaces.Discrete(2))
+        self._good, self._bad = good, bad
+
+    def reset(self, *, seed=None, options=None):
+        self._time = 0
+        return dict.fromkeys("ab", self._good), {}
+
+    def step(self, actions):
+        self._time += 1
+        seen = {"a": self._good, "b": self._good if self._time < 3 else self._bad}
+        return seen, {}, {}, {}, {}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_an_observation_of_another_form_is_named_and_not_cast(kind):
+    runner = make({"use": "test_multi_agent_env_runner:Formless", "kind": kind}, {"p": MLP})
+    assert sample(runner, 0, 2).agent_steps == 4
+    with pytest.raises(EnvError, match=r"agent 'b' of policy 'p'.*" + FORMS[kind][-1]) as caught:
+        sample(runner, 1, 1)
+    assert caught.value.env_step == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from agent_runners import ECHO, make, sample
 from scripted_agents import EXPECTED, LENGTH, TOTALS
 
 from rlrun.config.policies import PolicySettings
@@ -73,6 +74,15 @@ def test_normalisation_by_policy_against_a_slow_transcription(runner, length):
     found = sampled(runner, range(-(-3 * LENGTH // length)), length)
     for place, reward in expected(3).items():
         assert found[place] == pytest.approx(reward, rel=1e-5), place
+
+
+def test_rewards_of_any_precision_are_summed_in_double_precision():
+    env = {"use": "scripted_agents:Scripted", "script": "HALF_PRECISION"}
+    reply = sample(make(env, {"p": ECHO}), 0, 3)
+    assert sorted(reply.batch["p"]["rewards"].tolist()) == [1, 1, 2048, 2050]  # a was silent
+    (episode,) = reply.episodes
+    assert repr(episode.episode_return) == "4100.0"
+    assert [total for _, _, total in episode.agents] == [2050, 2050]
 
 
 def test_evaluation_teaches_the_statistics_nothing(runner):

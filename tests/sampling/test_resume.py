@@ -2,6 +2,7 @@
 
 import json
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from agent_runners import EXAMPLES, LSTM, MLP, cartpole, make, sample
@@ -11,6 +12,7 @@ from recording_policy import RecordingPolicy
 
 from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.envs.multi_agent_env import MultiAgentEnv
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
 
@@ -101,6 +103,24 @@ def test_a_restored_runner_goes_on_to_the_bit(case, mode):
                 np.testing.assert_array_equal(column, batches[1][policy_id][name], name)
 
 
+@pytest.mark.parametrize(
+    "env", [{"length": 3}, {"use": "counting_envs:gymnasium_sync", "mode": "DISABLED"}]
+)
+def test_a_runner_is_restored_to_the_bit_after_any_step(env):
+    """Where episodes have just ended, too."""
+    straight, resumed = (counting(env=env) for _ in range(2))
+    ends = 0
+    for fragment in range(9):
+        one = sample(straight, fragment, 1).batch
+        if fragment:
+            other = sample(resumed, fragment, 1).batch
+            for name, column in one.items():
+                np.testing.assert_array_equal(column, other[name], name)
+        resumed.set_state(straight.get_state())
+        ends += int((one["terminateds"] | one["truncateds"]).sum())
+    assert ends > 3
+
+
 @pytest.mark.parametrize(("num_envs", "before"), [(3, 1), (1, 3)])
 @pytest.mark.parametrize("several_agents", [False, True])
 def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, before, several_agents):
@@ -122,3 +142,57 @@ def test_a_restored_runner_takes_over_weights_whose_version_it_has_seen():
     of_another_run = {"p": ours["p"] + 1}
     runner.load(of_another_run, 7, None)
     np.testing.assert_array_equal(runner.get_weights()["p"], of_another_run["p"])
+
+
+class InOrder(MultiAgentEnv):
+    """Keeps the order in which actions come; c and d join later."""
+
+    possible_agents = ("a", "b", "c", "d")
+    observation_spaces = dict.fromkeys(possible_agents, gym.spaces.Box(-1e6, 1e6, (1,), np.float32))
+    action_spaces = dict.fromkeys(possible_agents, gym.spaces.Discrete(2))
+    received = ()  # agents of the last step's actions, in their order
+
+    def reset(self, *, seed=None, options=None):
+        self._time = 0
+        return self._seen("ba"), {}
+
+    def _seen(self, agents):
+        return {agent: np.array([self._time], np.float32) for agent in agents}
+
+    def step(self, actions):
+        InOrder.received = tuple(actions)
+        self._time += 1
+        seen = self._seen([*reversed(actions), *("dc" if self._time == 2 else "")])
+        return seen, {}, {"__all__": self._time == 9}, {}, {}
+
+
+def test_actions_reach_an_environment_in_the_order_in_which_agents_have_joined():
+    """With any policies, and also where they are replayed: it may draw random numbers for each."""
+    policies, table = {"p": MLP, "q": MLP}, {"[ac]": "p", "*": "q"}
+    runner, other = (make("test_resume:InOrder", policies, table) for _ in range(2))
+    sample(runner, 0, 2)
+    sample(runner, 1, 3)
+    assert InOrder.received == ("b", "a", "d", "c")
+    InOrder.received = ()
+    other.set_state(runner.get_state())
+    assert InOrder.received == ("b", "a", "d", "c")
+
+
+def drawn(agent, episode):
+    return "pq"[int(episode.rng.integers(2))]
+
+
+def test_agents_that_join_after_a_resume_have_the_policies_that_they_would_have_had():
+    """Though these are drawn, each after those of agents that have joined before."""
+    straight, resumed = (
+        make("test_resume:InOrder", {"p": MLP, "q": MLP}, "test_resume:drawn", num_envs=6)
+        for _ in range(2)
+    )
+    sample(straight, 0, 1)
+    resumed.set_weights(straight.get_weights())
+    resumed.set_state(straight.get_state())
+    one, other = (sample(runner, 1, 5).batch.policy_batches for runner in (straight, resumed))
+    for policy_id, batch in one.items():
+        assert set(batch["agent_index"].tolist()) == {0, 1, 2, 3}
+        for name in ("env_id", "agent_index", "t"):
+            np.testing.assert_array_equal(batch[name], other[policy_id][name])

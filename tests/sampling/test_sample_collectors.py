@@ -414,6 +414,9 @@ def test_the_log_keeps_the_observations_that_are_due_alone():
         log.build()
         assert log.size == 1
         step(1)
+        log.discard()
+        assert log.size == 1
+        step(1)
 
 
 @pytest.mark.parametrize("collector", COLLECTORS)

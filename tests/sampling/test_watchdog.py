@@ -1,5 +1,6 @@
 """Environments that do not come back, and those that end their process."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +59,18 @@ def test_a_sub_environment_that_hangs_is_built_again_like_one_that_raises(runner
 def test_calls_may_take_long_together_and_without_a_limit(runner):
     for limit_s in (5.0, None):
         assert len(runner(limit_s=limit_s, at=1000).sample()) == 20
+
+
+def test_calls_are_watched_until_the_runner_stops(runner):
+    def watching():
+        return {thread for thread in threading.enumerate() if thread.name == "watchdog"}
+
+    before = watching()
+    stopped = runner(at=1000)
+    (thread,) = watching() - before
+    stopped.stop()
+    thread.join(5.0)
+    assert not thread.is_alive()
 
 
 @pytest.mark.faults

@@ -81,8 +81,11 @@ def test_r2d2(memory, dueling, tmp_path):
     switches = {"double_q": dueling, "dueling": dueling, "n_step": 2, "value_rescaling": dueling}
     config = q_learning(PRIORITIES if dueling else {}, length=4, **switches)
     used, net = (LSTM_SEEN, LSTM(previous=1)) if memory == "LSTM" else ({"use_gru": True}, GRU())
-    config = config.model(hidden=[5], lstm_cell_size=4, max_seq_len=3, **used).replay(burn_in=2)
-    compare(config, r2d2, net, tmp_path)
+    compare(remembering(config, **used), r2d2, net, tmp_path)
+
+
+def remembering(config, **used):
+    return config.model(hidden=[5], lstm_cell_size=4, max_seq_len=3, **used).replay(burn_in=2)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -95,11 +98,16 @@ def test_sac(actions, activation, tmp_path):
     compare(config, sac, activation, tmp_path, actions=actions, image=image)
 
 
-@pytest.mark.parametrize("name", ["DQN", "SAC"])
+@pytest.mark.parametrize("name", ["DQN", "R2D2", "SAC"])
 def test_two_policies(name, tmp_path):
     policies = {"a": {}, "b": {"training": {"lr": 0.002, "gamma": 0.8, "n_step": 2}}}
     make, *transcription = {
         "DQN": (lambda: q_learning(PRIORITIES, dueling=True), dqn, QNetwork()),
+        "R2D2": (
+            lambda: remembering(q_learning(PRIORITIES, length=4), **LSTM_SEEN),
+            r2d2,
+            LSTM(previous=1),
+        ),
         "SAC": (lambda: replaying(SACConfig(), PRIORITIES), sac, "tanh"),
     }[name]
     config = make().multi_agent(policies=policies, agents={"a": "a", "b": "b"})
@@ -107,7 +115,12 @@ def test_two_policies(name, tmp_path):
 
 
 @pytest.mark.learning
-def test_apex(local_ray, tmp_path):
+@pytest.mark.parametrize("policies", [{}, {"a": {}, "b": {"training": {"gamma": 0.8}}}], ids=len)
+def test_apex(local_ray, policies, tmp_path):
     config = q_learning(PRIORITIES, dueling=True, double_q=True, n_step=3, length=6)
     config = config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1)
-    compare(config.exploration(runner_exponent=7), dqn, QNetwork(), tmp_path)
+    config, agents = config.exploration(runner_exponent=7), {}
+    if policies:
+        config = config.multi_agent(policies=policies, agents={"a": "a", "b": "b"})
+        agents = {"use": "logged_envs:LoggedAgents"}
+    compare(config, dqn, QNetwork(), tmp_path, **agents)

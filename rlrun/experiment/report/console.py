@@ -144,12 +144,13 @@ def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
     """The style for this stdout: a panel needs a terminal that redraws and shows blocks."""
     if quiet:
         return "quiet"
-    if plain or not sys.stdout.isatty():
+    if plain or sys.stdout is None or not sys.stdout.isatty():
         return "lines"
     from rich.console import Console as Terminal
 
     terminal = Terminal()
-    return "panel" if terminal.is_terminal and not terminal.options.ascii_only else "lines"
+    draws = terminal.is_terminal and not terminal.is_dumb_terminal
+    return "panel" if draws and not terminal.options.ascii_only else "lines"
 
 
 def make_console(

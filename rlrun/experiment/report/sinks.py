@@ -59,6 +59,15 @@ class JsonlSink:
         self._pending.append(json_line(row))
         self._flush()
 
+    def finish(self) -> None:
+        """Write the pending lines; raise DiskRefusedError if the disk refuses them still."""
+        try:
+            self._flush()
+        except OSError as error:
+            raise DiskRefusedError(
+                f"{self._path}: the last {len(self._pending):,} results are lost: {error.strerror}"
+            ) from None
+
     def content(self) -> bytes:
         """All lines, pending ones included, even of a file that has been removed since."""
         descriptor = self._file.fileno()

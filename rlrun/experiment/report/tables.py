@@ -61,6 +61,8 @@ class Table:
 
 def print_table(table: Table, style_of: Callable[[Cells], str | None]) -> None:
     """Print a table to stdout, in colour if that is a terminal."""
+    if sys.stdout is None:  # closed by the shell
+        return
     if sys.stdout.isatty():
         from rich.console import Console
 

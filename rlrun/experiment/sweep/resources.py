@@ -7,6 +7,7 @@ nothing. Its own process is idle while the runners sample and takes no CPU, as i
 trial without runners takes one CPU.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -76,6 +77,18 @@ def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> N
                 problems[f"{kind} needs {text} on one machine; there is {most}"] = None
     if problems:
         raise ResourceError("\n".join(problems))
+
+
+def trials_at_once(experiments: Iterable[ExperimentConfig], total: Resources) -> int:
+    """How many trials run at the same time, if they are the ones that need the least."""
+    there = {"CPU": total.cpus, "GPU": total.gpus, **total.custom}
+    fitting = []
+    for experiment in experiments:
+        needed = Counter[str]()
+        for bundle in bundles_of(experiment):
+            needed.update(bundle)
+        fitting.append(min(there.get(name, 0.0) // amount for name, amount in needed.items()))
+    return max(1, int(max(fitting)))
 
 
 def _holds(node: Mapping[str, float], bundle: Bundle) -> bool:

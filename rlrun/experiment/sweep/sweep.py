@@ -44,7 +44,13 @@ from rlrun.experiment.sweep.report import (
     sweep_lines,
     write_best,
 )
-from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, local_capacity
+from rlrun.experiment.sweep.resources import (
+    Capacity,
+    bundles_of,
+    check_fits,
+    local_capacity,
+    trials_at_once,
+)
 from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
 from rlrun.experiment.unfinished_run import unfinished_run
 
@@ -268,6 +274,7 @@ class _Sweep:
             self.plan.scheduler,
             sweep_tune.Events(self.folder.home, self.table, self.console.changed),
             sweep=sweep,
+            at_once=trials_at_once(self.plan.experiments, cluster_resources()),
             home=self.folder.tune.absolute(),
             interrupted=lambda: interrupts.requested,
         )

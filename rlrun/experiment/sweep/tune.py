@@ -73,6 +73,11 @@ class TrialSearch(Searcher):
                 self._tell(point)
 
     @property
+    def adapts(self) -> bool:
+        """Whether new points depend on the results of earlier ones."""
+        return self._optuna is not None
+
+    @property
     def num_trials(self) -> int:
         """Number of trials that are left to suggest."""
         return len(self._queue) + self._points_left * len(self._seeds)
@@ -252,17 +257,23 @@ def run_trials(
     events: "Events",
     *,
     sweep: SweepConfig,
+    at_once: int,
     home: Path,
     interrupted: Callable[[], bool],
 ) -> None:
     """Run all trials that ``search`` suggests, until they have ended or ``interrupted`` is true.
 
     A failed trial does not end the others. Ray must have been started.
+
+    Args:
+        at_once: how many trials have room at the same time.
     """
-    # Tune asks a searcher for one trial at a time, but HyperBand waits for a full bracket.
-    ahead = {"TUNE_MAX_PENDING_TRIALS_PG": str(search.num_trials)}
-    fills_brackets = isinstance(scheduler, HyperBandScheduler)
-    with _quiet_tune(_SILENT | ahead if fills_brackets else _SILENT):
+    # HyperBand waits for a full bracket, Optuna is asked as late as possible; otherwise all
+    # processes start at the same time, and not one after another, as Tune would have them.
+    starting = 1 if search.adapts else at_once
+    if isinstance(scheduler, HyperBandScheduler):
+        starting = search.num_trials
+    with _quiet_tune(_SILENT | {"TUNE_MAX_PENDING_TRIALS_PG": str(starting)}):
         tune.run(
             SweepTrial,
             name=home.name,
