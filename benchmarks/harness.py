@@ -86,10 +86,15 @@ RLLIB_2 = Contender("RLlib, 2 runners", "rllib-2", "rllib", ("--runners", "2"))
 
 
 def environment() -> dict[str, str]:
-    """Environment variables of every contender: one thread, no GPU, no usage reports."""
+    """Environment variables of every contender: one thread, no GPU, no usage reports.
+
+    Libraries choose the kernels for the processor themselves: what forces OpenBLAS to those of
+    another one, as some machines do for old versions of it, is left out.
+    """
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    forced = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in forced},
         **dict.fromkeys(threads, "1"),
         "CUDA_VISIBLE_DEVICES": "",
         "RAY_USAGE_STATS_ENABLED": "0",

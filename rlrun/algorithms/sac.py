@@ -43,11 +43,12 @@ from rlrun.config.schedules import LearningRate, Schedule, value_at
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.nested import ACTION_MASK, has_action_mask
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import as_tensors
-from rlrun.learning.losses import closed_form
+from rlrun.learning.losses import Statistics, closed_form
 from rlrun.learning.optimizers import FlatAdam
 from rlrun.policies.distributions import squashed_sample, squashed_sample_vjp
 from rlrun.policies.masked_module import ModuleFactory
@@ -136,25 +137,30 @@ def critic_loss(
     return loss, critic_statistics(loss.detach(), values.detach(), errors.detach())
 
 
-@torch.no_grad()
+@closed_form
 def critic_gradient(
     module: TwinQNetwork,
-    rows: dict[str, Tensor],
+    rows: dict[str, Array],
     *,
-    policy: RLModule,
-    target: RLModule,
+    policy: SACPolicyNetwork,
+    target: TwinQNetwork,
     alpha: Tensor,
-) -> dict[str, Tensor]:
-    """The gradient of `critic_loss`, for critics that have a `vjp`.
+) -> dict[str, Any]:
+    """The gradient of `critic_loss` in closed form, for a Box and networks that have a `vjp`.
 
     Returns:
         The statistics of `critic_loss`. The gradients are left in the module's parameters.
     """
-    targets = soft_targets(rows, policy, target, alpha)
+    following = {col.OBS: rows[col.NEXT_OBS]}
+    following[col.ACTIONS], logp, _ = squashed_sample_vjp(
+        policy.vjp(following)[0], rows[NEXT_NOISE]
+    )
+    next_values, _ = target.vjp(following)
+    targets = bellman_targets(rows, next_values.min(0) - alpha.item() * logp)
     values, backward = module.vjp(rows)
     errors = values - targets
     weighted = rows[col.WEIGHTS] * errors
-    backward.to_parameters(weighted / len(targets))
+    backward.to_parameters(weighted / np.float32(len(targets)))
     return critic_statistics(0.5 * (weighted * errors).mean(1).sum(), values, errors)
 
 
@@ -180,9 +186,9 @@ def soft_value(
     return torch.minimum(first, second) - alpha * logp
 
 
-def critic_statistics(loss: Tensor, values: Tensor, errors: Tensor) -> dict[str, Tensor]:
-    """Statistics of the critics' loss; values and errors are ``[2, M]``."""
-    distances = errors.abs().mean(0)
+def critic_statistics(loss: Any, values: Any, errors: Any) -> dict[str, Any]:
+    """Statistics of the critics' loss; values and errors are ``[2, M]``, tensors or arrays."""
+    distances = abs(errors).mean(0)
     return {
         "critic_loss": loss,
         "q_mean": values.mean(),
@@ -225,9 +231,9 @@ def policy_loss(
 
 @closed_form
 def policy_gradient(
-    module: SACPolicyNetwork, rows: dict[str, Tensor], *, critics: TwinQNetwork, alpha: Tensor
-) -> dict[str, Tensor]:
-    """The gradient of `policy_loss`, for a Box and networks that have a `vjp`.
+    module: SACPolicyNetwork, rows: dict[str, Array], *, critics: TwinQNetwork, alpha: Tensor
+) -> dict[str, Any]:
+    """The gradient of `policy_loss` in closed form, for a Box and networks that have a `vjp`.
 
     Returns:
         The statistics of `policy_loss`. The gradients are left in the module's parameters.
@@ -235,13 +241,12 @@ def policy_gradient(
     inputs, backward = module.vjp(rows)
     actions, logp, sample_backward = squashed_sample_vjp(inputs, rows[NOISE])
     values, critics_backward = critics.vjp({col.OBS: rows[col.OBS], col.ACTIONS: actions})
-    num_rows = len(logp)
+    num_rows, weight = len(logp), alpha.item()
     first_is_smaller = values[0] <= values[1]
-    d_values = torch.stack((first_is_smaller, ~first_is_smaller)) * (-1.0 / num_rows)
+    d_values = np.stack((first_is_smaller, ~first_is_smaller)) * np.float32(-1.0 / num_rows)
     d_actions = critics_backward.to_input(d_values)[:, -actions.shape[1] :]
-    backward(sample_backward(d_actions, alpha / num_rows))
-    loss = (alpha * logp - values.amin(0)).mean()
-    return {"policy_loss": loss, "entropy": -logp.mean()}
+    backward(sample_backward(d_actions, weight / num_rows))
+    return {"policy_loss": (weight * logp - values.min(0)).mean(), "entropy": -logp.mean()}
 
 
 class SAC(Algorithm[SACTraining]):
@@ -369,16 +374,15 @@ class SACUpdater(Updater):
     def _lr_of(self, schedule: Schedule | None, env_steps: int) -> float:
         return value_at(self._training.lr if schedule is None else schedule, env_steps)
 
-    def update(
-        self, batch: SampleBatch, rng: np.random.Generator, env_steps: int
-    ) -> dict[str, Tensor]:
+    def update(self, batch: SampleBatch, rng: np.random.Generator, env_steps: int) -> Statistics:
         """One step of the critics, the policy, the temperature and the target."""
         learner, critic, training = self._learner, self.critic, self._training
-        rows = as_tensors(replayed_rows(batch), learner.device)
+        rows = replayed_rows(batch)
         if self._continuous:
             shape = (2, *rows[col.ACTIONS].shape)
-            noise = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-            rows[NOISE], rows[NEXT_NOISE] = noise.to(learner.device)
+            rows[NOISE], rows[NEXT_NOISE] = rng.standard_normal(shape, dtype=np.float32)
+        if not critic.module.has_vjp:
+            rows = as_tensors(rows, learner.device)  # once for both
         alpha = self.temperature.alpha
         policy, critics = learner.module, critic.module
         of_critics = critic.step(
@@ -445,9 +449,9 @@ class Temperature:
         self._optimizer = FlatAdam(self._log_alpha, self._gradient)
         self.alpha = self._log_alpha.exp()
 
-    def step(self, entropy: Tensor, lr: float) -> None:
+    def step(self, entropy: Tensor | float, lr: float) -> None:
         """Move once, seeing the policy's entropy."""
-        self._gradient.copy_(entropy - self.target_entropy)
+        self._gradient.fill_(entropy - self.target_entropy)
         self._optimizer.step(lr)
         self.alpha = self._log_alpha.exp()
 

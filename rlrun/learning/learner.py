@@ -65,10 +65,9 @@ class Learner:
         # A group's driver may be on the CPU where this learner is on a GPU, without closed forms.
         self._by_autograd = not self.module.has_vjp or self._compile or self._hook is not None
         self._compiled: dict[Loss, Loss] = {}
-        convolutional = _is_convolutional(module)
-        if convolutional and self.device.type == "cpu":
+        if self.device.type == "cpu":
             keep_freed_memory()
-        num_threads = settings.num_threads or (None if convolutional else 1)
+        num_threads = settings.num_threads or (None if _is_convolutional(module) else 1)
         if num_threads is not None:
             set_num_threads(num_threads)
         views = module.view_requirements

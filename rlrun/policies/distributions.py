@@ -373,22 +373,28 @@ def squashed_sample(inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def squashed_sample_vjp(
-    inputs: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor, Callable[[Tensor, float | Tensor], Tensor]]:
-    """`squashed_sample` without autograd.
+    inputs: Array, noise: Array
+) -> tuple[Array, Array, Callable[[Array, float], Array]]:
+    """`squashed_sample` without autograd, in numpy.
 
     Returns:
         Its actions and log-probabilities, and the way back from their gradients, ``[N, A]`` and one
         number for all rows, to the gradient of ``inputs``.
     """
-    actions, logp = squashed_sample(inputs, noise)
+    mean, unbounded = np.split(inputs, 2, -1)
+    log_std = unbounded.clip(*LOG_STD_BOUNDS)
+    std = np.exp(log_std)
+    unsquashed = mean + std * noise
+    actions = np.tanh(unsquashed)
+    log_volume = log_std + 2.0 * (
+        _LOG_2 - unsquashed - np.logaddexp(np.float32(0.0), -2.0 * unsquashed)
+    )
+    logp = -(0.5 * noise**2 + log_volume).sum(-1) - 0.5 * _LOG_2PI * noise.shape[-1]
 
-    def backward(d_actions: Tensor, d_logp: float | Tensor) -> Tensor:
-        log_std = inputs.chunk(2, -1)[1]
-        bounded = log_std.clamp(*LOG_STD_BOUNDS)
+    def backward(d_actions: Array, d_logp: float) -> Array:
         # of tanh, and of -log(1 - tanh(u)^2), whose derivative is 2 tanh(u)
-        d_mean = d_actions * (1.0 - actions.square()) + 2.0 * d_logp * actions
-        d_log_std = torch.where(log_std == bounded, d_mean * bounded.exp() * noise - d_logp, 0.0)
-        return torch.cat((d_mean, d_log_std), -1)
+        d_mean = d_actions * (1.0 - actions**2) + 2.0 * d_logp * actions
+        d_log_std = np.where(log_std == unbounded, d_mean * std * noise - d_logp, np.float32(0.0))
+        return np.concatenate((d_mean, d_log_std), -1)
 
     return actions, logp, backward

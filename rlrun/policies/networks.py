@@ -6,7 +6,7 @@ spaces, policies or training. Shapes: N rows.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod, sqrt
 from typing import Any, NamedTuple, Protocol
 
@@ -36,43 +36,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "linear": _identity,
-}
-
-
-class InPlace(NamedTuple):
-    """An activation whose slope follows from its output, both computed where they stand."""
-
-    forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], None]
-    """(gradient, output): from the gradient of the output to the gradient of the input."""
-
-
-# Autograd's own operations: ``gradient * (output > 0)`` takes ten times as long. They are called by
-# functions since modules that hold them are pickled, which operations cannot be.
-def _tanh(x: Tensor) -> Tensor:
-    if x.device.type != "cpu":
-        return x.tanh_()
-    array = x.numpy()
-    np.tanh(array, out=array)  # takes a sixth of the time of torch's
-    return x
-
-
-def _tanh_backward(gradient: Tensor, output: Tensor) -> None:
-    torch.ops.aten.tanh_backward.grad_input(gradient, output, grad_input=gradient)
-
-
-def _identity_backward(gradient: Tensor, output: Tensor) -> None:
-    """The gradient stays as it is."""
-
-
-def _relu_backward(gradient: Tensor, output: Tensor) -> None:
-    torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
-
-
-IN_PLACE: dict[str, InPlace] = {
-    "tanh": InPlace(_tanh, _tanh_backward),
-    "relu": InPlace(torch.relu_, _relu_backward),
-    "linear": InPlace(_identity, _identity_backward),
 }
 
 
@@ -278,8 +241,10 @@ class TwinMLP(nn.Module):
     def __init__(self, layers: Layers) -> None:
         super().__init__()
         self._activation = ACTIVATIONS[layers.activation]
-        self._in_place = IN_PLACE.get(layers.activation)
-        self.has_vjp = self._in_place is not None and layers.sizes[-1] == 1
+        self._in_numpy = IN_NUMPY.get(layers.activation)
+        self._back_in_numpy = BACK_IN_NUMPY.get(layers.activation)
+        self._single = layers.sizes[-1] == 1
+        self._looked_up: LayerArrays | None = None
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for sizes, gain in zip(pairwise(layers.sizes), layers.gains, strict=True):
             weight = torch.empty(2, *sizes)
@@ -300,14 +265,30 @@ class TwinMLP(nn.Module):
             x = self._activation(torch.baddbmm(bias, x, weight))
         return last_layer(x, *layers[-1])
 
-    def vjp(self, x: Tensor) -> tuple[Tensor, "TwinBackward"]:
-        """[N, in] -> [2, N, out] without autograd, and the way back; see `MLP.vjp`."""
-        assert self._in_place is not None
-        kept, layers = [x.expand(2, *x.shape)], self._layers()
-        for weight, bias in layers[:-1]:
-            kept.append(self._in_place.forward(torch.baddbmm(bias, kept[-1], weight)))
-        values = last_layer(kept[-1], *layers[-1])
-        return values, TwinBackward(layers, kept, self._in_place.backward)
+    @property
+    def has_vjp(self) -> bool:
+        """Whether there is a `vjp` for these layers where they are."""
+        written = self._back_in_numpy is not None and self._single
+        return written and self.weights[0].device.type == "cpu"
+
+    def vjp(self, x: Array) -> tuple[Array, "TwinBackward"]:
+        """The outputs [2, N] of layers that end in one, and the way back; see `MLP.vjp`."""
+        assert self._in_numpy is not None
+        assert self._back_in_numpy is not None
+        layers = self._looked_up
+        if layers is None or layers.first.data_ptr() != layers.lies_at:
+            layers = self._looked_up = LayerArrays.of(list(chain(*self._layers())))
+        kept = [x]
+        *hidden, (last_weight, last_bias) = layers.parameters
+        for weight, bias in hidden:
+            x = np.matmul(x, weight)
+            x += bias
+            kept.append(self._in_numpy(x, out=x))
+        values = np.matmul(x, last_weight)
+        values += last_bias
+        return values[..., 0], TwinBackward(layers, kept, self._back_in_numpy)
+
+    __getstate__ = MLP.__getstate__
 
 
 def last_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -325,50 +306,47 @@ class TwinBackward:
     """The way back through a `TwinMLP` with one output, to its parameters or to its input.
 
     Args:
-        layers: weight and bias of each.
-        kept: the input of each.
-        derive: the derivative of the activation, from `IN_PLACE`.
+        layers: weights and biases of both modules, and their gradients.
+        kept: the input of each layer: of the first ``[N, in]``, of the others ``[2, N, width]``.
+        to_activated: the way back through the activation, from `BACK_IN_NUMPY`.
     """
 
     def __init__(
         self,
-        layers: Sequence[tuple[Tensor, Tensor]],
-        kept: Sequence[Tensor],
-        derive: Callable[[Tensor, Tensor], None],
+        layers: LayerArrays,
+        kept: Sequence[Array],
+        to_activated: Callable[[Array, Array], None],
     ) -> None:
-        self._layers, self._kept, self._derive = layers, kept, derive
+        self._layers, self._kept, self._to_activated = layers, kept, to_activated
 
-    def to_parameters(self, gradient: Tensor) -> None:
+    def to_parameters(self, gradient: Array) -> None:
         """Overwrite each parameter's ``.grad``, given the gradient of the output [2, N]."""
-        weight, bias = self._layers[-1]
-        of_layer = gradient.unsqueeze(2)
-        assert weight.grad is not None
-        # As a row times a matrix: the transposed product takes ten times as long.
-        torch.bmm(of_layer.mT, self._kept[-1], out=weight.grad.mT)
-        torch.sum(of_layer, 1, keepdim=True, out=bias.grad)
-        of_layer = of_layer * weight.mT
-        for i in reversed(range(len(self._layers) - 1)):
-            weight, bias = self._layers[i]
-            self._derive(of_layer, self._kept[i + 1])
-            torch.bmm(self._kept[i].mT, of_layer, out=weight.grad)
-            torch.sum(of_layer, 1, keepdim=True, out=bias.grad)
+        ones = np.ones(gradient.shape[1], np.float32)
+        of_layer = gradient[..., None]
+        for i in reversed(range(len(self._kept))):
+            d_weight, d_bias = self._layers.gradients[i]
+            np.matmul(self._kept[i].swapaxes(-1, -2), of_layer, out=d_weight)
+            np.matmul(ones, of_layer, out=d_bias[:, 0])
             if i > 0:
-                of_layer = of_layer.bmm(weight.mT)
+                weight, _ = self._layers.parameters[i]
+                of_layer = np.matmul(of_layer, weight.swapaxes(1, 2))
+                self._to_activated(of_layer, self._kept[i])
 
-    def to_input(self, gradient: Tensor) -> Tensor:
+    def to_input(self, gradient: Array) -> Array:
         """The input's gradient [N, in] for an output's gradient [2, N]; leaves parameters alone.
 
         Rows without a gradient cost nothing: of the smaller value, that is half of them.
         """
-        of_input = torch.zeros_like(self._kept[0][0])
+        of_input = np.zeros_like(self._kept[0])
         for half in (0, 1):
-            rows = gradient[half].nonzero().squeeze(1)
-            of_layer = gradient[half].index_select(0, rows).unsqueeze(1)
-            for i in reversed(range(len(self._layers))):
-                of_layer = of_layer.mm(self._layers[i][0][half].t())
+            rows = gradient[half].nonzero()[0]
+            of_layer = gradient[half, rows, None]
+            for i in reversed(range(len(self._kept))):
+                weight, _ = self._layers.parameters[i]
+                of_layer = np.dot(of_layer, weight[half].T)
                 if i > 0:
-                    self._derive(of_layer, self._kept[i][half].index_select(0, rows))
-            of_input.index_add_(0, rows, of_layer)
+                    self._to_activated(of_layer, self._kept[i][half].take(rows, axis=0))
+            of_input[rows] += of_layer
         return of_input
 
 
@@ -486,8 +464,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 def keep_freed_memory() -> None:
     """Have the C library keep up to 1 GiB that is freed, for what is allocated next; glibc alone.
 
-    It would give back to the system what each minibatch of images frees, 100 MB, and the page
-    faults of the next one take up to a fifth of the time of an update.
+    It would give back to the system what each minibatch frees, 100 MB of images or 5 MB of SAC, and
+    the page faults of the next one take up to a fifth of the time of an update, or a quarter.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

@@ -8,10 +8,11 @@ they are learned.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,15 +20,17 @@ from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.layers import VALUE_GAIN, Layers, sac_network
-from rlrun.policies.networks import MLP, TwinBackward, TwinMLP
+from rlrun.policies.networks import MLP, Backward, TwinBackward, TwinMLP
 from rlrun.policies.rl_module import (
     RLModule,
     TensorBatch,
     as_features,
     box_of,
     encoder_of,
+    flat_features,
     flattens,
     set_log_std_bias,
 )
@@ -57,10 +60,9 @@ class SACPolicyNetwork(RLModule):
         obs = as_features(batch[col.OBS], flatten=self._flatten)
         return {col.ACTION_DIST_INPUTS: self.pi(obs if self.encoder is None else self.encoder(obs))}
 
-    def vjp(self, batch: TensorBatch) -> tuple[Tensor, Callable[[Tensor], object]]:
+    def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Backward]:
         """``action_dist_inputs`` ``[N, P]`` without autograd, as `MLP.vjp`; only if `has_vjp`."""
-        inputs, backward = self.pi.vjp(as_features(batch[col.OBS], flatten=True).numpy())
-        return torch.from_numpy(inputs), lambda gradient: backward(gradient.numpy())
+        return self.pi.vjp(flat_features(batch[col.OBS]))
 
 
 class TwinQNetwork(RLModule):
@@ -93,14 +95,13 @@ class TwinQNetwork(RLModule):
             return {Q_VALUES: self.q(features)}
         return {Q_VALUES: self.q(torch.cat((features, batch[col.ACTIONS]), dim=1)).squeeze(-1)}
 
-    def vjp(self, batch: TensorBatch) -> tuple[Tensor, TwinBackward]:
+    def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, TwinBackward]:
         """``q_values`` ``[2, N]`` of a Box without autograd, as `TwinMLP.vjp`; only if `has_vjp`.
 
         Its input is observations and actions, ``[N, O + A]``.
         """
-        obs = as_features(batch[col.OBS], flatten=True)
-        values, backward = self.q.vjp(torch.cat((obs, batch[col.ACTIONS]), dim=1))
-        return values.squeeze(-1), backward
+        obs = flat_features(batch[col.OBS])
+        return self.q.vjp(np.concatenate((obs, batch[col.ACTIONS]), axis=1))
 
 
 def _encoder_before(space: gym.Space[Any], model: ModelConfig) -> tuple[nn.Module | None, int]:

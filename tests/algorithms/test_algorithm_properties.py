@@ -96,8 +96,9 @@ def test_an_action_that_is_not_finite_is_the_policys_fault(built, name):
 
 
 def kill_a_runner(algorithm):
-    """While it samples: the iteration begins a moment before."""
+    """While its next fragment is waited for: it is stopped, so that no iteration ends before."""
     *_, victim = algorithm.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
+    os.kill(victim, signal.SIGSTOP)
     threading.Timer(0.01, os.kill, [victim, signal.SIGKILL]).start()
 
 

@@ -70,7 +70,7 @@ def learner_of(module):
 
 
 def in_arrays(batch):
-    """Rows as gradients in closed form take them, but for SAC's."""
+    """Rows as gradients in closed form take them."""
     return {name: column.numpy() for name, column in batch.items()}
 
 
@@ -82,9 +82,7 @@ def assert_same(learner, loss, gradient, batch, arguments):
     by_autograd = grads.clone()
     assert by_autograd.count_nonzero() > 0.5 * len(by_autograd)
     grads.fill_(float("nan"))  # every gradient is written, not added to
-    in_torch = gradient in (critic_gradient, policy_gradient)
-    rows = batch if in_torch else in_arrays(batch)
-    statistics = gradient(learner.module, rows, **arguments)
+    statistics = gradient(learner.module, in_arrays(batch), **arguments)
     torch.testing.assert_close(grads, by_autograd, rtol=1e-4, atol=1e-6)
     assert statistics.keys() == expected.keys()
     for key, value in expected.items():
