@@ -430,6 +430,8 @@ class ConvEncoder(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
             for layer in self.conv:
                 x = torch.relu_(layer(x))
+            if x.requires_grad:
+                x.register_hook(channels_last)  # or the slope of ReLU would take ten times as long
             return torch.relu(self.fc(x.flatten(1))).float()
 
 
