@@ -218,13 +218,17 @@ def test_freed_memory_is_kept_on_the_cpu(space, monkeypatch):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to keep memory")
-def test_an_update_on_images_reuses_the_memory_of_the_last_one():
-    images = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+@pytest.mark.parametrize(
+    ("space", "num_rows"),
+    [(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), 256), (OBS_SPACE, 4096)],
+    ids=["images", "wide layers"],
+)
+def test_an_update_reuses_the_memory_of_the_last_one(space, num_rows):
     torch.manual_seed(0)
-    module = build_module(images, gym.spaces.Discrete(2), ModelConfig())
+    module = build_module(space, gym.spaces.Discrete(2), ModelConfig(hidden=(256, 256)))
     settings = LearnersConfig(device="cpu", num_threads=1)
     learner = Learner(module, TrainingConfig(), settings)
-    rows = {col.OBS: torch.randint(0, 256, (256, 4, 84, 84), dtype=torch.uint8)}
+    rows = {col.OBS: torch.from_numpy(np.stack([space.sample() for _ in range(num_rows)]))}
 
     def page_faults():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -18,7 +18,11 @@ from rlrun.policies.action_sampling import (
     action_layout,
     action_sampler,
 )
-from rlrun.policies.distributions import build_distribution, squashed_sample
+from rlrun.policies.distributions import (
+    build_distribution,
+    squashed_sample,
+    squashed_sample_vjp,
+)
 
 N = 6
 
@@ -242,6 +246,16 @@ def test_the_squashed_log_probability_is_of_the_squashed_density() -> None:
         assert value == pytest.approx(slow_squashed_logp(row[:3], row[3:], given))
     std = inputs[1, 3:].exp()
     torch.testing.assert_close(actions[1], torch.tanh(inputs[1, :3] + std * noise[1]))
+
+
+def test_squashed_samples_in_numpy_are_those_of_torch_also_far_from_zero() -> None:
+    means, log_stds = [-200.0, -20.0, -1.0, 0.0, 1.0, 20.0, 200.0], [-30.0, -2.0, 0.0, 5.0]
+    inputs = torch.cartesian_prod(torch.tensor(means), torch.tensor(log_stds))
+    noise = torch.linspace(-3.0, 3.0, len(inputs))[:, None]
+    actions, logp, _ = squashed_sample_vjp(inputs.numpy(), noise.numpy())
+    assert np.isfinite(logp).all()
+    for mine, expected in zip((actions, logp), squashed_sample(inputs, noise), strict=True):
+        torch.testing.assert_close(torch.from_numpy(mine), expected)
 
 
 def test_the_squashed_density_integrates_to_one() -> None:
