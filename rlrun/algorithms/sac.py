@@ -160,7 +160,7 @@ def critic_gradient(
     values, backward = module.vjp(rows)
     errors = values - targets
     weighted = rows[col.WEIGHTS] * errors
-    backward.to_parameters(weighted / np.float32(len(targets)))
+    backward.to_parameters(weighted / len(targets))
     return critic_statistics(0.5 * (weighted * errors).mean(1).sum(), values, errors)
 
 
