@@ -127,7 +127,9 @@ def critic_loss(
         The loss, a scalar with gradient, and statistics without; ``td_errors`` is ``[M]``.
     """
     with torch.no_grad():
-        targets = soft_targets(rows, policy, target, alpha)
+        # Entropy is a part of the value of a state (eq. 3 and 5).
+        value = soft_value(policy, target, rows[col.NEXT_OBS], rows.get(NEXT_NOISE), alpha)
+        targets = bellman_targets(rows, value)
     values = module.forward_train(rows)[Q_VALUES]
     if NEXT_NOISE not in rows:
         actions = rows[col.ACTIONS][None, :, None].expand(2, -1, 1)
@@ -162,14 +164,6 @@ def critic_gradient(
     weighted = rows[col.WEIGHTS] * errors
     backward.to_parameters(weighted / len(targets))
     return critic_statistics(0.5 * (weighted * errors).mean(1).sum(), values, errors)
-
-
-def soft_targets(
-    rows: dict[str, Tensor], policy: RLModule, target: RLModule, alpha: Tensor
-) -> Tensor:
-    """y of `critic_loss`, ``[M]``: entropy is a part of the value of a state (eq. 3 and 5)."""
-    value = soft_value(policy, target, rows[col.NEXT_OBS], rows.get(NEXT_NOISE), alpha)
-    return bellman_targets(rows, value)
 
 
 def soft_value(

@@ -26,7 +26,14 @@ from benchmarks import (
     time_to_solve,
 )
 from benchmarks.environments import STEP_S, slow_cartpole
-from benchmarks.harness import RLRUN, SB3, MeasurementError, run_rounds, wait_until_quiet
+from benchmarks.harness import (
+    RLRUN,
+    SB3,
+    MeasurementError,
+    environment,
+    run_rounds,
+    wait_until_quiet,
+)
 from benchmarks.peers.driver import Iteration, measure_throughput, throughput
 from benchmarks.peers.replay_driver import EnvStepClock
 from benchmarks.record import RESULTS, Record, RecordError
@@ -35,6 +42,14 @@ from benchmarks.record import RESULTS, Record, RecordError
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
     return Record(tmp_path / "record.json", "equal_work", {"steps": 10}, machine={"cores": 2})
+
+
+def test_contenders_choose_the_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.setenv("OTHER", "stays")
+    passed_on = environment()
+    assert "OPENBLAS_CORETYPE" not in passed_on
+    assert (passed_on["OTHER"], passed_on["OPENBLAS_NUM_THREADS"]) == ("stays", "1")
 
 
 def test_ratio_is_taken_round_by_round() -> None:

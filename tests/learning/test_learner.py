@@ -235,7 +235,8 @@ def test_an_update_reuses_the_memory_of_the_last_one(space, num_rows):
         learner.update([rows], squared_values, {}, lr=1e-4)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    assert min(page_faults() for _ in range(4)) < 100
+    faults = [page_faults() for _ in range(10)]
+    assert sum(faults[4:]) < 500  # without, some updates have thousands
 
 
 class OneOfThree:
