@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, cast
@@ -107,21 +108,24 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.learners, self.timers = self.policies.learners, self.progress.timers
         self._parts: dict[str, Part] = {}
         self._callbacks = make_callbacks(config.callbacks)
-        with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)):
-            self._build(self.config, address)
+        with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)), ExitStack() as built:
+            self._build(with_ray(self.config, address), built)
+            self._to_stop = built.pop_all()
         self.timers.restart()
 
-    def _build(self, config: ExperimentConfig, address: str | None) -> None:
-        config = with_ray(config, address)
+    def _build(self, config: ExperimentConfig, built: ExitStack) -> None:
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
         spec = runner_spec(config, self.seed, self.policies.settings, factories, self._callbacks)
         self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)
         self.env_runner_group = group = start_env_runners(config, spec)
+        built.callback(group.stop)
         self._ahead: RoundAhead | None = None
         if config.env_runners.sample_async:
             self._ahead = self.keep("ahead", RoundAhead(group, self.repeated_request))
+        built.callback(self.policies.stop)
         self.policies.build(spec, *find_spaces(spec, group), self.make_learner)
         self.evaluator = Evaluator(config, spec, self.policies, self.explorations)
+        built.callback(self.evaluator.stop)
         self.setup()
         self.policies.acting_weights = self.policies.present_weights()
         self.env_runner_group.wait_until_built()
@@ -510,10 +514,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def stop(self) -> None:
         """Stop env runners and learners, close environments."""
-        self.env_runner_group.stop()
-        for learner in self.learners.values():
-            learner.stop()
-        self.evaluator.stop()
+        self._to_stop.close()
 
 
 def _key_of(policy_id: str) -> tuple[int, ...]:

@@ -117,6 +117,11 @@ class Policies(Mapping[str, PolicySettings]):
             torch.manual_seed(weights_seed(self._seed, policy_key(policy_id)))
             self.scratch[policy_id] = own_policy(settings, *self.module_spaces(policy_id))
 
+    def stop(self) -> None:
+        """End the processes of learners, where they have some."""
+        for learner in self.learners.values():
+            learner.stop()
+
     @property
     def masked(self) -> bool:
         """Whether any observations say which actions are allowed."""

@@ -340,7 +340,7 @@ class _Translator(OldSettings):
         space, seeds = self.sweep.get("space"), self.sweep.get("seeds")
         if space is not None and not space.value:
             del self.sweep["space"]
-        if seeds is not None and isinstance(seeds.value, list):
+        if seeds is not None and isinstance(seeds.value, list) and seeds.value:
             self.set("seed", seeds.value[0].plain(), seeds, "seed")
         if self.sweep:
             self.values["sweep"] = Node(self.sweep, self.experiment.origin)

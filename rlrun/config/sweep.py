@@ -205,7 +205,7 @@ def check_sweep(experiment: ExperimentConfig, tree: Node) -> Iterator[Finding]:
     yield from _check_metric(experiment)
     if sweep.scheduler is not None:
         yield from _check_scheduler(sweep, sweep.scheduler, varied)
-    if isinstance(sweep.seeds, tuple) and len(set(sweep.seeds)) < max(1, len(sweep.seeds)):
+    if isinstance(sweep.seeds, tuple) and len(set(sweep.seeds)) < len(sweep.seeds):
         yield Finding(("sweep", "seeds"), "a seed is listed twice")
     if sweep.seeds == ():
         yield Finding(("sweep", "seeds"), "expected at least one seed")

@@ -7,6 +7,7 @@ proxy. Must not know what the environments are, with one agent or with several.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
@@ -14,10 +15,11 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import gymnasium
@@ -177,8 +179,13 @@ class ProxyMaker:
 
     def all(self, num_envs: int) -> list[EnvProxy]:
         """All sub-environments, which build themselves at the same time."""
-        proxies = [self._begun(env_index) for env_index in range(num_envs)]
-        return [self._built(env_index, proxy) for env_index, proxy in enumerate(proxies)]
+        with ExitStack() as begun:
+            proxies = [self._begun(env_index) for env_index in range(num_envs)]
+            for proxy in proxies:
+                begun.callback(proxy.close)
+            built = [self._built(env_index, proxy) for env_index, proxy in enumerate(proxies)]
+            begun.pop_all()
+        return built
 
     def _begun(self, env_index: int) -> EnvProxy:
         return self.kind(partial(self.make, env_index), self.env_timeout_s)
@@ -248,6 +255,7 @@ class ProcessEnv(EnvProxy):
             target=_serve, args=(other_end, self._connection, host), daemon=True
         )
         self._process.start()
+        self._at_exit = atexit.register(partial(_kill, self._process, os.getpid()))
         other_end.close()
         self.begin("build")
 
@@ -274,6 +282,16 @@ class ProcessEnv(EnvProxy):
         self._connection.close()
         self._process.kill()
         self._process.join()
+        atexit.unregister(self._at_exit)
+
+
+def _kill(process: BaseProcess, parent: int) -> None:
+    """Kill a process that its parent, and no forked copy of it, has left when it ends.
+
+    multiprocessing itself sends SIGTERM, which the process ignores, and would wait for it.
+    """
+    if os.getpid() == parent:
+        process.kill()
 
 
 def _die_with_parent() -> None:

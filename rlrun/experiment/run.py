@@ -319,21 +319,21 @@ class RunSession:
 
     def build(self, stack: ExitStack) -> "Algorithm":
         """Make the algorithm and the sinks; ``stack`` closes them."""
-        algorithm = self._build_algorithm()
-        stack.callback(algorithm.stop)
+        algorithm = self._build_algorithm(stack)
         if algorithm.policies.masked:
             self.console.notice("policies take only actions that the action_mask allows")
         self.sinks = make_sinks(self.experiment.report.sinks, self.folder)
         stack.callback(self._close_sinks)
         return algorithm
 
-    def _build_algorithm(self) -> "Algorithm":
+    def _build_algorithm(self, stack: ExitStack) -> "Algorithm":
         """Make the algorithm and restore the checkpoint; only then change files of the folder."""
         runners = self.experiment.env_runners.num_env_runners
         self.console.status(f"starting {runners} env runners" if runners else "starting")
         algorithm: Algorithm = algorithm_class(self.experiment.algorithm)(
             self.experiment, address=self.address
         )
+        stack.callback(algorithm.stop)
         if self.resumed is not None:
             restore_checkpoint(algorithm, self.resumed)
         replace_text(self.folder.config, self._config_yaml)

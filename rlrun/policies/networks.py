@@ -5,6 +5,7 @@ spaces, policies or training. Shapes: N rows.
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from math import prod, sqrt
@@ -469,7 +470,6 @@ def keep_freed_memory() -> None:
     It would give back to the system what each minibatch frees, 100 MB of images or 5 MB of SAC, and
     the page faults of the next one take up to a fifth of the time of an update, or a quarter.
     """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)  # what is larger is mapped, and given back

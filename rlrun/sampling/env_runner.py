@@ -10,6 +10,7 @@ environment with one agent, several where agents have policies of their own. Ste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -134,12 +135,19 @@ class EnvRunner(OldNames):
         self._callbacks = [(callbacks, one.methods) for callbacks, one in made]
         self._ending = self._with("on_sample_end")
         self.envs: Any = self._make_envs()
+        with ExitStack() as failed:
+            failed.callback(self.stop)
+            self._prepare(spec)
+            failed.pop_all()
+
+    def _prepare(self, spec: RunnerSpec) -> None:
+        """Make what samples in the environments, which are there."""
         for callbacks in self._with("on_environment_created"):
             callbacks.on_environment_created(self, self.envs, self._context)
         self._settings: dict[str, PolicySettings | None] = {}
         self.actors: dict[str, PolicyActor] = {}
         self.policies: dict[str, Policy] = {}
-        plan = EndlessPlan(spec.seed, role, runner_index)
+        plan = EndlessPlan(spec.seed, self.role, self.runner_index)
         self._watch = self.episode_callbacks()
         self._slot_envs = self.slot_envs(plan, recorder=self._watch)
         self._loop = SamplingLoop(self._slot_envs, self.actors)
@@ -150,7 +158,7 @@ class EnvRunner(OldNames):
             self.set_policies(spec.multi_agent.policies)
         self.weights_version = -1
         self._next_fragment = 0
-        self._told_length = runner_index > 1  # that an episode is too long to be repeated
+        self._told_length = self.runner_index > 1  # that an episode is too long to be repeated
         self._bounds: BoundsCheck | None = None
         if spec.settings.observation_check_interval and not spec.settings.disable_env_checking:
             self._bounds = BoundsCheck(spec.settings, self._slot_envs, self.policy_spaces)

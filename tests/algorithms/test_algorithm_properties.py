@@ -1,5 +1,6 @@
 """What every algorithm promises, with one agent and with several; a row of `tiny` for each."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -23,7 +24,7 @@ from tiny import (
 )
 
 from rlrun.algorithms.policies import DivergedError
-from rlrun.algorithms.ppo import ppo_gradient, ppo_loss
+from rlrun.algorithms.ppo import PPO, ppo_gradient, ppo_loss
 from rlrun.checkpoint.checkpoint import CheckpointWriteError
 from rlrun.config.schema import ExplorationConfig
 from rlrun.data import columns as col
@@ -93,6 +94,18 @@ def test_an_action_that_is_not_finite_is_the_policys_fault(built, name):
     algorithm.set_weights({key: np.full_like(value, np.nan) for key, value in weights.items()})
     with pytest.raises(EnvError, match=r"the policy's action is \[nan\]\naction failed: .*step 0"):
         algorithm.train()
+
+
+@pytest.mark.parametrize("part", ["its network", "its last part"])
+def test_an_algorithm_that_cannot_be_built_closes_its_environments(built, monkeypatch, part):
+    def fail(algorithm):
+        raise KeyError("its last part")
+
+    model = {"use": "tiny:CannotBeBuilt"} if part == "its network" else {}
+    monkeypatch.setattr(PPO, "setup", fail)
+    with pytest.raises(KeyError, match=part):
+        built("PPO", model=model, env_runners={"gym_env_vectorize_mode": "async"})
+    assert not multiprocessing.active_children()
 
 
 def kill_a_runner(algorithm):

@@ -226,6 +226,7 @@ def test_what_has_no_counterpart_is_refused_at_its_line(write, config, message):
         ("old: {run: PG, env: CartPole-v1, stop: 3}", "exp.yaml:1:34: old.stop: expected keys and values"),
         ("old: {run: PG, env: CartPole-v1, confg: {}}", "exp.yaml:1:34: old.confg: there is no key beside config 'confg', there is run, config, env, stop, num_samples, checkpoint_freq, checkpoint_at_end - did you mean config?"),
         ("old: {run: PG, env: CartPole-v1, config: {lr: x}}", "exp.yaml:1:43: training.lr: expected a number or schedule from 0 to 10, got the text 'x'"),
+        ("old: {run: PG, env: CartPole-v1, num_samples: []}", "exp.yaml:1:34: sweep.seeds: expected at least one seed"),
         ("- {run: PG}", "exp.yaml:1:1: expected keys and values, such as `algorithm: PPO`"),
     ],
 )  # fmt: skip

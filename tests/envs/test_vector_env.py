@@ -455,6 +455,12 @@ def test_an_environment_that_hangs_ends_with_the_process_that_is_killed() -> Non
         time.sleep(0.05)
 
 
+def test_a_process_ends_at_once_that_leaves_an_environment_unclosed() -> None:
+    script = HANGS.replace("env.reset(seed=1)", "raise SystemExit(3)")
+    done = subprocess.run([sys.executable, "-c", script], timeout=100, check=False)
+    assert done.returncode == 3
+
+
 class OneWay(gymnasium.Env[Any, Any]):
     """Only one action is legal: the seed and the steps so far, added up. Observes both."""
 
@@ -472,6 +478,19 @@ class OneWay(gymnasium.Env[Any, Any]):
         assert action == self.seen.sum() or not self.strict, "an illegal action"
         self.seen[1] += 1
         return self.seen.copy(), 0.0, False, False, {}
+
+
+class SecondIsMissing(OneWay):
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(strict=False)
+        if context.vector_index == 1:
+            raise ValueError("the second one is missing")
+
+
+def test_of_environments_that_cannot_all_be_built_none_is_left() -> None:
+    with pytest.raises(EnvError, match="the second one is missing"):
+        make(f"{__name__}:SecondIsMissing", 3, "async")
+    assert not multiprocessing.active_children()
 
 
 def vector_of_one_way(num_envs: int) -> Any:

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.result import is_wall_clock
 from rlrun.checkpoint.checkpoint import CheckpointError, read_checkpoint
 from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
@@ -52,9 +53,25 @@ def assert_equal_runs(left, right, *, but=None):
         assert array.tobytes() == expected[key].tobytes(), key
 
 
+class Command(subprocess.Popen):
+    """A child process, which is killed where its block raises: a run that hangs hangs no test."""
+
+    def __exit__(self, kind, *arguments):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *arguments)
+
+
 def start_rlrun(*words, **options):
     """A child process of the command that a user types."""
-    return subprocess.Popen([sys.executable, "-m", "rlrun", *map(str, words)], **options)
+    return Command([sys.executable, "-m", "rlrun", *map(str, words)], **options)
+
+
+class Pause(Callbacks):
+    """Lasts a while after each iteration, so that a run is not over before its test disturbs it."""
+
+    def on_train_result(self, algorithm, result):
+        time.sleep(0.02)
 
 
 def wait_for(condition, seconds=200):

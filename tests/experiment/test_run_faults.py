@@ -37,6 +37,7 @@ env_runners: {num_envs_per_env_runner: 4}
 model: {hidden: [16]}
 training: {train_batch_size: 256, minibatch_size: 64, num_epochs: 4}
 checkpoint: {every: 2, keep: 2}
+callbacks: [{use: "run_folders:Pause"}]
 """
 
 
@@ -92,7 +93,9 @@ def test_a_run_whose_terminal_is_closed_is_saved(whole, record_fault, num_env_ru
     os.kill(child, signal.SIGSTOP)  # the run must not end before its terminal does
     os.close(os.dup2(os.open(os.devnull, os.O_RDONLY), terminal))
     os.kill(child, signal.SIGCONT)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    ended = []
+    wait_for(lambda: ended.append(os.waitpid(child, os.WNOHANG)) or ended[-1][0], seconds=60)
+    assert os.waitstatus_to_exitcode(ended[-1][1]) == 130
     last = timeless(folder)[-1]["training_iteration"]
     assert read_checkpoint(folder / "checkpoints/latest").iteration == last
     if not num_env_runners:

@@ -22,6 +22,7 @@ env_runners: {num_envs_per_env_runner: 4}
 model: {hidden: [8]}
 training: {train_batch_size: 256, minibatch_size: 64, num_epochs: 4}
 checkpoint: {every: 2}
+callbacks: [{use: "run_folders:Pause"}]
 sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}, trials: 4}
 """
 
@@ -220,4 +221,4 @@ def test_a_wrong_address_is_named_with_its_line(whole):
     file.write_text(text)
     code, _, err = finish(command(file))
     assert code == 2
-    assert "wrong.yaml:10:17: sweep.space.training.lrr: unknown key" in err
+    assert "wrong.yaml:11:17: sweep.space.training.lrr: unknown key" in err

@@ -76,8 +76,7 @@ def test_windows_is_told_what_to_use():
     assert "ImportError: rlrun runs on Linux and macOS; on Windows use WSL 2" in done.stderr
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.faults)])
 def test_training_needs_nothing_that_linux_alone_has(tmp_path, mode):
     """Such as /proc, the affinity of a process, or workers that are forked."""
     code = """
@@ -110,7 +109,8 @@ if __name__ == "__main__":
     script = tmp_path / "script.py"
     script.write_text(code)
     command = [sys.executable, script, mode, tmp_path / "run"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    output = {"capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=ROOT, timeout=200, check=False, **output)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "metrics.jsonl").exists()
 
