@@ -75,7 +75,7 @@ test-faults: setup
 	$(call measure,faults,--numprocesses $(WORKERS) --dist loadfile)
 
 soak: setup
-	$(call measure,soak)
+	$(call measure,soak,-o faulthandler_timeout=0)
 
 # In an environment of its own; old versions warn about each other, which is no fault of rlrun.
 test-oldest:
