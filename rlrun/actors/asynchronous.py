@@ -273,36 +273,62 @@ class RoundAhead:
     """A synchronous round that runs while the rows of the round before it are learned from.
 
     It acts with the weights of before that learning, so its rows are one update older; equal runs
-    stay equal, and a resumed run asks for the same round again.
+    stay equal, and a resumed run asks for the same round again. Runners have its requests before
+    they have answered those of the round before, and so need not wait for the driver.
 
     Args:
         group: remote runners, which must not be sampled from otherwise.
+        next_request: makes the request for a round.
         request_of: see `AsynchronousSampler.set_state`.
     """
 
     def __init__(
-        self, group: EnvRunnerGroup, request_of: Callable[[Mapping[str, Any]], SampleRequest]
+        self,
+        group: EnvRunnerGroup,
+        next_request: Callable[[], SampleRequest],
+        request_of: Callable[[Mapping[str, Any]], SampleRequest],
     ) -> None:
-        self._group, self._request_of = group, request_of
+        self._group, self._next_request, self._request_of = group, next_request, request_of
         self._asked: _Asked | None = None
         self._lengths: list[int] = []
         self._round: Round | None = None
 
-    def begin(self, request: SampleRequest, lengths: Sequence[int], weights: Any) -> None:
-        """Send the requests of a round, and go on.
+    def begin(self, lengths: Sequence[int], weights: Any) -> None:
+        """Send the requests of the next round, unless `take` has, and go on.
 
         Args:
             lengths: steps of each sub-environment, by runner.
         """
-        self._asked, self._lengths = _Asked(request, weights), list(lengths)
-        self._round = self._group.begin(request, lengths, weights)
+        if self._round is None:
+            self._begin(self._next_request(), lengths, weights)
 
-    def take(self, lengths: Sequence[int]) -> list[Any] | None:
-        """Wait for the round's replies; None if there is none of these lengths."""
+    def _begin(
+        self, request: SampleRequest, lengths: Sequence[int], weights: Any, *, queued: bool = False
+    ) -> Round:
+        self._asked, self._lengths = _Asked(request, weights), list(lengths)
+        self._round = self._group.begin(request, lengths, weights, queued=queued)
+        return self._round
+
+    def take(
+        self, lengths: Sequence[int], following: Sequence[int] | None, weights: Any
+    ) -> list[Any] | None:
+        """Wait for the round's replies; None if there is none of these lengths.
+
+        Args:
+            following: lengths of the round that runners go on with at once; None if they wait.
+            weights: that this one acts with.
+        """
         if self._lengths != list(lengths):
             self.cancel()
         begun, self._round, self._asked = self._round, None, None
-        return None if begun is None else begun.replies()
+        if begun is None:
+            return None
+        if following is None:
+            return begun.replies()
+        behind = self._begin(self._next_request(), following, weights, queued=True)
+        replies = begun.replies()
+        behind.ask_replaced()
+        return replies
 
     def cancel(self) -> None:
         """Have the runners as if no round had been asked for."""
@@ -325,7 +351,7 @@ class RoundAhead:
         """Ask for the round of a state; for none if there is another number of runners."""
         self._round = self._asked = None
         if state and len(state["lengths"]) == len(self._group.indices):
-            self.begin(self._request_of(state["request"]), state["lengths"], state["weights"])
+            self._begin(self._request_of(state["request"]), state["lengths"], state["weights"])
 
 
 def _fragment(result: CallResult) -> int:

@@ -184,12 +184,21 @@ class EnvRunnerGroup(OldNames):
         return [self.local_env_runner.sample_fragment(request, weights, with_state=False)]
 
     def begin(
-        self, request: SampleRequest, lengths: Sequence[int] | None = None, weights: Any = None
+        self,
+        request: SampleRequest,
+        lengths: Sequence[int] | None = None,
+        weights: Any = None,
+        *,
+        queued: bool = False,
     ) -> Round:
-        """As `sample` of remote runners, without waiting; `Round.replies` does."""
+        """As `sample` of remote runners, without waiting; `Round.replies` does.
+
+        Args:
+            queued: behind a round whose replies have not been taken.
+        """
         assert self.remote is not None
         by_runner = None if lengths is None else dict(zip(self.indices, lengths, strict=True))
-        return Round(self.remote, request, weights, by_runner)
+        return Round(self.remote, request, weights, by_runner, queued=queued)
 
     def left_over(self, lengths: Sequence[int], replies: Sequence[SampleReply]) -> list[int]:
         """Divide the vector steps of runners that did not reply among the healthy ones.
@@ -315,6 +324,7 @@ class Round:
     Args:
         lengths: steps of each sub-environment, by runner; None takes the request's for all.
         tasks: what runners do with the request, others than these get none; None samples fragments.
+        queued: behind a round whose replies have not been taken.
     """
 
     def __init__(
@@ -324,6 +334,8 @@ class Round:
         weights: Any,
         lengths: Mapping[int, int] | None = None,
         tasks: Mapping[int, Task] | None = None,
+        *,
+        queued: bool = False,
     ) -> None:
         self._remote, self._request = remote, request
         self._lengths, self._tasks = lengths, tasks
@@ -332,12 +344,14 @@ class Round:
         self._tag = ("round", request.fragment)
         self._asked: set[int] = set()
         self._pending: set[int] = set()
-        remote.actors.fetch_ready_async_reqs()  # answers to earlier requests are dropped
+        if not queued:
+            remote.actors.fetch_ready_async_reqs()  # answers to earlier requests are dropped
         self._ask(remote.actors.healthy_actor_ids if tasks is None else list(tasks))
 
     def replies(self) -> list[Any]:
         """Wait for the replies, ordered by runner index."""
         remote, replies = self._remote, dict[int, Any]()
+        self._deadline = time.monotonic() + remote.timeout_s  # before, others may have been served
         while self._pending:
             left_s = max(0, self._deadline - time.monotonic())
             gather_s = _GATHER_S * len(self._pending)
@@ -364,6 +378,12 @@ class Round:
         self._asked |= sent
         self._pending |= sent
         self._deadline = time.monotonic() + self._remote.timeout_s
+
+    def ask_replaced(self) -> None:
+        """Ask runners again that were replaced in the round before, with their queued requests."""
+        lost = [i for i in self._pending if not self._remote.actors.num_in_flight(i)]
+        self._pending.difference_update(lost)
+        self._ask_again(lost)
 
     def _ask_again(self, indices: Sequence[int]) -> None:
         self._request = self._remote.with_connector_state(self._request)

@@ -109,6 +109,8 @@ class RemoteRunners:
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
         self.max_in_flight = settings.max_requests_in_flight_per_env_runner
+        if settings.sample_async:  # a round, and the one behind it
+            self.max_in_flight = max(self.max_in_flight, 2)
         host_class: Any = ray.remote(
             num_cpus=settings.cpus_per_env_runner,
             num_gpus=settings.num_gpus_per_env_runner,

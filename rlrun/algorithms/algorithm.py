@@ -121,7 +121,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         built.callback(group.stop)
         self._ahead: RoundAhead | None = None
         if config.env_runners.sample_async:
-            self._ahead = self.keep("ahead", RoundAhead(group, self.repeated_request))
+            ahead = RoundAhead(group, self.next_request, self.repeated_request)
+            self._ahead = self.keep("ahead", ahead)
         built.callback(self.policies.stop)
         self.policies.build(spec, *find_spaces(spec, group), self.make_learner)
         self.evaluator = Evaluator(config, spec, self.policies, self.explorations)
@@ -156,8 +157,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         Raises:
             CheckpointError: there is none, or one of another class. Others as `load_experiment`.
         """
-        found: Self = algorithm_at(Path(path), cls, overrides, address=address, trust=trust)
-        return found
+        return cast("Self", algorithm_at(Path(path), cls, overrides, address=address, trust=trust))
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
@@ -274,9 +274,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         with self.timers.phase("sample"):
             replies: list[SampleReply] = []
             end = self.progress.counted_steps + self.training.train_batch_size
-            for lengths, following in zip(
-                self._rounds, [*self._rounds[1:], self._rounds[0]], strict=True
-            ):
+            rounds = self._rounds
+            for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
                 # Whole episodes may bring more steps than a round asks for.
                 if self.progress.counted_steps < end:
                     replies += self.sample_round(lengths, following)
@@ -295,15 +294,16 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             lengths: steps of each sub-environment, by runner.
             following: those of the next round, which begins at once with `sample_async`.
         """
-        weights, group = self.policies.acting_weights, self.env_runner_group
-        replies = None if self._ahead is None else self._ahead.take(lengths)
+        weights, group, ahead = self.policies.acting_weights, self.env_runner_group, self._ahead
+        at_once = None if self.policies.connectors.sends else following  # else after the merge
+        replies = None if ahead is None else ahead.take(lengths, at_once, weights)
         if replies is None:
             replies = group.sample(self.next_request(), lengths, weights)
         self.count(replies)
         if len(replies) < len(lengths) and any(left := group.left_over(lengths, replies)):
             replies += self.sample_round(left)
-        if self._ahead is not None and following is not None:
-            self._ahead.begin(self.next_request(), following, weights)
+        if ahead is not None and following is not None:
+            ahead.begin(following, weights)
         return replies
 
     def next_request(self, length: int = 0) -> SampleRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from pathlib import Path
@@ -11,14 +12,12 @@ import numpy as np
 import pytest
 from tiny import ALGORITHMS, BATCH, FILTERED, assert_equal_weights, build, learner_stats, train
 
+from rlrun.actors.env_runner_group import Round
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.config.problems import ConfigError
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-AHEAD = {
-    "env_runners": {**FILTERED["env_runners"], "sample_async": True},
-    "evaluation": {"interval": 1, "episodes": 2},
-}
+AHEAD = {"env_runners": {"sample_async": True}, "evaluation": {"interval": 1, "episodes": 2}}
 ONE_STEP = {"num_epochs": 1, "minibatch_size": BATCH, "lr": 0.05}
 
 
@@ -29,30 +28,36 @@ def learned(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("name", "env"),
+    ("name", "env", "filtered"),
     [
-        ("PPO", "MultiAgentCartPole"),
-        ("PPO, LSTM", "CartPole-v1"),
-        ("DQN", "CartPole-v1"),
+        ("PPO", "MultiAgentCartPole", True),
+        ("PPO, LSTM", "CartPole-v1", False),
+        ("DQN", "CartPole-v1", True),
+        ("DQN", "CartPole-v1", False),
     ],
 )
 def test_runners_sample_while_policies_learn_and_equal_runs_are_equal(
-    built: Any, tmp_path: Path, name: str, env: str
+    built: Any, tmp_path: Path, name: str, env: str, filtered: bool
 ) -> None:
-    first = built(build, name, env, runners=2, **AHEAD)
-    second = built(build, name, env, runners=2, **AHEAD)
+    settings = copy.deepcopy(AHEAD)
+    if filtered:
+        settings["env_runners"] |= FILTERED["env_runners"]
+    first = built(build, name, env, runners=2, **settings)
+    second = built(build, name, env, runners=2, **settings)
     train(first, 2)
     assert first.env_runner_group.num_in_flight == 2
     first.save(tmp_path / "checkpoint")
-    rows = train(first, 2)
+    rows = train(first, 3)
     train(second, 2)
     os.kill(second.env_runner_group.foreach_env_runner(lambda _: os.getpid())[0], signal.SIGKILL)
-    for row, other in zip(rows, train(second, 2), strict=True):
+    for row, other in zip(rows, train(second, 3), strict=True):
         assert learned(row) == learned(other)
+    causes = {cause: other[f"env_runners/restarts_by_cause/{cause}"] for cause in ("died", "late")}
+    assert causes == {"died": 1, "late": 0}
     resumed = built(Algorithm.from_checkpoint, tmp_path / "checkpoint")
-    assert train(resumed, 2) == rows
+    assert train(resumed, 3) == rows
     assert_equal_weights(resumed, first)
-    assert [row["env_steps"] for row in rows] == [3 * BATCH, 4 * BATCH]
+    assert [row["env_steps"] for row in rows] == [3 * BATCH, 4 * BATCH, 5 * BATCH]
 
 
 def test_a_batch_sampled_ahead_is_one_update_old_and_is_weighted_for_that(
@@ -66,6 +71,39 @@ def test_a_batch_sampled_ahead_is_one_update_old_and_is_weighted_for_that(
     # The mean of the standardised advantages, weighted by what the update before has changed.
     assert abs(rows[0]["policy_loss"]) < 1e-6
     assert all(abs(row["policy_loss"]) > 1e-4 for row in rows[1:])
+
+
+@pytest.mark.parametrize(("filters", "queued"), [({}, 1), (FILTERED["env_runners"], 0)])
+def test_runners_have_the_next_request_before_they_answer_unless_filters_are_merged_first(
+    built: Any, monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any], queued: int
+) -> None:
+    algorithm = built(build, "PPO", runners=1, env_runners={"sample_async": True, **filters})
+    in_flight, replies = [], Round.replies
+
+    def noting(round_: Round) -> list[Any]:
+        in_flight.append(algorithm.env_runner_group.num_in_flight)
+        return replies(round_)
+
+    monkeypatch.setattr(Round, "replies", noting)
+    train(algorithm, 3)
+    assert in_flight == [1, 1 + queued, 1 + queued]
+    assert algorithm.env_runner_group.num_in_flight == 1
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["PPO", "DQN"])
+def test_the_steps_of_a_runner_that_is_lost_are_sampled_by_the_others(
+    built: Any, name: str
+) -> None:
+    ignored = {"restart_failed_env_runners": False, "ignore_env_runner_failures": True}
+    algorithm = built(build, name, runners=2, fault_tolerance=ignored, **AHEAD)
+    train(algorithm, 2)
+    victim = algorithm.env_runner_group.foreach_env_runner(lambda _: os.getpid())[0]
+    os.kill(victim, signal.SIGKILL)
+    for iteration in (3, 4, 5):
+        row = algorithm.train()
+        assert row["env_steps"] == iteration * BATCH
+    assert row["env_runners"]["healthy"] == 1
 
 
 def test_what_batches_left_out_in_turns_may_be_read_when_sampling_ahead(
