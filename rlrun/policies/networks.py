@@ -372,6 +372,13 @@ def channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
+def scaled(images: Tensor) -> Tensor:
+    """Images as float32, bytes in [0, 1]."""
+    if images.dtype == torch.uint8:
+        return images.to(torch.float32).mul_(1.0 / 255.0)
+    return images.to(torch.float32)
+
+
 class ConvEncoder(nn.Module):
     """Convolutions and one linear layer, all followed by ReLU: images to [N, output_size].
 
@@ -424,10 +431,10 @@ class ConvEncoder(nn.Module):
         self.fc = linear(num_features, output_size, gain, init)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float images [N, ...] -> [N, output_size]."""
+        """Images [N, ...], bytes or numbers, -> [N, output_size]."""
         x = x.reshape(-1, *self._shape)
         x = x if self._channels_first else x.permute(0, 3, 1, 2)
-        x = channels_last(x)
+        x = scaled(channels_last(x))  # in this order: as numbers it would be four times the memory
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
             for layer in self.conv:
                 x = torch.relu_(layer(x))

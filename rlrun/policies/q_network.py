@@ -145,7 +145,7 @@ class QNetwork(RLModule):
 
     def _outputs(self, batch: TensorBatch, *, noisy: bool) -> Tensor:
         """Values [N, n], or logits [N, n, K]."""
-        features = self.encoder(as_features(batch[col.OBS], flatten=self._flatten))
+        features = self.encoder(as_features(batch[col.OBS], self.encoder, flatten=self._flatten))
         if not self.options.dueling:
             return self._by_action(self.q(features, noisy=noisy))
         value = self.value(features, noisy=noisy)

@@ -108,7 +108,9 @@ class MemoryActorCritic(RLModule):
 
     def encode(self, batch: TensorBatch) -> Tensor:
         """Observations as features [M, F]."""
-        features: Tensor = self.encoder(as_features(batch[col.OBS], flatten=self._flatten))
+        features: Tensor = self.encoder(
+            as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
+        )
         return features
 
     def dist_inputs(self, features: Tensor) -> Tensor:

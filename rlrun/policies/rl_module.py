@@ -42,7 +42,7 @@ from rlrun.policies.layers import (
     has_image,
     is_image,
 )
-from rlrun.policies.networks import MLP, ConvEncoder
+from rlrun.policies.networks import MLP, ConvEncoder, scaled
 
 TensorBatch = Mapping[str, Tensor]
 
@@ -189,7 +189,7 @@ class ActorCritic(RLModule):
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
-        obs = as_features(batch[col.OBS], flatten=self._flatten)
+        obs = as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
         features = self.encoder(obs)
         value_features = features if self.vf_encoder is None else self.vf_encoder(obs)
         return {
@@ -203,13 +203,13 @@ class ActorCritic(RLModule):
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] alone."""
-        features = self.encoder(as_features(batch[col.OBS], flatten=self._flatten))
+        features = self.encoder(as_features(batch[col.OBS], self.encoder, flatten=self._flatten))
         return {col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features))}
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [N], without the policy branch."""
         encoder = self.encoder if self.vf_encoder is None else self.vf_encoder
-        features = encoder(as_features(batch[col.OBS], flatten=self._flatten))
+        features = encoder(as_features(batch[col.OBS], encoder, flatten=self._flatten))
         return self.vf(features).squeeze(-1)
 
     def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Array, Callable[..., None]]:
@@ -261,14 +261,19 @@ def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: Model
                 head.bias[start : leaf.inputs.stop] = model.log_std_init
 
 
-def as_features(obs: Any, *, flatten: bool) -> Any:
-    """Observations [N, ...] as an encoder takes them: float32, images in [0, 1]; nests of these."""
+def as_features(obs: Any, encoder: nn.Module | None, *, flatten: bool) -> Any:
+    """Observations [N, ...] as an encoder takes them: float32, images in [0, 1]; nests of these.
+
+    Convolutions scale bytes themselves.
+    """
+    if isinstance(encoder, ConvEncoder):
+        return obs
     if not isinstance(obs, Tensor):
-        return map_leaves(partial(as_features, flatten=False), obs)
-    if obs.dtype != torch.float32:
-        scale = 1.0 / 255.0 if obs.dtype == torch.uint8 and not flatten else 1.0
-        obs = obs.to(torch.float32).mul_(scale)
-    return obs.flatten(1) if flatten and obs.dim() > 2 else obs
+        return map_leaves(partial(as_features, encoder=None, flatten=False), obs)
+    if not flatten:
+        return scaled(obs)
+    obs = obs.to(torch.float32)
+    return obs.flatten(1) if obs.dim() > 2 else obs
 
 
 def flat_features(obs: Array) -> Array:

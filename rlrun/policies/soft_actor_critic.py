@@ -57,7 +57,7 @@ class SACPolicyNetwork(RLModule):
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` ``[N, P]``."""
-        obs = as_features(batch[col.OBS], flatten=self._flatten)
+        obs = as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
         return {col.ACTION_DIST_INPUTS: self.pi(obs if self.encoder is None else self.encoder(obs))}
 
     def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Backward]:
@@ -89,7 +89,7 @@ class TwinQNetwork(RLModule):
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``q_values`` of ``obs`` and, for a Box, ``actions`` ``[N, A]``."""
-        obs = as_features(batch[col.OBS], flatten=self._flatten)
+        obs = as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
         features = obs if self.encoder is None else self.encoder(obs)
         if self._discrete:
             return {Q_VALUES: self.q(features)}
