@@ -205,6 +205,7 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
     algorithm = make()
     train(algorithm, 1)
     algorithm.add_policy("older", like="main")
+    assert [*filter(algorithm.policies.is_policy_to_train, ("main", "older"))] == ["main"]
     frozen = {k: v for k, v in algorithm.get_weights().items() if k.startswith("older/")}
     rows = train(algorithm, 3)
     assert rows[-1]["env_runners/policy_return_mean/older"] is not None
@@ -255,6 +256,10 @@ def test_a_policy_that_is_added_to_sac_has_the_critics_and_the_temperature_of_th
         np.testing.assert_array_equal(weights[f"new/{name}"], weights[f"agent_0/{name}"])
     kept = algorithm.get_state()["algorithm"]["replay"]["updaters"]
     assert kept["new"]["temperature"]["log_alpha"] == kept["agent_0"]["temperature"]["log_alpha"]
+    for policy_id, like in (("frozen", "agent_0"), ("thawed", "frozen")):
+        algorithm.add_policy(policy_id, like=like, train=policy_id == "thawed")
+    kept = algorithm.get_state()["algorithm"]["replay"]["updaters"]
+    assert kept.keys() == {"agent_0", "agent_1", "new"}  # critics of those that learn
     algorithm.save(tmp_path / "saved")
     other = several("SAC")
     other.restore(tmp_path / "saved")

@@ -96,6 +96,15 @@ def test_an_episode_without_end_is_warned_of_once(monkeypatch, caplog, collector
     assert "truncate_episodes does not wait" in warnings[0]
 
 
+def test_the_most_that_is_held_back_is_not_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
+    (actor,) = whole_runner(1, length=100).actors.values()
+    actor.collector.warn_if_large(20)
+    assert "held back" not in caplog.text
+    actor.collector.warn_if_large(21)
+    assert "21 steps" in caplog.text
+
+
 @pytest.mark.parametrize("length", [5, 7])  # of episodes, which fill the fragment or exceed it
 @pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
 def test_a_long_fragment_of_short_episodes_is_not_warned_of(monkeypatch, caplog, collector, length):
