@@ -66,6 +66,12 @@ def rows() -> list[Row]:
     return [
         Row("PPO, CartPole-v1", equal_work.BENCHMARK, harness.RLRUN.name, peers),
         Row(
+            "the same, sampled ahead by one runner",
+            equal_work.BENCHMARK,
+            harness.RLRUN_1_AHEAD.name,
+            {sb3: harness.SB3.name},
+        ),
+        Row(
             "the same, two processes, env steps of 100 µs",
             slow_env.BENCHMARK,
             harness.RLRUN_2.name,
