@@ -294,7 +294,7 @@ class RoundAhead:
         self._round: Round | None = None
 
     def begin(self, lengths: Sequence[int], weights: Any) -> None:
-        """Send the requests of the next round, unless `take` has, and go on.
+        """Send the requests of the next round, unless `take` has done so, and go on.
 
         Args:
             lengths: steps of each sub-environment, by runner.
@@ -315,8 +315,9 @@ class RoundAhead:
         """Wait for the round's replies; None if there is none of these lengths.
 
         Args:
-            following: lengths of the round that runners go on with at once; None if they wait.
-            weights: that this one acts with.
+            following: lengths of the next round, which runners go on with at once; None if they
+                are to wait for `begin`.
+            weights: that the next round acts with.
         """
         if self._lengths != list(lengths):
             self.cancel()
