@@ -351,7 +351,7 @@ class Round:
     def replies(self) -> list[Any]:
         """Wait for the replies, ordered by runner index."""
         remote, replies = self._remote, dict[int, Any]()
-        self._deadline = time.monotonic() + remote.timeout_s  # until now a round before may have run
+        self._deadline = time.monotonic() + remote.timeout_s  # the round before has run till now
         while self._pending:
             left_s = max(0, self._deadline - time.monotonic())
             gather_s = _GATHER_S * len(self._pending)
