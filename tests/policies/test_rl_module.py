@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ModelConfig
+from rlrun.policies import networks
 from rlrun.policies.action_sampling import FORBIDDEN, action_layout
 from rlrun.policies.catalog import build_module, seeded_module
 from rlrun.policies.layers import Layers, is_image
@@ -134,6 +135,22 @@ def test_both_image_layouts_give_the_same_numbers() -> None:
     assert not is_image(gym.spaces.Box(0, 255, (3, 4, 9), np.uint8))
     assert not is_image(gym.spaces.Box(0, 255, (3, 9, 4), np.uint8))
     assert is_image(gym.spaces.Box(0, 255, (3, 5, 9), np.uint8))
+
+
+def test_images_are_laid_out_channels_last_while_they_are_bytes(monkeypatch) -> None:
+    laid_out, channels_last = [], networks.channels_last
+
+    def noting(images: Tensor) -> Tensor:
+        laid_out.append(images.dtype)
+        return channels_last(images)
+
+    encoder = ConvEncoder((3, 40, 48), None, 16)
+    images = torch.randint(256, (2, 3, 40, 48), dtype=torch.uint8)
+    expected = encoder(images.float() / 255)
+    monkeypatch.setattr(networks, "channels_last", noting)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(images), expected)
+    assert laid_out == [torch.uint8]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
