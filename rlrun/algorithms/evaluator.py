@@ -169,6 +169,8 @@ class Evaluator:
 
     def _local(self, render_mode: str | None = None) -> EnvRunner:
         if self._runner is None or render_mode is not None:
+            if self._runner is not None:
+                self._runner.stop()
             self._runner = EnvRunner(self._spec, role=Role.EVALUATION, render_mode=render_mode)
         return self._runner
 

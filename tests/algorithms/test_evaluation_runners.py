@@ -185,8 +185,10 @@ def test_stopping_closes_the_environments_of_evaluation(monkeypatch: pytest.Monk
     algorithm.evaluate()
     of_evaluation = algorithm.evaluator.runner().foreach_env(lambda env: env.unwrapped)
     assert not Long.closed
+    shown = algorithm.evaluator.runner("rgb_array").foreach_env(lambda env: env.unwrapped)
+    assert {id(env) for env in of_evaluation} == {id(env) for env in Long.closed}
     algorithm.stop()
-    assert {id(env) for env in of_evaluation} <= {id(env) for env in Long.closed}
+    assert {id(env) for env in shown} <= {id(env) for env in Long.closed}
 
 
 class Other(Long):

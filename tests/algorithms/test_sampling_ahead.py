@@ -90,22 +90,6 @@ def test_runners_have_the_next_request_before_they_answer_unless_filters_are_mer
     assert algorithm.env_runner_group.num_in_flight == 1
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_the_steps_of_a_runner_that_is_lost_are_sampled_by_the_others(
-    built: Any, name: str
-) -> None:
-    ignored = {"restart_failed_env_runners": False, "ignore_env_runner_failures": True}
-    algorithm = built(build, name, runners=2, fault_tolerance=ignored, **AHEAD)
-    train(algorithm, 2)
-    victim = algorithm.env_runner_group.foreach_env_runner(lambda _: os.getpid())[0]
-    os.kill(victim, signal.SIGKILL)
-    for iteration in (3, 4, 5):
-        row = algorithm.train()
-        assert row["env_steps"] == iteration * BATCH
-    assert row["env_runners"]["healthy"] == 1
-
-
 def test_what_batches_left_out_in_turns_may_be_read_when_sampling_ahead(
     built: Any, tmp_path: Path
 ) -> None:

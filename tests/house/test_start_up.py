@@ -109,8 +109,9 @@ if __name__ == "__main__":
     script = tmp_path / "script.py"
     script.write_text(code)
     command = [sys.executable, script, mode, tmp_path / "run"]
-    output = {"capture_output": True, "text": True}
-    done = subprocess.run(command, cwd=ROOT, timeout=200, check=False, **output)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "metrics.jsonl").exists()
 

@@ -235,8 +235,10 @@ def test_an_update_reuses_the_memory_of_the_last_one(space, num_rows):
         learner.update([rows], squared_values, {}, lr=1e-4)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    faults = [page_faults() for _ in range(10)]
-    assert sum(faults[4:]) < 500  # without, some updates have thousands
+    for _ in range(8):
+        page_faults()
+    # The heap may grow late, once or twice; without kept memory nearly all updates have thousands.
+    assert sum(page_faults() > 500 for _ in range(12)) <= 3
 
 
 class OneOfThree:
