@@ -4,6 +4,7 @@ Owns: the written form of resolved configs. Must not know: run folders, terminal
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import yaml
@@ -65,15 +66,28 @@ def _render(values: dict[str, Any], note: Callable[[Path], str | None]) -> str:
 
 
 def _entry(key: str, value: Any) -> str:
-    return f"{flow(key)}: {flow(value)}"
+    return f"{_name(key)}: {flow(value)}"
 
 
 def flow(value: Any) -> str:
     """A plain value on one line, as it may stand anywhere in a file."""
+    # Most values of a config are these, and yaml takes as long for one as for a small file.
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
     text: str = yaml.dump(
         [value], Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**9
     )
     return text.strip()[1:-1]  # Without the brackets of a list of one.
+
+
+@cache
+def _name(key: str) -> str:
+    """A key; a process writes the same ones for each of its runs."""
+    return flow(key)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -19,10 +19,9 @@ from contextlib import suppress
 from pathlib import Path as FilePath
 from typing import Any
 
-from rlrun.config.dump import dump_yaml
+from rlrun.config.dump import dump_yaml, to_plain
 from rlrun.config.problems import InputError, Path, join
 from rlrun.config.schema import ExperimentConfig
-from rlrun.config.yaml_tree import parse_yaml
 
 CODE_OPTION = "--trust"
 _RUN_FILES = ("config.yaml", "sweep.yaml")
@@ -40,8 +39,7 @@ class TrustError(InputError):
 
 def signed_yaml(experiment: ExperimentConfig) -> str:
     """`dump_yaml`, with a signature if the experiment names code and the user can have a key."""
-    text = dump_yaml(experiment)
-    code = code_of(parse_yaml(text, "").plain())
+    text, code = dump_yaml(experiment), code_of(to_plain(experiment))
     key = _key(create=True) if code else None
     return text if key is None else f"{text}# code signed by rlrun: {_digest(key, code)}\n"
 

@@ -135,11 +135,11 @@ def iterate_experiment(
     folder = RunFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         try:
-            replace_text(folder.config, signed_yaml(experiment))
+            session = RunSession(experiment, folder, None, address, console)
+            session.write_config()
         except OSError:
             folder.discard()
             raise
-        session = RunSession(experiment, folder, None, address, console)
         return (yield from session.go(run_log, overrides, loaded))
 
 
@@ -294,6 +294,10 @@ class RunSession:
             self.console.summary(summary_lines(outcome, self.stop))
             return outcome
 
+    def write_config(self) -> None:
+        """Write the folder's `config.yaml`."""
+        replace_text(self.folder.config, self._config_yaml)
+
     def begin(self, stack: ExitStack, run_log: RunLog, overrides: Sequence[str]) -> None:
         """Note the start of a session in the folder, and open the console."""
         iteration = self.resumed.iteration if self.resumed else None
@@ -336,7 +340,7 @@ class RunSession:
         stack.callback(algorithm.stop)
         if self.resumed is not None:
             restore_checkpoint(algorithm, self.resumed)
-        replace_text(self.folder.config, self._config_yaml)
+        self.write_config()
         if self.resumed is not None:
             self.checkpoints.set_aside_after(self.resumed.iteration)
         repair(self.folder.metrics, self.resumed.row if self.resumed else None)

@@ -25,12 +25,14 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from functools import cache
 from importlib import metadata
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, ClassVar, Self
 
 from rlrun.checkpoint.checkpoint import MANIFEST, CheckpointWriteError
@@ -376,10 +378,14 @@ def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _versions() -> Iterator[tuple[str, str]]:
+@cache
+def _versions() -> Mapping[str, str]:
+    """Releases of the packages that a run depends on, as this process has them."""
+    found = {}
     for name in _VERSIONS_OF:
         with suppress(metadata.PackageNotFoundError):
-            yield name, metadata.version(name)
+            found[name] = metadata.version(name)
+    return MappingProxyType(found)
 
 
 def _git() -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ from rlrun.actors.ray_runtime import (
 from rlrun.checkpoint.files import replace_text
 from rlrun.config import registry
 from rlrun.config.builder import GivenExperiment, given_experiment
-from rlrun.config.dump import dump_yaml
+from rlrun.config.dump import to_plain
 from rlrun.config.loader import load
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.sweep import is_sweep
 from rlrun.config.trust import TrustError, code_of, signed_yaml, untrusted
-from rlrun.config.yaml_tree import Node, parse_yaml
+from rlrun.config.yaml_tree import Node
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, known_style, print_error
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import seed_of, with_seed
@@ -133,7 +134,7 @@ def _require_known_code(
     folder: SweepFolder, table: TrialTable, experiment: ExperimentConfig
 ) -> None:
     """Raise TrustError if settings of trials name code that the sweep's own file does not name."""
-    known = [value for _, value in code_of(parse_yaml(dump_yaml(experiment), "").plain())]
+    known = [value for _, value in code_of(to_plain(experiment))]
     code = [
         found
         for trial in table.trials
@@ -315,8 +316,12 @@ class _Sweep:
     def _experiment_of(self, trial: Trial) -> ExperimentConfig:
         if not self.plan.points:  # Optuna never varies resources
             return self.experiment
+        return self._builder.build(trial.settings, trial.seed)
+
+    @cached_property
+    def _builder(self) -> PointBuilder:
         text = self.folder.config.read_text(encoding="utf-8")
-        return PointBuilder(text, str(self.folder.config)).build(trial.settings, trial.seed)
+        return PointBuilder(text, str(self.folder.config))
 
     def _sum_up(self, interrupted: bool) -> SweepOutcome:
         for trial in self.table.trials:

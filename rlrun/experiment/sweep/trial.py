@@ -16,11 +16,9 @@ from ray import tune
 
 from rlrun.checkpoint.checkpoint import Checkpoint, read_checkpoint
 from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
-from rlrun.checkpoint.files import replace_text
 from rlrun.config import registry
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
-from rlrun.config.trust import signed_yaml
 from rlrun.data.results import Row, addresses, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
@@ -37,9 +35,10 @@ REACHED = "_reached"
 SHARE = "_share"
 """Key of a result: used share of the run's budget."""
 
-STEP_S = 0.25
+STEP_S = 1.0
 """Seconds of iterations that are one step of Tune, where no scheduler decides by each iteration: a
-step costs Tune a few milliseconds, as long as an iteration of a small environment takes."""
+step costs Tune a few milliseconds, as long as an iteration of a small environment takes. The table
+of trials is as old as that, and an interrupted trial goes on for as long."""
 
 _CHECKPOINT = "checkpoint"
 _OWNER = "owner.json"
@@ -62,10 +61,10 @@ class TrialRun(RunSession):
         with ExitStack() as stack:
             folder = stack.enter_context(closing(_opened(path)))
             run_log = stack.enter_context(RunLog(folder.log, print_error))
-            if not folder.config.exists():
-                replace_text(folder.config, signed_yaml(experiment))
             checkpoint = take_over or newest_checkpoint(folder.checkpoints)
             super().__init__(experiment, folder, checkpoint, None, "quiet")
+            if not folder.config.exists():
+                self.write_config()
             self.begin(stack, run_log, ())
             self._was_done = self.done
             if not self._was_done:
@@ -154,6 +153,7 @@ class SweepTrial(tune.Trainable):
     ===========  ==========================================================
     """
 
+    _builder: PointBuilder | None = None  # of the sweep, whatever the trial
     _run: TrialRun | None = None
     _take_over: Checkpoint | None = None
 
@@ -222,10 +222,12 @@ class SweepTrial(tune.Trainable):
     def _opened(self) -> TrialRun:
         if self._run is None:
             registry.ENVS.update(self._identity["envs"])
-            folder = SweepFolder(Path(self._identity["sweep"]))
-            text = folder.config.read_text(encoding="utf-8")
-            builder = PointBuilder(text, str(folder.config))
-            experiment = builder.build(plain_settings(self._settings), self._identity["seed"])
+            if self._builder is None:
+                folder = SweepFolder(Path(self._identity["sweep"]))
+                text = folder.config.read_text(encoding="utf-8")
+                self._builder = PointBuilder(text, str(folder.config))
+            settings, seed = plain_settings(self._settings), self._identity["seed"]
+            experiment = self._builder.build(settings, seed)
             self._run = TrialRun(self._path(), experiment, take_over=self._take_over)
             self._take_over = None
         return self._run
