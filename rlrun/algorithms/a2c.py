@@ -110,11 +110,11 @@ class A2C(Algorithm[A2CTraining]):
 
     def _update(self, policy: PolicyUpdate[A2CTraining]) -> Statistics:
         training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
-        explained = add_advantages(
-            policy.rows, policy.batch, policy.module, training.gamma, training.lambda_
-        )
-        if self.config.env_runners.sample_async:
-            weigh_advantages(policy.rows, policy.batch)
+        rows, batch, ahead = policy.rows, policy.batch, self.config.env_runners.sample_async
+        estimator = training.gamma, training.lambda_
+        explained = add_advantages(rows, batch, policy.module, *estimator, off_policy=ahead)
+        if ahead:
+            weigh_advantages(rows, batch)
         arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
         size = training.microbatch_size
         statistics = policy.one_step(a2c_loss, arguments, size, gradient=a2c_gradient)

@@ -222,12 +222,14 @@ class PPO(Algorithm[PPOTraining]):
     def _update(self, policy: PolicyUpdate[PPOTraining]) -> Statistics:
         """Estimate advantages, then take epochs of minibatch steps."""
         training, rows, module = policy.training, policy.rows, policy.module
-        explained = add_advantages(rows, policy.batch, module, training.gamma, training.lambda_)
+        ahead = self.config.env_runners.sample_async
+        estimator = training.gamma, training.lambda_
+        explained = add_advantages(rows, policy.batch, module, *estimator, off_policy=ahead)
         if training.normalize_advantages == "batch":
             rows.columns = standardized_advantages(rows.columns)
         elif training.normalize_advantages == "minibatch":
             rows.prepare = standardized_advantages
-        if self.config.env_runners.sample_async:
+        if ahead:
             weigh_advantages(rows, policy.batch)
         kl = self.kl[policy.policy_id]
         in_force = {

@@ -10,7 +10,7 @@ must not cross it. A truncated step bootstraps; a terminated one does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ def gae(
     next_values: Array,
     terminateds: Array,
     truncateds: Array,
+    traces: Array | None = None,
     *,
     gamma: float,
     lambda_: float,
@@ -42,10 +43,11 @@ def gae(
     """Generalised advantage estimates (Schulman et al. 2016, eq. 16), float32 ``[T, B]``.
 
         delta_t = r_t + gamma V(s'_t) (1 - terminated_t) - V(s_t)
-        A_t     = delta_t + gamma lambda (1 - end_t) A_{t+1},   A_T = 0
+        A_t     = delta_t + gamma lambda (1 - end_t) c_{t+1} A_{t+1},   A_T = 0
 
     Args:
         rewards, values, next_values, terminateds, truncateds: each ``[T, B]``.
+        traces: c_t, what an action and all that follows it count, ``[T, B]``; None is 1.
         gamma: discount.
         lambda_: 0 gives one-step advantages, 1 the bootstrapped Monte-Carlo return minus V.
     """
@@ -53,6 +55,8 @@ def gae(
     following = np.where(terminateds, np.float32(0.0), next_values)
     deltas = rewards + gamma * following - values
     decay = (gamma * lambda_) * ~(terminateds | truncateds)
+    if traces is not None:
+        decay[:-1] *= traces[1:]
     return backward_sums(deltas, decay)
 
 
@@ -66,30 +70,20 @@ def backward_sums(deltas: Array, decay: Array) -> Array:
     return sums
 
 
-def gae_of_rows(
-    rewards: Array,
-    values: Array,
-    next_values: Array,
-    terminateds: Array,
-    truncateds: Array,
-    lengths: Array,
-    *,
-    gamma: float,
-    lambda_: float,
-) -> Array:
-    """`gae` for the rows ``[N]`` of a batch that is made of contiguous chunks.
+def gae_of_rows(lengths: Array, *columns: Array, gamma: float, lambda_: float) -> Array:
+    """`gae` for the rows of a batch that is made of contiguous chunks, float32 ``[N]``.
 
     Args:
         lengths: rows of each chunk, in order; they add up to N. Chunks of equal length are
             reshaped, others padded.
+        columns: what `gae` takes, each ``[N]``.
     """
-    columns = [rewards, values, next_values, terminateds, truncateds]
     shaped, back = in_time_major(columns, lengths, end=3)
     return back(gae(*shaped, gamma=gamma, lambda_=lambda_))
 
 
 def in_time_major(
-    columns: list[Array], lengths: Array, *, end: int
+    columns: Sequence[Array], lengths: Array, *, end: int
 ) -> tuple[list[Array], Callable[[Array], Array]]:
     """Rows ``[N]`` of contiguous chunks as arrays ``[T, chunks]``, and the way back to rows.
 
@@ -125,9 +119,8 @@ def discounted_returns(
         lengths: rows of each contiguous chunk, in order.
     """
     nothing = np.zeros(len(rewards), dtype=np.float32)
-    return gae_of_rows(
-        rewards, nothing, nothing, terminateds, truncateds, lengths, gamma=gamma, lambda_=1.0
-    )
+    flags = terminateds, truncateds
+    return gae_of_rows(lengths, rewards, nothing, nothing, *flags, gamma=gamma, lambda_=1.0)
 
 
 def chunk_lengths(unroll_ids: Array) -> Array:
@@ -175,7 +168,13 @@ def outputs_as_acted(
 
 @closed_form
 def add_advantages(
-    rows: LoadedBatch, batch: SampleBatch, module: RLModule, gamma: float, lambda_: float
+    rows: LoadedBatch,
+    batch: SampleBatch,
+    module: RLModule,
+    gamma: float,
+    lambda_: float,
+    *,
+    off_policy: bool = False,
 ) -> float | None:
     """Add the columns that losses compare with: action_logp, vf_preds, advantages, value_targets.
 
@@ -185,30 +184,42 @@ def add_advantages(
     but for the last bits elsewhere. Modules that put out values when they act are asked only for
     what followed the last steps, and for final observations.
 
+    Args:
+        off_policy: correct for older weights having acted, with the truncated importance weights
+            min(1, pi(a|s) / mu(a|s)) of V-trace (Espeholt et al. 2018, arXiv:1802.01561, section
+            4.1) as traces; the value targets are V-trace's. `weigh_advantages` is the other half.
+
     Returns:
         The explained variance of the values, None where the targets do not vary.
     """
     known = outputs_when_acting(batch, module) if module.values_when_acting else None
     inputs, old_values, next_values = outputs_as_acted(rows, module, known)
     predictions = as_array(old_values)
+    rows.add(col.ACTION_DIST_INPUTS, inputs)
+    rows.add(col.ACTION_LOGP, logp_as_in_losses(module, inputs, rows.columns[col.ACTIONS]))
+    traces = np.minimum(importance_weights(rows, batch), 1.0) if off_policy else None
     advantages = gae_of_rows(
+        chunk_lengths(batch.column(col.UNROLL_ID)),
         batch.column(col.REWARDS),
         predictions,
         as_array(next_values),
         batch.column(col.TERMINATEDS),
         batch.column(col.TRUNCATEDS),
-        chunk_lengths(batch.column(col.UNROLL_ID)),
+        *(() if traces is None else (traces,)),
         gamma=gamma,
         lambda_=lambda_,
     )
-    rows.add(col.ACTION_DIST_INPUTS, inputs)
-    rows.add(col.ACTION_LOGP, logp_as_in_losses(module, inputs, rows.columns[col.ACTIONS]))
     rows.add(col.VF_PREDS, old_values)
     rows.add(col.ADVANTAGES, advantages)
     # The targets use the advantages before any normalisation.
-    targets = advantages + predictions
+    targets = (advantages if traces is None else traces * advantages) + predictions
     rows.add(col.VALUE_TARGETS, targets)
     return explained_variance(targets, predictions)
+
+
+def importance_weights(rows: LoadedBatch, batch: SampleBatch) -> Array:
+    """pi(a|s) / mu(a|s) ``[N]``, of the present policy, as in the rows, to the one that acted."""
+    return np.exp(as_array(rows.columns[col.ACTION_LOGP]) - batch.column(col.ACTION_LOGP))
 
 
 def logp_as_in_losses(module: RLModule, inputs: Any, actions: Any) -> Any:

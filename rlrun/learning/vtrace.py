@@ -35,6 +35,7 @@ from rlrun.learning.returns import (
     backward_sums,
     chunk_lengths,
     explained_variance,
+    importance_weights,
     in_time_major,
     logp_as_in_losses,
     outputs_as_acted,
@@ -185,8 +186,8 @@ def weigh_advantages(rows: LoadedBatch, batch: SampleBatch) -> None:
         rows: with the present policy's `action_logp`, and advantages.
         batch: with the acting policy's `action_logp`.
     """
-    ratios = np.exp(as_array(rows.columns[col.ACTION_LOGP]) - batch.column(col.ACTION_LOGP))
-    rows.add(IMPORTANCE_WEIGHTS, np.minimum(ratios, MAX_IMPORTANCE_WEIGHT))
+    weights = importance_weights(rows, batch)
+    rows.add(IMPORTANCE_WEIGHTS, np.minimum(weights, MAX_IMPORTANCE_WEIGHT))
     if rows.prepare is None:
         rows.columns = _weighted(rows.columns)
     else:

@@ -97,6 +97,25 @@ def test_rows_count_as_much_as_their_actions_have_become_likelier_and_at_most_tw
     np.testing.assert_allclose(found, np.sort(expected), rtol=1e-5)
 
 
+@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
+def test_older_weights_having_acted_shorten_traces_and_targets_are_those_of_vtrace(built, lambda_):
+    algorithm = built(experiment(minibatch_size=64))
+    batch, module = algorithm.sample(), algorithm.learner.module
+    rows = algorithm.learner.load(batch, (col.ACTIONS,))
+    add_advantages(rows, batch, module, 0.99, lambda_)
+    on_policy = rows.columns[col.ADVANTAGES].copy()
+    present = rows.columns[col.ACTION_LOGP].copy()
+    add_advantages(rows, batch, module, 0.99, lambda_, off_policy=True)
+    np.testing.assert_allclose(rows.columns[col.ADVANTAGES], on_policy, rtol=1e-4, atol=1e-4)
+    batch[col.ACTION_LOGP] = present - np.log(np.resize(np.float32([0.25, 1.0, 1.5]), len(batch)))
+    add_advantages(rows, batch, module, 0.99, lambda_, off_policy=True)
+    targets, advantages = rows.columns[col.VALUE_TARGETS], rows.columns[col.ADVANTAGES]
+    following = advantages - on_policy
+    assert (abs(following).max() > 1e-2) == (lambda_ > 0.0), "later actions count less"
+    add_vtrace(rows, batch, module, VTraceSettings(0.99, lambda_))
+    np.testing.assert_allclose(targets, rows.columns[col.VALUE_TARGETS], rtol=1e-4, atol=1e-4)
+
+
 def test_what_a_loss_compares_with_is_computed_without_dropout_as_actions_are(built):
     config = experiment(minibatch_size=64).model(use="tiny:DropsOut")
     algorithm = built(config)

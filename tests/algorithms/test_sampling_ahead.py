@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -71,6 +72,24 @@ def test_a_batch_sampled_ahead_is_one_update_old_and_is_weighted_for_that(
     # The mean of the standardised advantages, weighted by what the update before has changed.
     assert abs(rows[0]["policy_loss"]) < 1e-6
     assert all(abs(row["policy_loss"]) > 1e-4 for row in rows[1:])
+
+
+@pytest.mark.parametrize("name", ["PPO", "A2C"])
+def test_advantages_are_corrected_for_older_weights_when_sampling_ahead(
+    built: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    corrected = []
+    module = importlib.import_module(f"rlrun.algorithms.{name.lower()}")
+    estimated = module.add_advantages
+
+    def noting(*arguments: Any, off_policy: bool) -> Any:
+        corrected.append(off_policy)
+        return estimated(*arguments, off_policy=off_policy)
+
+    monkeypatch.setattr(module, "add_advantages", noting)
+    train(built(build, name), 1)
+    train(built(build, name, runners=1, env_runners={"sample_async": True}), 1)
+    assert corrected == [False, True]
 
 
 @pytest.mark.parametrize(("filters", "queued"), [({}, 1), (FILTERED["env_runners"], 0)])

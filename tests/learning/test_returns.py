@@ -28,8 +28,10 @@ def random_columns(rng, shape):
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6))
 def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
-    columns = random_columns(np.random.default_rng(seed), (sum(lengths),))
-    found = gae_of_rows(*columns, np.array(lengths), gamma=0.97, lambda_=0.9)
+    rng = np.random.default_rng(seed)
+    traces = rng.random(sum(lengths), np.float32)
+    columns = *random_columns(rng, (sum(lengths),)), traces
+    found = gae_of_rows(np.array(lengths), *columns, gamma=0.97, lambda_=0.9)
     start = 0
     for length in lengths:
         chunk = [column[start : start + length, None] for column in columns]
