@@ -30,6 +30,8 @@ from rlrun.policies.rl_module import RLModule
 Rows = dict[str, Any]
 """Columns of a minibatch by name, each ``[M, ...]``: tensors, or arrays for closed forms."""
 
+MAX_ROWS = 4096  # of one forward pass over the whole batch; bounds memory on images
+
 
 @dataclass(frozen=True)
 class KnownOutputs:
@@ -189,6 +191,22 @@ class Minibatches:
     def to(self, device: torch.device) -> Minibatches:
         """The same minibatches on another device."""
         return replace(self, batch=self.batch.to(device))
+
+
+def outputs_as_acted(
+    rows: LoadedBatch, module: RLModule, known: KnownOutputs | None = None
+) -> tuple[Any, Any, Any]:
+    """`LoadedBatch.outputs` in evaluation mode, as env runners act: without dropout, for example.
+
+    With it, the numbers that a loss compares with would differ from the runners'.
+    """
+    learning = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        return rows.outputs(module, MAX_ROWS, known)
+    finally:
+        for part in learning:
+            part.training = True
 
 
 def outputs_when_acting(batch: SampleBatch, module: RLModule) -> KnownOutputs | None:

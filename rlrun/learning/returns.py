@@ -19,14 +19,12 @@ from torch import Tensor
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.loaded_batch import KnownOutputs, LoadedBatch, Rows, outputs_when_acting
+from rlrun.learning.loaded_batch import LoadedBatch, Rows, outputs_as_acted, outputs_when_acting
 from rlrun.learning.losses import closed_form
 from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
 
 Array = NDArray[Any]
-
-MAX_ROWS = 4096  # of one forward pass over the whole batch; bounds memory on images
 
 
 def gae(
@@ -148,22 +146,6 @@ def standardized(advantages: Any) -> Any:
 def standardized_advantages(rows: Rows) -> Rows:
     """These rows with their advantages brought to mean 0 and deviation 1."""
     return rows | {col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
-
-
-def outputs_as_acted(
-    rows: LoadedBatch, module: RLModule, known: KnownOutputs | None = None
-) -> tuple[Any, Any, Any]:
-    """`LoadedBatch.outputs` in evaluation mode, as env runners act: without dropout, for example.
-
-    With it, the numbers that a loss compares with would differ from the runners'.
-    """
-    learning = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        return rows.outputs(module, MAX_ROWS, known)
-    finally:
-        for part in learning:
-            part.training = True
 
 
 @closed_form

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.loaded_batch import LoadedBatch, Rows
+from rlrun.learning.loaded_batch import LoadedBatch, Rows, outputs_as_acted
 from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import (
     backward_sums,
@@ -38,7 +38,6 @@ from rlrun.learning.returns import (
     importance_weights,
     in_time_major,
     logp_as_in_losses,
-    outputs_as_acted,
 )
 from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule

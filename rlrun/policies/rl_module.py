@@ -264,9 +264,9 @@ def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: Model
 def as_features(obs: Any, encoder: nn.Module | None, *, flatten: bool) -> Any:
     """Observations [N, ...] as an encoder takes them: float32, images in [0, 1]; nests of these.
 
-    Convolutions scale bytes themselves.
+    rlrun's encoders of images and of nests take them as they are.
     """
-    if isinstance(encoder, ConvEncoder):
+    if isinstance(encoder, ConvEncoder | JoinedEncoder):
         return obs
     if not isinstance(obs, Tensor):
         return map_leaves(partial(as_features, encoder=None, flatten=False), obs)
@@ -374,7 +374,7 @@ class JoinedEncoder(nn.Module):
             self.output_size += self.rest.output_size
 
     def forward(self, obs: Any) -> Tensor:
-        """Float observations, a nest of [N, ...] -> [N, output_size]."""
+        """Observations as they are, a nest of [N, ...] -> [N, output_size]."""
         features, flat = [], []
         images = iter(self.images)
         for space, leaf in zip(self._spaces, nested_leaves(obs), strict=True):
@@ -400,9 +400,9 @@ def leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
 
 
 def _flat(space: gym.Space[Any], leaf: Tensor) -> Tensor:
-    """Observations of a leaf [N, ...] as features [N, F]."""
+    """Observations of a leaf [N, ...] as features [N, F]: categories one-hot, bytes in [0, 1]."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        return leaf.flatten(1)
+        return scaled(leaf).flatten(1)
     counts, first = np.ravel(getattr(space, "nvec", getattr(space, "n", 0))), np.ravel(space.start)
     columns = leaf.reshape(leaf.shape[0], -1).long() - torch.from_numpy(first).to(leaf.device)
     parts = zip(columns.split(1, dim=1), counts.tolist(), strict=True)
