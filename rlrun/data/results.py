@@ -75,6 +75,14 @@ def is_by_name(address: str) -> bool:
     return any(name.startswith(("learners", "policy_", "agent_return_")) for name in tables)
 
 
+def comes_later(address: str) -> bool:
+    """Whether a key may be there only from an episode or an evaluation on that brings it."""
+    group, _, name = address.partition("/")
+    if group == "env_runners":
+        return name.partition("/")[0] in ("success_rate", "policy_success_rate")
+    return group in ("custom_metrics", "evaluation")
+
+
 def addresses(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Addresses of all values that are not dicts, in the row's order."""
     for key, value in row.items():
@@ -96,6 +104,21 @@ def with_keys_of(template: Mapping[str, Any], row: Row) -> Row:
     for key, value in row.items():
         filled.setdefault(key, value)
     return filled
+
+
+def with_later_keys(template: Row, row: Row, prefix: str = "") -> Row:
+    """The template and the keys that only the row has, but for those that are `is_by_name`."""
+    grown = dict(template)
+    for key, value in row.items():
+        address = f"{prefix}{key}"
+        if isinstance(value, dict):
+            inner = template.get(key)
+            known = inner if isinstance(inner, dict) else {}
+            if found := with_later_keys(known, value, f"{address}/"):
+                grown[key] = found
+        elif not is_by_name(address):
+            grown.setdefault(key, value)
+    return grown
 
 
 def counts_already(address: str, row: Mapping[str, Any], smoothing_episodes: int) -> bool:

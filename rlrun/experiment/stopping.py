@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any, Self
 
 from rlrun.config.problems import InputError
-from rlrun.config.registry import suggestion
-from rlrun.data.results import addresses, counts_already, lookup, number_at
+from rlrun.config.registry import nearest, suggestion
+from rlrun.data.results import addresses, comes_later, counts_already, lookup, number_at
 from rlrun.envs.watchdog import SIGNAL_S, CallWatch
 
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
@@ -83,16 +83,19 @@ class StopCriteria:
         return min(1.0, max(shares)) if shares else None
 
     def check_keys(self, result: Mapping[str, Any]) -> None:
-        """Raise InputError if ``result`` lacks the key of a criterion.
+        """Raise InputError if ``result``, a run's first, lacks the key of a criterion.
 
-        All results of a run have the keys of the first, so the criterion could never be reached.
+        All further results have its keys, so the criterion could never be reached, unless an
+        episode or an evaluation brings the key: of these only what looks misspelt is an error.
         """
         problems = []
         for criterion in self.criteria:
             try:
                 value = lookup(result, criterion.address)
             except KeyError:
-                problems.append(f"stop: {criterion.address}: {_suggest(criterion.address, result)}")
+                if not may_come(criterion.address, result):
+                    hint = _suggest(criterion.address, result)
+                    problems.append(f"stop: {criterion.address}: {hint}")
                 continue
             if isinstance(value, Mapping):
                 inside = ", ".join(f"{criterion.address}/{key}" for key in list(value)[:4])
@@ -101,6 +104,15 @@ class StopCriteria:
                 )
         if problems:
             raise InputError("\n".join(problems))
+
+
+def may_come(address: str, result: Mapping[str, Any]) -> bool:
+    """Whether a key that a result lacks is one of `comes_later`, and not a known one misspelt."""
+    evaluation = result.get("evaluation")
+    known = evaluation if isinstance(evaluation, Mapping) else {}
+    group, _, name = address.partition("/")
+    misspelt = group == "evaluation" and nearest(name, known) is not None
+    return comes_later(address) and not misspelt
 
 
 def _suggest(address: str, result: Mapping[str, Any]) -> str:

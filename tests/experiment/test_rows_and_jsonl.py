@@ -72,6 +72,25 @@ def test_every_line_has_the_keys_of_the_first(tmp_path, caplog):
     assert "late" in caplog.text
 
 
+def test_a_key_that_comes_later_stays_in_every_line_also_of_a_resumed_run(tmp_path, caplog):
+    path = tmp_path / "m.jsonl"
+    brings = {"training_iteration": 2, "evaluation": {"n": 1, "x": 0.5, "custom_metrics": {"a": 1}}}
+    sink = JsonlSink(path)
+    sink.write({"training_iteration": 1, "evaluation": {"n": None}})
+    sink.write(brings)
+    sink.write({"training_iteration": 3, "evaluation": {"n": None}})
+    sink.close()
+    reopened = JsonlSink(path)
+    reopened.write({"training_iteration": 4, "evaluation": {"n": None}})
+    reopened.write(brings | {"training_iteration": 5})
+    reopened.close()
+    nothing = {"n": None, "x": None, "custom_metrics": {"a": None}}
+    assert [row["evaluation"] for row in read_rows(path)][2:4] == [nothing, nothing]
+    assert not caplog.text
+    repair(path, {"training_iteration": 6, "evaluation": {"n": None}})
+    assert list(read_rows(path))[-1]["evaluation"] == nothing
+
+
 def test_keys_of_a_policy_that_joins_are_not_late(tmp_path, caplog):
     sink = JsonlSink(tmp_path / "m.jsonl")
     returns = {"policy_return_mean": {"main": 1.0}}

@@ -43,6 +43,32 @@ def test_an_unknown_key_is_named_with_the_nearest_one():
     assert "stop: x" not in text
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "env_runners/success_rate",
+        "custom_metrics/n_mean",
+        "evaluation/success_rate",
+        "evaluation/x",
+    ],
+)
+def test_a_key_that_an_episode_or_an_evaluation_may_bring_is_waited_for(key):
+    first = {"env_runners": {"healthy": 1}, "custom_metrics": {}, "evaluation": {"episodes": None}}
+    criteria = StopCriteria({key: 1}, smoothing_episodes=1)
+    criteria.check_keys(first)
+    assert criteria.reached(first) == []
+    assert criteria.missed(first) == [f"{key} unknown of 1"]
+
+
+@pytest.mark.parametrize(
+    "key", ["env_runners/success", "evaluation/episods", "custom/n_mean", "success_rate"]
+)
+def test_a_key_that_nothing_can_bring_is_an_error(key):
+    first = {"env_runners": {"healthy": 1}, "custom_metrics": {}, "evaluation": {"episodes": None}}
+    with pytest.raises(InputError, match=f"{key}: no such result key"):
+        StopCriteria({key: 1}, smoothing_episodes=1).check_keys(first)
+
+
 def test_missed_goals_are_listed_without_budgets():
     criteria = StopCriteria({"env_steps": 10, "a": 5, "b": 1, "c": 2}, smoothing_episodes=1)
     assert criteria.missed({"env_steps": 3, "a": 4.5, "b": 1, "c": None}) == [

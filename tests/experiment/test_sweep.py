@@ -10,6 +10,7 @@ from run_folders import assert_equal_runs, meta, rows, timeless
 from rlrun.actors.ray_runtime import ResourceError
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.config.loader import load_experiment
+from rlrun.config.problems import InputError
 from rlrun.data.results import lookup
 from rlrun.experiment.rollout import rollout
 from rlrun.experiment.run import resume_experiment, run_experiment, unfinished_run
@@ -95,18 +96,38 @@ def test_trials_are_equal_to_single_runs(tmp_path, capfd):
 def test_quick_iterations_are_one_step_of_tune_unless_a_scheduler_decides(
     counting, scheduled, steps
 ):
-    folder = counting.parent / "sweep"
-    folder.mkdir()
-    shutil.copy(counting, folder / "sweep.yaml")
-    identity = {"sweep": str(folder), "trial": 1, "seed": 3, "metric": "episode_return_mean"}
-    place = {"scheduled": scheduled, "bundles": [{"CPU": 1.0}], "envs": {}}
-    trial = SweepTrial({IDENTITY: {**identity, **place}})
+    trial = counting_trial(counting, "episode_return_mean", scheduled=scheduled)
     results = [trial.step()]
     while not results[-1]["done"]:
         results.append(trial.step())
     assert [result["training_iteration"] for result in results] == steps
-    assert len(rows(folder / "trials/0001")) == 6
+    assert len(rows(counting.parent / "sweep/trials/0001")) == 6
     trial.stop()
+
+
+def counting_trial(counting, metric, *, scheduled=True):
+    """The first trial of a sweep over the counting algorithm, without the sweep."""
+    folder = counting.parent / "sweep"
+    folder.mkdir()
+    shutil.copy(counting, folder / "sweep.yaml")
+    identity = {"sweep": str(folder), "trial": 1, "seed": 3, "metric": metric}
+    place = {"scheduled": scheduled, "bundles": [{"CPU": 1.0}], "envs": {}}
+    return SweepTrial({IDENTITY: {**identity, **place}})
+
+
+def test_a_metric_that_an_evaluation_may_bring_is_waited_for(counting):
+    trial = counting_trial(counting, "evaluation/success_rate")
+    assert trial.step()["done"], "to the end of the run, as the number never came"
+    trial.stop()
+
+
+def test_a_trial_says_why_it_failed_whatever_failed(counting):
+    trial = counting_trial(counting, "no/such")
+    with pytest.raises(InputError, match="no result has the key no/such"):
+        trial.step()
+    folder = counting.parent / "sweep/trials/0001"
+    assert meta(folder)["outcome"] == "failed"
+    assert "no result has the key no/such" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.faults

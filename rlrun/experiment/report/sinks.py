@@ -1,7 +1,7 @@
 """Sinks: the objects that receive the result of every iteration, all of them the same dict.
 
 Owns the interface, how sinks are made, and ``metrics.jsonl``: whole lines
-only, the keys of the first line in every line, and its repair when a run is resumed. It must not
+only, a key in every line from its first one on, and its repair when a run is resumed. It must not
 know which numbers a result holds.
 """
 
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,15 @@ from rlrun.checkpoint.files import replace_text
 from rlrun.config.problems import InputError
 from rlrun.config.registry import BUILT_IN_SINKS, LOGGERS, import_object
 from rlrun.config.schema import UseSpec
-from rlrun.data.results import Row, addresses, is_by_name, plain_row, with_keys_of
+from rlrun.data.results import (
+    Row,
+    addresses,
+    comes_later,
+    is_by_name,
+    plain_row,
+    with_keys_of,
+    with_later_keys,
+)
 from rlrun.experiment.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -43,8 +52,13 @@ class JsonlSink:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._template: Row | None = next(iter(read_rows(path)), None)
-        self._known = set(addresses(self._template)) if self._template is not None else set()
+        rows = read_rows(path)
+        self._template = next(rows, None)
+        self._known = set[str]()
+        if self._template is not None:
+            for last in deque(rows, maxlen=1):  # it has all keys that came since the first row
+                self._template = with_later_keys(self._template, last)
+            self._known = set(addresses(self._template))
         self._file = path.open("a+b", buffering=0)
         self._pending: list[bytes] = []
 
@@ -55,7 +69,9 @@ class JsonlSink:
             self._template = row
             self._known = set(addresses(row))
         row = with_keys_of(self._template, row)
-        self._note_late_keys(row)
+        if new := set(addresses(row)) - self._known:
+            self._note_new_keys(new)
+            self._template = with_later_keys(self._template, row)
         self._pending.append(json_line(row))
         self._flush()
 
@@ -97,10 +113,9 @@ class JsonlSink:
             raise
         self._pending.clear()
 
-    def _note_late_keys(self, row: Row) -> None:
-        new = set(addresses(row)) - self._known
+    def _note_new_keys(self, new: set[str]) -> None:
         self._known |= new
-        late = [name for name in new if not is_by_name(name)]
+        late = [name for name in new if not (is_by_name(name) or comes_later(name))]
         if late:
             log.warning(
                 "metrics.jsonl: new from this line on: %s; a result should have all its keys "
@@ -124,7 +139,7 @@ def repair(path: Path, last: Row | None) -> None:
     if last is not None:
         iteration = last["training_iteration"]
         kept = [row for row in read_rows(path) if row["training_iteration"] < iteration]
-        kept.append(with_keys_of(kept[0], last) if kept else last)
+        kept.append(with_keys_of(with_later_keys(kept[0], kept[-1]), last) if kept else last)
     replace_text(path, b"".join(map(json_line, kept)).decode())
 
 

@@ -23,6 +23,7 @@ from rlrun.data.results import Row, addresses, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
 from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError, RunLog
+from rlrun.experiment.stopping import may_come
 from rlrun.experiment.sweep.points import PointBuilder, plain_settings
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
 
@@ -90,15 +91,7 @@ class TrialRun(RunSession):
 
     def advance(self) -> Row:
         """Run and report one iteration, and write a checkpoint if one is due."""
-        lost = self.folder.path
-        try:
-            return self.take(self.algorithm, self.algorithm.train())
-        except BaseException as error:
-            self.note_failure(error)
-            if self.folder.path != lost:
-                message = f"{error}; its last state is in {self.folder.path}"
-                raise FolderLostError(message) from error
-            raise
+        return self.take(self.algorithm, self.algorithm.train())
 
     def saved(self) -> Path | None:
         """The newest checkpoint, written now unless the run is done; None if there is none."""
@@ -111,13 +104,26 @@ class TrialRun(RunSession):
         """End the session, with a last checkpoint if wanted, and close everything."""
         with self._stack:
             wanted = self.experiment.checkpoint.at_end or outcome == "interrupted"
-            if wanted and self.last_row is not None and not self._was_done:
-                self.save(self.algorithm, self.last_row, must=True)
+            try:
+                if wanted and self.last_row is not None and not self._was_done:
+                    self.save(self.algorithm, self.last_row, must=True)
+            except BaseException as error:
+                self.note_failure(error)
+                raise
             self.note_end(outcome, reason)
 
-    def abandon(self) -> None:
-        """Close everything and write nothing: the run has failed."""
-        self._stack.close()
+    def abandon(self, error: BaseException) -> None:
+        """Note why the run has failed, and close everything.
+
+        Raises:
+            FolderLostError: the last state had to be saved elsewhere.
+        """
+        lost = self.folder.path
+        with self._stack:
+            self.note_failure(error)
+        if self.folder.path != lost:
+            message = f"{error}; its last state is in {self.folder.path}"
+            raise FolderLostError(message) from error
 
 
 def _opened(path: Path) -> RunFolder:
@@ -246,9 +252,9 @@ class SweepTrial(tune.Trainable):
 
     def _fail(self, error: BaseException) -> None:
         """Write the traceback to the trial's log, unless the run has done so."""
-        if self._run is not None:
-            self._run.abandon()
-            self._run = None
+        run, self._run = self._run, None
+        if run is not None:
+            run.abandon(error)
             return
         log = RunFolder(self._path()).log
         if not log.exists():
@@ -261,6 +267,8 @@ def _number(row: Row, metric: str) -> float | None:
     try:
         lookup(row, metric)
     except KeyError:
+        if may_come(metric, row):
+            return None
         hint = registry.suggestion(metric, addresses(row))
         raise InputError(f"sweep.metric: no result has the key {metric}{hint}") from None
     return number_at(row, metric)
