@@ -31,7 +31,8 @@ class CountingAlgorithm:
         self.config = config
         self.timers = PhaseTimers()
         self.policies = SimpleNamespace(masked=False)
-        self.env_runner_group = self.evaluator = SimpleNamespace(interrupt=lambda: None)
+        self.progress = SimpleNamespace(interrupt=lambda: None)
+        self.env_runner_group = self.evaluator = self.progress
         self.iteration = 0
         self.rng = np.random.default_rng(config.seed)
         self.weights = self.rng.normal(size=(3, 2)).astype(np.float32)

@@ -51,6 +51,7 @@ class Progress:
         self.env_runners = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
         self.timers = PhaseTimers()
         self.policy_lag: dict[str, float] = {}
+        self._interrupted = False
         self.begin_iteration()
 
     @property
@@ -84,18 +85,30 @@ class Progress:
 
     def begin_iteration(self) -> None:
         """Count what comes from now on towards the next result."""
+        self._interrupted = False
         self._env_steps_before, self._trained_before = self.env_steps, self.trained_steps
         self._counted_before = self.counted_steps
         self._agent_steps_before = self.agent_steps
 
+    def interrupt(self) -> None:
+        """Let the iteration under way be a short one."""
+        self._interrupted = True
+
     def minimums_met(self) -> bool:
-        """Whether this iteration has done as much as the report asks of one."""
+        """Whether this iteration has done as much as the report asks of one.
+
+        Interrupted, it waits neither for time to pass nor for learning that has not begun.
+        """
         report, sampled = self._report, self.counted_steps - self._counted_before
+        trained = self.trained_steps - self._trained_before
+        passed = self._interrupted or self.timers.elapsed() >= (
+            report.min_time_s_per_iteration or 0
+        )
+        learned = trained >= (report.min_train_timesteps_per_iteration or 0)
         return (
-            self.timers.elapsed() >= (report.min_time_s_per_iteration or 0)
+            passed
             and sampled >= (report.min_sample_timesteps_per_iteration or 0)
-            and self.trained_steps - self._trained_before
-            >= (report.min_train_timesteps_per_iteration or 0)
+            and (learned or (self._interrupted and not trained))
         )
 
     def end_iteration(

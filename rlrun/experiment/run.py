@@ -317,7 +317,8 @@ class RunSession:
         if self.done:
             return self._outcome("finished", self.stop_reason())
         algorithm = self.build(stack)
-        interrupts.defer(algorithm.env_runner_group.interrupt, algorithm.evaluator.interrupt)
+        parts = algorithm.progress, algorithm.env_runner_group, algorithm.evaluator
+        interrupts.defer(*(part.interrupt for part in parts))
         yield from self._iterate(algorithm, interrupts)
         return self._ended(interrupts)
 

@@ -167,9 +167,8 @@ def add_advantages(
     what followed the last steps, and for final observations.
 
     Args:
-        off_policy: correct for older weights having acted, with the truncated importance weights
-            min(1, pi(a|s) / mu(a|s)) of V-trace (Espeholt et al. 2018, arXiv:1802.01561, section
-            4.1) as traces; the value targets are V-trace's. `weigh_advantages` is the other half.
+        off_policy: older weights have acted: V-trace's min(1, pi(a|s) / mu(a|s)) are the traces,
+            and its value targets those here (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
 
     Returns:
         The explained variance of the values, None where the targets do not vary.

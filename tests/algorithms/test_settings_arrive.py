@@ -200,6 +200,35 @@ def test_an_iteration_goes_on_until_it_has_done_enough(learning, monkeypatch, mi
         assert algorithm.train()["env_steps_this_iter"] == steps * BATCH
 
 
+@pytest.mark.parametrize(
+    ("minimum", "learns", "steps"),
+    [
+        ({"min_time_s_per_iteration": 3600}, True, 2),
+        ({"min_train_timesteps_per_iteration": 1}, False, 2),
+        ({"min_train_timesteps_per_iteration": 4 * BATCH}, True, 3),
+        ({"min_sample_timesteps_per_iteration": 3 * BATCH}, False, 3),
+    ],
+)
+def test_an_interrupted_iteration_waits_for_nothing_that_may_never_come(
+    built, minimum, learns, steps
+):
+    config = PPOConfig().environment("MultiAgentCartPole").reporting(**minimum).debugging(seed=3)
+    config.multi_agent(policies=["p"], agents={"*": "p"})
+    config.multi_agent(policies_to_train=["p"] if learns else [])
+    algorithm = built(config.training(train_batch_size=BATCH, num_epochs=1, minibatch_size=BATCH))
+    made, training_step = [], algorithm.training_step
+
+    def noting():
+        made.append(training_step())
+        if len(made) == 2:
+            algorithm.progress.interrupt()
+        return made[-1]
+
+    algorithm.training_step = noting
+    algorithm.train()
+    assert len(made) == steps
+
+
 class OwnRunner(EnvRunner):
     """A class of the user's own."""
 
