@@ -142,8 +142,14 @@ class ReplayBuffer(TransitionBuffer):
         places = (self.num_added + np.arange(count)) % self.capacity
         if self.num_added + count > self.capacity:
             self._forget(places)
-        led_by = self._link(batch, places, storage, obs_index, next_index)
-        begin = [row for row, before in led_by if before == _NONE]
+        follows = follows_row_before(batch)
+        led_by = self._link(batch, follows, places, storage, obs_index, next_index)
+        # Rows that follow the one before may begin elsewhere, if code has changed the batch.
+        elsewhere = (follows[1:] & (obs_index[1:] != next_index[:-1])).nonzero()[0] + 1
+        if len(elsewhere):
+            left_at = storage[next_index[elsewhere - 1]]
+            elsewhere = elsewhere[_differ(left_at, storage[obs_index[elsewhere]])]
+        begin = [*elsewhere, *(row for row, before in led_by if before == _NONE)]
         slots = self._observations.reserve(len(begin) + count)
         next_slots = slots[len(begin) :]
         obs_slots = np.empty_like(next_slots)
@@ -176,6 +182,7 @@ class ReplayBuffer(TransitionBuffer):
     def _link(
         self,
         batch: SampleBatch,
+        follows: Array,
         places: Array,
         storage: Array,
         obs_index: Array,
@@ -187,7 +194,6 @@ class ReplayBuffer(TransitionBuffer):
             The rows that do not follow the one before, each with the number of the transition that
             led to its observation, or -1.
         """
-        follows = follows_row_before(batch)
         linked, start = follows.nonzero()[0], self.num_added
         self._successor[places] = _NONE
         self._successor[places[linked - 1]] = start + linked
@@ -203,15 +209,15 @@ class ReplayBuffer(TransitionBuffer):
             key = int(episodes[first]), int(agents[first])
             step, before = self._newest.pop(key, (_NONE, _NONE))
             gap = int(steps[first]) - step - 1
-            goes_on = before >= oldest_kept and gap >= 0
-            if goes_on and gap:
-                # Where the agent did not act in between, its next step starts where it was.
+            leads_here = goes_on = before >= oldest_kept and gap >= 0
+            if goes_on:
                 here = before >= start
                 after = storage[next_index[before - start]] if here else self._after(before)
-                goes_on = np.array_equal(after, storage[obs_index[first]])
-            if goes_on:
+                leads_here = np.array_equal(after, storage[obs_index[first]])
+            # Where the agent did not act in between, its next step starts where it was.
+            if leads_here or (goes_on and not gap):
                 self._successor[before % self.capacity] = start + first
-            led_by.append((first, before if goes_on else _NONE))
+            led_by.append((first, before if leads_here else _NONE))
             if not ended[last]:
                 self._newest[key] = int(steps[last]), start + last
         if oldest_kept:
@@ -319,7 +325,9 @@ class ReplayBuffer(TransitionBuffer):
         assert (successors < self.num_added).all(), "a successor does not exist"
         shared = self._obs_slot[successors % self.capacity]
         following = self._next_obs_slot[places][followed]
-        assert np.array_equal(shared, following), "an observation is kept twice"
+        twice = np.flatnonzero(shared != following)
+        kept = self._observations[shared[twice]], self._observations[following[twice]]
+        assert not len(twice) or _differ(*kept).all(), "an observation is kept twice"
 
 
 def n_step_returns(
@@ -344,6 +352,12 @@ def n_step_returns(
         returns += np.where(goes_on, discounts * rewards[last], 0.0)
         discounts = np.where(goes_on, discounts * gamma, discounts)
     return returns.astype(np.float32), discounts.astype(np.float32), last
+
+
+def _differ(first: Array, second: Array) -> Array:
+    """Which of the rows ``[n, ...]`` are not equal to the bit, ``[n]``; n is at least 1."""
+    first, second = (rows.reshape(len(rows), -1).view(np.uint8) for rows in (first, second))
+    return (first != second).any(axis=1)
 
 
 def agents_of(batch: SampleBatch) -> Array:

@@ -84,7 +84,36 @@ def test_a_later_fragment_goes_on_only_where_the_agent_was(step, goes_on_at, joi
     sample = buffer.gather(np.arange(2))
     last = 1 + step
     assert sample[col.REWARDS].tolist() == [1 + 0.5 * last if joined else 1, last]
-    assert sample[col.OBS].ravel().tolist() == [0, 1 if joined else goes_on_at]
+    assert sample[col.OBS].ravel().tolist() == [0, goes_on_at]
+    buffer.check_valid()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("shape", [(2,), (4, 6, 6)])
+def test_observations_that_code_has_changed_are_kept_as_they_are_and_others_once(kind, shape):
+    """Vectors, and stacks of frames, which share theirs."""
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 255, (9, *shape[-2:]), dtype=np.uint8)
+    stacks = np.stack([frames[i : i + 4] for i in range(6)]) if len(shape) == 3 else frames
+    obs, following = stacks[:5].copy(), stacks[1:6].copy()
+    obs[[2, 3]] = 255 - obs[[2, 3]]
+    steps = steps_of_one_agent(range(5), range(5), range(1, 6), [False] * 5)
+    for first, last, unroll in ((0, 3, 0), (3, 5, 1)):  # the second begins with a changed one
+        part = steps.slice(first, last).copy()
+        part[col.OBS], part[col.NEXT_OBS] = obs[first:last], following[first:last]
+        part[col.UNROLL_ID] = np.full(last - first, unroll)
+        if first == 0:
+            buffer, whole = kind(8, n_step=2, gamma=0.5), kind(8, n_step=2, gamma=0.5)
+        buffer.add(part)
+        part[col.OBS] = stacks[first:last]
+        whole.add(part)
+    sample = buffer.gather(np.arange(5))
+    assert np.array_equal(sample[col.OBS], obs)
+    assert np.array_equal(sample[col.NEXT_OBS], following[[1, 2, 3, 4, 4]])
+    assert sample[col.DISCOUNTS].tolist() == [0.25] * 4 + [0.5]
+    assert buffer.size_bytes > whole.size_bytes
+    buffer.check_valid()
+    whole.check_valid()
 
 
 def test_episodes_that_never_end_are_forgotten_with_their_transitions():
