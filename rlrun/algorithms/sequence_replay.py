@@ -26,6 +26,7 @@ from rlrun.data.column_data import num_rows, pick
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
 from rlrun.learning.loaded_batch import as_tensors
+from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import n_step_returns
 
@@ -79,7 +80,7 @@ def load_sequences(
     sequence = np.repeat(np.arange(len(lengths)), lengths)  # of each step, as all below
     last = (starts + lengths - 1)[sequence]
     steps = np.arange(len(last))
-    whole = batch.column(col.T)[starts] == 0
+    whole = _from_initial_state(batch, module)
     # A sequence that is all burn-in has no loss, so its state does not matter.
     burnt = np.where(whole | (lengths <= burn_in), 0, burn_in)  # [S]
     unrolled = lengths - burnt + 1
@@ -104,6 +105,13 @@ def load_sequences(
         FOLLOWING: (row_of_start[sequence] + ends - starts[sequence] + 1).clip(min=0),
     }
     return as_tensors(rows, device)
+
+
+def _from_initial_state(batch: SampleBatch, module: RLModule) -> Array:
+    """Which sequences ``[S]`` begin where their agent's episode does; `t` may be later there."""
+    initial = enumerate(module.initial_state())
+    equal = [batch[f"{col.STATE_IN_PREFIX}{k}"] == as_array(state) for k, state in initial]
+    return np.logical_and.reduce([each.reshape(len(each), -1).all(axis=1) for each in equal])
 
 
 def _seen(

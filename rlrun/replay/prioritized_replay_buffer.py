@@ -63,7 +63,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             return
         _require_positive(priorities)
         super().add(batch)
+        highest = self.max_priority
         self.update_priorities(np.arange(first, self.num_added), priorities)
+        self.max_priority = highest  # only updates raise what later additions get
 
     def _add(self, batch: SampleBatch) -> None:
         ids = self.num_added + np.arange(len(batch))

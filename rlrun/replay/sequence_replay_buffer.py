@@ -78,8 +78,9 @@ class ItemReplayBuffer(ReplayBuffer):
     Args:
         capacity: transitions that are kept, with either unit; an item whose first transition has
             been overwritten is not sampled any more.
-        unit: "episodes" are complete ones, from their first step to their end, in however many
-            fragments they were added; "fragments" are the batches that were added.
+        unit: "episodes" are complete ones, from env step 0 to their end, in however many fragments
+            they were added, of agents that act in each step: others cannot be known to be
+            complete, and are left out. "fragments" are the batches that were added.
         further_columns: as for `ReplayBuffer`.
     """
 

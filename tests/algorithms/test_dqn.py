@@ -252,3 +252,15 @@ def test_the_error_that_is_reported_is_the_mean_of_the_minibatch(built, memory):
     algorithm = built(build(num_steps_sampled_before_learning_starts=16).model(**memory))
     statistics = [statistics_of(algorithm) for _ in range(2)][-1]
     assert 0.1 < statistics["td_error_mean"] < 3.0  # rewards of 1, and values near 0
+
+
+def test_sequences_from_the_start_of_an_agents_episode_need_no_burn_in(built):
+    """An agent's first transition ends at a later env step where agents take turns."""
+    config = DQNConfig().environment("TakeTurns").debugging(seed=1).replay(burn_in=9)
+    config.training(train_batch_size=200, num_steps_sampled_before_learning_starts=50)
+    config.model(hidden=[8], use_lstm=True, lstm_cell_size=8, max_seq_len=10)
+    algorithm = built(config.multi_agent(policies=["p"], agents={"*": "p"}))
+    statistics = algorithm.train()["learners"]["p"]["learner_stats"]
+    assert statistics["num_updates"] > 0
+    assert statistics["total_loss"] > 0.0
+    assert statistics["grad_norm"] > 0.0

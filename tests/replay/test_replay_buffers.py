@@ -228,6 +228,13 @@ def test_transitions_that_were_overwritten_meanwhile_are_not_updated():
     buffer.check_valid()
 
 
+def test_priorities_that_come_with_transitions_do_not_raise_those_of_later_ones():
+    buffer, experience = prioritized(alpha=1.0)
+    buffer.add(experience.batch(1), np.array([10.0]))
+    buffer.add(experience.batch(1))
+    assert held_priorities(buffer)[-2:] == [10.0, 1.0]
+
+
 @pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan, np.inf])
 def test_priorities_must_be_positive_and_finite(wrong):
     buffer, _ = prioritized(alpha=0.6)
