@@ -31,9 +31,11 @@ from numpy.typing import NDArray
 from rlrun.algorithms.a2c import a2c_gradient, a2c_loss
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.asynchronous import FragmentStream
+from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.on_policy import ActorCriticTraining
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.builder import AlgorithmConfig
+from rlrun.config.code_checks import find_callable
 from rlrun.config.schedules import value_at
 from rlrun.config.schema import Count, ExperimentConfig, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
@@ -153,7 +155,7 @@ class A3C(Algorithm[A3CTraining]):
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of the batch size, as ``(key, message)``."""
+        """Problems of the batch size, and what needs rows, as ``(key, message)``."""
         yield from super().validate(config)
         if config.env_runners.compress_observations:
             message = "A3C sends gradients and no observations; leave it out"
@@ -161,6 +163,11 @@ class A3C(Algorithm[A3CTraining]):
         if config.training.learner_connectors:
             message = "A3C's runners learn from their own rows; leave it out"
             yield "training.learner_connectors", message
+        for callback in config.callbacks:
+            found, _ = find_callable((), callback.use)
+            if getattr(found, "on_learn_on_batch", None) not in (None, Callbacks.on_learn_on_batch):
+                message = f"{callback.use}.on_learn_on_batch is not called, as A3C's runners learn"
+                yield "callbacks", f"{message} from their own rows; define on_sample_end"
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """The policy that computes gradients."""

@@ -26,6 +26,7 @@ from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.errors import ConnectorError
 from rlrun.connectors.slot_history import SlotHistory, leaves
 from rlrun.data.nested import as_rows, row_form
+from rlrun.policies.action_sampling import action_sampler
 
 if TYPE_CHECKING:
     from rlrun.config.schema import UseSpec
@@ -258,7 +259,7 @@ class ModuleToEnv(Connector):
     Args:
         connectors: in their order.
         env: where the actions go.
-        history: handed to each connector.
+        history: handed to each connector, and told what an action of the policy looks like.
         default: from the arrays that leave the connectors to the environments; None: none.
 
     Attributes:
@@ -286,6 +287,8 @@ class ModuleToEnv(Connector):
         self._connectors, self._history, self._default = connectors, history, default
         self._all = np.arange(env.num_envs)
         self.input_space = space
+        sampler = action_sampler(space)
+        history.no_action = np.zeros(sampler.shape, sampler.dtype)
         self.sent: Array = np.empty(0)
         self._states = _ConnectorStates(connectors, has_slots=env.num_envs > 0)
 

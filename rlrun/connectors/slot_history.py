@@ -32,7 +32,10 @@ class SlotHistory:
     Attributes:
         slots: which slots the rows of the present call belong to, int [n].
         update: False in evaluation, where nothing may be learned from the rows.
+        no_action: zeros in the shape and dtype of one action of the policy.
     """
+
+    no_action: Array
 
     def __init__(self, num_slots: int, horizon: int, space: gym.Space[Any]) -> None:
         self.num_slots, self.horizon = num_slots, horizon
@@ -57,17 +60,11 @@ class SlotHistory:
         Raises:
             ValueError: k is more than H; likewise in `actions` and `observations`.
         """
-        return self._last("rewards", k, np.zeros(self.num_slots, np.float32))
+        return self._last("rewards", k, np.zeros((), np.float32))
 
     def actions(self, k: int) -> Array:
-        """The last k actions of the policy, [n, k, ...]; steps before the episode are 0.
-
-        Raises:
-            LookupError: no action has been taken yet, so that their shape is unknown.
-        """
-        if "actions" not in self._rings:
-            raise LookupError("no action has been taken yet; where steps are 0, there is none")
-        return self._last("actions", k, None)
+        """The last k actions of the policy, [n, k, ...]; steps before the episode are 0."""
+        return self._last("actions", k, self.no_action)
 
     def observations(self, k: int) -> Any:
         """The last k observations of the environments and the present one, [n, k + 1, ...].
@@ -80,12 +77,11 @@ class SlotHistory:
         rings = (self._rings[f"obs_{i}"] for i in count())
         return _nest(self._space, (ring[places, self.slots[:, None]] for ring in rings))
 
-    def _last(self, name: str, k: int, row: Array | None) -> Array:
+    def _last(self, name: str, k: int, nothing: Array) -> Array:
         self._check(k)
         ring = self._rings.get(name)
         if ring is None:
-            assert row is not None
-            return np.zeros((len(self.slots), k, *row.shape[1:]), row.dtype)
+            return np.zeros((len(self.slots), k, *nothing.shape), nothing.dtype)
         back = np.arange(k, 0, -1)
         places = (self._now[self.slots, None] - back) % (self.horizon + 1)
         rows = ring[places, self.slots[:, None]]

@@ -281,10 +281,12 @@ class SampleBatch(ColumnBatch):
         """The model's input for one step: row `index`, or the step after the last row.
 
         For "last", `obs` is new_obs[-1], `prev_actions` actions[-1], `prev_rewards` rewards[-1].
-        The batch is one trajectory; the result has one row and seq_lens [1].
+        The batch is one trajectory, or one that an env runner made. The result has one row and no
+        seq_lens, with which a recurrent model would learn instead of act.
+
+        Raises ValueError for a step inside a sequence whose states the batch does not hold.
         """
-        columns = single_step_columns(self, view_requirements, index)
-        return SampleBatch.from_columns({**columns, names.SEQ_LENS: np.ones(1, dtype=np.int32)})
+        return SampleBatch.from_columns(single_step_columns(self, view_requirements, index))
 
     def set_training(self, training: bool = True) -> SampleBatch:
         """Marks the batch as (not) being trained on."""

@@ -15,7 +15,8 @@ import numpy as np
 
 from rlrun.data import columns as names
 from rlrun.data.column_batch import ColumnBatch
-from rlrun.data.column_data import Array, concat, map_leaves, pick
+from rlrun.data.column_data import Array, concat, map_leaves, num_rows, pick
+from rlrun.data.sequences import sequence_offsets
 from rlrun.data.space_codec import space_from_dict, space_to_dict
 
 
@@ -134,12 +135,13 @@ def single_step_columns(
 ) -> dict[str, Any]:
     """Columns of one row for the step `index`, or for the step after the batch ("last").
 
-    Time is relative to the batch: row i was step i, and the step after the last row saw
-    `new_obs[-1]`. What lies before the batch is filled: observations with the first one, everything
-    else with zeros.
+    A column of a view's own name is that view, as an env runner made it. Other views are put
+    together: row i was step i, and the step after the last row saw `new_obs[-1]`. What lies before
+    the batch is filled: observations with the first one, everything else with zeros.
 
     A list or range of shifts adds a time axis: [1, num_shifts, ...]. Raises KeyError for a column
-    that the batch lacks, ValueError for an empty batch and IndexError outside of it.
+    that the batch lacks, ValueError for an empty batch and for a state inside a sequence that it
+    lacks, and IndexError outside of it.
     """
     count = len(batch)
     if not count:
@@ -155,15 +157,33 @@ def single_step_columns(
         used = view.used_for_compute_actions
         if not (view.is_acted_on(name) if used is None else used):
             continue
-        if step < count and source != name and name in batch:
-            # The batch holds the view itself, computed when more of the past was known.
-            columns[name] = pick(batch.column(name), slice(step, step + 1))
+        if (held := _held(batch, name, step, count)) is not None:
+            columns[name] = held
             continue
+        if source.startswith(names.STATE_OUT_PREFIX) and name in batch and source not in batch:
+            raise ValueError(
+                f"the batch holds {name!r} only at the first steps of sequences, and step {index} "
+                f"is none; with a view of {source!r} among the policy's requirements it holds all"
+            )
         steps = step + np.array(view.steps)
         if step == count and _PREVIOUS.get(source) in batch:
             source, steps = _PREVIOUS[source], steps - 1
         columns[name] = _rows_at(batch, source, steps, count, time_axis=view.time_axis)
     return columns
+
+
+def _held(batch: ColumnBatch, name: str, step: int, count: int) -> Any:
+    """One row of the view at a step, made when more of the past was known; None without one."""
+    if step == count:
+        name, step = f"{names.NEXT_PREFIX}{name}", step - 1
+    if name not in batch:
+        return None
+    column = batch.column(name)
+    if name.startswith(names.STATE_IN_PREFIX) and num_rows(column) < count:  # one for each sequence
+        starts = sequence_offsets(batch.column(names.SEQ_LENS))[:-1]
+        sequences = np.flatnonzero(starts == step)
+        return pick(column, sequences) if len(sequences) else None
+    return pick(column, slice(step, step + 1))
 
 
 def _rows_at(batch: ColumnBatch, source: str, steps: Array, count: int, *, time_axis: bool) -> Any:

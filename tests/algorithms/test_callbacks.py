@@ -418,6 +418,16 @@ def test_a_custom_metric_that_is_no_number_is_named(built):
         algorithm.train()
 
 
+def test_callbacks_of_train_batches_are_refused_where_there_are_none():
+    config = tiny.ALGORITHMS["A3C"]().environment("CartPole-v1")
+    config.callbacks(f"{__name__}:Created", f"{__name__}:Recording")
+    with pytest.raises(ConfigError, match=r"callbacks: .*Recording\.on_learn_on_batch") as caught:
+        config.experiment()
+    assert "Created" not in str(caught.value)
+    with pytest.raises(ConfigError, match="has no 'Nothing'"):
+        config.callbacks(f"{__name__}:Nothing").experiment()
+
+
 def test_callbacks_that_fail_to_change_a_batch_end_the_run(built):
     config = PPOConfig().environment("CartPole-v1")
     config = config.training(train_batch_size=100, minibatch_size=100)

@@ -48,7 +48,6 @@ def test_last_is_the_step_after_the_batch():
         "state_in_0": [[9.0]],
         "stack": [[2, 3, 4]],
         "past_actions": [[30, 10]],
-        "seq_lens": [1],
     }
 
 
@@ -86,9 +85,9 @@ def test_nested_observations():
             "new_obs": {"a": np.array([2, 5]), "b": (np.array([[4], [6]]),)},
         }
     )
-    row = batch.get_single_step_input_dict({"obs": seen(shift=[-1, 0])})
-    assert row["obs"]["a"].tolist() == [[2, 5]]
-    assert row["obs"]["b"][0].tolist() == [[[4], [6]]]
+    row = batch.get_single_step_input_dict({"stack": seen("obs", [-1, 0])})
+    assert row["stack"]["a"].tolist() == [[2, 5]]
+    assert row["stack"]["b"][0].tolist() == [[[4], [6]]]
 
 
 def test_what_cannot_be_answered():

@@ -21,12 +21,10 @@ class Recent(Connector):
 
     def __call__(self, observations, history):
         n = len(observations)
-        actions = np.zeros((n, self.k), np.float32)
-        if (history.steps > 0).any():
-            actions[:] = history.actions(self.k)
         earlier = history.observations(self.k).reshape(n, self.k + 1, -1)[:, :-1, -1]
-        parts = [observations.reshape(n, -1), history.rewards(self.k), actions, earlier]
-        return np.concatenate([*parts, history.steps[:, None]], axis=1).astype(np.float32)
+        looked = [history.rewards(self.k), history.actions(self.k), earlier]
+        parts = [observations.reshape(n, -1), *looked, history.steps[:, None]]
+        return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 class Placed(Connector):

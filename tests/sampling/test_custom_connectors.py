@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from agent_runners import ECHO, MLP, by_agent, cartpole, make, sample
-from custom_connectors import ALL_KINDS, with_module
+from custom_connectors import ALL_KINDS, Identity, with_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_agents import EXPECTED
@@ -105,6 +105,34 @@ def test_what_is_looked_back_on_is_its_slow_transcription(num_envs, lengths, k, 
                 t,
             ]
             np.testing.assert_array_equal(seen[t - begin], np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("env", "shape", "dtype"),
+    [
+        ("CartPole-v1", (), np.int64),
+        ("Pendulum-v1", (1,), np.float32),
+        ("counting_envs:NestedCounter", None, np.float32),
+    ],
+)
+def test_actions_look_the_same_before_and_after_the_first_one(env, shape, dtype, monkeypatch):
+    looked = []
+
+    def look(connector, rows, history):
+        looked.append(history.actions(2))
+        return rows
+
+    monkeypatch.setattr(Identity, "__call__", look)
+    identity = "custom_connectors:Identity"
+    runner = EnvRunner(
+        spec_of(2, env, None, env_to_module_connector=identity, episode_lookback_horizon=2)
+    )
+    actions = collect(runner, [3], policy_weights(runner))[0].batch[col.ACTIONS]
+    assert not looked[0].any()
+    np.testing.assert_array_equal(looked[2], actions.reshape(2, 3, *actions.shape[1:])[:, :2])
+    assert {found.shape for found in looked} == {(2, 2, *actions.shape[1:])}
+    assert {found.dtype for found in looked} == {np.dtype(dtype)}
+    assert shape in (None, actions.shape[1:])
 
 
 def test_no_result_depends_on_where_fragments_are_cut():

@@ -190,3 +190,56 @@ def test_a_view_of_the_states_after_each_step_reaches_the_batch(collector):
     np.testing.assert_array_equal(batch["state_out_1"][:-1][goes_on], before_next[goes_on])
     assert not (~goes_on).all()
     assert batch["state_out_1"].any()
+
+
+class Frames(Idle):
+    """Is shown frames in place of single observations, and keeps them."""
+
+    def __init__(self, *spaces):
+        super().__init__(*spaces)
+        self.view_requirements["obs"] = ViewRequirement(shift="-3:0")
+        self.saw = []
+
+    def compute_actions_from_input_dict(self, input_dict, *, explore=True, noise=None):
+        self.saw.append(input_dict["obs"].copy())
+        return super().compute_actions_from_input_dict(input_dict)
+
+
+def test_the_input_of_one_step_is_what_the_policy_saw():
+    env = EnvSpec(use="counting_envs:CountingEnv", kwargs={"length": 5})
+    runner = EnvRunner(RunnerSpec(env, policy_factory=lambda o, a, m: Frames(o, a)))
+    views = runner.policy.view_requirements
+    batches = [runner.sample_fragment(SampleRequest(i, 8)).batch for i in range(2)]
+    for step, saw in enumerate(runner.policy.saw):
+        batch, index = batches[step // 8], step % 8
+        found = batch.get_single_step_input_dict(views, index)
+        np.testing.assert_array_equal(found["obs"], saw)
+    np.testing.assert_array_equal(
+        batches[0].get_single_step_input_dict(views)["obs"], runner.policy.saw[8]
+    )
+
+
+@pytest.mark.parametrize("keeps_states", [False, True])
+def test_a_state_inside_a_sequence_is_the_one_that_acted_or_is_missed(keeps_states):
+    model = ModelConfig(use_lstm=True, lstm_cell_size=3, max_seq_len=3)
+    runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), model=model))
+    views = runner.policy.view_requirements
+    if keeps_states:
+        after = ViewRequirement(used_for_compute_actions=False)
+        views.update(state_out_0=after, state_out_1=after)
+    shape = runner.policy.get_weights().shape
+    runner.policy.set_weights(np.random.default_rng(0).normal(size=shape).astype(np.float32))
+    batch = runner.sample_fragment(SampleRequest(0, 40)).batch
+    starts = np.cumsum(batch["seq_lens"]) - batch["seq_lens"]
+    for index in (*range(40), "last"):
+        if not keeps_states and index not in starts:
+            with pytest.raises(ValueError, match=f"'state_in_0' only at .* step {index} is none"):
+                batch.get_single_step_input_dict(views, index)
+            continue
+        found = batch.get_single_step_input_dict(views, index)
+        _, _, extras = runner.policy.compute_actions_from_input_dict(found)
+        if index != "last":
+            acted = batch["action_dist_inputs"][index]
+            np.testing.assert_allclose(extras["action_dist_inputs"][0], acted, rtol=1e-4)
+    if keeps_states:
+        np.testing.assert_array_equal(found["state_in_0"][0], batch["state_out_0"][-1])
