@@ -78,11 +78,16 @@ class Evaluator:
 
     def evaluate(self) -> list[EpisodeRecord]:
         """As many finished episodes as `evaluation` asks for, in their order."""
+        return self.episodes_by(self._run)
+
+    def episodes_by(self, run: Callable[[range], list[EpisodeRecord]]) -> list[EpisodeRecord]:
+        """These episodes, by a function that runs those of some numbers, or fewer to end early."""
         found: list[EpisodeRecord] = []
         limit = self._settings.env_steps
         while True:
-            found += self._run(range(len(found), len(found) + self._at_once))
-            if limit is None:
+            numbers = range(len(found), len(found) + self._at_once)
+            found += run(numbers)
+            if limit is None or len(found) < numbers.stop:
                 return found
             lengths = accumulate(episode.length for episode in found)
             enough = next((k for k, steps in enumerate(lengths, 1) if steps >= limit), None)

@@ -8,6 +8,7 @@ sub-environments and seeds, so that one checkpoint and seed always give the same
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +102,8 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
 
     Args:
         run_or_checkpoint: run folder, or one checkpoint.
-        episodes: number of episodes; None takes the run's ``evaluation.episodes``.
-        steps: most env steps of the whole rollout; None for no limit.
+        episodes: number of episodes; None takes as many as the run's `evaluation`.
+        steps: end with the step of all sub-environments that reaches so many env steps.
         seed: of the episodes; None takes the seed of the run's evaluation.
         explore: sample actions instead of taking the most probable ones.
         render: show the environment in a window; one episode at a time.
@@ -117,7 +118,10 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     """
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"
+    changes: dict[str, int | str | None]
     changes = {"episodes": episodes, "seed": seed, "num_envs": None if mode is None else 1}
+    if episodes is not None:
+        changes["env_steps"] = "null"
     algorithm = restored(checkpoint, changes, trust=trust)
     try:
         runner = algorithm.evaluator.runner(mode)
@@ -131,20 +135,16 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
             # The limit comes last: all others receive the step that ends the rollout.
             return any(recorder(step) for recorder in recorders)
 
-        records = run_episodes(
-            runner,
-            range(algorithm.config.evaluation.episodes),
-            seed=algorithm.evaluator.seed(),
-            explore=explore,
-            recorder=together if recorders else None,
-        )
+        seed, recorder = algorithm.evaluator.seed(), together if recorders else None
+        run = partial(run_episodes, runner, seed=seed, explore=explore, recorder=recorder)
+        records = algorithm.evaluator.episodes_by(run)
         if transitions is not None and save is not None:
             transitions.save(Path(save))
         return Rollout(
             checkpoint=checkpoint.path,
             algorithm=checkpoint.algorithm,
             env=algorithm.config.env.use,
-            seed=algorithm.evaluator.seed(),
+            seed=seed,
             explore=explore,
             episodes=tuple(records),
             statistics=evaluation_result(records),
@@ -189,7 +189,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def restored(
-    checkpoint: Checkpoint, evaluation: Mapping[str, int | None], *, trust: bool
+    checkpoint: Checkpoint, evaluation: Mapping[str, int | str | None], *, trust: bool
 ) -> "Algorithm":
     """The algorithm of a checkpoint, in this process.
 

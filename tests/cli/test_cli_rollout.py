@@ -42,6 +42,19 @@ def test_a_table(run, rollout):
     assert lines[-1].endswith("over 3 episodes")
 
 
+def test_an_evaluation_of_so_many_env_steps_is_repeated(rollout, tmp_path, capsys):
+    (tmp_path / "ppo.yaml").write_text(FILE)
+    changes = ["evaluation={interval: 1, env_steps: 500, num_envs: 3}"]
+    run_experiment(tmp_path / "ppo.yaml", changes, run_dir=tmp_path / "run", console="quiet")
+    evaluated = json.loads((tmp_path / "run/metrics.jsonl").read_text())["evaluation"]
+    capsys.readouterr()
+    found = json.loads(rollout(tmp_path / "run", "--json")[1])
+    assert len(found["per_episode"]) == evaluated["episodes"] > 2
+    assert found["episode_return_mean"] == evaluated["episode_return_mean"]
+    found = json.loads(rollout(tmp_path / "run", "--json", "--episodes", 2)[1])
+    assert len(found["per_episode"]) == 2
+
+
 def test_one_json_object(run, rollout, tmp_path):
     words = [run / "checkpoints/latest", "--episodes", 2, "--explore", "--json"]
     code, out, _ = rollout(*words, "--save", tmp_path / "t.npz")

@@ -13,7 +13,7 @@ TINY = [
     "env_runners.num_env_runners=0",
     "env_runners.num_envs_per_env_runner=2",
     "training.train_batch_size=64",
-    "evaluation.interval=null",
+    "evaluation.interval=1000",
     "report.min_sample_timesteps_per_iteration=0",
 ]
 TINY_TRAINING = {"minibatch_size": 32, "num_epochs": 1}
