@@ -6,7 +6,6 @@ command does.
 
 import errno
 import sys
-import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,11 +36,12 @@ def report(error: Exception) -> int:
     """Print the error of a command to stderr; returns the exit code.
 
     A ConfigError is printed as a line for each problem, an error with an ``exit_code`` as its
-    message, any other with its traceback. A note, such as how to resume the run, comes last.
+    message, any other with the user's part of its traceback, if it has one; the run's log has all
+    of it. A note, such as how to resume the run, comes last.
     """
     from rich.text import Text
 
-    from rlrun.config.problems import ConfigError
+    from rlrun.config.problems import ConfigError, user_traceback
 
     if isinstance(error, ConfigError):
         report_problems(error.problems, style="red")
@@ -59,8 +59,7 @@ def report(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _REFUSALS:
         _print(Text("\n".join([_refusal(error), *notes[-1:]]), style="red"))
         return code
-    text = f"{error}\n" if is_explained else "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
+    sys.stderr.write(f"{error}\n" if is_explained else user_traceback(error))
     _print(Text(notes[-1] if notes else f"failed: {type(error).__name__}", style="red"))
     return code
 

@@ -9,6 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlrun.config import registry, retired
@@ -283,7 +284,11 @@ def _check_training(experiment: ExperimentConfig) -> Iterator[Finding]:
     for prefix, settings in addressed_settings(experiment):
         path: Path = (*(part for part in prefix.split(".") if part), "training")
         for i, connector in enumerate(settings.training.learner_connectors):
-            yield from _check_use((*path, "learner_connectors", i), connector, "connector")
+            place, use = (*path, "learner_connectors", i), connector.use
+            for finding in _check_use(place, connector, "connector"):
+                made = finding.path == place and inspect.isfunction(find_callable(place, use)[0])
+                hint = "; it makes the connector: name a class whose __call__ takes the batch"
+                yield replace(finding, message=finding.message + hint) if made else finding
         if settings.training.loss is not None:
             call = ("module", "rows", "loss", "statistics")
             yield from _check_called((*path, "loss"), settings.training.loss, call)

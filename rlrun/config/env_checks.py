@@ -210,6 +210,8 @@ def _find_spec(gymnasium: Any, use: str) -> Any:
 def _unknown_id(gymnasium: Any, use: str, error: Exception) -> str:
     module, _, name = use.rpartition(":")
     third_party = next((v for k, v in _THIRD_PARTY.items() if name.startswith(k)), None)
+    if use.startswith(":"):
+        return f"the name of the module before the colon is missing, got {use!r}"
     if isinstance(error, ImportPathError):
         if registry.is_installed(module.partition(".")[0]):
             return str(error)

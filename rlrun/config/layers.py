@@ -1,10 +1,11 @@
 """Base files, the file and the command line, laid over each other into one tree.
 
 Owns: reading files, `base:`, KEY=VALUE, addresses, and the rules of merging. Must not know: which
-keys there are, except `base`, `stop` and the ``{use: ...}`` form.
+keys there are, except `base`, `stop`, `sweep.space`, and the forms of code and schedules.
 
 Merging: mappings merge key by key, everything else is replaced. A mapping with another ``use``
-replaces the whole, since its keys belong to other code. ``null`` removes a stop criterion.
+replaces the whole, since its keys belong to other code. So do a schedule of another ``kind``, and
+the distribution of a setting in `sweep.space`. ``null`` removes a stop criterion.
 """
 
 import os
@@ -55,20 +56,37 @@ def _read_base(path: FilePath, base: Node, open_files: tuple[FilePath, ...]) -> 
     return read_file(base_path, open_files)
 
 
-def merge(below: Node, above: Node) -> Node:
-    """`above` laid over `below`; values keep their origins."""
+def merge(below: Node, above: Node, at: tuple[str, ...] = ()) -> Node:
+    """`above` laid over `below`, both at this address; values keep their origins."""
     if isinstance(below.value, str) and isinstance(above.value, dict) and "use" not in above.value:
         # Only ever valid for {use: ...} sections: `env: CartPole-v1` below, `env.key=value` above.
         below = Node({"use": below}, below.origin)
     if not isinstance(below.value, dict) or not isinstance(above.value, dict):
         return above
-    uses = [side.value["use"].plain() for side in (below, above) if "use" in side.value]
-    if len(uses) == 2 and uses[0] != uses[1]:
+    if any(_differ(below, above, name, form) for name, form in _FORMS.items()):
+        return above
+    if at[:2] == ("sweep", "space") and _is_distribution(below) and _is_distribution(above):
         return above
     merged = dict(below.value)
     for key, node in above.value.items():
-        merged[key] = merge(merged[key], node) if key in merged else node
+        merged[key] = merge(merged[key], node, (*at, key)) if key in merged else node
     return Node(merged, above.origin)
+
+
+_FORMS = {"use": {"use"}, "kind": {"kind", "start"}}
+"""The key that says what code or schedule a mapping is, and the keys that show that it is one."""
+
+
+def _differ(below: Node, above: Node, name: str, form: set[str]) -> bool:
+    """Whether both are code, or both schedules, and not the same."""
+    return all(form <= side.value.keys() for side in (below, above)) and (
+        below.value[name].plain() != above.value[name].plain()
+    )
+
+
+def _is_distribution(node: Node) -> bool:
+    """Whether a mapping below `sweep.space` is no section: sections hold mappings."""
+    return bool(node.value) and all(isinstance(item.value, list) for item in node.value.values())
 
 
 def without_dropped_stops(tree: Node) -> Node:
@@ -118,27 +136,29 @@ def split_address(address: str) -> list[str]:
     return parts
 
 
-def set_value(tree: Node, path: list[str], value: Node) -> Node:
-    """The tree with `value` merged in at `path`; list items are addressed by their number.
+def set_value(tree: Node, path: list[str], value: Node, at: tuple[str, ...] = ()) -> Node:
+    """The tree at an address with `value` merged in at `path`; list items have numbers as keys.
 
     Raises LookupError for a position that a list does not have, and for a path of too many keys.
     """
     if len(path) > MOST_LEVELS:
         raise LookupError(f"more than {MOST_LEVELS} keys")
     head, *rest = path
+    here = (*at, head)
     if isinstance(tree.value, list):
         if not head.isdigit() or int(head) >= len(tree.value):
             count = len(tree.value)
             raise LookupError(f"{head!r} is no position in a list of {count}, counted from 0")
         items = list(tree.value)
         index = int(head)
-        items[index] = set_value(items[index], rest, value) if rest else merge(items[index], value)
+        item = items[index]
+        items[index] = set_value(item, rest, value, here) if rest else merge(item, value, here)
         return Node(items, COMMAND_LINE)
     below = tree.child(head)
     if rest and below is not None and isinstance(below.value, dict | list):
-        return Node({**tree.value, head: set_value(below, rest, value)}, tree.origin)
+        return Node({**tree.value, head: set_value(below, rest, value, here)}, tree.origin)
     nested = Node({head: _nested(rest, value)}, tree.origin)
-    return merge(tree, nested)
+    return merge(tree, nested, at)
 
 
 def _nested(path: list[str], value: Node) -> Node:

@@ -3,9 +3,12 @@
 Owns: the form of one error line. Must not know: how problems are found, what becomes of the text.
 """
 
+import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import dropwhile
+from traceback import TracebackException
 
 Path = tuple[str | int, ...]
 """Address of a value: keys and list positions from the top."""
@@ -85,21 +88,53 @@ def join(path: Path) -> str:
     return text
 
 
-_NOT_THE_USERS = ("rlrun.", "gymnasium.", "ray.")
+_NOT_SHOWN = {"rlrun", "gymnasium", "ray", "typer", "click", "torch"}
+_NOT_THE_USERS = {
+    *_NOT_SHOWN,
+    *sys.stdlib_module_names,
+    *("numpy", "pydantic", "pydantic_core", "yaml", "rich", "safetensors"),
+}
+"""Packages whose frames alone do not say that a failure lies in code of the user's."""
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of an error, without the frames of rlrun, gymnasium and Ray.
+    """The traceback of an error and of those behind it, from the user's code on.
 
-    If no other frames are left, the failure lies there, and all are kept.
+    Frames of rlrun and of what calls or is called by it are left out. If no frames of the user's
+    are left, the failure lies there, and all are kept.
     """
-    frames = [
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not f"{frame.f_globals.get('__name__', '')}.".startswith(_NOT_THE_USERS)
-    ]
-    if not frames:
-        return "".join(traceback.format_exception(error))
-    lines = ["Traceback (most recent call last):\n"]
-    lines += traceback.StackSummary.extract(iter(frames)).format()
-    return "".join([*lines, *traceback.format_exception_only(error)])
+    shown = TracebackException.from_exception(error)
+    chain = list(_chain(shown, error))
+    if all(_NOT_THE_USERS.issuperset(_packages(each)) for _, each in chain):
+        return "".join(shown.format())
+    for part, each in chain:
+        frames = zip(_packages(each), part.stack, strict=False)
+        from_users = dropwhile(lambda frame: frame[0] in _NOT_THE_USERS, frames)
+        kept = [line for package, line in from_users if package not in _NOT_SHOWN]
+        part.stack = traceback.StackSummary.from_list(kept)
+        # What rlrun handled before it called the user's code does not explain its failure.
+        context = each.__context__
+        if context is not None and _NOT_SHOWN.issuperset(_packages(context)):
+            part.__context__ = None
+    return "".join(shown.format())
+
+
+def _chain(
+    shown: TracebackException, error: BaseException
+) -> Iterator[tuple[TracebackException, BaseException]]:
+    """An error and those that caused it, were handled when it was raised, or that it groups."""
+    left: list[tuple[TracebackException | None, BaseException | None]] = [(shown, error)]
+    while left:
+        part, each = left.pop()
+        if part is None or each is None:  # as where an error has been seen already
+            continue
+        yield part, each
+        left += [(part.__cause__, each.__cause__), (part.__context__, each.__context__)]
+        if isinstance(each, BaseExceptionGroup):
+            left += zip(part.exceptions or (), each.exceptions, strict=False)
+
+
+def _packages(error: BaseException) -> list[str]:
+    """The package of each frame."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in frames]

@@ -244,8 +244,8 @@ class TrainingConfig(Section):
     loss to use and statistics to report beside the algorithm's. SAC calls it for each of its two
     losses."""
     learner_connectors: UseSpecs = ()
-    """Code that changes each policy's train batch before it is learned from, or put into a replay
-    buffer: connector(batch) returns the batch."""
+    """Classes whose objects change each policy's train batch before it is learned from, or put into
+    a replay buffer: connector(batch) returns the batch."""
 
 
 class LearnersConfig(Section):

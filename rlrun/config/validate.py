@@ -128,7 +128,7 @@ def _message(
         return str(context.get("message") or context.get("error") or first["msg"])
     value = first["input"]
     for item in items:
-        for bound, words in (("le", "at most"), ("ge", "at least")):
+        for bound, words in (("le", "at most"), ("ge", "at least"), ("lt", "a number below")):
             limit = item.get("ctx", {}).get(bound, 0)
             if abs(limit) >= MOST:
                 return f"expected {words} {limit:,}, got {describe_value(value)}"

@@ -34,6 +34,11 @@ class StepLimit:
     def __call__(self, step: RecordedStep) -> bool:
         """Count the steps of episodes that belong to the rollout."""
         self._left -= sum(episode is not None for episode in step.episodes)
+        return self.reached
+
+    @property
+    def reached(self) -> bool:
+        """Whether no steps are left."""
         return self._left <= 0
 
 
@@ -82,6 +87,11 @@ class TransitionRecorder:
         rows = self._rows.setdefault(f"{transition.agent}/", _Rows())
         rows.add(transition.episode, row)
 
+    def forget(self, first: int) -> None:
+        """Drop the rows of this episode and of later ones."""
+        kept = {prefix: rows.before(first) for prefix, rows in self._rows.items()}
+        self._rows = {prefix: rows for prefix, rows in kept.items() if rows is not None}
+
     def columns(self) -> dict[str, np.ndarray]:
         """All rows, ``[N, ...]`` a column."""
         return {
@@ -108,6 +118,12 @@ class _Rows:
         rows = self._episodes.setdefault(episode, defaultdict(list))
         for name, value in row.items():
             rows[name].append(np.array(value))
+
+    def before(self, first: int) -> "_Rows | None":
+        """The rows of the episodes before this one; None if there are none."""
+        found = _Rows()
+        found._episodes = {k: rows for k, rows in self._episodes.items() if k < first}
+        return found if found._episodes else None
 
     def columns(self) -> dict[str, np.ndarray]:
         """All rows, ``[N, ...]`` a column, and ``episode``."""

@@ -8,7 +8,6 @@ sub-environments and seeds, so that one checkpoint and seed always give the same
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     Args:
         run_or_checkpoint: run folder, or one checkpoint.
         episodes: number of episodes; None takes as many as the run's `evaluation`.
-        steps: end with the step of all sub-environments that reaches so many env steps.
+        steps: most env steps of the whole rollout, which then plays one episode at a time.
         seed: of the episodes; None takes the seed of the run's evaluation.
         explore: sample actions instead of taking the most probable ones.
         render: show the environment in a window; one episode at a time.
@@ -119,7 +118,8 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"
     changes: dict[str, int | str | None]
-    changes = {"episodes": episodes, "seed": seed, "num_envs": None if mode is None else 1}
+    alone = 1 if mode is not None or steps is not None else None
+    changes = {"episodes": episodes, "seed": seed, "num_envs": alone}
     if episodes is not None:
         changes["env_steps"] = "null"
     algorithm = restored(checkpoint, changes, trust=trust)
@@ -136,9 +136,16 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
             return any(recorder(step) for recorder in recorders)
 
         seed, recorder = algorithm.evaluator.seed(), together if recorders else None
-        run = partial(run_episodes, runner, seed=seed, explore=explore, recorder=recorder)
+
+        def run(numbers: range) -> list[EpisodeRecord]:
+            if limit is not None and limit.reached:  # by the last step of an episode
+                return []
+            return run_episodes(runner, numbers, seed=seed, explore=explore, recorder=recorder)
+
         records = algorithm.evaluator.episodes_by(run)
         if transitions is not None and save is not None:
+            if limit is None:  # sub-environments may have played more episodes than it takes
+                transitions.forget(len(records))
             transitions.save(Path(save))
         return Rollout(
             checkpoint=checkpoint.path,

@@ -4,6 +4,7 @@ import json
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 
 from rlrun.experiment.run import run_experiment
@@ -51,8 +52,18 @@ def test_an_evaluation_of_so_many_env_steps_is_repeated(rollout, tmp_path, capsy
     found = json.loads(rollout(tmp_path / "run", "--json")[1])
     assert len(found["per_episode"]) == evaluated["episodes"] > 2
     assert found["episode_return_mean"] == evaluated["episode_return_mean"]
-    found = json.loads(rollout(tmp_path / "run", "--json", "--episodes", 2)[1])
-    assert len(found["per_episode"]) == 2
+    saved = tmp_path / "t.npz"
+    assert rollout(tmp_path / "run", "--save", saved)[0] == 0
+    assert len(np.load(saved)["reward"]) == sum(e["episode_len"] for e in found["per_episode"])
+    two = json.loads(rollout(tmp_path / "run", "--json", "--episodes", 2)[1])
+    assert len(two["per_episode"]) == 2
+    first = found["per_episode"][0]["episode_len"]
+    for steps, episodes in ((1, 0), (first, 1), (first + 1, 1)):
+        _, out, _ = rollout(tmp_path / "run", "--json", "--steps", steps, "--save", saved)
+        assert (len(json.loads(out)["per_episode"]), len(np.load(saved)["reward"])) == (
+            episodes,
+            steps,
+        )
 
 
 def test_one_json_object(run, rollout, tmp_path):

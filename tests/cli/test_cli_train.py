@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import counting_algorithm
 import pytest
+from torch import nn
 
 from rlrun import Callbacks
 from rlrun.envs.errors import EnvError
@@ -147,6 +148,36 @@ def test_a_run_that_diverges_keeps_its_healthy_checkpoints(rlrun, monkeypatch):
     assert diverged.startswith("training diverged in iteration 3: ")
     assert "weights are not finite" in diverged
     assert resume == "the run failed; checkpoint 000001 is valid: rlrun train --resume run"
+
+
+class _Fails(Callbacks):
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
+        raise RuntimeError("no more disk") from KeyError("disk")
+
+
+def _failing_loss(module, rows, loss, statistics):
+    raise RuntimeError("no more disk") from KeyError("disk")
+
+
+class _FailingNetwork(nn.Module):
+    def __init__(self, space):
+        super().__init__()
+        raise RuntimeError("no more disk") from KeyError("disk")
+
+
+@pytest.mark.parametrize(
+    "word", ["callbacks=['@_Fails']", "training.loss=@_failing_loss", "model.use=@_FailingNetwork"]
+)
+def test_an_error_of_the_users_code_is_shown_without_the_frames_around_it(rlrun, word):
+    options = ["--algorithm", "PPO", "--env", "CartPole-v1", "--run-dir", "run"]
+    settings = ["env_runners.num_env_runners=0", "stop.training_iteration=1"]
+    code, _, err = rlrun("train", *options, *settings, word.replace("@", f"{__name__}:"))
+    assert code == 1
+    assert err.startswith("KeyError: 'disk'\n\nThe above exception")
+    (frame,) = [line for line in err.splitlines() if line.startswith("  File ")]
+    assert Path(__file__).name in frame
+    assert err.splitlines()[-2].startswith("RuntimeError: no more disk")
+    assert "rlrun/experiment/run.py" in Path("run/log.txt").read_text()
 
 
 def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):

@@ -31,6 +31,10 @@ class Short(AlwaysSame):
         pass
 
 
+def relabel(batch):
+    return batch
+
+
 def plain(env):
     return Scale(1.0)
 
@@ -97,6 +101,11 @@ def test_code_of_the_library_or_of_rlrun_needs_the_right_type(write, override, m
         (CONNECTOR, f"['{__name__}:plain', '{__name__}:Scale']", "needs the argument 'factor'"),
         (CONNECTOR, f"{__name__}:acting", "needs the argument 'module'"),
         (CONNECTOR, "3", "expected a list"),
+        (
+            "training.learner_connectors",
+            f"['{__name__}:relabel']",
+            "relabel needs the argument 'batch'; it makes the connector: name a class whose",
+        ),
     ],
 )
 def test_wrong_code_is_an_error_with_its_place(write, key, value, message):

@@ -59,6 +59,7 @@ def test_right_environments(use, kwargs):
     [
         ("CartPol-v1", {}, "env.use", "did you mean CartPole-v1?"),
         ("cartpole-v1", {}, "env.use", "did you mean CartPole-v1?"),
+        (":CartPole-v1", {}, "env.use", "the name of the module before the colon is missing"),
         ("CartPole-v9", {}, "env.use", "did you mean CartPole-v"),
         ("Labyrint", {}, "env.use", "did you mean Labyrinth?"),
         ("statelesscartpole", {}, "env.use", "did you mean StatelessCartPole?"),

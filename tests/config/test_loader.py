@@ -107,6 +107,7 @@ report: {sinks: [consol]}
         ("model: {conv: [[1, 2]]}", "model.conv[0][2]: missing"),
         ("model: {conv: [[1, 2, x]]}", "model.conv[0][2]: expected a whole number"),
         ("seed: -1", "seed: expected a whole number of at least 0 or null, got -1"),
+        ("seed: 9223372036854775808", "seed: expected a number below 9,223,372,036,854,775,808"),
         ("seed: 1.5", "seed: expected a whole number of at least 0 or null, got 1.5"),
         ("name: a/b", "name: expected text of the form"),
         ("callbacks: fake_algorithm:Callback", "callbacks: expected a list"),
@@ -230,6 +231,21 @@ class TestBase:
         assert same.env.kwargs == {"size": 3, "walls": 1}
         other = load_experiment(write("base: b.yaml\nenv: {use: Acrobot-v1}", minimal=False))
         assert (other.env.use, other.env.kwargs) == ("Acrobot-v1", {})
+
+    @pytest.mark.parametrize("words", [(), ("training.lr=%s",), ("training={lr: %s}",)])
+    def test_a_schedule_of_another_kind_replaces_the_whole(self, write, words):
+        power = "{kind: polynomial, start: 1e-3, end: 0, env_steps: 1e4, power: 2}"
+        other = "{kind: exponential, start: 1e-3, end: 1e-4, env_steps: 1e4}"
+        write(f"training: {{lr: {power}}}", "b.yaml")
+        file = write("base: b.yaml" + ("" if words else f"\ntraining: {{lr: {other}}}"))
+        lr = load_experiment(file, [word % other for word in words]).training.lr
+        assert (lr.kind, lr.power) == ("exponential", 1.0)
+        assert load_experiment(file, ["training.lr.end=1e-5"]).training.lr.end == 1e-5
+
+    def test_arguments_that_are_named_kind_are_none_of_a_schedule(self, write):
+        file = write("callbacks: [{use: fake_algorithm:Callback, every: {kind: a, n: 1}}]")
+        (callback,) = load_experiment(file, ["callbacks.0.every.kind=b"]).callbacks
+        assert callback.kwargs == {"every": {"kind": "b", "n": 1}}
 
 
 class TestOverrides:

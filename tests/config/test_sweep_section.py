@@ -114,3 +114,28 @@ def test_the_command_line_reaches_the_sweep(write):
     overrides = ["sweep.seeds=3", "sweep.scheduler.use=median"]
     assert load_experiment(file, overrides).sweep.seeds == 3
     assert load_experiment(file, ["sweep.seeds=[4, 5]"]).sweep.seeds == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("space", "word"),
+    [
+        ("{training.lr: {grid: [1, 2]}}", "sweep.space={training.lr: {uniform: [0.5, 0.9]}}"),
+        ("{training: {lr: {grid: [1, 2]}}}", "sweep.space.training={lr: {uniform: [0.5, 0.9]}}"),
+        ("{training: {lr: {grid: [1, 2]}}}", "sweep.space.training.lr={uniform: [0.5, 0.9]}"),
+        ("{training: {lr: {grid: [1, 2]}}}", "sweep.space.training.lr.uniform=[0.5, 0.9]"),
+    ],
+)
+def test_a_distribution_takes_the_place_of_another_and_leaves_the_others(write, space, word):
+    gamma = "training.gamma: {choice: [0.9, 0.99]}"
+    file = write(PPO + f"  space: {space[:-1]}, {gamma}}}\n  trials: 2\n", minimal=False)
+    varied, _ = dimensions(load_experiment(file, [word]).sweep.space)
+    found = {each.address: (each.kind, each.arguments) for each in varied}
+    assert found["training.lr"] == ("uniform", (0.5, 0.9))
+    assert found["training.gamma"] == ("choice", (0.9, 0.99))
+
+
+def test_a_distribution_takes_the_place_of_that_of_the_base(write):
+    write(PPO + "  space: {training.gamma: {grid: [0.9]}}\n", "b.yaml", minimal=False)
+    text = "base: b.yaml\nsweep: {trials: 2, space: {training.gamma: {uniform: [0.9, 0.99]}}}"
+    sweep = load_experiment(write(text, minimal=False)).sweep
+    assert sweep.space == {"training.gamma": {"uniform": [0.9, 0.99]}}
