@@ -138,7 +138,14 @@ class ObservationPipeline(Connector):
         return {} if self.filter is None else self.filter.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Take over what `get_state` returned.
+
+        Raises:
+            ValueError: when only one of the two has a filter; policies act on what they learned on.
+        """
+        if bool(state) != (self.filter is not None):
+            had = "MeanStdFilter" if state else "NoFilter"
+            raise ValueError(f"it was trained with env_runners.observation_filter: {had}")
         if self.filter is not None:
             self.filter.set_state(state)
 

@@ -103,8 +103,8 @@ class RewardPipeline(Connector):
         return {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
-        if not self._normalize:
+        """Take over what `get_state` returned; one that was not normalised has no statistics."""
+        if not (self._normalize and state):
             return
         self._stat.set_state(state["stat"])
         self._deltas.set_state(state["deltas"])

@@ -352,8 +352,7 @@ class PolicyActor:
         Args:
             agents: of slots that come and go, those that have the slots that they had then.
         """
-        if self.connectors.stateful:
-            self.connectors.set_state(state["connectors"])
+        self.connectors.set_state(state["connectors"])
         self._unanswered = {
             int(slot): np.asarray(action) for slot, action in state["unanswered"].items()
         }

@@ -175,8 +175,8 @@ class RunnerConnectors:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned, here or in the centre."""
-        self.observations.set_state(state["observations"])
-        self.rewards.set_state(state["rewards"])
+        self.observations.set_state(state.get("observations", {}))
+        self.rewards.set_state(state.get("rewards", {}))
         if self.custom is not None:
             self.actions.set_state(state["actions"])
 

@@ -1,6 +1,7 @@
 """PPO from file to folder: resumed runs and rollouts equal undisturbed ones."""
 
 import json
+import shutil
 
 import gymnasium
 import numpy as np
@@ -133,4 +134,36 @@ def test_a_checkpoint_of_another_model_is_refused(whole):
     with pytest.raises(CheckpointError, match="does not fit this env and model"):
         resume_experiment(
             whole / "whole", ["model.hidden=[8]", "stop.training_iteration=9"], console="quiet"
+        )
+
+
+def test_a_filter_cannot_be_switched_off_under_a_policy_that_learned_with_it(whole):
+    with pytest.raises(CheckpointError, match="with env_runners.observation_filter: MeanStdFilter"):
+        resume_experiment(
+            whole / "whole",
+            ["env_runners.observation_filter=NoFilter", "stop.training_iteration=9"],
+            console="quiet",
+        )
+
+
+def test_rewards_are_normalised_from_where_it_is_switched_on(whole, tmp_path):
+    shutil.copytree(whole / "whole", tmp_path / "run", symlinks=True)
+    overrides = ["connectors.normalize_rewards=true", "stop.training_iteration=6"]
+    resume_experiment(tmp_path / "run", overrides, console="quiet")
+    assert [row["training_iteration"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_filter_cannot_be_switched_on_over_a_policy_that_learned_without(tmp_path):
+    (tmp_path / "ppo.yaml").write_text(FILE.replace("MeanStdFilter", "NoFilter"))
+    run_experiment(
+        tmp_path / "ppo.yaml",
+        ["stop.training_iteration=1"],
+        run_dir=tmp_path / "run",
+        console="quiet",
+    )
+    with pytest.raises(CheckpointError, match="with env_runners.observation_filter: NoFilter"):
+        resume_experiment(
+            tmp_path / "run",
+            ["env_runners.observation_filter=MeanStdFilter", "stop.training_iteration=2"],
+            console="quiet",
         )
