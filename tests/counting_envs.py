@@ -5,7 +5,7 @@ Environments are imported by import path.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -117,6 +117,30 @@ class FailsAtReset(Counter):
 class FailsInConstructor(Counter):
     def __init__(self) -> None:
         raise RuntimeError("no env")
+
+
+class FailsOnce(Counter):
+    """Raises in the step of this process before which `left` others were made; then no more."""
+
+    left: ClassVar[int] = -1
+
+    def step(self, action: Any) -> Any:
+        FailsOnce.left -= 1
+        if FailsOnce.left == -1:
+            raise ValueError("once")
+        return super().step(action)
+
+
+class ReusesItsArray(Counter):
+    """Writes every observation into the same array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._array = np.zeros(2, np.float32)
+
+    def _observation(self) -> Any:
+        self._array[:] = super()._observation()
+        return self._array
 
 
 class DiesInStep(Counter):

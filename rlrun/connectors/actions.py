@@ -30,7 +30,7 @@ class ActionPipeline(Connector):
         clip: clip other Boxes to their bounds.
 
     Attributes:
-        identity: True for a plain Discrete space from 0, whose actions pass unchanged.
+        identity: True for a plain Discrete space of int64 from 0, whose actions pass unchanged.
         leaves: what becomes of each leaf's columns.
     """
 
@@ -39,7 +39,8 @@ class ActionPipeline(Connector):
         self._space = action_space
         self.leaves = [LeafActions(leaf, normalize, clip) for leaf in layout.leaves]
         self._nested = layout.nested
-        self.identity = layout.kind == "categorical" and action_space.start == 0  # type: ignore[attr-defined]
+        plain = layout.kind == "categorical" and action_space.dtype == np.int64
+        self.identity = plain and action_space.start == 0  # type: ignore[attr-defined]
 
     def __call__(self, actions: Array) -> Any:
         """N actions of the policy -> n actions of the action space, batched as gymnasium does.

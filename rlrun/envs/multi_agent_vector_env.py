@@ -245,16 +245,18 @@ class MultiAgentVectorEnv:
         if self._idle and envs is None:
             running = [sub for sub in running if sub.episode is not None]
         self._take(actions)
-        before = []
+        before = {}
         if self._recorder is not None:
-            before = [(sub, sub.episode, sub.total) for sub in running]
+            before = {sub.index: (sub.episode, sub.total) for sub in running}
         came = self._step_envs(running)
         self._credit(came)
         ended = self._tell(came)
         transitions: list[AgentTransition] = []
         steps = self._take_steps(transitions if self._recorder is not None else None)
         if self._recorder is not None:
-            self.stopped = bool(self._recorder(self._recorded(before, ended, transitions)))
+            stepped = [sub for sub, _ in came]
+            shown = self._recorded(before, stepped, ended, transitions)
+            self.stopped = bool(self._recorder(shown))
         return steps
 
     def _take(self, actions: Mapping[str, tuple[Array, Any]]) -> None:
@@ -445,6 +447,8 @@ class MultiAgentVectorEnv:
             seen, info = observations.get(agent_id), infos.get(agent_id, {})
             if info:
                 self._add_numbers(sub, agent, info)
+            if over:  # the reset that follows may write into the same arrays
+                seen, info = deepcopy(seen), {**info}
             slots.leaving.append((agent, agent.slot, agent.credit, sub.step, seen, info))
             # The flags of all hold for agents without flags of their own.
             slots.flags.append(own if any(own) else of_all)
@@ -504,7 +508,8 @@ class MultiAgentVectorEnv:
 
     def _recorded(
         self,
-        running: list[tuple[SubEnv, PlannedEpisode | None, float]],
+        before: Mapping[int, tuple[PlannedEpisode | None, float]],
+        stepped: Sequence[SubEnv],
         ended: Ended,
         transitions: list[AgentTransition],
     ) -> RecordedStep:
@@ -512,13 +517,18 @@ class MultiAgentVectorEnv:
         numbers: list[int | None] = [None] * len(self.subs)
         rewards = np.zeros(len(numbers))
         flags = np.zeros((2, len(numbers)), np.bool_)
-        for sub, episode, before in running:
+        for sub in stepped:
+            episode, total = before[sub.index]
             numbers[sub.index] = None if episode is None else episode.episode_id
             terminated, after = ended.get(sub.index, (False, sub.total))
-            rewards[sub.index] = after - before
+            rewards[sub.index] = after - total
             if sub.index in ended:
                 flags[0 if terminated else 1, sub.index] = True
-        return RecordedStep(None, None, None, rewards, flags[0], flags[1], numbers, transitions)
+        running = {index: before[index][0] for index in self.failed}
+        dropped = {index: each.episode_id for index, each in running.items() if each is not None}
+        return RecordedStep(
+            None, None, None, rewards, *flags, numbers, agents=transitions, dropped=dropped
+        )
 
     # -- errors --------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
@@ -47,11 +47,14 @@ class RecordedStep:
     terminateds: Array
     truncateds: Array
     episodes: list[int | None]
-    """Number of the episode that each environment runs; None once it has run all of its own."""
+    """Number of the episode in which each environment made a step; None where it made none, or one
+    beyond those that were asked for."""
     agents: Sequence[AgentTransition] = ()
     """Transitions of agents that this step has completed."""
     infos: Mapping[int, Mapping[str, Any]] | None = None
     """By environment, where an environment has one agent; None for no infos at all."""
+    dropped: Mapping[int, int] = field(default_factory=dict)
+    """Environment -> number of its episode, where it raised. Evaluation repeats the episode."""
 
 
 Recorder = Callable[[RecordedStep], bool | None]

@@ -7,7 +7,7 @@ They must not know which policy acts.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class TransitionRecorder:
 
     def __call__(self, step: RecordedStep) -> None:
         """Copy the rows of episodes that belong to the rollout."""
+        for episode in step.dropped.values():
+            self._keep(lambda number, dropped=episode: number != dropped)
         if step.obs is None:
             for transition in step.agents:
                 self._add_of_agent(transition)
@@ -89,7 +91,10 @@ class TransitionRecorder:
 
     def forget(self, first: int) -> None:
         """Drop the rows of this episode and of later ones."""
-        kept = {prefix: rows.before(first) for prefix, rows in self._rows.items()}
+        self._keep(lambda number: number < first)
+
+    def _keep(self, wanted: Callable[[int], bool]) -> None:
+        kept = {prefix: rows.only(wanted) for prefix, rows in self._rows.items()}
         self._rows = {prefix: rows for prefix, rows in kept.items() if rows is not None}
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -119,10 +124,10 @@ class _Rows:
         for name, value in row.items():
             rows[name].append(np.array(value))
 
-    def before(self, first: int) -> "_Rows | None":
-        """The rows of the episodes before this one; None if there are none."""
+    def only(self, wanted: Callable[[int], bool]) -> "_Rows | None":
+        """The rows of the episodes with these numbers; None if there are none."""
         found = _Rows()
-        found._episodes = {k: rows for k, rows in self._episodes.items() if k < first}
+        found._episodes = {k: rows for k, rows in self._episodes.items() if wanted(k)}
         return found if found._episodes else None
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -162,6 +167,8 @@ class VideoRecorder:
 
     def __call__(self, step: RecordedStep) -> None:
         """Take a frame; write the video if the episode has ended."""
+        if 0 in step.dropped:
+            self._frames.clear()
         episode = step.episodes[0]
         if episode is None:
             return

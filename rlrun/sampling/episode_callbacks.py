@@ -90,6 +90,8 @@ class EpisodeCallbacks:
     def __call__(self, shown: RecordedStep) -> None:
         """A step has been made; episodes that end with it are still the live ones."""
         by_id = {}
+        for i in shown.dropped:
+            self._live.pop(i, None)
         for i, number in enumerate(shown.episodes):
             episode = self._live.get(i)
             if number is None or episode is None:

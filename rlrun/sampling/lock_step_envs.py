@@ -179,8 +179,17 @@ class LockStepEnvs:
             k if k < asked_for and runs else None
             for k, runs in zip(number.tolist(), counted.tolist(), strict=True)
         ]
-        flags = step.terminateds, step.truncateds
-        shown = RecordedStep(before, sent, self.raw, step.rewards, *flags, numbers, (), step.infos)
+        shown = RecordedStep(
+            before,
+            sent,
+            self.raw,
+            step.rewards,
+            step.terminateds,
+            step.truncateds,
+            numbers,
+            infos=step.infos,
+            dropped={i: int(number[i]) for i in self.envs.failed_envs},
+        )
         self.stopped = bool(self._recorder(shown))
 
     def settle(self, actors: Mapping[str, PolicyActor]) -> None:

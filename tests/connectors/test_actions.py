@@ -15,6 +15,7 @@ from rlrun.policies.action_sampling import action_layout
 N = 4
 SPACES: dict[str, gym.Space] = {
     "discrete": gym.spaces.Discrete(3),
+    "discrete_int32": gym.spaces.Discrete(3, dtype=np.int32),
     "discrete_from_5": gym.spaces.Discrete(3, start=5),
     "multi_discrete": gym.spaces.MultiDiscrete([3, 2]),
     "multi_discrete_2d": gym.spaces.MultiDiscrete([[3, 2], [2, 2]], start=[[1, 2], [3, 4]]),

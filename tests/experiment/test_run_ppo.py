@@ -138,7 +138,9 @@ def test_a_checkpoint_of_another_model_is_refused(whole):
 
 
 def test_a_filter_cannot_be_switched_off_under_a_policy_that_learned_with_it(whole):
-    with pytest.raises(CheckpointError, match="with env_runners.observation_filter: MeanStdFilter"):
+    with pytest.raises(
+        CheckpointError, match=r"with env_runners\.observation_filter: MeanStdFilter"
+    ):
         resume_experiment(
             whole / "whole",
             ["env_runners.observation_filter=NoFilter", "stop.training_iteration=9"],
@@ -161,7 +163,7 @@ def test_a_filter_cannot_be_switched_on_over_a_policy_that_learned_without(tmp_p
         run_dir=tmp_path / "run",
         console="quiet",
     )
-    with pytest.raises(CheckpointError, match="with env_runners.observation_filter: NoFilter"):
+    with pytest.raises(CheckpointError, match=r"with env_runners\.observation_filter: NoFilter"):
         resume_experiment(
             tmp_path / "run",
             ["env_runners.observation_filter=MeanStdFilter", "stop.training_iteration=2"],

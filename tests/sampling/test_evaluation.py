@@ -2,14 +2,21 @@
 
 import numpy as np
 import pytest
+from agent_runners import MLP
+from counting_envs import FailsOnce
 
+from rlrun import Callbacks
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.config.section import UseSpec
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.data.seeding import Role, episode_seed
 from rlrun.envs.errors import EnvError
+from rlrun.envs.multi_agent_env import make_multi_agent
+from rlrun.experiment.recording import TransitionRecorder
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import CountedPlan
 from rlrun.sampling.evaluation import run_episodes
-from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerCallbacks, RunnerSpec
 
 
 def make_runner(num_envs, env="CartPole-v1"):
@@ -88,3 +95,34 @@ def test_a_plan_numbers_the_episodes_that_nobody_asked_for_behind_those_asked_fo
     assert [plan.instead(0, 5) for _ in range(100)] == [5] * 100
     with pytest.raises(EnvError, match="failed 101 times in one evaluation"):
         plan.instead(0, 5)
+
+
+class CountsSteps(Callbacks):
+    def on_episode_step(self, env_runner, episode):
+        episode.custom_metrics["steps"] = float(episode.length)
+
+
+COUNTS_STEPS = RunnerCallbacks(
+    UseSpec(use=f"{__name__}:CountsSteps"), frozenset({"on_episode_step"})
+)
+several_that_fail = make_multi_agent(FailsOnce)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_recorders_forget_the_steps_of_an_episode_that_is_repeated(several):
+    use = f"{__name__}:several_that_fail" if several else "counting_envs:FailsOnce"
+    spec = RunnerSpec(
+        EnvSpec.model_validate({"use": use, "num_agents": 1} if several else use),
+        EnvRunnersConfig(num_envs_per_env_runner=2, disable_env_checking=True),
+        restart_failed_sub_environments=True,
+        callbacks=(COUNTS_STEPS,),
+        multi_agent=MultiAgentSpec({DEFAULT_POLICY_ID: MLP}) if several else None,
+    )
+    runner, transitions = EnvRunner(spec, role=Role.EVALUATION), TransitionRecorder()
+    FailsOnce.left = 9
+    records = run_episodes(runner, range(8), seed=3, recorder=transitions)
+    assert FailsOnce.left < -1
+    expected = [record.length for record in records]
+    assert [record.custom_metrics["steps"] for record in records] == expected
+    columns = transitions.columns()
+    assert np.bincount(columns["agent_0/episode" if several else "episode"]).tolist() == expected

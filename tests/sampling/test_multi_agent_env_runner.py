@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 
+import counting_envs
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from scripted_agents import EXPECTED, LENGTH, TOTALS
 
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.envs.errors import EnvError
-from rlrun.envs.multi_agent_env import MultiAgentEnv
+from rlrun.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 from rlrun.sampling.evaluation import run_episodes
 
 TABLES = {
@@ -462,3 +463,19 @@ def test_agents_without_a_policy_are_named(policies, agents, message):
 def test_the_default_policy_alone_gives_a_plain_batch():
     runner = make("scripted_agents:Scripted", {"default_policy": ECHO})
     assert isinstance(runner.sample(), SampleBatch)
+
+
+several_counters = make_multi_agent(counting_envs.Counter)
+several_in_one_array = make_multi_agent(counting_envs.ReusesItsArray)
+
+
+def test_last_observations_are_those_before_the_reset_even_in_an_array_that_it_overwrites():
+    batches = []
+    for name in ("several_counters", "several_in_one_array"):
+        env = {"use": f"{__name__}:{name}", "num_agents": 1}
+        batch = sample(make(env, {"p": MLP}), 0, 20).batch.policy_batches["p"]
+        batches.append(batch)
+    plain, overwritten = batches
+    assert plain["truncateds"].any()
+    for name in ("obs", "new_obs", "actions"):
+        np.testing.assert_array_equal(plain[name], overwritten[name])
