@@ -16,11 +16,13 @@ imported.
 
 from __future__ import annotations
 
+import pickle
 import random
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from enum import IntEnum
 from hashlib import blake2b
 from typing import Any
@@ -28,6 +30,9 @@ from zlib import crc32
 
 import numpy as np
 from numpy.random import mtrand
+
+
+_SPACES = ("observation_space", "action_space", "observation_spaces", "action_spaces")
 
 
 class Role(IntEnum):
@@ -153,15 +158,19 @@ class GlobalGenerators:
 
 
 class OwnGenerators:
-    """An environment that draws from global generators, with states of its own for these.
+    """An environment that draws from generators which its own seed does not reach.
 
-    They are seeded with each episode, so that it is a function of its seed and its actions whatever
-    other sub-environments draw. Everything but `reset` and `step` is the environment's.
+    These are the global ones, of which it has states of its own, and those of its spaces. They are
+    seeded with each episode, so that it is a function of its seed and its actions whatever other
+    sub-environments draw. Everything but `reset` and `step` is the environment's.
     """
 
     def __init__(self, env: Any) -> None:
         self.env = env
         self._generators = GlobalGenerators()
+        for part, name, space in _spaces(env):  # sub-environments may share those of their class
+            with suppress(AttributeError):  # a property that makes a new one
+                setattr(part, name, deepcopy(space))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env, name)
@@ -171,6 +180,9 @@ class OwnGenerators:
         self._generators.swap()
         try:
             seed_generators(seed)
+            for _, _, space in _spaces(self.env):
+                for one in space.values() if isinstance(space, dict) else [space]:
+                    one.seed(seed)
             return self.env.reset(seed=seed)
         finally:
             self._generators.swap()
@@ -211,12 +223,22 @@ def seeded_generators(seed: int) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def drawn_from() -> tuple[Any, ...]:
-    """A value that changes when something draws from a global generator."""
+def drawn_from(env: Any) -> tuple[Any, ...]:
+    """A value that changes when ``env`` draws from a global generator or from its own spaces."""
     numpy: Any = np.random.get_state()
     torch = _torch()
     torch_state = b"" if torch is None else torch.random.default_generator.get_state().numpy()
-    return random.getstate(), numpy[1].tobytes(), *numpy[2:], bytes(torch_state)
+    spaces = [pickle.dumps(space) for _, _, space in _spaces(env)]
+    return random.getstate(), numpy[1].tobytes(), *numpy[2:], bytes(torch_state), *spaces
+
+
+def _spaces(env: Any) -> Iterator[tuple[Any, str, Any]]:
+    """The spaces of an environment, without its wrappers: their owner, attribute and value."""
+    for part in getattr(env, "copies", {"": env}).values():
+        inner = getattr(part, "unwrapped", part)
+        for name in _SPACES:
+            if hasattr(inner, name):
+                yield inner, name, getattr(inner, name)
 
 
 def _torch() -> Any:

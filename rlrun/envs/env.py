@@ -271,8 +271,8 @@ def time_limit_of(env: gymnasium.Env[Any, Any]) -> Any:
 class CheckedEnv(NamedTuple):
     """What is known of an environment after one reset and step."""
 
-    draws_globally: bool
-    """Whether it drew from a global generator."""
+    draws_elsewhere: bool
+    """Whether it drew from a global generator or from its own spaces."""
     has_info_mask: bool
     """Whether its infos say which actions are allowed."""
 
@@ -283,13 +283,13 @@ def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 
     Raises:
         EnvError: naming the environment, what it was doing and what is wrong.
     """
-    before = drawn_from()
+    before = drawn_from(env)
     try:
         info = _check_env(env, env_id)
     except EnvError as error:
         error.runner_index = runner_index
         raise
-    return CheckedEnv(drawn_from() != before, has_info_mask(env, info))
+    return CheckedEnv(drawn_from(env) != before, has_info_mask(env, info))
 
 
 def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
@@ -315,6 +315,7 @@ def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
 
 def random_action(space: spaces.Space[Any], observation: Any, *, seed: int) -> Any:
     """An action of the space, one that the observation's action mask allows if it has one."""
+    space = copy.deepcopy(space)  # the environment may draw from its own
     space.seed(seed)
     if isinstance(observation, Mapping) and ACTION_MASK in observation:
         mask = np.asarray(observation[ACTION_MASK]).astype(np.int8)

@@ -123,7 +123,7 @@ def _difference(
 def _holder(env: Any) -> Any:
     """What has the two methods, inside of wrappers that remember nothing, or None.
 
-    An environment that draws from global generators is none, since their states are not its own.
+    An environment that draws from global generators or its spaces is none: their states are not its.
     """
     while isinstance(env, _PASSED_THROUGH) and not hasattr(type(env), "get_state"):
         env = env.env

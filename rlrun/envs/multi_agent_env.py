@@ -216,7 +216,7 @@ def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bo
     """Reset and step ``env`` once; what it returns must be what it promised.
 
     Returns:
-        Whether it drew from a global generator.
+        Whether it drew from a global generator or from its own spaces.
 
     Raises:
         EnvError: naming the environment, what it was doing and what is wrong.
@@ -236,13 +236,13 @@ def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bo
             raise EnvError(env_id, phase, f"{phase}() {problem}", **place)
         return answer
 
-    before = drawn_from()
+    before = drawn_from(env)
     observations = answered("reset", lambda: env.reset(seed=0), 2)[0]
     actions = {}
     for agent in observations:
         actions[agent] = random_action(env.action_spaces[agent], observations[agent], seed=0)
     answered("step", lambda: env.step(actions), 5)
-    return drawn_from() != before
+    return drawn_from(env) != before
 
 
 def _answer_problem(env: Any, answer: Any, length: int) -> str | None:

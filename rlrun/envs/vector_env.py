@@ -92,16 +92,16 @@ def make_vector_env(
         _refuse_of_vector(spec.use, runner, rebuilder, created)
         return native.adapt(first, spec.use, num_envs, runner_index=runner)
     check = not settings.disable_env_checking
-    draws_globally = masked = False
+    draws_elsewhere = masked = False
     if check:
-        draws_globally, masked = check_env(first, spec.use, runner_index=runner)
+        draws_elsewhere, masked = check_env(first, spec.use, runner_index=runner)
     arguments: dict[str, Any] = {"runner_index": runner, "check": check, "rebuilder": rebuilder}
-    stepped = OwnGenerators(first) if draws_globally else InfoActionMask(first) if masked else first
+    stepped = OwnGenerators(first) if draws_elsewhere else InfoActionMask(first) if masked else first
     arguments["offers_state"] = _relies_on_state(stepped, spec.use, settings, place)
 
     def finished(env: Any, env_index: int) -> Any:
         env = InfoActionMask(env) if masked else env
-        env = OwnGenerators(env) if draws_globally else env
+        env = OwnGenerators(env) if draws_elsewhere else env
         return _shown(env, env_index, created)
 
     def make_again(env_index: int) -> Any:
@@ -143,7 +143,7 @@ def _relies_on_state(env: Any, env_id: str, settings: EnvRunnersConfig, place: E
         return any(any(part.values()) for part in flags) if several else any(flags)
 
     if isinstance(env, OwnGenerators):
-        problem: str | None = "it draws from global generators, which are not part of its state"
+        problem: str | None = "it draws from global generators or its spaces, which are not part of its state"
     else:
         problem = state_problem(env, choose_action, is_over)
     if problem is not None:
@@ -222,7 +222,7 @@ def make_sub_envs(
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.
     """
-    runner, draws_globally, masked = place.worker_index, False, False
+    runner, draws_elsewhere, masked = place.worker_index, False, False
     wrappers = find_wrappers(settings.env_wrappers)
 
     def make_single(own_place: EnvContext) -> Any:
@@ -240,7 +240,7 @@ def make_sub_envs(
         return env
 
     def finished(env: Any, env_index: int) -> Any:
-        env = OwnGenerators(env) if draws_globally else env
+        env = OwnGenerators(env) if draws_elsewhere else env
         return _shown(env, env_index, created)
 
     def make_again(env_index: int) -> Any:
@@ -253,8 +253,8 @@ def make_sub_envs(
             masked = check_env(env, spec.use, runner_index=runner).has_info_mask
             first.close()
             first = make(0)
-        draws_globally = check_multi_agent_env(first, spec.use, runner_index=runner)
-    stepped = OwnGenerators(first) if draws_globally else first
+        draws_elsewhere = check_multi_agent_env(first, spec.use, runner_index=runner)
+    stepped = OwnGenerators(first) if draws_elsewhere else first
     offered = {"offers_state": _relies_on_state(stepped, spec.use, settings, place)}
     kind = _elsewhere(settings)
     if kind is None:

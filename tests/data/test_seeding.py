@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from rlrun import MultiAgentEnv, PGConfig
 from rlrun.data.seeding import seeded_generators
+from rlrun.envs.multi_agent_env import make_multi_agent
 
 
 class Draws(gymnasium.Env[Any, Any]):
@@ -56,11 +57,47 @@ class DrawingAgents(MultiAgentEnv):
         return seen, rewards, {"__all__": self._left <= 0}, {}, {}
 
 
+class Samples(Draws):
+    """Draws from its spaces instead, which all instances share."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        gymnasium.Env.reset(self, seed=seed)
+        self._left = 3 + int(self.action_space.sample())
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self._left -= 1
+        seen = self.observation_space.sample()
+        return seen, float(seen.sum()), self._left == 0, False, {}
+
+
+class SamplingAgents(DrawingAgents):
+    """The same for two agents."""
+
+    observation_spaces = dict.fromkeys("ab", Samples.observation_space)
+    action_spaces = dict.fromkeys("ab", Samples.action_space)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._left = 3 + int(self.action_spaces["b"].sample())
+        return {name: space.sample() for name, space in self.observation_spaces.items()}, {}
+
+    def step(self, actions: Any) -> Any:
+        self._left -= 1
+        seen = {name: self.observation_spaces[name].sample() for name in actions}
+        rewards = {name: float(each.sum()) for name, each in seen.items()}
+        return seen, rewards, {"__all__": self._left <= 0}, {}, {}
+
+
+sampling_copies = make_multi_agent(Samples)
+
+
 def config(env: str, **env_runners: Any) -> Any:
     made = PGConfig().environment(f"{__name__}:{env}").debugging(seed=7)
     made = made.env_runners(num_envs_per_env_runner=2, **env_runners)
     made = made.training(train_batch_size=40).evaluation(interval=1, episodes=3)
-    return made.multi_agent(policies=["p"]) if env == "DrawingAgents" else made
+    return made if env in ("Draws", "Samples") else made.multi_agent(policies=["p"])
 
 
 def numbers(algorithm: Any, iterations: int) -> list[Any]:
@@ -72,7 +109,14 @@ def numbers(algorithm: Any, iterations: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("env", "settings"),
-    [("Draws", {}), ("DrawingAgents", {}), ("Draws", {"gym_env_vectorize_mode": "async"})],
+    [
+        ("Draws", {}),
+        ("DrawingAgents", {}),
+        ("Draws", {"gym_env_vectorize_mode": "async"}),
+        ("Samples", {}),
+        ("SamplingAgents", {}),
+        ("sampling_copies", {}),
+    ],
 )
 def test_equal_seeds_give_equal_runs_and_a_resumed_one_goes_on_to_the_bit(
     env: str, settings: dict[str, Any], tmp_path: Any
