@@ -62,6 +62,12 @@ class Observes(Counter):
         return self._value if self._step == 2 else super()._observation()
 
 
+class ObservesDoubles(Observes):
+    """The same in float64."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+
 class ObservesNested(Observes):
     """The same in a Dict."""
 

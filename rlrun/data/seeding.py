@@ -31,7 +31,6 @@ from zlib import crc32
 import numpy as np
 from numpy.random import mtrand
 
-
 _SPACES = ("observation_space", "action_space", "observation_spaces", "action_spaces")
 
 

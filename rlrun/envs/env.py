@@ -13,7 +13,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
@@ -259,13 +259,12 @@ def _choose_opengl() -> None:
     )
 
 
-def time_limit_of(env: gymnasium.Env[Any, Any]) -> Any:
-    """The `TimeLimit` around ``env``: its count is the one thing gymnasium's wrappers remember."""
+def time_limits(env: Any) -> Iterator[Any]:
+    """Each `TimeLimit` around ``env``: its count is what gymnasium's wrappers remember."""
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.TimeLimit):
-            return env
+            yield env
         env = env.env
-    return None
 
 
 class CheckedEnv(NamedTuple):
@@ -422,10 +421,16 @@ def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
     if problem is not None:
         return problem
     array = np.asarray(observation)
-    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-        index = _first_index(~np.isfinite(array))
-        kind = "NaN" if np.isnan(array[index]) else "an infinity"
-        return f"{where} holds {kind} at index {index}"
+    if np.issubdtype(array.dtype, np.floating):
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(array.astype(np.float32))
+        if not finite.all():
+            index = _first_index(~finite)
+            value = array[index]
+            kind = "NaN" if np.isnan(value) else "an infinity"
+            if np.isfinite(value):
+                kind = f"{value}, which is an infinity in float32,"
+            return f"{where} holds {kind} at index {index}"
     array = array.astype(space.dtype)
     outside = (array < space.low) | (array > space.high)
     if outside.any():

@@ -21,6 +21,7 @@ from gymnasium import wrappers
 
 from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.data.seeding import OwnGenerators
+from rlrun.envs.env import time_limits
 from rlrun.envs.errors import RAISED
 from rlrun.envs.wrappers import InfoActionMask
 
@@ -49,7 +50,7 @@ def take_state(env: Any) -> dict[str, Any]:
     generator = _generator(holder)
     return {
         "own": copy.deepcopy(holder.get_state()),
-        "elapsed_steps": [limit._elapsed_steps for limit in _time_limits(env)],
+        "elapsed_steps": [limit._elapsed_steps for limit in time_limits(env)],
         "np_random": None if generator is None else generator.bit_generator.state,
     }
 
@@ -61,7 +62,7 @@ def give_state(env: Any, state: Mapping[str, Any]) -> None:
     generator = _generator(holder)
     if generator is not None and state["np_random"] is not None:
         generator.bit_generator.state = state["np_random"]
-    for limit, elapsed_steps in zip(_time_limits(env), state["elapsed_steps"], strict=True):
+    for limit, elapsed_steps in zip(time_limits(env), state["elapsed_steps"], strict=True):
         limit._elapsed_steps = elapsed_steps
 
 
@@ -123,7 +124,8 @@ def _difference(
 def _holder(env: Any) -> Any:
     """What has the two methods, inside of wrappers that remember nothing, or None.
 
-    An environment that draws from global generators or its spaces is none: their states are not its.
+    An environment that draws from global generators, or from its spaces, is none: these have states
+    of their own.
     """
     while isinstance(env, _PASSED_THROUGH) and not hasattr(type(env), "get_state"):
         env = env.env
@@ -143,13 +145,6 @@ def _wrappers(env: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     while env is not holder:
         if not isinstance(env, _KNOWN):
             yield env, {name: value for name, value in vars(env).items() if name != "env"}
-        env = env.env
-
-
-def _time_limits(env: Any) -> Iterator[Any]:
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, wrappers.TimeLimit):
-            yield env
         env = env.env
 
 

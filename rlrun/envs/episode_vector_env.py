@@ -211,16 +211,17 @@ class FiniteTest:
     """A test of a batched array of floats for NaN and infinities: x . 0 is 0 unless there is one.
 
     It is one call into BLAS, and exact. An infinity also makes numpy warn of an invalid value.
+    Policies compute in float32, in which some numbers of float64 are infinite.
     """
 
     def __init__(self) -> None:
-        self._zeros = np.zeros(0)
+        self._zeros = np.zeros(0, np.float32)
 
     def __call__(self, batch: np.ndarray[Any, Any]) -> bool:
         """Whether an entry is not finite."""
         if self._zeros.size != batch.size:
-            self._zeros = np.zeros(batch.size, batch.dtype)
-        return bool(batch.ravel().dot(self._zeros) != 0.0)
+            self._zeros = np.zeros(batch.size, np.float32)
+        return bool(batch.ravel().astype(np.float32, copy=False).dot(self._zeros) != 0.0)
 
 
 def _index_test(space: spaces.Discrete | spaces.MultiDiscrete) -> Callable[[Batched], bool]:

@@ -27,7 +27,7 @@ from rlrun.envs.agent_slots import (
     PolicySlots,
     SlotStep,
 )
-from rlrun.envs.env import info_numbers, time_limit_of
+from rlrun.envs.env import info_numbers, time_limits
 from rlrun.envs.errors import RAISED, EnvError, EnvPhase, TooManyFailures
 from rlrun.envs.horizon import ALL, Flags, Horizon, time_limit
 from rlrun.envs.multi_agent_env import Dicts, SubEnvs
@@ -75,14 +75,13 @@ class SubEnv:
 
 
 def raise_time_limits(env: Any, settings: EnvRunnersConfig) -> None:
-    """Let the copies in an environment of `make_multi_agent` not end before the horizon.
+    """Let an environment, or the copies in one of `make_multi_agent`, not end before the horizon.
 
-    Where the limits of other environments are is not known.
+    Where the limits of other environments of several agents are is not known.
     """
-    for copy in getattr(env, "copies", {}).values():
-        wrapper = time_limit_of(copy)
-        if wrapper is not None:
-            wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
+    for part in getattr(env, "copies", {"": env}).values():
+        for limit in time_limits(part):
+            limit._max_episode_steps = time_limit(limit._max_episode_steps, settings)
 
 
 class MultiAgentVectorEnv:
@@ -526,9 +525,8 @@ class MultiAgentVectorEnv:
                 flags[0 if terminated else 1, sub.index] = True
         running = {index: before[index][0] for index in self.failed}
         dropped = {index: each.episode_id for index, each in running.items() if each is not None}
-        return RecordedStep(
-            None, None, None, rewards, *flags, numbers, agents=transitions, dropped=dropped
-        )
+        seen = None, None, None, rewards, flags[0], flags[1]
+        return RecordedStep(*seen, numbers, agents=transitions, dropped=dropped)
 
     # -- errors --------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from rlrun.envs.rebuilder import Rebuilder
 
 
 def _is_float_box(space: spaces.Space[Any]) -> bool:
-    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    return isinstance(space, spaces.Box) and space.dtype == np.float32
 
 
 class SerialVectorEnv:

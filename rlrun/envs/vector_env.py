@@ -27,13 +27,11 @@ from rlrun.envs.env import (
     make_env,
     make_env_or_vector,
     random_action,
-    time_limit_of,
 )
 from rlrun.envs.env_process import ParallelSubEnvs, ProcessEnv, ProxyMaker
 from rlrun.envs.env_state import offers_state, state_problem
 from rlrun.envs.episode_vector_env import EpisodeVectorEnv
 from rlrun.envs.errors import EnvError
-from rlrun.envs.horizon import time_limit
 from rlrun.envs.multi_agent_env import Copies, SubEnvs, check_multi_agent_env, make_multi_agent_env
 from rlrun.envs.multi_agent_vector_env import raise_time_limits
 from rlrun.envs.rebuilder import Rebuilder
@@ -96,7 +94,9 @@ def make_vector_env(
     if check:
         draws_elsewhere, masked = check_env(first, spec.use, runner_index=runner)
     arguments: dict[str, Any] = {"runner_index": runner, "check": check, "rebuilder": rebuilder}
-    stepped = OwnGenerators(first) if draws_elsewhere else InfoActionMask(first) if masked else first
+    stepped = (
+        OwnGenerators(first) if draws_elsewhere else InfoActionMask(first) if masked else first
+    )
     arguments["offers_state"] = _relies_on_state(stepped, spec.use, settings, place)
 
     def finished(env: Any, env_index: int) -> Any:
@@ -143,7 +143,9 @@ def _relies_on_state(env: Any, env_id: str, settings: EnvRunnersConfig, place: E
         return any(any(part.values()) for part in flags) if several else any(flags)
 
     if isinstance(env, OwnGenerators):
-        problem: str | None = "it draws from global generators or its spaces, which are not part of its state"
+        problem: str | None = (
+            "it draws from global generators or its spaces, which are not part of its state"
+        )
     else:
         problem = state_problem(env, choose_action, is_over)
     if problem is not None:
@@ -194,9 +196,7 @@ def _maker(
             preprocessor_pref=settings.preprocessor_pref,
             wrappers=wrappers,
         )
-        wrapper = time_limit_of(env)
-        if wrapper is not None:
-            wrapper._max_episode_steps = time_limit(wrapper._max_episode_steps, settings)
+        raise_time_limits(env, settings)
         return env
 
     return make

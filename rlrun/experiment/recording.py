@@ -8,6 +8,8 @@ They must not know which policy acts.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,8 @@ class TransitionRecorder:
 
     def __call__(self, step: RecordedStep) -> None:
         """Copy the rows of episodes that belong to the rollout."""
-        for episode in step.dropped.values():
-            self._keep(lambda number, dropped=episode: number != dropped)
+        for dropped in step.dropped.values():
+            self._keep(partial(ne, dropped))
         if step.obs is None:
             for transition in step.agents:
                 self._add_of_agent(transition)

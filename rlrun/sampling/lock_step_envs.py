@@ -179,17 +179,9 @@ class LockStepEnvs:
             k if k < asked_for and runs else None
             for k, runs in zip(number.tolist(), counted.tolist(), strict=True)
         ]
-        shown = RecordedStep(
-            before,
-            sent,
-            self.raw,
-            step.rewards,
-            step.terminateds,
-            step.truncateds,
-            numbers,
-            infos=step.infos,
-            dropped={i: int(number[i]) for i in self.envs.failed_envs},
-        )
+        seen = before, sent, self.raw, step.rewards, step.terminateds, step.truncateds
+        dropped = {i: int(number[i]) for i in self.envs.failed_envs}
+        shown = RecordedStep(*seen, numbers, infos=step.infos, dropped=dropped)
         self.stopped = bool(self._recorder(shown))
 
     def settle(self, actors: Mapping[str, PolicyActor]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import Observes, ObservesNested
+from counting_envs import Observes, ObservesDoubles, ObservesNested
 from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
@@ -356,6 +356,7 @@ def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
         (Observes, np.array([0, np.nan], np.float32), r"NaN at index \(1,\)"),
         (Observes, np.array([-np.inf, 0], np.float32), r"an infinity at index \(0,\)"),
         (Observes, [0.0, 1e39], "an infinity"),  # beyond float32
+        (ObservesDoubles, np.array([0.0, -1e39]), r"-1e\+39, which is an infinity in float32"),
         (Observes, np.float32(3), r"shape \(\), the space says \(2,\)"),
         (Observes, np.zeros(1, np.float32), r"shape \(1,\)"),
         (Observes, np.zeros((1, 2), np.float32), r"shape \(1, 2\)"),
@@ -386,7 +387,7 @@ def test_an_observation_that_is_none_of_its_space_stops_the_run(
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_large_numbers_are_numbers(dtype: Any) -> None:
     """Also where the sum of their squares is infinite."""
-    value = np.full(2, np.finfo(dtype).max, dtype)
+    value = np.full(2, min(np.finfo(dtype).max, np.finfo(np.float32).max), dtype)
     env_class = type("Large", (Observes,), {})
     env_class.observation_space = spaces.Box(-np.inf, np.inf, (2,), dtype)
     env = SerialVectorEnv([env_class(value)], "Mine-v0")

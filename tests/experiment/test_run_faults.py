@@ -231,6 +231,7 @@ def test_a_signal_ends_a_run_whose_environment_has_replaced_the_handlers(tmp_pat
 
 
 def test_quit_shows_where_a_call_hangs_that_ctrl_c_does_not_end(tmp_path):
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background jobs ignore it
     (tmp_path / "hanging.yaml").write_text(HANGING)
     settings = ["env.how=keep lock", "env.at=1000"]
     words = ["train", "hanging.yaml", *settings, "--run-dir", "run", "--quiet"]

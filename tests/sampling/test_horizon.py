@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from scripted_agents import EXPECTED
 
 from rlrun.config.batch_arithmetic import fragment_lengths
-from rlrun.config.schema import EnvRunnersConfig
+from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 
 def limited(num_envs=1, *, use="counting_envs:CountingEnv", env=None, **settings):
@@ -232,8 +233,8 @@ def test_evaluation_of_several_agents_ends_at_the_horizon(soft):
 
 
 def short_cart_pole():
-    """A cart pole with a time limit of 5 steps."""
-    return gym.make("CartPole-v1", max_episode_steps=5)
+    """A cart pole with time limits of 5 steps, and of 7 around it."""
+    return gym.wrappers.TimeLimit(gym.make("CartPole-v1", max_episode_steps=5), 7)
 
 
 two_short_cart_poles = make_multi_agent(short_cart_pole)
@@ -243,4 +244,12 @@ two_short_cart_poles = make_multi_agent(short_cart_pole)
 def test_a_time_limit_of_copies_is_raised_to_the_horizon(horizon, longest):
     runner = make("test_horizon:two_short_cart_poles", {"p": MLP}, num_envs=4, horizon=horizon)
     reply = sample(runner, 0, 100)
+    assert max(episode.length for episode in reply.episodes) == longest
+
+
+@pytest.mark.parametrize(("horizon", "longest"), [(None, 5), (4, 4), (8, 8)])
+def test_all_time_limits_of_an_environment_are_raised_to_the_horizon(horizon, longest):
+    settings = EnvRunnersConfig(num_envs_per_env_runner=4, horizon=horizon)
+    runner = EnvRunner(RunnerSpec(EnvSpec(use="test_horizon:short_cart_pole"), settings))
+    reply = runner.sample_fragment(SampleRequest(0, 100))
     assert max(episode.length for episode in reply.episodes) == longest
