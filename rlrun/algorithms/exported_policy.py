@@ -36,6 +36,7 @@ from rlrun.config.problems import InputError
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline, Preprocessor
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.nested import ACTION_MASK, OBSERVATION, row_form, without_mask
 from rlrun.data.trajectory_views import TrajectoryViews, View, source_rows
 from rlrun.policies.action_sampling import (
@@ -53,7 +54,6 @@ from rlrun.sampling.runner_connectors import RunnerConnectors
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
 
-Array = np.ndarray[Any, Any]
 Keys = tuple[str | int, ...]
 Program = Callable[[Mapping[str, Array]], dict[str, Array]]
 """A file that was read: from the inputs by name, ``[N, ...]`` each, to the outputs."""

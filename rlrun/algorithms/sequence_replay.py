@@ -12,25 +12,20 @@ needs none, as the state there is always the same.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from rlrun.algorithms.targets import bellman_targets, values_of_best
 from rlrun.data import columns as col
-from rlrun.data.column_data import num_rows, pick
+from rlrun.data.column_data import Array, num_rows, pick
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
 from rlrun.learning.loaded_batch import as_tensors
 from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import n_step_returns
-
-Array = NDArray[Any]
 
 PRESENT, FOLLOWING, LEARNED = "present", "following", "learned"
 WARMED, BURN_IN_PREFIX = "warmed", "burn_in_"

@@ -9,12 +9,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.connectors.connector import Connector
+from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import ActionLeaf, action_layout
-
-Array = NDArray[Any]
 
 
 class ActionPipeline(Connector):

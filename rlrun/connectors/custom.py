@@ -18,20 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.config.problems import user_traceback
 from rlrun.config.registry import import_object
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.errors import ConnectorError
 from rlrun.connectors.slot_history import SlotHistory, leaves
+from rlrun.data.column_data import Array
 from rlrun.data.nested import as_rows, row_form
 from rlrun.policies.action_sampling import action_sampler
 
 if TYPE_CHECKING:
     from rlrun.config.schema import UseSpec
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

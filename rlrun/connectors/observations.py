@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from rlrun.config.problems import ConfigError, misfit
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.filters import MeanStdFilter
+from rlrun.data.column_data import Array
 from rlrun.data.nested import (
     ACTION_MASK,
     OBSERVATION,
@@ -41,7 +42,6 @@ from rlrun.policies.layers import has_image, is_image
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
 
-Array = NDArray[Any]
 Path = tuple[str | int, ...]
 
 CLIP = 10.0

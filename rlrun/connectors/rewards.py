@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.filters import RunningStat
-
-Array = NDArray[Any]
+from rlrun.data.column_data import Array
 
 NORMALIZED_CLIP = 10.0
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rlrun.data.column_data import Array
 
 
 class SlotHistory:

@@ -19,13 +19,12 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
-from numpy.typing import NDArray
 
+from rlrun.data.column_data import Array
 from rlrun.envs.env import observation_problem
 from rlrun.envs.episode_vector_env import bad_value_test
 from rlrun.policies.policy_mapping import Spaces
 
-Array = NDArray[Any]
 _FIRST_SLOTS = 16
 _PLAIN_SPACES = (
     gym.spaces.Box,

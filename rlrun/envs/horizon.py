@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlrun.data.column_data import Array
 from rlrun.envs.errors import EnvError
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
 
-Array = NDArray[Any]
 Flags = Mapping[Any, bool]
 
 ALL = "__all__"

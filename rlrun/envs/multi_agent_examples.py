@@ -11,14 +11,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
+from rlrun.data.column_data import Array
 from rlrun.envs.horizon import ALL
 from rlrun.envs.multi_agent_env import Dicts, MultiAgentEnv, make_multi_agent
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import EpisodeStart
-
-Array = NDArray[Any]
 
 ROCK, PAPER, SCISSORS = 0, 1, 2
 _NOTHING_YET = 3  # what is seen before the first round

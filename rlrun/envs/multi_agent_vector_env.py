@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlrun.data.column_data import Array
 from rlrun.envs.agent_slots import (
     AgentProblem,
     AgentSlot,
-    Array,
     Due,
     EpisodePlan,
     PlannedEpisode,

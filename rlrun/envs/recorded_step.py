@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from numpy.typing import NDArray
-
-Array = NDArray[Any]
+from rlrun.data.column_data import Array
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch, Rows, outputs_as_acted, outputs_when_acting
 from rlrun.learning.losses import closed_form
 from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
-
-Array = NDArray[Any]
 
 
 def gae(

@@ -25,9 +25,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch, Rows, outputs_as_acted
 from rlrun.learning.losses import closed_form
@@ -41,8 +41,6 @@ from rlrun.learning.returns import (
 )
 from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
-
-Array = NDArray[Any]
 
 IMPORTANCE_WEIGHTS = "importance_weights"
 """Present probability of an action over the one with which it was drawn, truncated; ``[N]``."""

@@ -16,9 +16,9 @@ import gymnasium as gym
 import numpy as np
 
 from rlrun.config.problems import misfit
+from rlrun.data.column_data import Array
 from rlrun.data.nested import ACTION_MASK, has_action_mask
 from rlrun.policies.action_sampling import FORBIDDEN, action_layout
-from rlrun.policies.policy import Array
 
 
 class NoAllowedActionError(ValueError):

@@ -30,7 +30,8 @@ import numpy as np
 
 from rlrun.config.problems import misfit
 from rlrun.data import columns as col
-from rlrun.policies.policy import Array, Policy
+from rlrun.data.column_data import Array
+from rlrun.policies.policy import Policy
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
 

@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from rlrun.config.problems import misfit
 from rlrun.config.registry import DISTRIBUTIONS, import_object
+from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import (
     LOG_STD_BOUNDS,
     ActionSampler,
@@ -38,7 +39,6 @@ from rlrun.policies.action_sampling import (
     action_sampler,
 )
 from rlrun.policies.distributions import DiagGaussian, Distribution, build_distribution
-from rlrun.policies.policy import Array
 
 _PROPOSALS = 8  # for each gamma variate; one is accepted with a probability of at least 95 %
 _INSIDE = 1.0 - 1e-6  # bounded actions keep this far from the bounds, where densities are 0 or inf

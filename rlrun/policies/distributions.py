@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import (
     LOG_STD_BOUNDS,
     SAMPLERS,
@@ -32,7 +33,6 @@ from rlrun.policies.action_sampling import (
     ProductSampler,
     action_layout,
 )
-from rlrun.policies.policy import Array
 
 Vjp = tuple[Array, Array, Callable[[Array, float], Array]]
 """Log-probabilities [N], entropies [N] and ``(gradient of the former [N], of each entropy) ->

@@ -27,6 +27,7 @@ import numpy as np
 
 from rlrun.config.problems import misfit
 from rlrun.config.schema import ExplorationConfig
+from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import (
     FORBIDDEN,
     ActionSampler,
@@ -34,7 +35,6 @@ from rlrun.policies.action_sampling import (
     EpsilonGreedySampler,
     SquashedGaussianSampler,
 )
-from rlrun.policies.policy import Array
 
 OWN = ExplorationConfig()
 """The algorithm's own way."""

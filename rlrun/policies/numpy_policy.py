@@ -19,6 +19,7 @@ import numpy as np
 
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.nested import nest, space_without_mask, without_mask
 from rlrun.policies.action_mask import action_mask_of
 from rlrun.policies.action_sampling import (
@@ -35,7 +36,7 @@ from rlrun.policies.layers import (
     factorised_noise,
     free_log_std,
 )
-from rlrun.policies.policy import Array, Policy
+from rlrun.policies.policy import Policy
 
 
 class FlatArrays:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import (
     ActionSampler,
     EpsilonGreedySampler,
@@ -34,7 +35,6 @@ from rlrun.policies.action_sampling import (
     log_softmax,
 )
 from rlrun.policies.exploration import ModeSampler, RandomSampler
-from rlrun.policies.policy import Array
 
 FACTOR = 1.01
 

@@ -15,12 +15,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.view_requirement import ViewRequirement
-
-Array = NDArray[Any]
 
 
 class Policy:

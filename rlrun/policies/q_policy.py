@@ -16,12 +16,13 @@ import numpy as np
 
 from rlrun.config.problems import misfit
 from rlrun.config.schema import ExplorationConfig, ModelConfig
+from rlrun.data.column_data import Array
 from rlrun.data.nested import has_action_mask, space_without_mask
 from rlrun.policies.action_sampling import ActionSampler, EpsilonGreedySampler, SamplingPolicy
 from rlrun.policies.exploration import OWN, exploring_sampler, weight_stddev
 from rlrun.policies.layers import Network, QOptions, q_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
-from rlrun.policies.policy import Array, Policy
+from rlrun.policies.policy import Policy
 
 
 class NumpyQNetwork:

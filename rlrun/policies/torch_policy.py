@@ -17,7 +17,7 @@ from torch import nn
 from rlrun.config.problems import misfit
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
-from rlrun.data.column_data import map_leaves
+from rlrun.data.column_data import Array, map_leaves
 from rlrun.data.nested import nest
 from rlrun.policies.action_mask import action_mask_of
 from rlrun.policies.action_sampling import ActionSampler, SamplingPolicy
@@ -26,7 +26,6 @@ from rlrun.policies.chosen_distributions import sampler_of
 from rlrun.policies.flat_parameters import FlatParameters, to_tensor, weights_checksum
 from rlrun.policies.layers import Layout
 from rlrun.policies.masked_module import with_action_mask
-from rlrun.policies.policy import Array
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
 

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch, step_ranks
-from rlrun.replay.replay_buffer import Array, ReplayBuffer
+from rlrun.replay.replay_buffer import ReplayBuffer
 
 
 class MultiAgentReplayBuffer:

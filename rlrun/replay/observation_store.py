@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rlrun.data.column_data import Array
 
 _SPARE = 64
 

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.replay.replay_buffer import Array, ReplayBuffer
+from rlrun.replay.replay_buffer import ReplayBuffer
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

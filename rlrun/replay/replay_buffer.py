@@ -24,13 +24,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.replay.observation_store import ObservationStore, restored_store, store_for
-
-Array = NDArray[Any]
 
 _STORED = (col.ACTIONS, col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS)
 _NONE = -1

@@ -25,10 +25,11 @@ from typing import Any, Literal
 import numpy as np
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
-from rlrun.replay.replay_buffer import Array, ReplayBuffer, agents_of, follows_row_before
+from rlrun.replay.replay_buffer import ReplayBuffer, agents_of, follows_row_before
 
 
 class SequenceReplayBuffer(PrioritizedReplayBuffer):

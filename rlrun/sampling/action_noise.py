@@ -23,13 +23,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import SamplingPolicy
 from rlrun.policies.parameter_noise import ParameterNoise
 from rlrun.policies.policy import Policy
-
-Array = NDArray[Any]
 
 _BLOCK = 64  # steps that are drawn at once for an episode
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
-from numpy.typing import NDArray
 
+from rlrun.data.column_data import Array
 from rlrun.data.seeding import mapping_rng
 from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, PolicySlots, SlotStep
 from rlrun.envs.errors import RAISED, EnvError
@@ -31,7 +31,6 @@ from rlrun.sampling.episode_replay import log_replay
 from rlrun.sampling.episodes import AgentEpisodes
 from rlrun.sampling.policy_actor import PolicyActor
 
-Array = NDArray[Any]
 Observations = dict[tuple[int, int], Any]
 """Raw observations by sub-environment and agent index."""
 

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from numpy.typing import NDArray
-
+from rlrun.data.column_data import Array
 from rlrun.sampling.episodes import Episodes
-
-Array = NDArray[Any]
 
 _WORTH_TELLING = 10_000  # env steps of one sub-environment
 

@@ -16,13 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlrun.data.column_data import Array
 from rlrun.data.seeding import Role, episode_noise, episode_seed, mapping_rng
 from rlrun.envs.agent_slots import AgentSlot, PlannedEpisode
 from rlrun.envs.errors import EnvError
-
-Array = NDArray[Any]
 
 _MOST_FAILURES = 100  # of environments that are built again, before an evaluation gives up
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlrun.data.column_data import pick
+from rlrun.data.column_data import Array, pick
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.env import info_numbers
@@ -27,8 +26,6 @@ from rlrun.envs.recorded_step import RecordedStep, Recorder
 from rlrun.sampling.episode_replay import log_replay
 from rlrun.sampling.episodes import LockStepEpisodes, RewardError
 from rlrun.sampling.policy_actor import PolicyActor
-
-Array = NDArray[Any]
 
 _NO_REWARDS = np.zeros((0, 0))
 

@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.data import columns as col
-from rlrun.data.column_data import pick
+from rlrun.data.column_data import Array, pick
 from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.seeding import agent_noise
@@ -27,7 +26,6 @@ from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.sample_collector import NO_EXTRAS, SampleCollector
 
-Array = NDArray[Any]
 NoiseKeys = Callable[[int], "np.random.Generator | None"]
 """The generator of an episode's noise, by the episode's number."""
 

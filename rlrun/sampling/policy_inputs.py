@@ -12,17 +12,14 @@ state in an episode's first step, so that nothing has to be reset when an episod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlrun.data import columns as col
+from rlrun.data.column_data import Array
 from rlrun.data.trajectory_views import TrajectoryViews, source_rows
 from rlrun.policies.action_sampling import action_sampler
 from rlrun.policies.policy import Policy
-
-Array = NDArray[Any]
 
 
 class PolicyInputs:

@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-from numpy.typing import NDArray
 
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
+from rlrun.data.column_data import Array
 from rlrun.data.seeding import Role, connector_seed
 from rlrun.sampling.runner_messages import RunnerSpec, acting_policy, reward_pipeline
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rlrun.connectors.slot_history import SlotHistory
     from rlrun.policies.policy import Policy
 
-Array = NDArray[Any]
 State = dict[str, Any]
 
 
