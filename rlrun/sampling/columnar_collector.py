@@ -123,9 +123,6 @@ class ColumnarCollector(SampleCollector):
         first = np.maximum(self._first, -buffer.num_past)
         return views.acting(buffer.history, row, views.lookback + first)
 
-    def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
-        raise NotImplementedError("all slots act together: add_step takes the actions")
-
     def add_step(
         self,
         step: SlotStep,

@@ -158,8 +158,6 @@ class LogCollector(SampleCollector):
         slots, observed, columns = step.slots, step.observed, self.columns
         assert slots is not None
         assert step.steps is not None
-        if actions is not None:
-            self.act(slots, actions, extras)
         following = rows = self._open[slots]
         if observed is None:
             following = self._here[slots] = self._append(obs, slots)
@@ -184,14 +182,6 @@ class LogCollector(SampleCollector):
         used = slice(0, self.size)
         self.columns[_DELIVERED][used] |= self.columns[col.EPS_ID][used] == episode_id
         self.end_episodes(slots)
-
-    @property
-    def rewards(self) -> Array:
-        raise NotImplementedError("slots come and go")
-
-    @property
-    def actions(self) -> Array:
-        raise NotImplementedError("slots come and go")
 
     # -- rows ----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ A step of the loop:
 
 1. `inputs`: what the policy sees
 2. `add_step`: the actions and what came of them. Where slots come and go, `act` takes the actions,
-   and `add_step` completes the transition once the environment answers, perhaps steps later
+   and `add_step` completes the transitions once the environment answers, perhaps steps later
 3. `end_episodes`, then `begin_episodes`, for slots whose episodes ended and began
 
     B  slots that act together    k  slots of a call    m  of them, those with an observation
@@ -136,9 +136,9 @@ class SampleCollector(ABC):
             slots: int ``[k]``, whose next observations are known; None: all of them.
         """
 
-    @abstractmethod
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
-        """Take down actions, and further columns of the policy, that `add_step` completes."""
+        """Take down actions and the policy's further columns; only where slots come and go."""
+        raise NotImplementedError("only for slots that come and go")
 
     @abstractmethod
     def add_step(
@@ -157,8 +157,8 @@ class SampleCollector(ABC):
                 May be a buffer. A slot that ends its episode without one was led to its last
                 observation again.
             learned_rewards: clipped or normalised, float32 ``[k]``; None: the rewards as they are.
-            actions, extras: what the policy put out, each ``[k, ...]``, the same names always; None
-                and nothing: what `act` was given.
+            actions, extras: of slots that act together, what the policy put out, each ``[B, ...]``,
+                the same names always. Where slots come and go, `act` was given them.
         """
 
     @abstractmethod
@@ -173,14 +173,14 @@ class SampleCollector(ABC):
         """Forget an episode as far as it has not been delivered; these slots took part."""
 
     @property
-    @abstractmethod
     def rewards(self) -> Array:
         """Of slots that act together, this fragment's rewards as they came, float64 ``[t, B]``."""
+        raise NotImplementedError("only for slots that act together")
 
     @property
-    @abstractmethod
     def actions(self) -> Array:
         """Of slots that act together, this fragment's actions ``[t, B, ...]``."""
+        raise NotImplementedError("only for slots that act together")
 
     @abstractmethod
     def build(
