@@ -4,93 +4,31 @@ Owns which episodes they run, how long a fragment is, and what it takes to come 
 place. Must not know how actions are chosen; the policies' actors receive the steps of their
 slots. Dicts are turned into arrays by `MultiAgentVectorEnv`.
 
-An environment is a function of the seed that it was reset with and of the actions since then, so
-these are what a state holds of it. That is one episode, but at soft horizons, where one goes over
-into the next without a reset: then it is several, of which the last is running.
-
     B  sub-environments
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 
 from rlrun.data.column_data import Array
-from rlrun.data.seeding import mapping_rng
 from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, PolicySlots, SlotStep
-from rlrun.envs.errors import RAISED, EnvError
+from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
-from rlrun.policies.policy_mapping import MappingError, Spaces
-from rlrun.sampling.episode_replay import log_replay
+from rlrun.policies.policy_mapping import Spaces
+from rlrun.sampling.episode_replay import (
+    AgentReplay,
+    Observations,
+    RecordedEpisode,
+    has_policies,
+    log_replay,
+)
 from rlrun.sampling.episodes import AgentEpisodes
 from rlrun.sampling.policy_actor import PolicyActor
-
-Observations = dict[tuple[int, int], Any]
-"""Raw observations by sub-environment and agent index."""
-
-
-@dataclass
-class RecordedEpisode:
-    """An episode since the environment was reset, or a part of it between soft horizons."""
-
-    number: int
-    episode_id: int
-    before: int
-    """Env steps from the reset to its beginning."""
-    steps: int = 0
-    known: list[str] = field(default_factory=list)
-    """Ids of the policies that there were when it began."""
-    policies: list[str] = field(default_factory=list)
-    """Of each agent, by index."""
-    actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
-    """Agent index -> env steps of its actions, and these as connectors sent them."""
-
-    @property
-    def since_reset(self) -> int:
-        """Env steps from the reset to its end, or so far."""
-        return self.before + self.steps
-
-    def recorded(self) -> dict[int, tuple[Array, Array]]:
-        """The actions, each agent's joined."""
-        for agent, parts in self.actions.items():
-            steps, actions = (np.concatenate(part) for part in zip(*parts, strict=True))
-            self.actions[agent] = [(steps, actions)]
-        return {agent: parts[0] for agent, parts in self.actions.items()}
-
-    def get_state(self) -> dict[str, Any]:
-        """Plain values and arrays."""
-        return {
-            "number": self.number,
-            "before": self.before,
-            "steps": self.steps,
-            "known": self.known,
-            "policies": self.policies,
-            "actions": {
-                str(agent): {"steps": steps, "actions": actions}
-                for agent, (steps, actions) in self.recorded().items()
-            },
-        }
-
-
-def _restored(state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
-    return RecordedEpisode(
-        int(state["number"]),
-        episode_id,
-        int(state.get("before", 0)),  # older checkpoints lack it
-        int(state["steps"]),
-        [str(policy_id) for policy_id in state["known"]],
-        [str(policy_id) for policy_id in state["policies"]],
-        {
-            int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
-            for agent, part in state["actions"].items()
-        },
-    )
 
 
 class AgentEnvs:
@@ -120,6 +58,7 @@ class AgentEnvs:
         self._recorded: list[list[RecordedEpisode]] = [[] for _ in range(episodes.num_envs)]
         self._goes_on = [False] * episodes.num_envs
         self.env = make(self)
+        self._replay = AgentReplay(self.env, episodes.plan)
         self.started = self.unsettled = False
         self._env_id, self._runner_index = env_id, runner_index
         self._whole_episodes, self._count_agent_steps = whole_episodes, count_agent_steps
@@ -423,7 +362,7 @@ class AgentEnvs:
             strayed |= self._see_again(slots, state["due"][policy_id], seen, actors[policy_id])
         pairs = zip(self._recorded, state["envs"], strict=True)
         lengths = [0 if self._has_state(one) else parts[-1].since_reset for parts, one in pairs]
-        told = [i for i in sorted(strayed) if _has_policies(self._recorded[i], actors)]
+        told = [i for i in sorted(strayed) if has_policies(self._recorded[i], actors)]
         log_replay(self.episodes, told, lengths, self._env_id, self._runner_index)
         for env_index in sorted(strayed):
             sub = self.env.subs[env_index]
@@ -474,18 +413,19 @@ class AgentEnvs:
         """Bring a sub-environment back; what agents whose actions are due see."""
         plan, index = self.episodes.plan, sub.index
         recorded = [
-            _restored(one, plan.episode_id(index, int(one["number"]))) for one in state["recorded"]
+            RecordedEpisode.from_state(one, plan.episode_id(index, int(one["number"])))
+            for one in state["recorded"]
         ]
         self._recorded[index] = recorded
         sub.episode = self.episodes.planned(index)
         policies, sub.agents = recorded[-1].policies, {}
         seen: Observations = {}
         # Not if it would take too long, or one of the policies is gone, and the episode with it.
-        known = _has_policies(recorded, actors)
+        known = has_policies(recorded, actors)
         if known and self._has_state(state):
-            self._give_back(sub, recorded[-1], state)
+            self._replay.set_state(sub, recorded[-1], state)
         elif known and recorded[-1].since_reset <= self.episodes.max_replayed:
-            seen = self._replay(sub, recorded, actors)
+            seen = self._replay.repeat(sub, recorded, actors)
         if len(sub.agents) < len(policies):  # they did not join again
             strayed.add(index)
         # Agents that are missing are of no use, but they are counted: the episode is given up.
@@ -510,90 +450,3 @@ class AgentEnvs:
         """Whether the environment itself goes on from a state, without a replay."""
         has_names = -1 not in state["positions"]
         return self.env.envs.offers_state and state["own"] is not None and has_names
-
-    def _give_back(self, sub: SubEnv, episode: RecordedEpisode, state: Mapping[str, Any]) -> None:
-        """Bring an environment back by its own state, with the agents that it had."""
-        self.env.reset(sub)
-        try:
-            self.env.envs.set_state(sub.index, state["own"])
-        except RAISED as error:
-            raise self.env.raised(error, sub, "set_state") from None
-        self._begin(sub, episode)
-        possible = self.env.envs.envs[sub.index].possible_agents
-        names = [possible[position] for position in np.asarray(state["positions"]).tolist()]
-        self._rejoin(sub, dict.fromkeys(names), episode.policies)
-
-    def _begin(self, sub: SubEnv, episode: RecordedEpisode) -> None:
-        """Let an episode that has run before begin once more, still without agents."""
-        seed = self.episodes.plan.seed(sub.index, episode.number)
-        sub.agents, sub.episode = (
-            {},
-            PlannedEpisode(episode.episode_id, seed, seed, mapping_rng(seed)),
-        )
-        self.env.set_start(sub, sub.episode, tuple(episode.known))
-
-    def _replay(
-        self, sub: SubEnv, recorded: Sequence[RecordedEpisode], actors: Mapping[str, PolicyActor]
-    ) -> Observations:
-        """Bring an environment to where it was; the last observations of agents that act next."""
-        observations: Any = self.env.reset(sub)
-        for episode in recorded:
-            self._begin(sub, episode)
-            observations = self._repeat(sub, episode, observations, actors)
-            if observations is None:
-                sub.agents = {}
-                return {}
-        found = ((sub.agents.get(name), raw) for name, raw in observations.items())
-        return {(sub.index, agent.index): raw for agent, raw in found if agent is not None}
-
-    def _repeat(
-        self,
-        sub: SubEnv,
-        episode: RecordedEpisode,
-        observations: Mapping[Any, Any],
-        actors: Mapping[str, PolicyActor],
-    ) -> Mapping[Any, Any] | None:
-        """Replay one episode that begins with these observations; returns the last ones.
-
-        None if the environment raised, and was built again.
-        """
-        self._rejoin(sub, observations, episode.policies)
-        converted = {}
-        for index, (at, actions) in sorted(episode.recorded().items()):
-            policy_id = episode.policies[index]
-            each = self.env.policies[policy_id].each(actors[policy_id].to_env(actions), len(at))
-            converted[index] = dict(zip(at.tolist(), each, strict=True))
-        ids = list(sub.agents)
-        for step in range(episode.steps):
-            due = {
-                ids[index]: taken[step]
-                for index, taken in converted.items()
-                if step in taken and index < len(ids)
-            }
-            sub.step = step
-            try:
-                observations, _, *flagged, _ = self.env.envs.envs[sub.index].step(due)
-            except RAISED as error:
-                self.env.build_again_or_raise(sub, error, "step")
-                return None
-            gone = {name for flags in flagged for name in flags if flags[name]}
-            observations = {name: raw for name, raw in observations.items() if name not in gone}
-            self._rejoin(sub, observations, episode.policies)
-            ids = list(sub.agents)
-        return observations
-
-    def _rejoin(self, sub: SubEnv, observations: Mapping[Any, Any], policies: list[str]) -> None:
-        """Agents join in the order in which they did."""
-        for agent_id in observations:
-            index = len(sub.agents)
-            if agent_id not in sub.agents and index < len(policies):
-                # Asked again, so that its random numbers go on from where they were.
-                with suppress(MappingError):
-                    assert sub.start is not None
-                    self.env.mapping.policy_of(agent_id, sub.start)
-                self.env.new_agent(sub, agent_id, policies[index])
-
-
-def _has_policies(recorded: Iterable[RecordedEpisode], actors: Mapping[str, Any]) -> bool:
-    """Whether no agent's policy is gone."""
-    return all(policy_id in actors for episode in recorded for policy_id in episode.policies)

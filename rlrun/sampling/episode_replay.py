@@ -1,20 +1,193 @@
-"""Log messages about running episodes that are restored by repeating their actions.
+"""AgentReplay: running episodes are brought back by repeating their actions.
 
-An environment that does not hand out its state is a function of the seed that it was reset with and
-of the actions since. Must not know how these are repeated.
+An environment is a function of the seed that it was reset with and of the actions since then, so
+these are what a state holds of it. That is one episode, but at soft horizons, where one goes over
+into the next without a reset: then it is several, of which the last is running.
+
+Owns this for several agents, where with one agent `replay_actions` does it, and what is logged in
+both cases. Must not know how actions are chosen, nor which episodes are brought back.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from rlrun.data.column_data import Array
-from rlrun.sampling.episodes import Episodes
+from rlrun.data.seeding import mapping_rng
+from rlrun.envs.agent_slots import PlannedEpisode
+from rlrun.envs.errors import RAISED
+from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
+from rlrun.policies.policy_mapping import MappingError
+from rlrun.sampling.episodes import Episodes, Plan
+from rlrun.sampling.policy_actor import PolicyActor
+
+Observations = dict[tuple[int, int], Any]
+"""Raw observations by sub-environment and agent index."""
 
 _WORTH_TELLING = 10_000  # env steps of one sub-environment
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class RecordedEpisode:
+    """An episode since the environment was reset, or a part of it between soft horizons."""
+
+    number: int
+    episode_id: int
+    before: int
+    """Env steps from the reset to its beginning."""
+    steps: int = 0
+    known: list[str] = field(default_factory=list)
+    """Ids of the policies that there were when it began."""
+    policies: list[str] = field(default_factory=list)
+    """Of each agent, by index."""
+    actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
+    """Agent index -> env steps of its actions, and these as connectors sent them."""
+
+    @property
+    def since_reset(self) -> int:
+        """Env steps from the reset to its end, or so far."""
+        return self.before + self.steps
+
+    def recorded(self) -> dict[int, tuple[Array, Array]]:
+        """The actions, each agent's joined."""
+        for agent, parts in self.actions.items():
+            steps, actions = (np.concatenate(part) for part in zip(*parts, strict=True))
+            self.actions[agent] = [(steps, actions)]
+        return {agent: parts[0] for agent, parts in self.actions.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """Plain values and arrays."""
+        return {
+            "number": self.number,
+            "before": self.before,
+            "steps": self.steps,
+            "known": self.known,
+            "policies": self.policies,
+            "actions": {
+                str(agent): {"steps": steps, "actions": actions}
+                for agent, (steps, actions) in self.recorded().items()
+            },
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
+        """The episode of `get_state`, with its id."""
+        return cls(
+            int(state["number"]),
+            episode_id,
+            int(state.get("before", 0)),  # older checkpoints lack it
+            int(state["steps"]),
+            [str(policy_id) for policy_id in state["known"]],
+            [str(policy_id) for policy_id in state["policies"]],
+            {
+                int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
+                for agent, part in state["actions"].items()
+            },
+        )
+
+
+class AgentReplay:
+    """Brings environments with several agents back to where their running episodes were.
+
+    Args:
+        plan: the seeds of their episodes.
+    """
+
+    def __init__(self, env: MultiAgentVectorEnv, plan: Plan) -> None:
+        self._env, self._plan = env, plan
+
+    def repeat(
+        self, sub: SubEnv, recorded: Sequence[RecordedEpisode], actors: Mapping[str, PolicyActor]
+    ) -> Observations:
+        """Bring an environment to where it was; the last observations of agents that act next."""
+        observations: Any = self._env.reset(sub)
+        for episode in recorded:
+            self._begin(sub, episode)
+            observations = self._repeat_episode(sub, episode, observations, actors)
+            if observations is None:
+                sub.agents = {}
+                return {}
+        found = ((sub.agents.get(name), raw) for name, raw in observations.items())
+        return {(sub.index, agent.index): raw for agent, raw in found if agent is not None}
+
+    def _repeat_episode(
+        self,
+        sub: SubEnv,
+        episode: RecordedEpisode,
+        observations: Mapping[Any, Any],
+        actors: Mapping[str, PolicyActor],
+    ) -> Mapping[Any, Any] | None:
+        """Replay one episode that begins with these observations; returns the last ones.
+
+        None if the environment raised, and was built again.
+        """
+        self._rejoin(sub, observations, episode.policies)
+        converted = {}
+        for index, (at, actions) in sorted(episode.recorded().items()):
+            policy_id = episode.policies[index]
+            each = self._env.policies[policy_id].each(actors[policy_id].to_env(actions), len(at))
+            converted[index] = dict(zip(at.tolist(), each, strict=True))
+        ids = list(sub.agents)
+        for step in range(episode.steps):
+            due = {
+                ids[index]: taken[step]
+                for index, taken in converted.items()
+                if step in taken and index < len(ids)
+            }
+            sub.step = step
+            try:
+                observations, _, *flagged, _ = self._env.envs.envs[sub.index].step(due)
+            except RAISED as error:
+                self._env.build_again_or_raise(sub, error, "step")
+                return None
+            gone = {name for flags in flagged for name in flags if flags[name]}
+            observations = {name: raw for name, raw in observations.items() if name not in gone}
+            self._rejoin(sub, observations, episode.policies)
+            ids = list(sub.agents)
+        return observations
+
+    def set_state(self, sub: SubEnv, episode: RecordedEpisode, state: Mapping[str, Any]) -> None:
+        """Bring an environment back by its own state, with the agents that it had."""
+        self._env.reset(sub)
+        try:
+            self._env.envs.set_state(sub.index, state["own"])
+        except RAISED as error:
+            raise self._env.raised(error, sub, "set_state") from None
+        self._begin(sub, episode)
+        possible = self._env.envs.envs[sub.index].possible_agents
+        names = [possible[position] for position in np.asarray(state["positions"]).tolist()]
+        self._rejoin(sub, dict.fromkeys(names), episode.policies)
+
+    def _begin(self, sub: SubEnv, episode: RecordedEpisode) -> None:
+        """Let an episode that has run before begin once more, still without agents."""
+        seed = self._plan.seed(sub.index, episode.number)
+        planned = PlannedEpisode(episode.episode_id, seed, seed, mapping_rng(seed))
+        sub.agents, sub.episode = {}, planned
+        self._env.set_start(sub, planned, tuple(episode.known))
+
+    def _rejoin(self, sub: SubEnv, observations: Mapping[Any, Any], policies: list[str]) -> None:
+        """Agents join in the order in which they did."""
+        for agent_id in observations:
+            index = len(sub.agents)
+            if agent_id not in sub.agents and index < len(policies):
+                # Asked again, so that its random numbers go on from where they were.
+                with suppress(MappingError):
+                    assert sub.start is not None
+                    self._env.mapping.policy_of(agent_id, sub.start)
+                self._env.new_agent(sub, agent_id, policies[index])
+
+
+def has_policies(recorded: Iterable[RecordedEpisode], actors: Mapping[str, Any]) -> bool:
+    """Whether no agent's policy is gone."""
+    return all(policy_id in actors for episode in recorded for policy_id in episode.policies)
 
 
 def warn_of_length(env_id: str, longest: int, limit: int) -> None:
