@@ -37,7 +37,7 @@ from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline, Preprocessor
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
-from rlrun.data.nested import ACTION_MASK, OBSERVATION, row_form, without_mask
+from rlrun.data.nested import ACTION_MASK, OBSERVATION, Keys, leaf_spaces, row_form, without_mask
 from rlrun.data.trajectory_views import TrajectoryViews, View, source_rows
 from rlrun.policies.action_sampling import (
     ActionLeaf,
@@ -54,7 +54,6 @@ from rlrun.sampling.runner_connectors import RunnerConnectors
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
 
-Keys = tuple[str | int, ...]
 Program = Callable[[Mapping[str, Array]], dict[str, Array]]
 """A file that was read: from the inputs by name, ``[N, ...]`` each, to the outputs."""
 NAME = "rlrun"
@@ -235,19 +234,10 @@ def export_policy(algorithm: Algorithm, policy_id: str) -> ExportedPolicy:
     return ExportedPolicy(connectors, policy.module)
 
 
-def named_leaves(
-    space: gym.Space[Any], name: str, path: Keys = ()
-) -> Iterator[tuple[str, Keys, gym.Space[Any]]]:
-    """The leaves of a space, Dict entries in sorted key order: name, way there, space."""
-    if isinstance(space, gym.spaces.Dict):
-        parts: list[tuple[Any, gym.Space[Any]]] = sorted(space.spaces.items())
-    elif isinstance(space, gym.spaces.Tuple):
-        parts = list(enumerate(space.spaces))
-    else:
-        yield name, path, space
-        return
-    for key, part in parts:
-        yield from named_leaves(part, f"{name}.{key}", (*path, key))
+def named_leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, Keys, gym.Space[Any]]]:
+    """The leaves of a space, Dict entries in sorted key order: name, path, space."""
+    for path, leaf in leaf_spaces(space):
+        yield ".".join([name, *map(str, path)]), path, leaf
 
 
 def nested(space: gym.Space[Any], name: str, leaves: Mapping[str, Any]) -> Any:

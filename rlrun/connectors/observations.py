@@ -30,8 +30,10 @@ from rlrun.data.column_data import Array
 from rlrun.data.nested import (
     ACTION_MASK,
     OBSERVATION,
+    Keys,
     as_rows,
     has_action_mask,
+    leaf_spaces,
     no_rows,
     row_form,
     space_without_mask,
@@ -42,7 +44,6 @@ from rlrun.policies.layers import has_image, is_image
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
 
-Path = tuple[str | int, ...]
 
 CLIP = 10.0
 
@@ -188,7 +189,7 @@ class Preprocessor:
         if has_image(space):
             self.identity = True
             return
-        self.leaves = tuple(_leaves(space, (), 0))
+        self.leaves = tuple(_leaves(space))
         low = np.concatenate([leaf.low for leaf in self.leaves])
         high = np.concatenate([leaf.high for leaf in self.leaves])
         self.output_space = gym.spaces.Box(low, high, dtype=np.float32)
@@ -215,7 +216,7 @@ class Preprocessor:
 class ObservationLeaf:
     """A leaf of the observation space and its columns in the result."""
 
-    path: Path
+    path: Keys
     start: int
     width: int
     low: Array
@@ -227,27 +228,23 @@ class ObservationLeaf:
     """Column of each group's category 0, less the value that stands for it."""
 
 
-def _leaves(space: gym.Space[Any], path: Path, start: int) -> Iterator[ObservationLeaf]:
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        if isinstance(space, gym.spaces.Dict):
-            children: list[tuple[str | int, gym.Space[Any]]] = sorted(space.spaces.items())
-        else:
-            children = list(enumerate(space.spaces))
-        for key, child in children:
-            for leaf in _leaves(child, (*path, key), start):
-                yield leaf
-                start = leaf.start + leaf.width
-    elif isinstance(space, gym.spaces.Discrete):
-        yield _one_hot_leaf(path, start, np.array([space.n]), np.array([space.start]))
-    elif isinstance(space, gym.spaces.MultiDiscrete):
-        yield _one_hot_leaf(path, start, space.nvec.ravel(), np.ravel(space.start))
-    elif isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
-        yield _number_leaf(path, start, space)
-    else:
-        raise no_rows(space, path)
+def _leaves(space: gym.Space[Any]) -> Iterator[ObservationLeaf]:
+    start = 0
+    for path, part in leaf_spaces(space):
+        match part:
+            case gym.spaces.Discrete():
+                leaf = _one_hot_leaf(path, start, np.array([part.n]), np.array([part.start]))
+            case gym.spaces.MultiDiscrete():
+                leaf = _one_hot_leaf(path, start, part.nvec.ravel(), np.ravel(part.start))
+            case gym.spaces.Box() | gym.spaces.MultiBinary():
+                leaf = _number_leaf(path, start, part)
+            case _:
+                raise no_rows(part, path)
+        yield leaf
+        start += leaf.width
 
 
-def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) -> ObservationLeaf:
+def _one_hot_leaf(path: Keys, start: int, counts: Array, first_values: Array) -> ObservationLeaf:
     width = int(counts.sum())
     offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
     return ObservationLeaf(
@@ -263,7 +260,7 @@ def _one_hot_leaf(path: Path, start: int, counts: Array, first_values: Array) ->
 
 
 def _number_leaf(
-    path: Path, start: int, space: gym.spaces.Box | gym.spaces.MultiBinary
+    path: Keys, start: int, space: gym.spaces.Box | gym.spaces.MultiBinary
 ) -> ObservationLeaf:
     width = int(np.prod(space.shape))
     low: Array = np.zeros(width, np.float32)
@@ -283,7 +280,7 @@ def _number_leaf(
     )
 
 
-def _at(observations: Any, path: Path) -> Array:
+def _at(observations: Any, path: Keys) -> Array:
     for key in path:
         observations = observations[key]
     return np.asarray(observations)

@@ -20,7 +20,7 @@ forms of observations; must not know of environments, batches or torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
     Space = gym.Space[Any]
 
+Keys = tuple[str | int, ...]
+"""What leads to an entry of a nest."""
+
 ACTION_MASK = "action_mask"
 """Key of a Dict observation: which actions are allowed."""
 OBSERVATION = "observation"
 """Key of what else there is to see, as PettingZoo has it."""
 
 
-def row_form(
-    space: Space, path: tuple[str | int, ...] = ()
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def row_form(space: Space, path: Keys = ()) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of one observation in an array; ``path`` leads to it in a nest.
 
     Raises:
@@ -77,7 +78,7 @@ class UnsupportedSpaceError(TypeError):
     exit_code = 2
 
 
-def no_rows(space: Space, path: tuple[str | int, ...] = ()) -> UnsupportedSpaceError:
+def no_rows(space: Space, path: Keys = ()) -> UnsupportedSpaceError:
     """The error to raise for a space whose observations do not fit in arrays.
 
     Args:
@@ -91,6 +92,20 @@ def no_rows(space: Space, path: tuple[str | int, ...] = ()) -> UnsupportedSpaceE
         "in env_runners.env_wrappers (FilterObservation leaves entries out), or a connector in "
         "env_runners.env_to_module_connector, turn them into one of these"
     )
+
+
+def leaf_spaces(space: Space, path: Keys = ()) -> Iterator[tuple[Keys, Space]]:
+    """The leaves of a space, entries of a Dict in the order of their keys: path and space."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        for key in sorted(space.spaces):
+            yield from leaf_spaces(space.spaces[key], (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for i, part in enumerate(space.spaces):
+            yield from leaf_spaces(part, (*path, i))
+    else:
+        yield path, space
 
 
 def as_rows(space: Space, batch: Any) -> Array:

@@ -21,7 +21,7 @@ binary one, scaled normal noise for a real one. Must not know of torch, networks
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ import numpy as np
 from rlrun.config.problems import misfit
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
+from rlrun.data.nested import leaf_spaces
 from rlrun.policies.policy import Policy
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
@@ -104,25 +105,13 @@ def action_layout(space: gym.Space[Any]) -> ActionLayout:
     """
     leaves: list[ActionLeaf] = []
     inputs = columns = 0
-    for leaf_space in _leaf_spaces(space):
+    for _, leaf_space in leaf_spaces(space):
         kind, categories, width = _describe(leaf_space)
         num_inputs = sum(categories) or (2 * width if kind == "gaussian" else width)
         places = slice(inputs, inputs + num_inputs), slice(columns, columns + width)
         leaves.append(ActionLeaf(leaf_space, kind, *places, categories))
         inputs, columns = inputs + num_inputs, columns + width
     return ActionLayout(tuple(leaves), isinstance(space, gym.spaces.Dict | gym.spaces.Tuple))
-
-
-def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """The leaves of a nested space, Dict entries in sorted key order."""
-    if isinstance(space, gym.spaces.Dict):
-        for key in sorted(space.spaces):
-            yield from _leaf_spaces(space.spaces[key])
-    elif isinstance(space, gym.spaces.Tuple):
-        for part in space.spaces:
-            yield from _leaf_spaces(part)
-    else:
-        yield space
 
 
 def _describe(space: gym.Space[Any]) -> tuple[Kind, tuple[int, ...], int]:

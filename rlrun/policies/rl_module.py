@@ -358,7 +358,7 @@ class JoinedEncoder(nn.Module):
         self, space: gym.Space[Any], model: ModelConfig, init: Literal["orthogonal", "uniform"]
     ) -> None:
         super().__init__()
-        self._spaces = list(leaf_spaces(space))
+        self._spaces = list(leaf_spaces_in_own_order(space))
         self.images = nn.ModuleList()
         self._width = 0
         for part in self._spaces:
@@ -387,14 +387,14 @@ class JoinedEncoder(nn.Module):
         return torch.cat(features, dim=1)
 
 
-def leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """The leaves of a space, in the order of its observations' leaves."""
+def leaf_spaces_in_own_order(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """The leaves of a space in its own order, which its observations have too."""
     if isinstance(space, gym.spaces.Dict):
         for part in space.spaces.values():
-            yield from leaf_spaces(part)
+            yield from leaf_spaces_in_own_order(part)
     elif isinstance(space, gym.spaces.Tuple):
         for part in space.spaces:
-            yield from leaf_spaces(part)
+            yield from leaf_spaces_in_own_order(part)
     else:
         yield space
 
