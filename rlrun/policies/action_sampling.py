@@ -169,7 +169,8 @@ class ActionSampler(ABC):
         """log pi(a|s) per row, float32 ``[N]``, summed over action dimensions."""
 
 
-def _gumbel(rng: np.random.Generator, length: int, slots: int, width: int) -> Array:
+def gumbel(rng: np.random.Generator, length: int, slots: int, width: int) -> Array:
+    """Noise ``[length, slots, width]`` by which the largest logit is a sample."""
     exponential = rng.standard_exponential((length, slots, width), dtype=np.float32)
     np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
     np.log(exponential, out=exponential)
@@ -191,7 +192,7 @@ class CategoricalSampler(ActionSampler):
         self.num_inputs = self.num_noise = num_actions
 
     def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
-        return _gumbel(rng, length, slots, self.num_inputs)
+        return gumbel(rng, length, slots, self.num_inputs)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         return (inputs + noise).argmax(axis=-1)
@@ -259,7 +260,7 @@ class MultiCategoricalSampler(ActionSampler):
         self._slices = [slice(int(e) - n, int(e)) for n, e in zip(categories, ends, strict=True)]
 
     def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
-        return _gumbel(rng, length, slots, self.num_inputs)
+        return gumbel(rng, length, slots, self.num_inputs)
 
     def sample(self, inputs: Array, noise: Array) -> Array:
         return self.mode(inputs + noise)

@@ -37,6 +37,7 @@ from rlrun.policies.action_sampling import (
     SquashedGaussianSampler,
     action_layout,
     action_sampler,
+    gumbel,
 )
 from rlrun.policies.distributions import DiagGaussian, Distribution, build_distribution
 
@@ -289,8 +290,7 @@ class Autoregressive(Distribution, nn.Module):
 
     def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
         """Gumbel noise, by which the largest logit is a sample."""
-        exponential = rng.standard_exponential((length, slots, self.num_noise), dtype=np.float32)
-        return -np.log(np.maximum(exponential, np.finfo(np.float32).tiny))
+        return gumbel(rng, length, slots, self.num_noise)
 
     def sample(self, inputs: Tensor, noise: Tensor) -> Tensor:
         return self._choose(inputs, noise)
@@ -329,7 +329,7 @@ class Autoregressive(Distribution, nn.Module):
     def _choose(self, inputs: Tensor, noise: Tensor) -> Tensor:
         parts = zip(*(x.split(self._categories, -1) for x in (inputs, noise)), strict=True)
         actions = torch.zeros((inputs.shape[0], 0), dtype=torch.int64, device=inputs.device)
-        for i, (part, gumbel) in enumerate(parts):
-            chosen = (self._logits(part, i, actions) + gumbel).argmax(-1, keepdim=True)
+        for i, (part, drawn) in enumerate(parts):
+            chosen = (self._logits(part, i, actions) + drawn).argmax(-1, keepdim=True)
             actions = torch.cat((actions, chosen), -1)
         return actions

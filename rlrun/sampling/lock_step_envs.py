@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data.column_data import Array, pick
+from rlrun.data.column_data import Array, map_leaves, pick
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.env import info_numbers
@@ -138,7 +138,7 @@ class LockStepEnvs:
     def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
         """Step all sub-environments; what it brought to each slot."""
         sent, envs, step = actions[DEFAULT_POLICY_ID], self.envs, self._step
-        before = _copied(self.raw) if self._recorder is not None else None
+        before = map_leaves(np.array, self.raw) if self._recorder is not None else None
         try:
             self.raw, rewards, terminateds, truncateds, self._infos = envs.step(sent)
         except EnvError as error:
@@ -347,14 +347,6 @@ class LockStepEnvs:
         # Filters learn from these when the next fragment begins, with the merged statistics.
         self._unseen = slots, first
         self._begin(actor, slots, first, update=False)
-
-
-def _copied(observations: Any) -> Any:
-    if isinstance(observations, dict):
-        return {key: _copied(part) for key, part in observations.items()}
-    if isinstance(observations, tuple):
-        return tuple(_copied(part) for part in observations)
-    return np.array(observations)
 
 
 def _blamed(error: EnvError, actions: Any) -> EnvError:
