@@ -177,8 +177,7 @@ class AsynchronousSampler:
         yield from self._to_repeat.get(index, ())
 
     def _sample_here(self) -> Any:
-        request = replace(self._next_request(), weights_version=self.weights_version)
-        runner = self._group.local_env_runner
+        request, runner = self._new_request(), self._group.local_env_runner
         if self._task is None:
             return runner.sample_fragment(request, self.weights)
         return self._task(runner, request, self.weights)
@@ -265,8 +264,10 @@ class AsynchronousSampler:
         repeated = self._to_repeat.get(index)
         if repeated:
             return repeated.popleft()
-        request = replace(self._next_request(), weights_version=self.weights_version)
-        return _Asked(request, self.weights)
+        return _Asked(self._new_request(), self.weights)
+
+    def _new_request(self) -> SampleRequest:
+        return replace(self._next_request(), weights_version=self.weights_version)
 
 
 class RoundAhead:

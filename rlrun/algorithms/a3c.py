@@ -182,20 +182,21 @@ class A3C(Algorithm[A3CTraining]):
         length = stream_length(
             self.training.train_batch_size, self.config.env_runners, STEPS_OF_A_FRAGMENT
         )
-        stream = FragmentStream(self, length, refill=False, task=sample_gradients)
-        self.sampler = self.keep("fragments", stream).sampler
+        self.stream = self.keep(
+            "fragments", FragmentStream(self, length, refill=False, task=sample_gradients)
+        )
 
     def training_step(self) -> dict[str, Any]:
         """One iteration: gradients of as many fragments as make up a train batch."""
         steps_before = self.progress.counted_steps
         gathered: dict[str, list[dict[str, float]]] = defaultdict(list)
         trained: dict[str, int] = defaultdict(int)
-        policies, progress = self.policies, self.progress
-        if self.sampler.weights_version != policies.weights_version:
-            self.sampler.set_weights(policies.acting_weights, policies.weights_version)
+        progress, sampler = self.progress, self.stream.sampler
+        if sampler.weights_version != self.policies.weights_version:
+            self.stream.broadcast()
         while progress.counted_steps - steps_before < self.training.train_batch_size:
             with self.timers.phase("sample"):
-                reply: GradientReply = self.sampler.take()
+                reply: GradientReply = sampler.take()
                 self.count([reply.sampled])
             for _ in self.train_batches(reply.sampled.batches):
                 pass  # the rows left in it are learned from by policies written from scratch
@@ -210,11 +211,8 @@ class A3C(Algorithm[A3CTraining]):
                         gathered[policy_id].append({**row, "policy_lag_mean": lag})
                         trained[policy_id] += found.num_rows
             self.sync_weights()
-            with self.timers.phase("sync"):
-                self.sampler.set_weights(
-                    self.policies.acting_weights, self.policies.weights_version
-                )
-                self.sampler.ask(reply.sampled.runner_index)
+            self.stream.broadcast()
+            sampler.ask(reply.sampled.runner_index)
         result: dict[str, Any] = {}
         for policy_id, rows in gathered.items():
             result |= self._result(policy_id, rows, trained[policy_id])

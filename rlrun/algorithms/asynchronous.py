@@ -92,6 +92,14 @@ class FragmentStream:
             algorithm.env_runner_group, lambda: algorithm.next_request(length), **options
         )
 
+    def broadcast(self) -> None:
+        """Let all further requests carry the present weights."""
+        algorithm = self._algorithm
+        with algorithm.timers.phase("sync"):
+            self.sampler.set_weights(
+                algorithm.policies.acting_weights, algorithm.policies.weights_version
+            )
+
     def forget(self, policy_id: str) -> None:
         """Nothing is kept by policy."""
 
@@ -140,14 +148,6 @@ class AsynchronousBatches(FragmentStream):
         age = self._last_version - self.sampler.weights_version
         if age >= self._training.broadcast_interval:
             self.broadcast()
-
-    def broadcast(self) -> None:
-        """Let all further requests carry the present weights."""
-        algorithm = self._algorithm
-        with algorithm.timers.phase("sync"):
-            self.sampler.set_weights(
-                algorithm.policies.acting_weights, algorithm.policies.weights_version
-            )
 
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "last_version": self._last_version}

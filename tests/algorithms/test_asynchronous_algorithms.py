@@ -94,7 +94,8 @@ def rows_of(reply):
 
 def train_until(algorithm, fragments):
     """Train until replies to all these requests were taken; returns all that were, by fragment."""
-    sampler = algorithm.sampler if hasattr(algorithm, "sampler") else algorithm.batches.sampler
+    stream = algorithm.stream if hasattr(algorithm, "stream") else algorithm.batches
+    sampler = stream.sampler
     take, taken = sampler.take, {}
 
     def remember():
@@ -242,7 +243,7 @@ def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute(built):
 @pytest.mark.parametrize("trained", ["A3C"], indirect=True)
 def test_a3c_new_weights_go_to_the_runner_that_sent_a_gradient_and_to_no_other(trained):
     algorithm, _ = trained
-    sampler, versions, taken = algorithm.sampler, {}, 0
+    sampler, versions, taken = algorithm.stream.sampler, {}, 0
     take = sampler.take
 
     def taking():
