@@ -40,6 +40,11 @@ class CallResult:
         """Whether the call returned."""
         return self.error is None
 
+    def death(self) -> str:
+        """Why the actor died: one line out of Ray's twenty."""
+        line = " ".join(str(self.error).split()).rpartition("Worker exit detail: ")[2]
+        return line.partition(" Some common causes")[0]
+
 
 @dataclass
 class _Actor:

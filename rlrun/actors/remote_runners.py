@@ -482,12 +482,11 @@ def _raise_unless_ok(results: Iterable[CallResult]) -> None:
 
 
 def _failure(result: CallResult) -> BaseException:
-    """What a failed call raises: the runner's own exception, or one line out of Ray's twenty."""
+    """The exception of a runner, or one that says that its process was lost."""
     assert result.error is not None
     if not result.actor_failed:
         return result.error
-    cause = " ".join(str(result.error).split()).rpartition("Worker exit detail: ")[2]
-    return EnvRunnersError(f"env runner {result.actor_id} died: {cause}")
+    return EnvRunnersError(f"env runner {result.actor_id} died: {result.death()}")
 
 
 def _num_bytes(weights: Any) -> int:

@@ -355,6 +355,4 @@ def _failure(result: CallResult) -> BaseException:
     assert result.error is not None
     if not result.actor_failed:
         return result.error
-    text = " ".join(str(result.error).split()).rpartition("Worker exit detail: ")[2]
-    text = text.partition(" Some common causes")[0]
-    return LearnersError(f"learner {result.actor_id} died: {text}")
+    return LearnersError(f"learner {result.actor_id} died: {result.death()}")
