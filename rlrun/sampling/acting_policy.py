@@ -20,7 +20,6 @@ from rlrun.data.column_data import pick
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.runner_messages import make_collector
 
 _STEPS_KEPT = 64  # after which the steps that no view looks at are dropped
 
@@ -50,14 +49,8 @@ class ActingPolicy:
     ) -> None:
         self.num_envs = num_envs
         self.observation_space, self.action_space = connectors.env_spaces
-        plain = {"sample_collector": None, "batch_mode": "truncate_episodes"}
-        output = connectors.observations.output_space
         self._actor = PolicyActor(
-            connectors,
-            lambda: make_collector(settings.model_copy(update=plain), output, num_envs),
-            num_slots=num_envs,
-            explore=explore,
-            learns=False,
+            connectors, settings, num_slots=num_envs, explore=explore, learns=False
         )
         self._rng = np.random.default_rng(seed)
         self._actor.begin_fragment(frozenset(), None, 0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
@@ -63,7 +62,6 @@ from rlrun.sampling.runner_messages import (
     SampleRequest,
     for_policy,
     lone_request,
-    make_collector,
     tell_exploration,
 )
 from rlrun.sampling.sampling_loop import SamplingLoop
@@ -344,20 +342,14 @@ class EnvRunner(OldNames):
     def make_actor(self, connectors: RunnerConnectors, **settings: Any) -> PolicyActor:
         """An actor of a policy between these connectors; ``settings`` are `PolicyActor`'s."""
         num_slots = self.num_envs if self._lock_step else None
-        env_runners = self.spec.settings
-        if not settings.get("learns", True):  # nothing is collected
-            changes = {"sample_collector": None, "batch_mode": "truncate_episodes"}
-            env_runners = env_runners.model_copy(update=changes)
-        make = partial(
-            make_collector,
-            env_runners,
-            connectors.observations.output_space,
-            num_slots,
-            every_step_counts=not self._lock_step or self.envs.every_step_counts,
-        )
         explore = {"explore": self.spec.settings.explore, **settings}
         return PolicyActor(
-            connectors, make, num_slots=num_slots, num_agents=self._agents_per_env, **explore
+            connectors,
+            self.spec.settings,
+            num_slots=num_slots,
+            every_step_counts=not self._lock_step or self.envs.every_step_counts,
+            num_agents=self._agents_per_env,
+            **explore,
         )
 
     @property

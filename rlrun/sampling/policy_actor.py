@@ -13,8 +13,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
+from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, import_object
+from rlrun.config.schema import EnvRunnersConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array, pick
 from rlrun.data.nested import row_form
@@ -22,6 +25,7 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.seeding import agent_noise
 from rlrun.envs.agent_slots import AgentSlot, Due, SlotStep
 from rlrun.sampling.action_noise import ActionNoise
+from rlrun.sampling.log_collector import LogCollector
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.runner_connectors import RunnerConnectors
 from rlrun.sampling.sample_collector import NO_EXTRAS, SampleCollector
@@ -35,14 +39,15 @@ class PolicyActor:
 
     Args:
         connectors: between the environments and the policy.
-        make_collector: makes the collector of the policy's steps.
+        settings: of the env runners; they name the collector of the policy's steps.
         num_slots: B; None where slots come and go.
+        every_step_counts: see `SampleCollector`.
         num_agents: possible agents of a sub-environment, of which each has a place among the slots
             of custom connectors.
 
     Attributes:
         explore: sample actions, or take the best ones.
-        learns: whether statistics of observations and rewards are updated.
+        learns: whether steps are collected, and statistics of observations and rewards updated.
         converts: whether `to_env` does something.
         noise_of_episodes: whether `begin_noise` does something.
         wants_infos: whether the policy has a view of infos, and so receives them.
@@ -51,9 +56,10 @@ class PolicyActor:
     def __init__(
         self,
         connectors: RunnerConnectors,
-        make_collector: Callable[[], SampleCollector],
+        settings: EnvRunnersConfig,
         *,
         num_slots: int | None,
+        every_step_counts: bool = True,
         num_agents: int = 1,
         explore: bool = True,
         noise_keys: NoiseKeys | None = None,
@@ -64,7 +70,13 @@ class PolicyActor:
         self.explore, self.learns = explore, learns
         self.noise = ActionNoise(self.policy, collects=learns)
         self.inputs = PolicyInputs(self.policy)
-        self.collector = make_collector()
+        self.collector = _make_collector(
+            settings,
+            self.observations.output_space,
+            num_slots,
+            every_step_counts=every_step_counts,
+            collects=learns,
+        )
         self._num_slots, self._num_agents, self._noise_keys = num_slots, num_agents, noise_keys
         self.noise_of_episodes = noise_keys is not None or self.policy.noise_correlation > 0
         self._custom = connectors.custom
@@ -362,3 +374,30 @@ class PolicyActor:
         self._returns[: len(state["returns"])] = state["returns"]
         self._custom_slots[: len(state["custom_slots"])] = state["custom_slots"]
         self.noise.set_state(state["noise"], slice(len(state["returns"])))
+
+
+def _make_collector(
+    settings: EnvRunnersConfig,
+    observation_space: gym.Space[Any],
+    num_slots: int | None,
+    *,
+    every_step_counts: bool,
+    collects: bool,
+) -> SampleCollector:
+    """The collector that `env_runners.sample_collector` names, for preprocessed observations.
+
+    Args:
+        num_slots, every_step_counts: see `SampleCollector`.
+        collects: False where no batch is made, and the default collector will do.
+    """
+    name = (settings.sample_collector if collects else None) or DEFAULT_COLLECTOR
+    kind = import_object(COLLECTORS.get(name, name))
+    if num_slots is None and name == DEFAULT_COLLECTOR:
+        kind = LogCollector
+    made: SampleCollector = kind(
+        num_slots,
+        *row_form(observation_space),
+        whole_episodes=collects and settings.batch_mode == "complete_episodes",
+        every_step_counts=every_step_counts,
+    )
+    return made

@@ -18,9 +18,11 @@ import gymnasium as gym
 
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
+from rlrun.connectors.rewards import RewardPipeline
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import Role, connector_seed
-from rlrun.sampling.runner_messages import RunnerSpec, acting_policy, reward_pipeline
+from rlrun.envs.atari import is_atari_id
+from rlrun.sampling.runner_messages import RunnerSpec, own_policy
 
 if TYPE_CHECKING:
     from rlrun.config.policies import PolicySettings
@@ -93,8 +95,16 @@ class RunnerConnectors:
         return self._make_policy(self.action_space)
 
     def _make_policy(self, action_space: gym.Space[Any]) -> Policy:
-        space = self.observations.output_space
-        return acting_policy(self._spec, self._settings, space, action_space)
+        spec, settings = self._spec, self._settings
+        spaces = self.observations.output_space, action_space
+        if settings is not None and settings.use is not None:
+            policy = own_policy(settings, *spaces)
+        else:
+            model = spec.model if settings is None else settings.model
+            place = {} if spec.device is None else {"device": spec.device}
+            policy = spec.policy_factory(*spaces, model, **place)
+        policy.explores = spec.settings.explore
+        return policy
 
     def _default_observations(self, space: gym.Space[Any]) -> ObservationPipeline:
         return ObservationPipeline(space, self._spec.settings)
@@ -230,3 +240,23 @@ class CustomConnectors:
         connectors, actions = deepcopy(self._at_first)
         self._observations.set_connectors(connectors)
         self.actions.set_state(actions)
+
+
+def reward_pipeline(spec: RunnerSpec) -> RewardPipeline:
+    """From rewards to what learning sees; null clips on Atari with deepmind preprocessing."""
+    clip = spec.connectors.clip_rewards
+    if clip is None:
+        clip = spec.settings.preprocessor_pref == "deepmind" and _is_atari(spec)
+    return RewardPipeline(
+        clip=clip,
+        normalize=spec.connectors.normalize_rewards,
+        gamma=spec.gamma,
+    )
+
+
+def _is_atari(spec: RunnerSpec) -> bool:
+    if spec.settings.gym_env_vectorize_mode != "envpool":
+        return is_atari_id(spec.env.use)
+    from rlrun.envs import envpool_env
+
+    return envpool_env.is_atari(spec.env.use)

@@ -1,4 +1,7 @@
-"""What a runner is built from, what it is asked for, and what it answers. Cheap to pickle."""
+"""Messages between an algorithm and its env runners: specification, request, reply.
+
+Cheap to pickle.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlrun.config.policies import PolicySettings
-from rlrun.config.registry import (
-    COLLECTORS,
-    DEFAULT_COLLECTOR,
-    ENVS,
-    GIVEN,
-    code_name,
-    import_object,
-)
+from rlrun.config.registry import ENVS, GIVEN, code_name, import_object
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
-from rlrun.connectors.rewards import RewardPipeline
-from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
-from rlrun.envs.atari import is_atari_id
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.policy import Policy
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.log_collector import LogCollector
-from rlrun.sampling.sample_collector import SampleCollector
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -206,28 +197,6 @@ def for_policy(spec: RunnerSpec, policy_id: str, settings: PolicySettings) -> Ru
     return replace(spec, gamma=settings.training.gamma, policy_factory=factory)
 
 
-def acting_policy(
-    spec: RunnerSpec,
-    settings: PolicySettings | None,
-    observation_space: gym.Space[Any],
-    action_space: gym.Space[Any],
-) -> Policy:
-    """A policy to act with, between connectors.
-
-    Args:
-        settings: of one of several policies; None: of the only one.
-    """
-    spaces = observation_space, action_space
-    if settings is not None and settings.use is not None:
-        policy = own_policy(settings, *spaces)
-    else:
-        model = spec.model if settings is None else settings.model
-        place = {} if spec.device is None else {"device": spec.device}
-        policy = spec.policy_factory(*spaces, model, **place)
-    policy.explores = spec.settings.explore
-    return policy
-
-
 def own_policy(
     settings: PolicySettings,
     observation_space: gym.Space[Any],
@@ -238,48 +207,3 @@ def own_policy(
     """A policy written from scratch; with its settings bound, a `PolicyFactory`."""
     kind: type[Policy] = import_object(settings.use or "")
     return kind(observation_space, action_space, dict(settings.kwargs))
-
-
-def reward_pipeline(spec: RunnerSpec) -> RewardPipeline:
-    """From rewards to what learning sees; null clips on Atari with deepmind preprocessing."""
-    clip = spec.connectors.clip_rewards
-    if clip is None:
-        clip = spec.settings.preprocessor_pref == "deepmind" and _is_atari(spec)
-    return RewardPipeline(
-        clip=clip,
-        normalize=spec.connectors.normalize_rewards,
-        gamma=spec.gamma,
-    )
-
-
-def _is_atari(spec: RunnerSpec) -> bool:
-    if spec.settings.gym_env_vectorize_mode != "envpool":
-        return is_atari_id(spec.env.use)
-    from rlrun.envs import envpool_env
-
-    return envpool_env.is_atari(spec.env.use)
-
-
-def make_collector(
-    settings: EnvRunnersConfig,
-    observation_space: gym.Space[Any],
-    num_slots: int | None,
-    *,
-    every_step_counts: bool = True,
-) -> SampleCollector:
-    """The collector that `env_runners.sample_collector` names, for preprocessed observations.
-
-    Args:
-        num_slots, every_step_counts: see `SampleCollector`.
-    """
-    name = settings.sample_collector or DEFAULT_COLLECTOR
-    kind = import_object(COLLECTORS.get(name, name))
-    if num_slots is None and name == DEFAULT_COLLECTOR:
-        kind = LogCollector
-    made: SampleCollector = kind(
-        num_slots,
-        *row_form(observation_space),
-        whole_episodes=settings.batch_mode == "complete_episodes",
-        every_step_counts=every_step_counts,
-    )
-    return made

@@ -9,7 +9,8 @@ import pytest
 from rlrun import DQNConfig, EnvRunner, PPOConfig
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
+from rlrun.sampling.runner_connectors import reward_pipeline
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 
 class ShowsItsAction(gym.Env[Any, Any]):

@@ -17,7 +17,8 @@ from rlrun.envs.errors import EnvError
 from rlrun.envs.vector_env import make_vector_env
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest, reward_pipeline
+from rlrun.sampling.runner_connectors import reward_pipeline
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 envpool = pytest.importorskip("envpool", reason="the extra envpool is not installed")
 
