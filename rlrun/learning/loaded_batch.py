@@ -23,7 +23,7 @@ from rlrun.data import columns as col
 from rlrun.data.column_data import map_leaves, pick
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.policies.flat_parameters import to_tensor, to_tensors, weights_checksum
+from rlrun.policies.flat_parameters import to_tensors, weights_checksum
 from rlrun.policies.networks import channels_first, channels_last
 from rlrun.policies.rl_module import RLModule
 
@@ -165,7 +165,10 @@ class LoadedBatch:
             return map_leaves(self._move, nest(array))
         if self._device is None:
             return array
-        moved = to_tensor(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.
+        if not array.flags.writeable:
+            array = array.copy()
+        moved = torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
         is_image = moved.dim() == 4 and channels_first(moved.shape[1:])
         return channels_last(moved) if is_image else moved
 
