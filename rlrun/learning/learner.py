@@ -107,7 +107,8 @@ class Learner:
         Returns:
             Statistics over the minibatches that were used, as `reduced` makes them.
         """
-        gradient = self._gradient_of(loss, gradient)
+        if gradient is None or self._by_autograd:
+            gradient = self._gradient_of(loss)
         if self.group is not None:
             gradient = self._shared(gradient, self.group)
         gathered: list[list[Any]] = []
@@ -159,7 +160,8 @@ class Learner:
         gradient: Gradient | None = None,
     ) -> Statistics:
         """The first half of `accumulate`: leaves the gradients in `parameters.grads`."""
-        gradient = self._gradient_of(loss, gradient)
+        if gradient is None or self._by_autograd:
+            gradient = self._gradient_of(loss)
         grads, group = self.parameters.grads, self.group
         means: Statistics = {}
         total = torch.zeros_like(grads)
@@ -216,15 +218,13 @@ class Learner:
         Returns:
             The loss's statistics on the device, and ``grad_norm``.
         """
-        gradient = self._gradient_of(loss, gradient)
+        if gradient is None or self._by_autograd:
+            gradient = self._gradient_of(loss)
         statistics = gradient(self.module, rows, **loss_arguments)
         statistics["grad_norm"] = self.apply_gradients(lr)
         return statistics
 
-    def _gradient_of(self, loss: Loss, closed: Gradient | None) -> Gradient:
-        """The closed form, if there is one and this learner can use it, or autograd's gradient."""
-        if closed is not None and not self._by_autograd:
-            return closed
+    def _gradient_of(self, loss: Loss) -> Gradient:
         function = self._in_force(loss)
 
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
