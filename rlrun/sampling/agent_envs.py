@@ -20,14 +20,8 @@ from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, PolicySlots, 
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import Spaces
-from rlrun.sampling.episode_replay import (
-    AgentReplay,
-    Observations,
-    RecordedEpisode,
-    has_policies,
-    log_replay,
-)
-from rlrun.sampling.episodes import AgentEpisodes
+from rlrun.sampling.episode_replay import AgentReplay, Observations, has_policies, log_replay
+from rlrun.sampling.episodes import AgentEpisodes, RecordedEpisode
 from rlrun.sampling.policy_actor import PolicyActor
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from rlrun.envs.agent_slots import PlannedEpisode
 from rlrun.envs.errors import RAISED
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import MappingError
-from rlrun.sampling.episodes import Episodes, Plan
+from rlrun.sampling.episodes import Episodes, Plan, RecordedEpisode
 from rlrun.sampling.policy_actor import PolicyActor
 
 Observations = dict[tuple[int, int], Any]
@@ -33,65 +32,6 @@ Observations = dict[tuple[int, int], Any]
 _WORTH_TELLING = 10_000  # env steps of one sub-environment
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class RecordedEpisode:
-    """An episode since the environment was reset, or a part of it between soft horizons."""
-
-    number: int
-    episode_id: int
-    before: int
-    """Env steps from the reset to its beginning."""
-    steps: int = 0
-    known: list[str] = field(default_factory=list)
-    """Ids of the policies that there were when it began."""
-    policies: list[str] = field(default_factory=list)
-    """Of each agent, by index."""
-    actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
-    """Agent index -> env steps of its actions, and these as connectors sent them."""
-
-    @property
-    def since_reset(self) -> int:
-        """Env steps from the reset to its end, or so far."""
-        return self.before + self.steps
-
-    def recorded(self) -> dict[int, tuple[Array, Array]]:
-        """The actions, each agent's joined."""
-        for agent, parts in self.actions.items():
-            steps, actions = (np.concatenate(part) for part in zip(*parts, strict=True))
-            self.actions[agent] = [(steps, actions)]
-        return {agent: parts[0] for agent, parts in self.actions.items()}
-
-    def get_state(self) -> dict[str, Any]:
-        """Plain values and arrays."""
-        return {
-            "number": self.number,
-            "before": self.before,
-            "steps": self.steps,
-            "known": self.known,
-            "policies": self.policies,
-            "actions": {
-                str(agent): {"steps": steps, "actions": actions}
-                for agent, (steps, actions) in self.recorded().items()
-            },
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
-        """The episode of `get_state`, with its id."""
-        return cls(
-            int(state["number"]),
-            episode_id,
-            int(state.get("before", 0)),  # older checkpoints lack it
-            int(state["steps"]),
-            [str(policy_id) for policy_id in state["known"]],
-            [str(policy_id) for policy_id in state["policies"]],
-            {
-                int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
-                for agent, part in state["actions"].items()
-            },
-        )
 
 
 class AgentReplay:
