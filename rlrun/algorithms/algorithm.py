@@ -111,7 +111,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)), ExitStack() as built:
             self._build(with_ray(self.config, address), built)
             self._to_stop = built.pop_all()
-        self.timers.restart()
+        self.timers.lap()
 
     def _build(self, config: ExperimentConfig, built: ExitStack) -> None:
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
@@ -494,7 +494,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         for name, part in self._parts.items():
             part.set_state(parts[name])
         self._call_back("on_checkpoint_loaded")
-        self.timers.restart()
+        self.timers.lap()
 
     def match_policies(self, state: Mapping[str, Any]) -> None:
         """Have the policies that there were at `get_state`, here and in env runners."""

@@ -203,7 +203,8 @@ class APPOUpdater:
                     drawn.epochs(appo_loss, arguments, minibatch_size=size, gradient=appo_gradient)
                 )
             self._num_updates += 1
-            self.target.copy_if_due(self._num_updates, training.target_network_update_freq)
+            if self.target.due(self._num_updates, training.target_network_update_freq):
+                self.target.copy()
         means = average(epochs)
         self._kl.adapt(means.get("kl"))
         return {**means, **traced, "lr": policy.lr, **in_force}

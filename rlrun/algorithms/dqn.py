@@ -369,7 +369,8 @@ class DQNUpdater(Updater):
 
     def end_round(self, steps: int) -> None:
         """Renew the target network if that is due."""
-        self.target.copy_if_due(steps, self._training.target_network_update_freq)
+        if self.target.due(steps, self._training.target_network_update_freq):
+            self.target.copy()
 
 
 def _has_memory(model: ModelConfig) -> bool:

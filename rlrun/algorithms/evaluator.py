@@ -8,12 +8,14 @@ depends on is changed by an evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup, Round
 from rlrun.algorithms.policies import Policies
-from rlrun.algorithms.runners import evaluation_spec, require_spaces
+from rlrun.algorithms.runners import require_spaces
+from rlrun.config.policies import evaluation_env, evaluation_runners
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.seeding import Role, evaluation_seed
 from rlrun.sampling.acting_policy import ActingPolicy
@@ -35,6 +37,9 @@ class Evaluator:
     Args:
         spec: what the training runners are built from.
         explorations: present exploration settings of each policy in env runners.
+
+    Attributes:
+        group: the env runners that evaluate, if they are Ray actors.
     """
 
     def __init__(
@@ -45,16 +50,16 @@ class Evaluator:
         explorations: Callable[[], Mapping[str, Exploration]],
     ) -> None:
         self._settings = config.evaluation
-        self._spec = evaluation_spec(config, spec)
+        self._spec = replace(spec, env=evaluation_env(config), settings=evaluation_runners(config))
         if config.evaluation.env:
             require_spaces(self._spec, policies.spaces)
         self._policies, self._explorations = policies, explorations
         self._runner: EnvRunner | None = None
-        self._group: EnvRunnerGroup | None = None
+        self.group: EnvRunnerGroup | None = None
         self._begun: Round | None = None
         self._num_requests = 0
         if config.evaluation.num_env_runners:
-            self._group = EnvRunnerGroup(
+            self.group = EnvRunnerGroup(
                 self._spec,
                 num_env_runners=config.evaluation.num_env_runners,
                 fault_tolerance=config.fault_tolerance,
@@ -62,15 +67,10 @@ class Evaluator:
                 wait=False,
             )
 
-    @property
-    def group(self) -> EnvRunnerGroup | None:
-        """The env runners that evaluate, if they are Ray actors."""
-        return self._group
-
     def wait_until_built(self) -> None:
         """See `EnvRunnerGroup.wait_until_built`."""
-        if self._group is not None:
-            self._group.wait_until_built()
+        if self.group is not None:
+            self.group.wait_until_built()
 
     def begin(self) -> None:
         """Let actors begin with the present weights; `evaluate` returns what comes of it."""
@@ -102,7 +102,7 @@ class Evaluator:
         return self._spec.settings.num_envs_per_env_runner * max(self._settings.num_env_runners, 1)
 
     def _run(self, numbers: Sequence[int]) -> list[EpisodeRecord]:
-        if self._group is None:
+        if self.group is None:
             return self._task(numbers)(self._local(), *self._request()).episodes
         found: dict[int, EpisodeRecord] = {}
         while missing := [number for number in numbers if number not in found]:
@@ -112,15 +112,15 @@ class Evaluator:
         return [found[number] for number in numbers]
 
     def _round(self, numbers: Sequence[int]) -> Round:
-        assert self._group is not None
-        assert self._group.remote is not None
-        healthy = self._group.remote.actors.healthy_actor_ids
+        assert self.group is not None
+        assert self.group.remote is not None
+        healthy = self.group.remote.actors.healthy_actor_ids
         tasks = {
             index: self._task(numbers[i :: len(healthy)])
             for i, index in enumerate(healthy)
             if i < len(numbers)
         }
-        return Round(self._group.remote, *self._request(), tasks=tasks)
+        return Round(self.group.remote, *self._request(), tasks=tasks)
 
     def _task(self, numbers: Sequence[int]) -> EvaluationTask:
         return EvaluationTask(numbers, self.seed(), self._settings.explore)
@@ -181,13 +181,13 @@ class Evaluator:
 
     def interrupt(self) -> None:
         """See `EnvRunnerGroup.interrupt`."""
-        if self._group is not None:
-            self._group.interrupt()
+        if self.group is not None:
+            self.group.interrupt()
 
     def stop(self) -> None:
         """Close the environments, and end the actors."""
         if self._runner is not None:
             self._runner.stop()
             self._runner = None
-        if self._group is not None:
-            self._group.stop()
+        if self.group is not None:
+            self.group.stop()

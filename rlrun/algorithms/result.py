@@ -350,10 +350,6 @@ class PhaseTimers:
         self.phase = self._phases.__getitem__
         self._lap_started = perf_counter()
 
-    def restart(self) -> None:
-        """Begin a lap now and forget what was counted."""
-        self.lap()
-
     def elapsed(self) -> float:
         """Seconds since the lap began."""
         return perf_counter() - self._lap_started

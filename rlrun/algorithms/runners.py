@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ import gymnasium as gym
 from rlrun.actors.env_runner_group import EnvRunnerGroup, env_spaces
 from rlrun.algorithms.callbacks import Callbacks, runner_callbacks
 from rlrun.algorithms.result import IS_SUCCESS
-from rlrun.config.policies import PolicySettings, evaluation_env, evaluation_runners
+from rlrun.config.policies import PolicySettings, evaluation_runners
 from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
@@ -24,7 +23,6 @@ from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.envs.wrappers import find_wrappers
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
-from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import (
     MultiAgentSpec,
     PolicyFactory,
@@ -98,11 +96,12 @@ def with_ray(config: ExperimentConfig, address: str | None) -> ExperimentConfig:
 
 def start_env_runners(config: ExperimentConfig, spec: RunnerSpec) -> EnvRunnerGroup:
     """The group; remote runners go on building themselves while the learners are made."""
+    kind = spec.settings.env_runner_cls
     return EnvRunnerGroup(
         spec,
         num_env_runners=config.env_runners.num_env_runners,
         fault_tolerance=config.fault_tolerance,
-        runner_class=runner_class(spec),
+        runner_class=import_object(kind) if kind else None,
         wait=False,
     )
 
@@ -118,13 +117,6 @@ def resized(
     for key, message in validate(config):
         raise ValueError(f"{key}: {message}")
     return config
-
-
-def runner_class(spec: RunnerSpec) -> Any:
-    """The class of training runners."""
-    if spec.settings.env_runner_cls:
-        return import_object(spec.settings.env_runner_cls)
-    return EnvRunner
 
 
 def find_spaces(
@@ -150,11 +142,6 @@ def find_spaces(
             if local is None:
                 env.close()
     return {DEFAULT_POLICY_ID: env_spaces(spec) if group is None else group.spaces()}, []
-
-
-def evaluation_spec(config: ExperimentConfig, spec: RunnerSpec) -> RunnerSpec:
-    """What the runners that evaluate are built from, given the spec of those that train."""
-    return replace(spec, env=evaluation_env(config), settings=evaluation_runners(config))
 
 
 def require_spaces(spec: RunnerSpec, expected: Mapping[str, Spaces]) -> None:

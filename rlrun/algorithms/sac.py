@@ -406,9 +406,9 @@ class SACUpdater(Updater):
 
     def end_round(self, steps: int) -> None:
         """Move the target if that is due."""
-        training = self._training
-        if training.target_network_update_freq > 1:
-            self.target.follow_if_due(steps, training.target_network_update_freq, training.tau)
+        every, tau = self._training.target_network_update_freq, self._training.tau
+        if every > 1 and self.target.due(steps, every):
+            self.target.follow(tau)
 
     def begin_like(self, other: SACUpdater) -> None:
         """Take over the critics and the temperature of another policy; targets become copies."""

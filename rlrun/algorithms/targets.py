@@ -91,17 +91,12 @@ class TargetNetwork:
         """Become the learner's network."""
         self._parameters.load(self._source.vector)
 
-    def copy_if_due(self, steps: int, every: int) -> None:
-        """Become the learner's network, if that is ``every`` steps of the run ago."""
-        if steps - self._copied_at >= every:
-            self.copy()
+    def due(self, steps: int, every: int) -> bool:
+        """Whether the last renewal is ``every`` steps ago; one that is due counts as made."""
+        due = steps - self._copied_at >= every
+        if due:
             self._copied_at = steps
-
-    def follow_if_due(self, steps: int, every: int, tau: float) -> None:
-        """Move as by `follow`, if that is ``every`` steps of the run ago."""
-        if steps - self._copied_at >= every:
-            self.follow(tau)
-            self._copied_at = steps
+        return due
 
     def follow(self, tau: float) -> None:
         """Move the share ``tau`` of the way to the learner's network."""

@@ -26,19 +26,10 @@ class FlatAdam:
         vector: parameters, changed in place by `step`.
         grads: their gradients, read by `step`.
         eps: added to the denominator.
-        betas: decay of the first and second moment.
     """
 
-    def __init__(
-        self,
-        vector: Tensor,
-        grads: Tensor,
-        *,
-        eps: float = 1e-8,
-        betas: tuple[float, float] = (0.9, 0.999),
-    ) -> None:
-        self._vector, self._grads = vector, grads
-        self._eps, self._betas = eps, betas
+    def __init__(self, vector: Tensor, grads: Tensor, *, eps: float = 1e-8) -> None:
+        self._vector, self._grads, self._eps = vector, grads, eps
         self._num_steps = 0
         self._step = torch.zeros((), device=vector.device)
         self._mean = torch.zeros_like(vector)
@@ -59,8 +50,8 @@ class FlatAdam:
             [],
             [self._step],
             lr=lr,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
+            beta1=0.9,
+            beta2=0.999,
             weight_decay=0.0,
             eps=self._eps,
             amsgrad=False,

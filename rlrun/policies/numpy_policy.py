@@ -183,11 +183,6 @@ class MLPPolicy(SamplingPolicy):
         """Where each parameter lies in the weights: name -> (offset, shape)."""
         return self.network.parameters.layout
 
-    @property
-    def num_parameters(self) -> int:
-        """P, the length of the weights."""
-        return len(self._weights)
-
     def compute_actions(
         self,
         obs_batch: Array,

@@ -93,10 +93,8 @@ def test_a_target_network_moves_every_so_many_steps(share):
     for steps in (1, 9, 10, 18, 19, 20, 31, 40, 41):
         learner.parameters.vector.fill_(steps)
         before = target.get_state()["weights"]
-        if share == 1.0:
-            target.copy_if_due(steps, 10)
-        else:
-            target.follow_if_due(steps, 10, share)
+        if target.due(steps, 10):
+            target.follow(share)
         after = target.get_state()["weights"]
         if (after != before).any():
             np.testing.assert_allclose(after, before + share * (steps - before), rtol=1e-5)

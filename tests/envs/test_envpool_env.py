@@ -181,7 +181,7 @@ def runner_spec(num_envs: int = NUM_ENVS, seed: int = 3, **settings: Any) -> Run
 
 def fragments(runner: EnvRunner, lengths: list[int]) -> tuple[list[Any], dict[int, list[Any]]]:
     """Finished episodes, and all rows by episode."""
-    weights = np.zeros(runner.policy.num_parameters, np.float32)
+    weights = np.zeros(len(runner.policy.get_weights()), np.float32)
     finished: list[Any] = []
     by_episode: dict[int, list[Any]] = {}
     for fragment, length in enumerate(lengths):

@@ -55,7 +55,7 @@ def test_the_numpy_twin_agrees(
     space, obs = ACTION_SPACES[actions], observations()
     theirs, mine = MLPPolicy(VECTOR, space, model), TorchPolicy(VECTOR, space, model)
     assert theirs.layout == mine.layout
-    weights = trained_weights(theirs.num_parameters)
+    weights = trained_weights(len(theirs.get_weights()))
     theirs.set_weights(weights)
     mine.set_weights(weights)
     noise = mine.draw_noise(np.random.default_rng(2), 1, len(obs))[0]
@@ -190,7 +190,7 @@ def test_raw_nested_observations_reach_the_module() -> None:
 
 def test_inputs_handed_out_are_not_overwritten_by_the_next_call() -> None:
     policy = MLPPolicy(VECTOR, ACTION_SPACES["discrete"], ModelConfig())
-    policy.set_weights(np.ones(policy.num_parameters, np.float32))
+    policy.set_weights(np.ones(len(policy.get_weights()), np.float32))
     first = policy.compute_actions(np.ones((2, 4), np.float32))[2]["action_dist_inputs"]
     before = first.copy()
     policy.compute_actions(np.zeros((2, 4), np.float32))

@@ -38,7 +38,7 @@ def test_the_numpy_policy_acts_with_the_networks_values(dueling, hidden, streams
     policy = build_q_policy(OBS_SPACE, ACTIONS, model, options=options)
     assert isinstance(policy, MLPPolicy)
     assert policy.layout == flat.layout
-    weights = np.random.default_rng(0).normal(size=policy.num_parameters).astype(np.float32)
+    weights = np.random.default_rng(0).normal(size=len(policy.get_weights())).astype(np.float32)
     flat.load(weights)
     policy.set_weights(weights)
     for rows in (4, 9):
@@ -196,7 +196,7 @@ def test_a_runner_acts_with_noisy_weights_when_it_explores():
             policy_factory=partial(build_q_policy, options=QOptions(noisy=True)),
         )
     )
-    weights = np.random.default_rng(0).normal(size=runner.policy.num_parameters)
+    weights = np.random.default_rng(0).normal(size=len(runner.policy.get_weights()))
     runner.set_weights({"default_policy": weights.astype(np.float32)})
     batch = runner.sample_fragment(SampleRequest(0, 8)).batch
     means = runner.policy.compute_actions(batch["obs"], explore=False)[2]["action_dist_inputs"]

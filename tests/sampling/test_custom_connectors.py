@@ -171,7 +171,7 @@ def connectors_state(runner):
 
 def policy_weights(runner):
     rng = np.random.default_rng(0)
-    return 0.3 * rng.normal(size=runner.policy.num_parameters).astype(np.float32)
+    return 0.3 * rng.normal(size=len(runner.policy.get_weights())).astype(np.float32)
 
 
 def test_environments_get_what_connectors_put_out_and_the_batch_what_the_policy_chose():

@@ -91,7 +91,7 @@ def test_first_observations_differ_between_runners_sub_environments_roles_and_se
 
 def test_equal_seeds_give_equal_batches_and_noise_is_keyed_by_fragment():
     spec = RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(num_envs_per_env_runner=2))
-    weights = np.zeros(EnvRunner(spec).policy.num_parameters, np.float32)
+    weights = np.zeros(len(EnvRunner(spec).policy.get_weights()), np.float32)
     batches = [
         EnvRunner(spec).sample_fragment(SampleRequest(fragment, 30, 1), weights).batch
         for fragment in (0, 0, 1)
@@ -212,7 +212,7 @@ def test_every_space_samples_and_the_env_gets_actions_of_its_space(observation_s
         )
     )
     batch = runner.sample_fragment(
-        SampleRequest(0, 12, 1), np.zeros(runner.policy.num_parameters, np.float32)
+        SampleRequest(0, 12, 1), np.zeros(len(runner.policy.get_weights()), np.float32)
     ).batch
     assert len(batch) == 24
     assert np.isfinite(batch[col.ACTION_LOGP]).all()

@@ -26,7 +26,7 @@ def make_runner(num_envs, env="CartPole-v1"):
     )
     runner = EnvRunner(spec, role=Role.EVALUATION)
     rng = np.random.default_rng(0)
-    runner.load(0.3 * rng.normal(size=runner.policy.num_parameters).astype(np.float32), 1, None)
+    runner.load(0.3 * rng.normal(size=len(runner.policy.get_weights())).astype(np.float32), 1, None)
     return runner
 
 

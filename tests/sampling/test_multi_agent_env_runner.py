@@ -128,7 +128,7 @@ def test_another_number_of_sub_environments_gives_the_same_data():
     """What an agent does follows from the seed of its episode."""
     alone, beside = cartpole({"p": MLP}), cartpole({"p": MLP}, num_envs=3)
     rng = np.random.default_rng(0)
-    weights = rng.normal(0, 0.3, alone.actors["p"].policy.num_parameters).astype(np.float32)
+    weights = rng.normal(0, 0.3, len(alone.actors["p"].policy.get_weights())).astype(np.float32)
     for runner in (alone, beside):
         runner.set_weights({"p": weights})
     one = by_agent([sample(alone, k, 50).batch for k in range(2)])
@@ -316,7 +316,7 @@ def test_evaluation_plays_exactly_n_episodes_with_any_number_of_sub_environments
     for num_envs in (1, 3):
         runner = cartpole({"p": MLP}, num_envs=num_envs)
         rng = np.random.default_rng(0)
-        size = runner.actors["p"].policy.num_parameters
+        size = len(runner.actors["p"].policy.get_weights())
         runner.set_weights({"p": rng.normal(0, 0.3, size).astype(np.float32)})
         for explore in (False, True):
             episodes = run_episodes(runner, range(5), seed=3, explore=explore)
