@@ -48,7 +48,7 @@ from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, means_of_rows
-from rlrun.learning.losses import closed_form
+from rlrun.learning.losses import without_autograd
 from rlrun.policies.layers import QOptions
 from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
@@ -146,7 +146,7 @@ def dqn_loss(
     }
 
 
-@closed_form
+@without_autograd
 def dqn_gradient(
     module: QNetwork,
     rows: dict[str, Array],

@@ -23,7 +23,7 @@ import numpy as np
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.runner_messages import SampleReply
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 
@@ -128,7 +128,7 @@ class EpisodeStatistics:
         if self._looked_at >= (self._window.maxlen or 0):
             for name in sorted(self._unseen):
                 message = "report.info_keys: none of the last infos of %d episodes has %r"
-                log.warning(message, self._looked_at, name)
+                _log.warning(message, self._looked_at, name)
             self._unseen.clear()
 
     def custom_metrics(self, policies: Sequence[str] = ()) -> Result:

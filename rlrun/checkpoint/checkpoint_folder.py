@@ -38,7 +38,7 @@ LATEST = "latest"
 Score = tuple[bool, float]
 """(whether the number counts already, the number, higher is better); compared in that order."""
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class CheckpointFolder:
@@ -57,7 +57,7 @@ class CheckpointFolder:
                 row = read_manifest(path / directory_name(iteration))["row"]
                 self._scores[iteration] = score(row)
             except CheckpointError as error:
-                log.info("%s", error)
+                _log.info("%s", error)
 
     @property
     def best(self) -> int | None:
@@ -91,7 +91,7 @@ class CheckpointFolder:
                 shutil.rmtree(set_aside, ignore_errors=True)
                 directory.rename(set_aside)
                 self._scores.pop(later, None)
-                log.info("%s is damaged; it is now %s", directory, set_aside.name)
+                _log.info("%s is damaged; it is now %s", directory, set_aside.name)
 
     def forget_from(self, iteration: int) -> None:
         """Remove the checkpoints of this iteration and of later ones, newest first."""
@@ -149,7 +149,7 @@ def _first_whole(path: Path, iterations: Iterable[int]) -> Checkpoint | None:
             errors.append(error)
         else:
             for damage in errors:
-                log.warning("%s; %s is used instead", damage, checkpoint.path.name)
+                _log.warning("%s; %s is used instead", damage, checkpoint.path.name)
             return checkpoint
     if errors:
         raise errors[0]

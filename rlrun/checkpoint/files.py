@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -38,7 +38,7 @@ def replace_link(link: Path, target: str) -> None:
         temporary.symlink_to(target)
         os.replace(temporary, link)
     except OSError as error:
-        log.info("%s: no link to %s: %s", link, target, error)
+        _log.info("%s: no link to %s: %s", link, target, error)
 
 
 def replace_directory(directory: Path, contents: Mapping[str, bytes]) -> None:

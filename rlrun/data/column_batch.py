@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from rlrun.data import columns as names
+from rlrun.data import columns as col
 from rlrun.data.column_data import (
     Array,
     SharedColumn,
@@ -85,7 +85,7 @@ class ColumnBatch:
         given = columns._columns if isinstance(columns, ColumnBatch) else dict(columns)
         for name, value in given.items():
             self[name] = value
-        self._check_rows(names.is_countable)
+        self._check_rows(col.is_countable)
 
     @classmethod
     def from_columns(
@@ -125,7 +125,7 @@ class ColumnBatch:
         return read(column)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name in names.RETIRED_COLUMNS:
+        if name in col.RETIRED_COLUMNS:
             raise ValueError(_refusal(name))
         self._columns[name] = as_column(value)
 
@@ -236,10 +236,10 @@ class ColumnBatch:
     def __len__(self) -> int:
         # Short-lived batches of a few rows are counted often: no call that is not needed.
         columns = self._columns
-        if names.SEQ_LENS in columns and (seq_lens := self._seq_lens()) is not None:
+        if col.SEQ_LENS in columns and (seq_lens := self._seq_lens()) is not None:
             return int(seq_lens.sum())
         for name, column in columns.items():
-            if names.is_countable(name):
+            if col.is_countable(name):
                 if self.time_major:
                     return next((len(leaf) * leaf.shape[1] for leaf in leaves(read(column))), 0)
                 return len(column) if type(column) is np.ndarray else num_rows(column)
@@ -302,8 +302,8 @@ class ColumnBatch:
         columns = {**self._columns, **compact(self._shared_columns())}
         # Only contiguous arrays leave the pickle as buffers of their own (protocol 5).
         contiguous = {
-            name: col if isinstance(col, SharedColumn) else map_leaves(_contiguous, col)
-            for name, col in columns.items()
+            name: column if isinstance(column, SharedColumn) else map_leaves(_contiguous, column)
+            for name, column in columns.items()
         }
         return _restored, (type(self), contiguous, self.flags())
 
@@ -340,7 +340,7 @@ class ColumnBatch:
         return {name: c for name, c in self._columns.items() if type(c) is SharedColumn}
 
     def _seq_lens(self) -> Any:
-        seq_lens = self._columns.get(names.SEQ_LENS)
+        seq_lens = self._columns.get(col.SEQ_LENS)
         return seq_lens if seq_lens is not None and len(seq_lens) else None
 
     def _padded_length(self) -> int:
@@ -358,9 +358,8 @@ class ColumnBatch:
         seq_lens = self._seq_lens()
         if seq_lens is None:
             return False
-        return name == names.SEQ_LENS or (
-            name.startswith(names.STATE_IN_PREFIX)
-            and num_rows(self._columns[name]) == len(seq_lens)
+        return name == col.SEQ_LENS or (
+            name.startswith(col.STATE_IN_PREFIX) and num_rows(self._columns[name]) == len(seq_lens)
         )
 
     def _check_rows(self, concerns: Callable[[str], bool]) -> None:
@@ -414,7 +413,7 @@ def _check_alike(batches: Sequence[ColumnBatch]) -> None:
             raise ValueError(
                 f"padded batches differ in max_seq_len: {first.max_seq_len}, {batch.max_seq_len}"
             )
-        if (names.SEQ_LENS in batch) != (names.SEQ_LENS in first):
+        if (col.SEQ_LENS in batch) != (col.SEQ_LENS in first):
             raise ValueError("some batches have seq_lens and some have not")
         missing = first._columns.keys() - batch._columns.keys() - _left_out(batch)
         if missing:
@@ -463,7 +462,7 @@ def _joined_flags(batches: Sequence[ColumnBatch]) -> dict[str, Any]:
 
 
 def _refusal(name: str) -> str | None:
-    successor = names.RETIRED_COLUMNS.get(name)
+    successor = col.RETIRED_COLUMNS.get(name)
     return successor and f"{name!r} is retired: use {successor}"
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, KeysView, Mapping
 from typing import Protocol
 
-from rlrun.data import columns as names
+from rlrun.data import columns as col
 
 ALWAYS_KEPT = frozenset(
     {
-        *(names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.SEQ_LENS),
-        *(names.EPS_ID, names.UNROLL_ID, names.AGENT_INDEX, names.T),
+        *(col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS, col.SEQ_LENS),
+        *(col.EPS_ID, col.UNROLL_ID, col.AGENT_INDEX, col.T),
     }
 )
 """Columns that every train batch has, read or not."""
@@ -93,7 +93,7 @@ class ReadsByPolicy:
         for policy_id in learned.keys() & self._reads.keys() - self.left_out.keys():
             reads = self._reads[policy_id]
             unread = reads.seen - reads.read - learned[policy_id] - ALWAYS_KEPT
-            states = {name for name in unread if name.startswith(names.STATE_IN_PREFIX)}
+            states = {name for name in unread if name.startswith(col.STATE_IN_PREFIX)}
             self.left_out[policy_id] = frozenset(unread - states)
             reads.leave_out(self.left_out[policy_id])
 

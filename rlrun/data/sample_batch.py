@@ -13,7 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from rlrun.data import columns as names
+from rlrun.data import columns as col
 from rlrun.data.column_batch import ColumnBatch, append
 from rlrun.data.column_data import Array, convert_columns, num_rows, pick
 from rlrun.data.compression import pack_column, unpack_column
@@ -44,30 +44,30 @@ class SampleBatch(ColumnBatch):
 
     __slots__ = ()
 
-    OBS = names.OBS
-    NEXT_OBS = names.NEXT_OBS
-    ACTIONS = names.ACTIONS
-    REWARDS = names.REWARDS
-    TERMINATEDS = names.TERMINATEDS
-    TRUNCATEDS = names.TRUNCATEDS
-    INFOS = names.INFOS
-    EPS_ID = names.EPS_ID
-    ENV_ID = names.ENV_ID
-    AGENT_INDEX = names.AGENT_INDEX
-    UNROLL_ID = names.UNROLL_ID
-    T = names.T
-    ACTION_LOGP = names.ACTION_LOGP
-    ACTION_DIST_INPUTS = names.ACTION_DIST_INPUTS
-    VF_PREDS = names.VF_PREDS
-    WEIGHTS_CHECKSUM = names.WEIGHTS_CHECKSUM
-    ADVANTAGES = names.ADVANTAGES
-    VALUE_TARGETS = names.VALUE_TARGETS
-    PREV_ACTIONS = names.PREV_ACTIONS
-    PREV_REWARDS = names.PREV_REWARDS
-    DISCOUNTS = names.DISCOUNTS
-    WEIGHTS = names.WEIGHTS
-    ITEM_IDS = names.ITEM_IDS
-    SEQ_LENS = names.SEQ_LENS
+    OBS = col.OBS
+    NEXT_OBS = col.NEXT_OBS
+    ACTIONS = col.ACTIONS
+    REWARDS = col.REWARDS
+    TERMINATEDS = col.TERMINATEDS
+    TRUNCATEDS = col.TRUNCATEDS
+    INFOS = col.INFOS
+    EPS_ID = col.EPS_ID
+    ENV_ID = col.ENV_ID
+    AGENT_INDEX = col.AGENT_INDEX
+    UNROLL_ID = col.UNROLL_ID
+    T = col.T
+    ACTION_LOGP = col.ACTION_LOGP
+    ACTION_DIST_INPUTS = col.ACTION_DIST_INPUTS
+    VF_PREDS = col.VF_PREDS
+    WEIGHTS_CHECKSUM = col.WEIGHTS_CHECKSUM
+    ADVANTAGES = col.ADVANTAGES
+    VALUE_TARGETS = col.VALUE_TARGETS
+    PREV_ACTIONS = col.PREV_ACTIONS
+    PREV_REWARDS = col.PREV_REWARDS
+    DISCOUNTS = col.DISCOUNTS
+    WEIGHTS = col.WEIGHTS
+    ITEM_IDS = col.ITEM_IDS
+    SEQ_LENS = col.SEQ_LENS
 
     @overload
     def __getitem__(self, key: str) -> Any: ...
@@ -127,7 +127,7 @@ class SampleBatch(ColumnBatch):
             state_end = sequence_of(seq_lens, max(end - 1, begin)) + 1
         sequences = slice(state_start, state_end)
         batch = self._cut(slice(begin, end), sequences)._left_padded(padding)
-        batch[names.SEQ_LENS] = trimmed_seq_lens(seq_lens, sequences, begin, end, padding)
+        batch[col.SEQ_LENS] = trimmed_seq_lens(seq_lens, sequences, begin, end, padding)
         return batch
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -149,7 +149,7 @@ class SampleBatch(ColumnBatch):
         for step in steps:
             yield {
                 name: 1
-                if name == names.SEQ_LENS
+                if name == col.SEQ_LENS
                 else pick(column, of_sequence[step] if name in per_sequence else positions[step])
                 for name, column in columns.items()
             }
@@ -164,12 +164,12 @@ class SampleBatch(ColumnBatch):
         self._require_rows("split_by_episode")
         if self.zero_padded:
             raise ValueError("split by episode before padding")
-        key = key or (names.EPS_ID if names.EPS_ID in self else names.TERMINATEDS)
-        if key not in (names.EPS_ID, names.TERMINATEDS):
-            raise KeyError(f"key must be {names.EPS_ID!r} or {names.TERMINATEDS!r}, not {key!r}")
+        key = key or (col.EPS_ID if col.EPS_ID in self else col.TERMINATEDS)
+        if key not in (col.EPS_ID, col.TERMINATEDS):
+            raise KeyError(f"key must be {col.EPS_ID!r} or {col.TERMINATEDS!r}, not {key!r}")
         if not self.count:
             return []
-        if key == names.EPS_ID:
+        if key == col.EPS_ID:
             cuts = change_points(self[key])
         else:
             cuts = (np.flatnonzero(self._ends()[:-1]) + 1).tolist()
@@ -217,7 +217,7 @@ class SampleBatch(ColumnBatch):
         target = real_rows(seq_lens, max_seq_len)
         total = len(seq_lens) * max_seq_len
         for name, column in list(self.items()):
-            is_state = name.startswith(names.STATE_IN_PREFIX)
+            is_state = name.startswith(col.STATE_IN_PREFIX)
             if self._is_per_sequence(name) or (is_state and exclude_states):
                 continue
             self._columns[name] = padded_column(column, source, target, total)
@@ -250,16 +250,14 @@ class SampleBatch(ColumnBatch):
         """A MultiAgentBatch in which this is the batch of `policy_id`."""
         return MultiAgentBatch({policy_id: self}, self.count)
 
-    def compress(self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)) -> SampleBatch:
+    def compress(self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)) -> SampleBatch:
         """Packs columns in place with LZ4, each row for itself: they read as arrays of bytes.
 
         Of a shared storage every row is packed once.
         """
         return self._converted(columns, pack_column)
 
-    def decompress_if_needed(
-        self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)
-    ) -> SampleBatch:
+    def decompress_if_needed(self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)) -> SampleBatch:
         """Unpack all packed columns in place."""
         return self._converted(columns, unpack_column)
 
@@ -267,7 +265,7 @@ class SampleBatch(ColumnBatch):
 
     def is_single_trajectory(self) -> bool:
         """Whether no episode ends before the last row, nor another one starts (eps_id)."""
-        if names.EPS_ID in self and not self.zero_padded and change_points(self[names.EPS_ID]):
+        if col.EPS_ID in self and not self.zero_padded and change_points(self[col.EPS_ID]):
             return False
         return not self._ends()[:-1].any()
 
@@ -334,9 +332,9 @@ class SampleBatch(ColumnBatch):
     def _ends(self) -> Array:
         """Terminated or truncated, for every real step [count]."""
         self._require_rows("ends of episodes")
-        ends: Array = np.asarray(self[names.TERMINATEDS], dtype=bool)
-        if names.TRUNCATEDS in self:
-            ends = ends | np.asarray(self[names.TRUNCATEDS], dtype=bool)
+        ends: Array = np.asarray(self[col.TERMINATEDS], dtype=bool)
+        if col.TRUNCATEDS in self:
+            ends = ends | np.asarray(self[col.TRUNCATEDS], dtype=bool)
         seq_lens = self._seq_lens()
         if self.zero_padded and seq_lens is not None:
             return ends[real_rows(seq_lens, self._padded_length())]
@@ -443,14 +441,14 @@ class MultiAgentBatch:
         """Bytes of all arrays."""
         return sum(batch.size_bytes() for batch in self.policy_batches.values())
 
-    def compress(self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)) -> MultiAgentBatch:
+    def compress(self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)) -> MultiAgentBatch:
         """Compresses columns of every policy's batch in place and returns itself."""
         for batch in self.policy_batches.values():
             batch.compress(columns)
         return self
 
     def decompress_if_needed(
-        self, columns: Iterable[str] = (names.OBS, names.NEXT_OBS)
+        self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)
     ) -> MultiAgentBatch:
         """Undoes `compress` in place where it was done and returns itself."""
         for batch in self.policy_batches.values():
@@ -482,8 +480,8 @@ class MultiAgentBatch:
 def step_ranks(batches: Iterable[SampleBatch]) -> Array:
     """For the rows of all batches, one after the other, the rank of their (eps_id, t)."""
     present = list(batches)
-    episodes = np.concatenate([batch.column(names.EPS_ID) for batch in present])
-    times = np.concatenate([batch.column(names.T) for batch in present]).astype(np.int64)
+    episodes = np.concatenate([batch.column(col.EPS_ID) for batch in present])
+    times = np.concatenate([batch.column(col.T) for batch in present]).astype(np.int64)
     _, episode_ranks = np.unique(episodes, return_inverse=True)
     times -= times.min()
     _, ranks = np.unique(episode_ranks * (times.max() + 1) + times, return_inverse=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data import columns as names
+from rlrun.data import columns as col
 from rlrun.data.column_data import Array, map_leaves
 
 
@@ -27,9 +27,9 @@ def sequence_lengths(batch: Mapping[str, Any] | Any, max_seq_len: int | None = N
     A sequence ends where its fragment, episode or agent does, and after `max_seq_len` steps if
     that is given.
     """
-    unroll_ids = batch[names.UNROLL_ID]
+    unroll_ids = batch[col.UNROLL_ID]
     cuts: set[int] = set()
-    for name in (names.UNROLL_ID, names.EPS_ID, names.AGENT_INDEX):
+    for name in (col.UNROLL_ID, col.EPS_ID, col.AGENT_INDEX):
         cuts.update(change_points(batch[name]) if name in batch else [])
     bounds = [0, *sorted(cuts), len(unroll_ids)]
     lengths: list[int] = []

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data import columns as names
+from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import SampleBatch
@@ -86,19 +86,19 @@ class TrajectoryViews:
         initial_state: Sequence[Array] = (),
         unread: frozenset[str] = frozenset(),
     ) -> None:
-        fills = {f"{names.STATE_OUT_PREFIX}{k}": row for k, row in enumerate(initial_state)}
+        fills = {f"{col.STATE_OUT_PREFIX}{k}": row for k, row in enumerate(initial_state)}
         self.views = [_resolved(name, view, fills) for name, view in requirements.items()]
         self.lookback = _lookback(self.views)
         self.acting_views = [v for v in self.views if v.acting and v.name not in unread]
         self.acting_lookback = _lookback(self.acting_views)
-        self.sources = {view.source for view in self.views} - {names.OBS}
+        self.sources = {view.source for view in self.views} - {col.OBS}
         lengths = [view.per_sequence for view in self.views if view.per_sequence]
         self.max_seq_len = max(lengths) if lengths else None
 
     @property
     def trivial(self) -> bool:
         """Whether the present observation is the only view."""
-        return all(view.is_plain and view.source == names.OBS for view in self.views)
+        return all(view.is_plain and view.source == col.OBS for view in self.views)
 
     def acting(self, history: History, row: int, first: Array | None = None) -> dict[str, Array]:
         """What the policy sees at `row`, each [B, ...] or [B, n, ...].
@@ -134,12 +134,12 @@ def source_rows(
         action: one action, as it is recorded.
         states: the policy's initial states, which stand in the columns of states.
     """
-    if source in names.STEP_COLUMNS:
-        return np.zeros(num_rows, names.STEP_COLUMNS[source])
-    if source == names.ACTIONS:
+    if source in col.STEP_COLUMNS:
+        return np.zeros(num_rows, col.STEP_COLUMNS[source])
+    if source == col.ACTIONS:
         return np.zeros((num_rows, *action.shape), action.dtype)
-    if source.startswith(names.STATE_OUT_PREFIX):
-        state = states[int(source.removeprefix(names.STATE_OUT_PREFIX))]
+    if source.startswith(col.STATE_OUT_PREFIX):
+        state = states[int(source.removeprefix(col.STATE_OUT_PREFIX))]
         return np.repeat(state[None], num_rows, axis=0)
     if space is None:
         return np.zeros(num_rows, np.float32)
@@ -149,13 +149,13 @@ def source_rows(
 
 def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array]) -> View:
     source = requirement.data_col or name
-    is_state = name.startswith(names.STATE_IN_PREFIX)
+    is_state = name.startswith(col.STATE_IN_PREFIX)
     if requirement.batch_repeat_value > 1 and not is_state:
         raise ValueError(
-            f"view {name!r}: batch_repeat_value is for states ({names.STATE_IN_PREFIX}k), which "
+            f"view {name!r}: batch_repeat_value is for states ({col.STATE_IN_PREFIX}k), which "
             "have one row for each sequence in a train batch"
         )
-    nothing: Any = {} if source == names.INFOS else 0
+    nothing: Any = {} if source == col.INFOS else 0
     return View(
         name=name,
         source=source,
@@ -164,7 +164,7 @@ def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array
         time_axis=requirement.time_axis,
         acting=requirement.is_acted_on(name),
         training=requirement.used_for_training,
-        fill=None if source == names.OBS else fills.get(source, nothing),
+        fill=None if source == col.OBS else fills.get(source, nothing),
         nothing=nothing,
         per_sequence=requirement.batch_repeat_value if is_state else 0,
     )
@@ -282,10 +282,10 @@ def add_views(
         if view.per_sequence or view.is_plain:
             continue
         for ahead in (0, 1) if view.acting else (0,):
-            name = f"{names.NEXT_PREFIX}{view.name}" if ahead else view.name
+            name = f"{col.NEXT_PREFIX}{view.name}" if ahead else view.name
             if name in leave_out:
                 continue
-            if view.source != names.OBS:
+            if view.source != col.OBS:
                 batch[name] = rows.values(view, history[view.source], past, ahead=ahead)
                 continue
             index, beyond = rows.observations(view, next_index, past, ahead=ahead)
@@ -306,14 +306,14 @@ def _cut_into_sequences(
     seq_lens = sequence_lengths(batch, views.max_seq_len)
     starts = sequence_offsets(seq_lens)[:-1]
     asked_for = {view.name for view in views.views}
-    for name in [name for name in batch if name.startswith(names.STATE_OUT_PREFIX)]:
+    for name in [name for name in batch if name.startswith(col.STATE_OUT_PREFIX)]:
         if name not in asked_for:
             del batch[name]
     for view in views.views:
         if view.per_sequence:
             column = history[view.source]
             batch[view.name] = rows.values(view, column, views.lookback, selection=starts)
-    batch[names.SEQ_LENS] = seq_lens
+    batch[col.SEQ_LENS] = seq_lens
     batch.max_seq_len = views.max_seq_len
 
 

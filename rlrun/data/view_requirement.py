@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data import columns as names
+from rlrun.data import columns as col
 from rlrun.data.column_batch import ColumnBatch
 from rlrun.data.column_data import Array, concat, map_leaves, num_rows, pick
 from rlrun.data.sequences import sequence_offsets
@@ -101,7 +101,7 @@ class ViewRequirement:
         Raises ValueError for a view that cannot be: of the present, only observations are known.
         """
         source = self.data_col or name
-        known = max(self.steps) <= (0 if source == names.OBS else -1)
+        known = max(self.steps) <= (0 if source == col.OBS else -1)
         if self.used_for_compute_actions and not known:
             raise ValueError(
                 f"view {name!r}: the {source!r} of the present step are not known yet when the "
@@ -127,7 +127,7 @@ def _steps(shift: int | str | Sequence[int]) -> list[int]:
 
 
 # For the step after the batch there is no row of these yet: it follows from another column.
-_PREVIOUS = {names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
+_PREVIOUS = {col.PREV_ACTIONS: col.ACTIONS, col.PREV_REWARDS: col.REWARDS}
 
 
 def single_step_columns(
@@ -160,7 +160,7 @@ def single_step_columns(
         if (held := _held(batch, name, step, count)) is not None:
             columns[name] = held
             continue
-        if source.startswith(names.STATE_OUT_PREFIX) and name in batch and source not in batch:
+        if source.startswith(col.STATE_OUT_PREFIX) and name in batch and source not in batch:
             raise ValueError(
                 f"the batch holds {name!r} only at the first steps of sequences, and step {index} "
                 f"is none; with a view of {source!r} among the policy's requirements it holds all"
@@ -175,12 +175,12 @@ def single_step_columns(
 def _held(batch: ColumnBatch, name: str, step: int, count: int) -> Any:
     """One row of the view at a step, made when more of the past was known; None without one."""
     if step == count:
-        name, step = f"{names.NEXT_PREFIX}{name}", step - 1
+        name, step = f"{col.NEXT_PREFIX}{name}", step - 1
     if name not in batch:
         return None
     column = batch.column(name)
-    if name.startswith(names.STATE_IN_PREFIX) and num_rows(column) < count:  # one for each sequence
-        starts = sequence_offsets(batch.column(names.SEQ_LENS))[:-1]
+    if name.startswith(col.STATE_IN_PREFIX) and num_rows(column) < count:  # one for each sequence
+        starts = sequence_offsets(batch.column(col.SEQ_LENS))[:-1]
         sequences = np.flatnonzero(starts == step)
         return pick(column, sequences) if len(sequences) else None
     return pick(column, slice(step, step + 1))
@@ -190,14 +190,14 @@ def _rows_at(batch: ColumnBatch, source: str, steps: Array, count: int, *, time_
     """The column at `steps`; beyond the last row an observation is known, else that row stands."""
     column = batch.column(source)
     last = count - 1
-    if source == names.OBS and steps.max() >= count:
-        following = pick(batch.column(names.NEXT_OBS), slice(-1, None))
+    if source == col.OBS and steps.max() >= count:
+        following = pick(batch.column(col.NEXT_OBS), slice(-1, None))
         column, last = concat([column, following]), count
     rows = np.clip(steps, 0, last)
 
     def gather(leaf: Array) -> Array:
         values: Array = leaf[rows]
-        if source not in (names.OBS, names.INFOS):
+        if source not in (col.OBS, col.INFOS):
             values[steps < 0] = np.zeros((), dtype=leaf.dtype)
         return values[None] if time_axis else values
 

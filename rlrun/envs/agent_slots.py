@@ -47,7 +47,7 @@ class PlannedEpisode:
     """For choices of policies."""
 
 
-class EpisodePlan(Protocol):
+class EpisodeSource(Protocol):
     """Which episodes sub-environments run; it is called at the end of each."""
 
     def planned(self, env_index: int) -> PlannedEpisode | None:

@@ -22,7 +22,7 @@ from rlrun.envs.agent_slots import (
     AgentProblem,
     AgentSlot,
     Due,
-    EpisodePlan,
+    EpisodeSource,
     PlannedEpisode,
     PolicySlots,
     SlotStep,
@@ -89,7 +89,7 @@ class MultiAgentVectorEnv:
 
     Args:
         envs: one for each sub-environment.
-        plan: which episodes they run.
+        source: which episodes they run.
         horizon: what becomes of the flags of each step; None leaves them alone.
         rebuilder: makes an environment again after it raised.
         recorder: shown each step.
@@ -107,14 +107,14 @@ class MultiAgentVectorEnv:
         envs: SubEnvs,
         mapping: AgentMapping,
         env_id: str,
-        plan: EpisodePlan,
+        source: EpisodeSource,
         *,
         horizon: Horizon | None = None,
         rebuilder: Rebuilder,
         runner_index: int = 0,
         recorder: Recorder | None = None,
     ) -> None:
-        self.envs, self.mapping, self.plan = envs, mapping, plan
+        self.envs, self.mapping, self.source = envs, mapping, source
         self.subs = [SubEnv(index) for index in range(len(envs.envs))]
         self.policies: dict[str, PolicySlots] = {}
         self.failed: list[int] = []
@@ -148,7 +148,7 @@ class MultiAgentVectorEnv:
                 self.policies[agent.policy_id].free(agent)
         for policy_id, gone in slots.items():
             self.policies[policy_id].not_due(gone)
-        self.plan.given_up(sub.index)
+        self.source.given_up(sub.index)
         return slots
 
     def begin_again(self, sub: SubEnv) -> dict[str, SlotStep]:
@@ -164,7 +164,7 @@ class MultiAgentVectorEnv:
         """
         sub.agents, sub.actions = {}, {}
         sub.goes_on = observations is not None
-        sub.episode = self.plan.planned(sub.index)
+        sub.episode = self.source.planned(sub.index)
         if sub.episode is None:
             self._idle = True
             return
@@ -478,7 +478,7 @@ class MultiAgentVectorEnv:
             raise self._error(sub, "step", reason, sub.step - 1)
         agents = list(sub.agents.values())
         self._rebuilder.proven = True
-        self.plan.ended(sub.index, sub.total, sub.step, agents, goes_on=go_on_with is not None)
+        self.source.ended(sub.index, sub.total, sub.step, agents, goes_on=go_on_with is not None)
         # Slots of those that leave are still theirs: the next episode's agents take others.
         self._start(sub, go_on_with)
 

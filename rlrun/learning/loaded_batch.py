@@ -193,7 +193,7 @@ class Minibatches:
         return replace(self, batch=self.batch.to(device))
 
 
-def outputs_as_acted(
+def outputs_in_eval_mode(
     rows: LoadedBatch, module: RLModule, known: KnownOutputs | None = None
 ) -> tuple[Any, Any, Any]:
     """`LoadedBatch.outputs` in evaluation mode, as env runners act: without dropout, for example.
@@ -209,7 +209,7 @@ def outputs_as_acted(
             part.training = True
 
 
-def outputs_when_acting(batch: SampleBatch, module: RLModule) -> KnownOutputs | None:
+def known_outputs(batch: SampleBatch, module: RLModule) -> KnownOutputs | None:
     """The outputs of rows that were acted on with the weights that the module has now.
 
     None where all are computed: what acting put out is not in the batch, or the module is on a GPU,

@@ -55,7 +55,7 @@ def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]
     return changed
 
 
-def closed_form(function: Callable[P, R]) -> Callable[P, R]:
+def without_autograd(function: Callable[P, R]) -> Callable[P, R]:
     """Compute without autograd, and without numpy's warnings of infinite numbers and NaN.
 
     Those come of a run that diverges, about which an algorithm says more.

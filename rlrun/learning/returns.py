@@ -19,8 +19,8 @@ from torch import Tensor
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.loaded_batch import LoadedBatch, Rows, outputs_as_acted, outputs_when_acting
-from rlrun.learning.losses import closed_form
+from rlrun.learning.loaded_batch import LoadedBatch, Rows, known_outputs, outputs_in_eval_mode
+from rlrun.learning.losses import without_autograd
 from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
 
@@ -146,7 +146,7 @@ def standardized_advantages(rows: Rows) -> Rows:
     return rows | {col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
 
 
-@closed_form
+@without_autograd
 def add_advantages(
     rows: LoadedBatch,
     batch: SampleBatch,
@@ -171,8 +171,8 @@ def add_advantages(
     Returns:
         The explained variance of the values, None where the targets do not vary.
     """
-    known = outputs_when_acting(batch, module) if module.values_when_acting else None
-    inputs, old_values, next_values = outputs_as_acted(rows, module, known)
+    known = known_outputs(batch, module) if module.values_when_acting else None
+    inputs, old_values, next_values = outputs_in_eval_mode(rows, module, known)
     predictions = as_array(old_values)
     rows.add(col.ACTION_DIST_INPUTS, inputs)
     rows.add(col.ACTION_LOGP, logp_as_in_losses(module, inputs, rows.columns[col.ACTIONS]))

@@ -29,8 +29,8 @@ import numpy as np
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.loaded_batch import LoadedBatch, Rows, outputs_as_acted
-from rlrun.learning.losses import closed_form
+from rlrun.learning.loaded_batch import LoadedBatch, Rows, outputs_in_eval_mode
+from rlrun.learning.losses import without_autograd
 from rlrun.learning.returns import (
     backward_sums,
     chunk_lengths,
@@ -117,7 +117,7 @@ def vtrace_of_rows(
     return back(targets), back(advantages)
 
 
-@closed_form
+@without_autograd
 def add_vtrace(
     rows: LoadedBatch,
     batch: SampleBatch,
@@ -139,7 +139,7 @@ def add_vtrace(
         ``mean_ratio`` of the importance weights, and the explained variance of the values (None
         where the targets do not vary).
     """
-    inputs, values, next_values = outputs_as_acted(rows, module)
+    inputs, values, next_values = outputs_in_eval_mode(rows, module)
     if target_logp is None:
         target_logp = logp_as_in_losses(module, inputs, rows.columns[col.ACTIONS])
     log_ratios = as_array(target_logp) - batch.column(col.ACTION_LOGP)
@@ -162,10 +162,10 @@ def add_vtrace(
     }
 
 
-@closed_form
+@without_autograd
 def add_target(rows: LoadedBatch, target: RLModule) -> Any:
     """Add and return a policy's `action_logp` ``[N]``; add its `action_dist_inputs` ``[N, P]``."""
-    inputs, _, _ = outputs_as_acted(rows, target)
+    inputs, _, _ = outputs_in_eval_mode(rows, target)
     logp = logp_as_in_losses(target, inputs, rows.columns[col.ACTIONS])
     rows.add(col.ACTION_DIST_INPUTS, inputs)
     rows.add(col.ACTION_LOGP, logp)

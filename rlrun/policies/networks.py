@@ -199,7 +199,7 @@ class MLP(nn.Module):
     def vjp(self, x: Array) -> tuple[Array, Backward]:
         """The output [N, out], and the way back from its gradient [N, out] to the parameters'.
 
-        Only if `has_vjp`, and in a function that is `closed_form`. Autograd's bookkeeping and
+        Only if `has_vjp`, and in a function that is `without_autograd`. Autograd's bookkeeping and
         torch's dispatch cost as much as the arithmetic of small layers; this is the arithmetic
         alone, in numpy, which acts in the same way. Each parameter's ``.grad`` must be there
         already and is overwritten.

@@ -29,7 +29,7 @@ class AgentEnvs:
     """See the module.
 
     Args:
-        make: the environments, from the plan that they follow.
+        make: the environments, from the source of their episodes, which is this object.
         whole_episodes: a fragment holds episodes that have ended.
         count_agent_steps: a fragment's length counts transitions of agents, not env steps.
 
@@ -92,10 +92,10 @@ class AgentEnvs:
         for sub in subs:
             self._observe(self.env.begin_again(sub), actors)
 
-    # -- the plan of the environments ----------------------------------------------------------
+    # -- the source of the environments' episodes ----------------------------------------------
 
     def planned(self, env_index: int) -> PlannedEpisode | None:
-        """See `EpisodePlan`."""
+        """See `EpisodeSource`."""
         episode = self.episodes.planned(env_index)
         if episode is not None:
             recorded = self._recorded[env_index]
@@ -116,13 +116,13 @@ class AgentEnvs:
         *,
         goes_on: bool,
     ) -> None:
-        """See `EpisodePlan`."""
+        """See `EpisodeSource`."""
         self._note(self.env.subs[env_index])
         self._goes_on[env_index] = goes_on
         self.episodes.ended(env_index, episode_return, length, agents, goes_on=goes_on)
 
     def given_up(self, env_index: int) -> None:
-        """See `EpisodePlan`."""
+        """See `EpisodeSource`."""
         self._goes_on[env_index] = False
         self.episodes.given_up(env_index)
 

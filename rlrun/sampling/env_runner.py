@@ -219,12 +219,12 @@ class EnvRunner(OldNames):
                 **place,
             )
 
-        def make(episode_plan: AgentEnvs) -> MultiAgentVectorEnv:
+        def make(source: AgentEnvs) -> MultiAgentVectorEnv:
             env = MultiAgentVectorEnv(
                 self.envs,
                 self._mapping,
                 env_id,
-                episode_plan,
+                source,
                 horizon=make_horizon(spec.settings, env_id, soft=collects),
                 rebuilder=self._rebuilder,
                 recorder=recorder,

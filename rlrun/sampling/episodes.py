@@ -228,7 +228,7 @@ class Episodes:
 
 
 class AgentEpisodes(Episodes):
-    """Episodes in which agents come and go; see `EpisodePlan`.
+    """Episodes in which agents come and go; see `EpisodeSource`.
 
     Attributes:
         env_steps: of the episodes that ended, until a caller resets it.
@@ -264,7 +264,7 @@ class AgentEpisodes(Episodes):
         *,
         goes_on: bool,
     ) -> None:
-        """File the episode and turn to the next one; see `EpisodePlan`."""
+        """File the episode and turn to the next one; see `EpisodeSource`."""
         episode_id = int(self.ids[env_index])
         self.env_steps += length
         self.agents[episode_id] = names = []

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data import columns as names
+from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.trajectory_views import TrajectoryViews
@@ -105,7 +105,7 @@ class SampleCollector(ABC):
             ValueError: slots come and go, and a view is of `unroll_id`.
         """
         for view in () if views is None or self.num_slots is not None else views.views:
-            if view.source == names.UNROLL_ID:
+            if view.source == col.UNROLL_ID:
                 raise ValueError(
                     f"view {view.name!r}: with several agents there is no view of {view.source!r}"
                 )
@@ -240,15 +240,15 @@ def step_columns(
     for i in range(len(rewards)):
         info_rows[i] = {} if infos is None else infos.get(i, {})
     return {
-        names.REWARDS: rewards.astype(np.float32),
-        names.TERMINATEDS: terminateds,
-        names.TRUNCATEDS: truncateds,
-        names.EPS_ID: places[:, 2],
-        names.T: steps,
-        names.UNROLL_ID: unroll_ids,
-        names.ENV_ID: places[:, 0],
-        names.AGENT_INDEX: places[:, 1],
-        names.INFOS: info_rows,
+        col.REWARDS: rewards.astype(np.float32),
+        col.TERMINATEDS: terminateds,
+        col.TRUNCATEDS: truncateds,
+        col.EPS_ID: places[:, 2],
+        col.T: steps,
+        col.UNROLL_ID: unroll_ids,
+        col.ENV_ID: places[:, 0],
+        col.AGENT_INDEX: places[:, 1],
+        col.INFOS: info_rows,
     }
 
 
@@ -272,7 +272,7 @@ def make_batch(
         del columns[name]
     batch = SampleBatch.from_columns(columns)
     storage, *indices = observations
-    for name, index in zip((names.OBS, names.NEXT_OBS), indices, strict=True):
+    for name, index in zip((col.OBS, col.NEXT_OBS), indices, strict=True):
         if name not in leave_out:
             batch.set_shared(name, storage, index)
     return batch
@@ -287,9 +287,9 @@ def number_unrolls(columns: Mapping[str, Array], first: int) -> Array:
     Args:
         columns: `env_id`, `agent_index`, `eps_id` and the flags are read.
     """
-    ends = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS]
-    envs, agents = columns[names.ENV_ID], columns[names.AGENT_INDEX]
-    episodes = columns[names.EPS_ID]
+    ends = columns[col.TERMINATEDS] | columns[col.TRUNCATEDS]
+    envs, agents = columns[col.ENV_ID], columns[col.AGENT_INDEX]
+    episodes = columns[col.EPS_ID]
     new = np.ones(len(envs), np.bool_)
     new[1:] = (envs[1:] != envs[:-1]) | (agents[1:] != agents[:-1])
     new[1:] |= (episodes[1:] != episodes[:-1]) & ~ends[:-1]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data import columns as names
+from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths, sequence_offsets
@@ -52,9 +52,9 @@ class _Trajectory:
 
     def split(self, num_steps: int, lookback: int) -> tuple[_Trajectory, _Trajectory]:
         """The first steps, to be delivered, and the rest with the past that views need."""
-        rows = {names.OBS: self.obs, **self.columns}
+        rows = {col.OBS: self.obs, **self.columns}
         whole = {name: [*self.past.get(name, []), *kept] for name, kept in rows.items()}
-        end = len(self.past.get(names.OBS, [])) + num_steps
+        end = len(self.past.get(col.OBS, [])) + num_steps
         done = _Trajectory(
             self.place,
             self.first_step,
@@ -78,7 +78,7 @@ class _Trajectory:
         Args:
             like: a row of the viewed column, for shape and dtype.
         """
-        is_obs = view.source == names.OBS
+        is_obs = view.source == col.OBS
         past = self.past.get(view.source, [])
         known = [*past, *(self.obs if is_obs else self.columns.get(view.source, []))]
         seen = np.empty((len(view.steps), *like.shape), like.dtype)
@@ -139,7 +139,7 @@ class SimpleListCollector(SampleCollector):
             for trajectory in self._running.values():
                 trajectory.past = {}
         self._views = views
-        self._like = {names.OBS: np.zeros(self.obs_shape, self.obs_dtype), **like}
+        self._like = {col.OBS: np.zeros(self.obs_shape, self.obs_dtype), **like}
 
     def begin_fragment(self, length: int | None, first_unroll_id: int = 0) -> None:
         self._first_unroll_id = first_unroll_id
@@ -176,7 +176,7 @@ class SimpleListCollector(SampleCollector):
         return np.arange(len(self.places)) if slots is None else slots
 
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
-        rows = {names.ACTIONS: actions, **extras}
+        rows = {col.ACTIONS: actions, **extras}
         self._put_out = list(rows)
         columns = {name: np.array(values) for name, values in rows.items()}
         for i, slot in enumerate(slots.tolist()):
@@ -207,8 +207,8 @@ class SimpleListCollector(SampleCollector):
             self._first_unroll_id + slots,
             step.infos,
         )
-        if names.INFOS not in self._like:  # they are not viewed
-            del rows[names.INFOS]
+        if col.INFOS not in self._like:  # they are not viewed
+            del rows[col.INFOS]
         seen = iter(np.array(obs, self.obs_dtype))
         counts = np.ones(len(slots), np.bool_) if step.valid is None else step.valid
         for i, trajectory in enumerate(running):
@@ -304,9 +304,9 @@ class SimpleListCollector(SampleCollector):
             for name in delivered[0].columns
         }
         if self.num_slots is None:
-            columns[names.UNROLL_ID] = number_unrolls(columns, self._first_unroll_id)
+            columns[col.UNROLL_ID] = number_unrolls(columns, self._first_unroll_id)
         else:
-            columns[names.UNROLL_ID] = self._first_unroll_id + columns[names.ENV_ID]
+            columns[col.UNROLL_ID] = self._first_unroll_id + columns[col.ENV_ID]
         if further_columns is not None:
             columns |= further_columns({name: columns[name] for name in self._put_out})
         batch = SampleBatch(columns)
@@ -314,8 +314,8 @@ class SimpleListCollector(SampleCollector):
         # Every trajectory has one observation more than it has steps.
         lengths = [len(trajectory) for trajectory in delivered]
         index = np.arange(len(batch)) + np.repeat(np.arange(len(delivered)), lengths)
-        batch.set_shared(names.OBS, storage, index)
-        batch.set_shared(names.NEXT_OBS, storage, index + 1)
+        batch.set_shared(col.OBS, storage, index)
+        batch.set_shared(col.NEXT_OBS, storage, index + 1)
         if self._views is not None:
             self._add_views(batch, self._views, delivered)
         return batch
@@ -336,13 +336,13 @@ class SimpleListCollector(SampleCollector):
                 batch[view.name] = _stacked([t.row(view, step, like) for t, step in rows])
                 if view.acting:
                     after = [t.row(view, step + 1, like) for t, step in rows]
-                    batch[f"{names.NEXT_PREFIX}{view.name}"] = _stacked(after)
+                    batch[f"{col.NEXT_PREFIX}{view.name}"] = _stacked(after)
         if views.max_seq_len is not None:
             asked_for = {view.name for view in views.views}
-            for name in [name for name in batch if name.startswith(names.STATE_OUT_PREFIX)]:
+            for name in [name for name in batch if name.startswith(col.STATE_OUT_PREFIX)]:
                 if name not in asked_for:
                     del batch[name]
-            batch[names.SEQ_LENS] = seq_lens
+            batch[col.SEQ_LENS] = seq_lens
             batch.max_seq_len = views.max_seq_len
 
     def get_state(self) -> dict[str, Any]:
