@@ -104,7 +104,7 @@ class RemoteRunners:
         self.ended: set[int] = set()
         self._process_ids: dict[int, int | None] = {}  # None on another node
         self._interrupted = False
-        self._told: set[str] = set()  # warnings, which several runners may have
+        self._warned: set[str] = set()  # warnings, which several runners may have
         self._packed: tuple[SampleRequest | None, bytes] = None, b""
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
@@ -180,9 +180,9 @@ class RemoteRunners:
         index, reply, states = result.actor_id, result.value, self.states
         if isinstance(reply, Warned):
             for warning in reply.warnings:
-                if warning not in self._told:
+                if warning not in self._warned:
                     _log.warning("%s", warning)
-                self._told.add(warning)
+                self._warned.add(warning)
             reply = reply.reply
         states.replied[index] = reply.state
         if taken:

@@ -246,7 +246,7 @@ class PoolSubEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         number = int(self.np_random.integers(2**31)) if seed is None else seed
         self._pool, observations, infos = self._make([number])
-        return _each(itemgetter(0), observations), self._told(infos)
+        return _each(itemgetter(0), observations), self._single_infos(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the pool of one sub-environment."""
@@ -254,7 +254,7 @@ class PoolSubEnv(gymnasium.Env[Any, Any]):
         observations, rewards, terminateds, truncateds, infos = self._pool.step(batch)
         truncated = bool(truncateds[0]) or bool(infos["elapsed_step"][0] >= self._make.limit)
         observation, reward = _each(itemgetter(0), observations), float(rewards[0])
-        return observation, reward, bool(terminateds[0]), truncated, self._told(infos)
+        return observation, reward, bool(terminateds[0]), truncated, self._single_infos(infos)
 
     def render(self) -> Any:
         """The pool's frame."""
@@ -265,7 +265,7 @@ class PoolSubEnv(gymnasium.Env[Any, Any]):
         """End the pool and its thread."""
         self._pool = None
 
-    def _told(self, infos: dict[str, Any]) -> dict[str, Any]:
+    def _single_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
         return {
             name: _each(itemgetter(0), values)
             for name, values in infos.items()

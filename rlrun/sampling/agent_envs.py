@@ -34,7 +34,7 @@ class AgentEnvs:
         count_agent_steps: a fragment's length counts transitions of agents, not env steps.
 
     Attributes:
-        unsettled: whether `settle` has something to do after this step.
+        needs_finish: whether `finish_step` has something to do after this step.
         started: whether episodes run.
     """
 
@@ -53,7 +53,7 @@ class AgentEnvs:
         self._goes_on = [False] * episodes.num_envs
         self.env = make(self)
         self._replay = AgentReplay(self.env, episodes.plan)
-        self.started = self.unsettled = False
+        self.started = self.needs_finish = False
         self._env_id, self._runner_index = env_id, runner_index
         self._whole_episodes, self._count_agent_steps = whole_episodes, count_agent_steps
         self._only: list[int] | None = None  # sub-environments that the next step is made in
@@ -162,7 +162,7 @@ class AgentEnvs:
     def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
         """Step the sub-environments."""
         steps = self.env.step(actions, self._only)
-        self.unsettled = bool(self.env.failed)
+        self.needs_finish = bool(self.env.failed)
         self._env_steps += self.env.num_steps
         if self._count_agent_steps:
             self._agent_steps += sum(step.num_transitions for step in steps.values())
@@ -175,7 +175,7 @@ class AgentEnvs:
         assert agent is not None
         return self.env.fault(agent, reason, int(due.steps[row]))
 
-    def settle(self, actors: Mapping[str, PolicyActor]) -> None:
+    def finish_step(self, actors: Mapping[str, PolicyActor]) -> None:
         """Give up the episodes of environments that raised, and begin others."""
         for env_index in self.env.failed:
             sub = self.env.subs[env_index]
@@ -338,9 +338,9 @@ class AgentEnvs:
         if not self.started:
             return
         seen: Observations = {}
-        strayed: set[int] = set()
+        diverged: set[int] = set()
         for sub, env_state in zip(self.env.subs, state["envs"], strict=True):
-            seen |= self._restore(sub, env_state, actors, strayed)
+            seen |= self._restore(sub, env_state, actors, diverged)
         for policy_id, slots in self.env.policies.items():
             if policy_id not in actor_states:
                 continue
@@ -353,12 +353,12 @@ class AgentEnvs:
             slots.restore(agents)
             seen |= self._saved(slots, state["due"][policy_id])
             actors[policy_id].set_state(actor_states[policy_id], agents)
-            strayed |= self._see_again(slots, state["due"][policy_id], seen, actors[policy_id])
+            diverged |= self._see_again(slots, state["due"][policy_id], seen, actors[policy_id])
         pairs = zip(self._recorded, state["envs"], strict=True)
         lengths = [0 if self._has_state(one) else parts[-1].since_reset for parts, one in pairs]
-        told = [i for i in sorted(strayed) if has_policies(self._recorded[i], actors)]
+        told = [i for i in sorted(diverged) if has_policies(self._recorded[i], actors)]
         log_replay(self.episodes, told, lengths, self._env_id, self._runner_index)
-        for env_index in sorted(strayed):
+        for env_index in sorted(diverged):
             sub = self.env.subs[env_index]
             self._give_up(sub, actors)
             self._observe(self.env.begin_again(sub), actors)
@@ -384,25 +384,25 @@ class AgentEnvs:
             state: which are due, and what they saw when the state was taken.
         """
         slots.due = Due(np.asarray(state["slots"]), np.asarray(state["steps"]))
-        strayed = set()
+        diverged = set()
         for i, slot in enumerate(np.asarray(state["slots"]).tolist()):
             agent = slots.at(slot)
             place = agent.env_index, agent.index
             agent.observation = seen.get(place)
             if place not in seen:
-                strayed.add(agent.env_index)
+                diverged.add(agent.env_index)
                 continue
             found = actor.preprocess(slots.stack([seen[place]]))[0]
             if not np.array_equal(found, state["unfiltered"][i]):
-                strayed.add(agent.env_index)
-        return strayed
+                diverged.add(agent.env_index)
+        return diverged
 
     def _restore(
         self,
         sub: SubEnv,
         state: Mapping[str, Any],
         actors: Mapping[str, PolicyActor],
-        strayed: set[int],
+        diverged: set[int],
     ) -> Observations:
         """Bring a sub-environment back; what agents whose actions are due see."""
         plan, index = self.episodes.plan, sub.index
@@ -421,7 +421,7 @@ class AgentEnvs:
         elif known and recorded[-1].since_reset <= self.episodes.max_replayed:
             seen = self._replay.repeat(sub, recorded, actors)
         if len(sub.agents) < len(policies):  # they did not join again
-            strayed.add(index)
+            diverged.add(index)
         # Agents that are missing are of no use, but they are counted: the episode is given up.
         for i in range(len(sub.agents), len(policies)):
             self.env.new_agent(sub, ("gone", i), policies[i])

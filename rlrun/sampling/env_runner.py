@@ -156,7 +156,7 @@ class EnvRunner(OldNames):
             self.set_policies(spec.multi_agent.policies)
         self.weights_version = -1
         self._next_fragment = 0
-        self._told_length = self.runner_index > 1  # that an episode is too long to be repeated
+        self._warned_of_length = self.runner_index > 1  # that an episode is too long to be repeated
         self._bounds: BoundsCheck | None = None
         if spec.settings.observation_check_interval and not spec.settings.disable_env_checking:
             self._bounds = BoundsCheck(spec.settings, self._slot_envs, self.policy_spaces)
@@ -486,8 +486,8 @@ class EnvRunner(OldNames):
             faulty_episodes=envs.episodes.num_failed,
         )
         longest, limit = reply.longest_running_episode, self.spec.max_replayed_env_steps
-        if longest > limit and not self._told_length and envs.is_replayed:
-            self._told_length = True
+        if longest > limit and not self._warned_of_length and envs.is_replayed:
+            self._warned_of_length = True
             warn_of_length(self.spec.env.use, longest, limit)
         timings["other"] = perf_counter() - started - loop.policy_s - loop.env_s
         return reply

@@ -144,7 +144,7 @@ def warn_of_length(env_id: str, longest: int, limit: int) -> None:
 
 def log_replay(
     episodes: Episodes,
-    strayed: Iterable[int],
+    diverged: Iterable[int],
     lengths: Sequence[int] | Array,
     env_id: str,
     runner_index: int,
@@ -152,7 +152,7 @@ def log_replay(
     """Say what repeating actions has cost, and which sub-environments begin afresh, and why.
 
     Args:
-        strayed: sub-environments that begin afresh.
+        diverged: sub-environments that begin afresh.
         lengths: env steps of each since its reset.
     """
     limit = episodes.max_replayed
@@ -160,7 +160,7 @@ def log_replay(
     if longest > _WORTH_TELLING:
         message = "%s: up to %s env steps of each running episode were repeated; get_state() and "
         _log.warning(message + "set_state() would spare that", env_id, f"{longest:,}")
-    for env_index in strayed:
+    for env_index in diverged:
         reason = "repeating the episode's actions led to another observation"
         if lengths[env_index] > limit:
             reason = f"its episode has {lengths[env_index]:,} env steps, too many to repeat"

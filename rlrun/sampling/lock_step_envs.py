@@ -43,7 +43,7 @@ class LockStepEnvs:
 
     Attributes:
         due: all slots, in each step.
-        unsettled: whether `settle` has something to do after this step.
+        needs_finish: whether `finish_step` has something to do after this step.
         stopped: whether the recorder has ended the rollout.
         started: whether episodes run.
         raw: observations [B, ...] that the last step or reset returned.
@@ -63,7 +63,7 @@ class LockStepEnvs:
     ) -> None:
         self.envs, self.episodes, self.horizon = envs, episodes, horizon
         self.due = {DEFAULT_POLICY_ID: Due()}
-        self.unsettled = self.stopped = self.started = False
+        self.needs_finish = self.stopped = self.started = False
         self._env_id, self._runner_index = env_id, runner_index
         self._collects, self._recorder, self._info_keys = collects, recorder, info_keys
         self._all = np.arange(envs.num_envs)
@@ -158,7 +158,7 @@ class LockStepEnvs:
         step.observations, step.rewards, step.valid = self.raw, rewards, valid
         step.terminateds, step.truncateds = terminateds, truncateds
         step.infos = None if infos is None else infos.by_env
-        self.unsettled = (
+        self.needs_finish = (
             len(self._ended) > 0
             or valid is not None
             or len(envs.failed_envs) > 0
@@ -181,13 +181,13 @@ class LockStepEnvs:
         shown = RecordedStep(*seen, numbers, infos=step.infos, dropped=dropped)
         self.stopped = bool(self._recorder(shown))
 
-    def settle(self, actors: Mapping[str, PolicyActor]) -> None:
+    def finish_step(self, actors: Mapping[str, PolicyActor]) -> None:
         """End episodes that are over after the last step, and begin the next ones."""
         actor, envs = actors[DEFAULT_POLICY_ID], self.envs
         if envs.valid is not None:  # steps that environments spent on their own reset
             resetting = np.flatnonzero(~envs.valid)
             self.episodes.start_at(resetting, self._t)
-            actor.go_on_here(resetting, self.episodes.ids[resetting])
+            actor.continue_with_new_episodes(resetting, self.episodes.ids[resetting])
         if envs.failed_envs:
             failed = np.zeros(len(self._all), np.bool_)
             failed[list(envs.failed_envs)] = True
@@ -201,7 +201,7 @@ class LockStepEnvs:
         if self.horizon is not None and self.horizon.passed.any():
             slots = np.flatnonzero(self.horizon.passed)
             self._end(actor, slots, goes_on=True)
-            actor.go_on_here(slots, self.episodes.ids[slots])
+            actor.continue_with_new_episodes(slots, self.episodes.ids[slots])
 
     def _end(self, actor: PolicyActor, slots: Array, *, goes_on: bool = False) -> None:
         actor.collector.end_episodes(slots)
@@ -332,17 +332,17 @@ class LockStepEnvs:
     def _restore(self, actor: PolicyActor, expected: Array) -> None:
         """Bring the environments to where they returned ``expected``, one by one."""
         episodes = self.episodes
-        raw, strayed = replay_actions(self.envs, actor.to_env, episodes.seeds, episodes.actions())
-        strayed |= episodes.since_reset > episodes.max_replayed
+        raw, diverged = replay_actions(self.envs, actor.to_env, episodes.seeds, episodes.actions())
+        diverged |= episodes.since_reset > episodes.max_replayed
         # Compared before the filter, which has gone on learning since an observation was filtered.
         differs = actor.preprocess(raw) != expected
-        strayed |= differs.reshape(len(expected), -1).any(axis=1)
-        slots = np.flatnonzero(strayed)
+        diverged |= differs.reshape(len(expected), -1).any(axis=1)
+        slots = np.flatnonzero(diverged)
         log_replay(episodes, slots, episodes.since_reset, self._env_id, self._runner_index)
         if not len(slots):
             return
         self._drop(actor, slots)
-        first = pick(self.envs.reset_envs(strayed, episodes.seeds), slots)
+        first = pick(self.envs.reset_envs(diverged, episodes.seeds), slots)
         expected[slots] = actor.preprocess(first)
         # Filters learn from these when the next fragment begins, with the merged statistics.
         self._unseen = slots, first

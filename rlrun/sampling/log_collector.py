@@ -251,7 +251,9 @@ class LogCollector(SampleCollector):
         own = {name: columns[name][rows] for name in _FRESH if name not in (_NEXT, _DELIVERED)}
         own[col.UNROLL_ID] = number_unrolls(own, self._first_unroll_id)
         others = {col.OBS, *_FRESH}
-        put_out = {name: column[rows] for name, column in columns.items() if name not in others}
+        policy_columns = {
+            name: column[rows] for name, column in columns.items() if name not in others
+        }
         # Views want the past too, where there is one: rows that were delivered before.
         past = np.flatnonzero(columns[_DELIVERED][: self.size])
         in_order = rows if not len(past) else self._by_agent(np.sort(np.append(past, rows)))
@@ -259,7 +261,7 @@ class LogCollector(SampleCollector):
         here, following, storage = self._observations(in_order, front)
         mine = ~columns[_DELIVERED][in_order]
         observations = storage, here[mine], following[mine]
-        batch = make_batch(put_out, own, observations, leave_out, further_columns)
+        batch = make_batch(policy_columns, own, observations, leave_out, further_columns)
         if views is not None:
             places = np.stack([columns[name][in_order] for name in _PLACE])
             begins = np.append(True, (places[:, 1:] != places[:, :-1]).any(axis=0))

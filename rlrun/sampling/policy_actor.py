@@ -253,7 +253,7 @@ class PolicyActor:
             obs = self.observations.first(raw_obs, slots, update=update)
         self.collector.begin_episodes(slots, ids, obs)
 
-    def go_on_here(self, slots: Array, ids: Array) -> None:
+    def continue_with_new_episodes(self, slots: Array, ids: Array) -> None:
         """Episodes begin in these slots with what the policy sees now."""
         self.noise.begin_episodes(slots)
         self.collector.begin_episodes(slots, ids, self.collector.obs[slots])

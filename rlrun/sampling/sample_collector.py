@@ -253,7 +253,7 @@ def step_columns(
 
 
 def make_batch(
-    put_out: dict[str, Array],
+    policy_columns: dict[str, Array],
     own: Mapping[str, Array],
     observations: tuple[Array, Array, Array],
     leave_out: frozenset[str],
@@ -262,12 +262,12 @@ def make_batch(
     """A batch without views.
 
     Args:
-        put_out, own: columns ``[N, ...]`` of the policy, and of the collector.
+        policy_columns, own: columns ``[N, ...]`` of the policy, and of the collector.
         observations: their storage, and indices ``[N]`` into it of `obs` and `new_obs`.
         leave_out, further_columns: see `SampleCollector.build`.
     """
-    further = {} if further_columns is None else further_columns(put_out)
-    columns = {**put_out, **further, **own}
+    further = {} if further_columns is None else further_columns(policy_columns)
+    columns = {**policy_columns, **further, **own}
     for name in leave_out & columns.keys():
         del columns[name]
     batch = SampleBatch.from_columns(columns)

@@ -24,8 +24,8 @@ class SlotEnvs(Protocol):
         """Slots that act next, by policy."""
 
     @property
-    def unsettled(self) -> bool:
-        """Whether `settle` has something to do after this step."""
+    def needs_finish(self) -> bool:
+        """Whether `finish_step` has something to do after this step."""
 
     @property
     def stopped(self) -> bool:
@@ -40,7 +40,7 @@ class SlotEnvs(Protocol):
     def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
         """The error to raise for the observation of a slot, one of those due."""
 
-    def settle(self, actors: Mapping[str, Any]) -> None:
+    def finish_step(self, actors: Mapping[str, Any]) -> None:
         """Begin the episodes that follow others, where the step itself has not done it."""
 
 
@@ -80,5 +80,5 @@ class SamplingLoop:
         self.env_s += stepped - acted
         for policy_id, step in steps.items():
             actors[policy_id].observe(step)
-        if envs.unsettled:
-            envs.settle(actors)
+        if envs.needs_finish:
+            envs.finish_step(actors)

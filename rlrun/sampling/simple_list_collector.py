@@ -129,7 +129,7 @@ class SimpleListCollector(SampleCollector):
         self._running = {
             slot: _Trajectory((slot, 0, 0), 0, [row]) for slot, row in enumerate(self.obs)
         }
-        self._put_out: list[str] = []  # columns of the policy
+        self._policy_columns: list[str] = []  # columns of the policy
         self._stepped = np.zeros(0, np.int64)  # slots of the last step that count
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
@@ -177,7 +177,7 @@ class SimpleListCollector(SampleCollector):
 
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
         rows = {col.ACTIONS: actions, **extras}
-        self._put_out = list(rows)
+        self._policy_columns = list(rows)
         columns = {name: np.array(values) for name, values in rows.items()}
         for i, slot in enumerate(slots.tolist()):
             self._running[slot].acted = {name: column[i] for name, column in columns.items()}
@@ -308,7 +308,7 @@ class SimpleListCollector(SampleCollector):
         else:
             columns[col.UNROLL_ID] = self._first_unroll_id + columns[col.ENV_ID]
         if further_columns is not None:
-            columns |= further_columns({name: columns[name] for name in self._put_out})
+            columns |= further_columns({name: columns[name] for name in self._policy_columns})
         batch = SampleBatch(columns)
         storage = np.stack([row for trajectory in delivered for row in trajectory.obs])
         # Every trajectory has one observation more than it has steps.
@@ -351,7 +351,7 @@ class SimpleListCollector(SampleCollector):
             "slots": list(self._running),
             "running": [trajectory.get_state() for trajectory in self._running.values()],
             "ended": [trajectory.get_state() for trajectory in self._ended],
-            "put_out": self._put_out,
+            "put_out": self._policy_columns,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -359,7 +359,7 @@ class SimpleListCollector(SampleCollector):
         running = map(_Trajectory.from_state, state["running"])
         self._running = dict(zip(map(int, state["slots"]), running, strict=True))
         self._ended = [_Trajectory.from_state(trajectory) for trajectory in state["ended"]]
-        self._put_out = [str(name) for name in state["put_out"]]
+        self._policy_columns = [str(name) for name in state["put_out"]]
         self.places = np.zeros((max(self._running, default=-1) + 1, 3), np.int64)
         for slot, trajectory in self._running.items():
             self.places[slot] = trajectory.place
