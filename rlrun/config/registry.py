@@ -74,6 +74,8 @@ DISTRIBUTIONS: dict[str, str] = {
 """Action distributions that `model.distribution` knows besides import paths, by name."""
 
 DEFAULT_COLLECTOR = "ColumnarCollector"
+LOG_COLLECTOR = "rlrun.sampling.log_collector:LogCollector"
+"""The default where slots come and go."""
 
 BUILT_IN_SINKS = ("console", "jsonl")
 """The sinks that need neither a package nor arguments."""

@@ -16,12 +16,19 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 
 from rlrun.data.column_data import Array
-from rlrun.envs.agent_slots import AgentSlot, Due, PlannedEpisode, PolicySlots, SlotStep
+from rlrun.envs.agent_slots import (
+    AgentSlot,
+    Due,
+    PlannedEpisode,
+    PolicySlots,
+    RecordedEpisode,
+    SlotStep,
+)
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.sampling.episode_replay import AgentReplay, Observations, has_policies, log_replay
-from rlrun.sampling.episodes import AgentEpisodes, RecordedEpisode
+from rlrun.sampling.episodes import AgentEpisodes
 from rlrun.sampling.policy_actor import PolicyActor
 
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import mapping_rng
-from rlrun.envs.agent_slots import PlannedEpisode
+from rlrun.envs.agent_slots import PlannedEpisode, RecordedEpisode
 from rlrun.envs.errors import RAISED
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import MappingError
-from rlrun.sampling.episodes import Episodes, Plan, RecordedEpisode
+from rlrun.sampling.episodes import Episodes, Plan
 from rlrun.sampling.policy_actor import PolicyActor
 
 Observations = dict[tuple[int, int], Any]

@@ -1,9 +1,8 @@
 """Episodes: which episode each sub-environment runs, and what has come of it.
 
-Owns plans (which episode comes next), numbers, seeds, returns, lengths, records of episodes that
-ended, and the actions that would repeat a running one. Of sub-environments that step together
-returns and lengths are sums over rows that a fragment has written anyway: nothing is done in each
-step. Must not know policies, weights and requests.
+Owns plans (which episode comes next), numbers, seeds, returns, lengths and records of episodes that
+ended. Of sub-environments that step together returns and lengths are sums over rows that a fragment
+has written anyway: nothing is done in each step. Must not know policies, weights and requests.
 
     B  sub-environments    T  vector steps of a fragment
 """
@@ -292,65 +291,6 @@ class AgentEpisodes(Episodes):
     def given_up(self, env_index: int) -> None:
         """Drop the running episode."""
         self.turn_to(env_index, self.plan.instead(env_index, int(self.number[env_index])))
-
-
-@dataclass
-class RecordedEpisode:
-    """What it takes to repeat an episode, or the part of one between soft horizons."""
-
-    number: int
-    episode_id: int
-    before: int
-    """Env steps from the reset to its beginning."""
-    steps: int = 0
-    known: list[str] = field(default_factory=list)
-    """Ids of the policies that there were when it began."""
-    policies: list[str] = field(default_factory=list)
-    """Of each agent, by index."""
-    actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
-    """Agent index -> env steps of its actions, and these as connectors sent them."""
-
-    @property
-    def since_reset(self) -> int:
-        """Env steps from the reset to its end, or so far."""
-        return self.before + self.steps
-
-    def recorded(self) -> dict[int, tuple[Array, Array]]:
-        """The actions, each agent's joined."""
-        for agent, parts in self.actions.items():
-            steps, actions = (np.concatenate(part) for part in zip(*parts, strict=True))
-            self.actions[agent] = [(steps, actions)]
-        return {agent: parts[0] for agent, parts in self.actions.items()}
-
-    def get_state(self) -> dict[str, Any]:
-        """Plain values and arrays."""
-        return {
-            "number": self.number,
-            "before": self.before,
-            "steps": self.steps,
-            "known": self.known,
-            "policies": self.policies,
-            "actions": {
-                str(agent): {"steps": steps, "actions": actions}
-                for agent, (steps, actions) in self.recorded().items()
-            },
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
-        """The episode of `get_state`, with its id."""
-        return cls(
-            int(state["number"]),
-            episode_id,
-            int(state.get("before", 0)),  # older checkpoints lack it
-            int(state["steps"]),
-            [str(policy_id) for policy_id in state["known"]],
-            [str(policy_id) for policy_id in state["policies"]],
-            {
-                int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
-                for agent, part in state["actions"].items()
-            },
-        )
 
 
 class LockStepEpisodes(Episodes):

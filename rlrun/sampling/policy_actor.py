@@ -13,10 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, import_object
 from rlrun.config.schema import EnvRunnersConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array, pick
@@ -25,10 +23,9 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.seeding import agent_noise
 from rlrun.envs.agent_slots import AgentSlot, Due, SlotStep
 from rlrun.sampling.action_noise import ActionNoise
-from rlrun.sampling.log_collector import LogCollector
 from rlrun.sampling.policy_inputs import PolicyInputs
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.sample_collector import NO_EXTRAS, SampleCollector
+from rlrun.sampling.sample_collector import NO_EXTRAS, make_collector
 
 NoiseKeys = Callable[[int], "np.random.Generator | None"]
 """The generator of an episode's noise, by the episode's number."""
@@ -70,7 +67,7 @@ class PolicyActor:
         self.explore, self.learns = explore, learns
         self.noise = ActionNoise(self.policy, collects=learns)
         self.inputs = PolicyInputs(self.policy)
-        self.collector = _make_collector(
+        self.collector = make_collector(
             settings,
             self.observations.output_space,
             num_slots,
@@ -374,30 +371,3 @@ class PolicyActor:
         self._returns[: len(state["returns"])] = state["returns"]
         self._custom_slots[: len(state["custom_slots"])] = state["custom_slots"]
         self.noise.set_state(state["noise"], slice(len(state["returns"])))
-
-
-def _make_collector(
-    settings: EnvRunnersConfig,
-    observation_space: gym.Space[Any],
-    num_slots: int | None,
-    *,
-    every_step_counts: bool,
-    collects: bool,
-) -> SampleCollector:
-    """The collector that `env_runners.sample_collector` names, for preprocessed observations.
-
-    Args:
-        num_slots, every_step_counts: see `SampleCollector`.
-        collects: False where no batch is made, and the default collector will do.
-    """
-    name = (settings.sample_collector if collects else None) or DEFAULT_COLLECTOR
-    kind = import_object(COLLECTORS.get(name, name))
-    if num_slots is None and name == DEFAULT_COLLECTOR:
-        kind = LogCollector
-    made: SampleCollector = kind(
-        num_slots,
-        *row_form(observation_space),
-        whole_episodes=collects and settings.batch_mode == "complete_episodes",
-        every_step_counts=every_step_counts,
-    )
-    return made

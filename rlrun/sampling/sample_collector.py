@@ -1,7 +1,7 @@
 """SampleCollector: keeps the trajectories of slots, shows a policy its inputs, makes its batch.
 
 The interface between the loop of an env runner, which owns environments and policies, and the
-storage of its steps. Numpy alone; must not know environments, policies, the normalisation of
+storage of its steps. Must not know environments, policies, the normalisation of
 rewards or metrics. `env_runners.sample_collector` names the class; batches are identical:
 
 | class | slots | stores |
@@ -32,10 +32,14 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
+from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, LOG_COLLECTOR, import_object
+from rlrun.config.schema import EnvRunnersConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
+from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.trajectory_views import TrajectoryViews
 from rlrun.envs.agent_slots import SlotStep
@@ -218,6 +222,33 @@ class SampleCollector(ABC):
                 "env_runners.batch_mode: truncate_episodes does not wait for that",
                 steps,
             )
+
+
+def make_collector(
+    settings: EnvRunnersConfig,
+    observation_space: gym.Space[Any],
+    num_slots: int | None,
+    *,
+    every_step_counts: bool,
+    collects: bool,
+) -> SampleCollector:
+    """The collector that `env_runners.sample_collector` names, for preprocessed observations.
+
+    Args:
+        num_slots, every_step_counts: see `SampleCollector`.
+        collects: False where no batch is made, and the default collector will do.
+    """
+    name = (settings.sample_collector if collects else None) or DEFAULT_COLLECTOR
+    path = COLLECTORS.get(name, name)
+    if num_slots is None and name == DEFAULT_COLLECTOR:
+        path = LOG_COLLECTOR
+    made: SampleCollector = import_object(path)(
+        num_slots,
+        *row_form(observation_space),
+        whole_episodes=collects and settings.batch_mode == "complete_episodes",
+        every_step_counts=every_step_counts,
+    )
+    return made
 
 
 def step_columns(
