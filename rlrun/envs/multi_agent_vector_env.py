@@ -447,7 +447,7 @@ class MultiAgentVectorEnv:
             if info:
                 self._add_numbers(sub, agent, info)
             if over:  # the reset that follows may write into the same arrays
-                seen, info = deepcopy(seen), {**info}
+                seen, info = deepcopy(seen), deepcopy(info) if slots.wants_infos else info
             slots.leaving.append((agent, agent.slot, agent.credit, sub.step, seen, info))
             # The flags of all hold for agents without flags of their own.
             slots.flags.append(own if any(own) else of_all)

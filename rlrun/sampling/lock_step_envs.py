@@ -204,7 +204,7 @@ class LockStepEnvs:
         if self.horizon is not None and self.horizon.passed.any():
             slots = np.flatnonzero(self.horizon.passed)
             self._end(actor, slots, goes_on=True)
-            actor.go_on_here(slots, self.episodes.ids[slots])
+            actor.go_on_here(slots, self.episodes.ids[slots], pick(self.raw, slots))
 
     def _end(self, actor: PolicyActor, slots: Array, *, goes_on: bool = False) -> None:
         actor.collector.end_episodes(slots)
