@@ -340,7 +340,7 @@ class PolicyConfig(CodeSection):
     training: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the section `training` for this policy."""
     exploration: dict[str, Any] = Field(default_factory=dict)
-    """Overrides of the section `exploration` for this policy; of DQN."""
+    """Overrides of the section `exploration` for this policy; of DQN and SAC."""
     train: bool = True
     """Whether it learns; false keeps its initial weights."""
     spaces_of: str | None = None
@@ -515,7 +515,7 @@ class ExperimentConfig(Section):
     learners: LearnersConfig = LearnersConfig()
     """Where and how the networks are trained."""
     exploration: ExplorationConfig = ExplorationConfig()
-    """How actions deviate from the greedy ones; of DQN."""
+    """How actions deviate from the greedy ones; of DQN and SAC."""
     replay: ReplayConfig = ReplayConfig()
     """The buffer of past transitions; of DQN and SAC."""
     multi_agent: MultiAgentConfig = MultiAgentConfig()

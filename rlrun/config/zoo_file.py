@@ -123,7 +123,7 @@ REFUSED: dict[str, str] = {
     "noise_std": "actions of SAC are drawn from its policy; leave it out, with noise_type",
     **dict.fromkeys(
         ("replay_buffer_class", "replay_buffer_kwargs"),
-        "replay.type names a buffer of your own; hindsight replay is not here",
+        "hindsight experience replay is not here; leave it out",
     ),
     **dict.fromkeys(
         ("features_extractor_class", "features_extractor_kwargs"),
