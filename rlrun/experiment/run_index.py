@@ -19,7 +19,7 @@ from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS
 from rlrun.checkpoint.files import remove_directory
 from rlrun.config.problems import ConfigError
 from rlrun.config.yaml_tree import parse_scalar
-from rlrun.data.results import Row, counts_already, lookup, number_at
+from rlrun.data.results import RETURN, Row, counts_already, lookup, number_at
 from rlrun.experiment.report.progress import RunHeader
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run_folder import (
@@ -205,7 +205,7 @@ class _Goal:
     def __init__(self, settings: Mapping[str, Any], section: str) -> None:
         chosen = settings.get(section)
         chosen = chosen if isinstance(chosen, dict) else {}
-        self.metric = str(chosen.get("metric") or "episode_return_mean")
+        self.metric = str(chosen.get("metric") or RETURN)
         self.best_of = min if chosen.get("mode") == "min" else max
         window = int(number_at(settings, "report/smoothing_episodes") or 1)
         self._smoothing_episodes = window

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from rlrun.experiment.report.console import choose_style, result_line
+from rlrun.experiment.report.numbers import clock_time
 from rlrun.experiment.report.panel import draw, sparkline
-from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
+from rlrun.experiment.report.progress import Progress, RunHeader
 from rlrun.experiment.stopping import StopCriteria
 
 FOLDER = Path("runs/ppo_cartpole/20260102-030405-s1")

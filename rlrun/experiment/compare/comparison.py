@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlrun.config.problems import InputError
+from rlrun.data.results import RETURN
 from rlrun.experiment.compare.runs import Numbers, ReadRun, Settings, find_runs, read_run
 from rlrun.experiment.report.statistics import (
     MIN_RUNS,
@@ -26,10 +27,8 @@ from rlrun.experiment.report.statistics import (
     performance_profile,
     probability_of_improvement,
 )
-from rlrun.experiment.stopping import number
 from rlrun.experiment.sweep.points import settings_text
 
-RETURN = "episode_return_mean"
 POINTS = 101
 _CURVE_RESAMPLES = 1000
 
@@ -319,12 +318,6 @@ def _letter(index: int) -> str:
     """A, B, ..., Z, A2, B2, ..."""
     turn, place = divmod(index, 26)
     return f"{chr(ord('A') + place)}{turn + 1 if turn else ''}"
-
-
-def rounded(value: float | None) -> str:
-    """A number of four digits for a table; empty for None."""
-    text = "" if value is None else number(float(f"{value:.4g}"))
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def as_list(values: ArrayLike) -> list[float]:

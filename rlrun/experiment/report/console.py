@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal, TextIO, cast, get_args
 
-from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
+from rlrun.data.results import RETURN
+from rlrun.experiment.report.numbers import clock_time
+from rlrun.experiment.report.progress import Progress, RunHeader
 
 ConsoleStyle = Literal["panel", "lines", "quiet"]
 
@@ -165,7 +167,7 @@ def make_console(
 def result_line(progress: Progress) -> str:
     """One iteration in one line: return, speed, and where the time went."""
     result = progress.result or {}
-    mean = progress.value("episode_return_mean")
+    mean = progress.value(RETURN)
     parts = [
         f"{int(result.get('training_iteration', 0)):>5}",
         f"env_steps {int(progress.value('env_steps') or 0):>10,}",

@@ -15,9 +15,9 @@ from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from rlrun.data.results import number_at
-from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
-from rlrun.experiment.stopping import number
+from rlrun.data.results import RETURN, number_at
+from rlrun.experiment.report.numbers import clock_time, number, two_decimals
+from rlrun.experiment.report.progress import Progress, RunHeader
 
 WIDEST = 120
 
@@ -104,13 +104,11 @@ def _title(progress: Progress) -> Text:
 
 
 def _returns(progress: Progress, room: int) -> Text:
-    mean = progress.value("episode_return_mean")
+    mean = progress.value(RETURN)
     if mean is None:
         return Text("no episode has ended yet", style="italic")
-    text = Text(f"{number(round(mean, 2)):<10}", style="bold green")
-    tail = (
-        "" if progress.best_return is None else f"  best {number(round(progress.best_return, 2))}"
-    )
+    text = Text(f"{two_decimals(mean):<10}", style="bold green")
+    tail = "" if progress.best_return is None else f"  best {two_decimals(progress.best_return)}"
     text.append(
         sparkline(list(progress.returns), max(8, room - len(text) - len(tail) - 1)), "green"
     )
@@ -247,8 +245,8 @@ def _evaluation(progress: Progress) -> list[Text]:
     if progress.evaluation is None:
         return []
     iteration, mean, spread = progress.evaluation
-    text = Text(number(round(mean, 2)), style="bold green")
-    text.append("" if spread is None else f" ± {number(round(spread, 2))}", "default")
+    text = Text(two_decimals(mean), style="bold green")
+    text.append("" if spread is None else f" ± {two_decimals(spread)}", "default")
     return [text.append(f" at iteration {iteration:,}", "default")]
 
 

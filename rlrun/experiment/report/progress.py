@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.data.results import counts_already, number_at
+from rlrun.data.results import RETURN, counts_already, number_at
 from rlrun.experiment.stopping import COUNTERS, Criterion, StopCriteria
 
 _MOST_POINTS = 512
@@ -65,7 +65,7 @@ class Progress:
             value = number_at(result, criterion.address)
             if value is not None:
                 self._first.setdefault(criterion.address, (now, value))
-        mean = number_at(result, "episode_return_mean")
+        mean = number_at(result, RETURN)
         if mean is not None:
             self._remember_return(mean, result)
         for name, value in (result.get("timers") or {}).items():
@@ -82,12 +82,12 @@ class Progress:
     def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take the returns of earlier sessions."""
         for row in rows:
-            mean = number_at(row, "episode_return_mean")
+            mean = number_at(row, RETURN)
             if mean is not None:
                 self._remember_return(mean, row)
 
     def _remember_return(self, mean: float, result: Mapping[str, Any]) -> None:
-        if counts_already("episode_return_mean", result, self.header.stop.smoothing_episodes):
+        if counts_already(RETURN, result, self.header.stop.smoothing_episodes):
             self.best_return = mean if self.best_return is None else max(self.best_return, mean)
         if self._count % self._stride == 0:
             self.returns.append(mean)
@@ -143,9 +143,3 @@ class Progress:
         if longest is not None:
             text += f"; the longest running one has {int(longest):,} env steps"
         return text + ": until one ends the return is unknown. Does the env have a time limit?"
-
-
-def clock_time(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -19,7 +19,7 @@ from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
 from rlrun.config import registry
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
-from rlrun.data.results import Row, addresses, lookup, number_at
+from rlrun.data.results import Row, addresses, flat_numbers, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
 from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError, RunLog
@@ -244,11 +244,9 @@ class SweepTrial(tune.Trainable):
     def _numbers(self, run: TrialRun) -> dict[str, Any]:
         """The numbers of the last result by address, with the keys for Tune and the driver."""
         row: Row = run.last_row or {}
-        found = {key: number_at(row, key) for key in addresses(row)}
         whole = {key: lookup(row, key) for key in ("training_iteration", "env_steps")}
-        numbers = {key: value for key, value in found.items() if value is not None}
         reached = {REACHED: run.stop_reason()} if run.done else {}
-        return {**numbers, **whole, **reached, SHARE: run.share, "done": run.done}
+        return {**flat_numbers(row), **whole, **reached, SHARE: run.share, "done": run.done}
 
     def _fail(self, error: BaseException) -> None:
         """Write the traceback to the trial's log, unless the run has done so."""

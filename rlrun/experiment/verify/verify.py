@@ -16,13 +16,12 @@ from typing import Any, Literal, get_args
 from rlrun.actors.ray_runtime import local_resources
 from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
-from rlrun.data.results import Row, counts_already, number_at
+from rlrun.data.results import RETURN, Row, counts_already, number_at
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.statistics import MIN_RUNS, bootstrap_interval, iqm
 from rlrun.experiment.verify.cases import CASES, Case, Kind, Reference
 from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, plan_runs
 
-RETURN = "episode_return_mean"
 RESULTS = Path("runs/verify")
 
 Verdict = Literal["failed", "not run", "unfinished", "falls short", "passes", "reached"]
