@@ -103,8 +103,7 @@ def _check_wrappers(experiment: ExperimentConfig) -> Iterator[Finding]:
     settings, own = experiment.env_runners, experiment.evaluation.env_runners
     yield from _check_wrappers_of(experiment, settings, ("env_runners", "env_wrappers"))
     if {"env_wrappers", "gym_env_vectorize_mode"}.intersection(own):
-        fields = {name: getattr(settings, name) for name in EnvRunnersConfig.model_fields}
-        merged, findings = validated(EnvRunnersConfig, {**fields, **own}, (), None)
+        merged, findings = validated(EnvRunnersConfig, {**dict(settings), **own}, (), None)
         if not findings and (merged.env_wrappers or "env_wrappers" in own):
             path = ("evaluation", "env_runners", "env_wrappers")
             yield from _check_wrappers_of(experiment, merged, path)
