@@ -20,9 +20,9 @@ from rlrun.config.memory_checks import check_memory
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, Origin, Path, Problem
 from rlrun.config.registry import NO_MODULE, experiment_file
 from rlrun.config.rllib_file import is_rllib, translate
-from rlrun.config.rllib_rules import Translation
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
+from rlrun.config.translation import Translation
 from rlrun.config.trust import is_run_file, require_trust
 from rlrun.config.validate import salvage, validate
 from rlrun.config.yaml_tree import Node

@@ -12,8 +12,8 @@ from typing import Any
 
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import no_such, suggestion
-from rlrun.config.rllib_rules import OldSettings, Translation, chosen_entry
 from rlrun.config.rllib_tables import ENV_IDS
+from rlrun.config.translation import OldSettings, Translation, chosen_entry
 from rlrun.config.yaml_tree import Node, from_plain
 
 SB3 = "Stable-Baselines3"
@@ -171,7 +171,7 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
         raise ConfigError([Problem(node.origin, name, "expected settings, keys and values")])
     settings = _ZooSettings(name, algorithm, node)
     settings.translate()
-    return settings.finish(SB3, node.origin, node.origin, algorithm)
+    return settings.finish(node.origin, node.origin, algorithm)
 
 
 def _merged(node: Node) -> dict[str, Node]:
@@ -185,7 +185,7 @@ class _ZooSettings(OldSettings):
     """The settings of one environment on their way."""
 
     def __init__(self, name: str, algorithm: str, node: Node) -> None:
-        super().__init__(name)
+        super().__init__(name, SB3, _DEFAULT)
         self.kind, self.node = algorithm, node
         self.given = _merged(node)
         self.updates_per_step = 1.0
