@@ -51,7 +51,7 @@ from rlrun.experiment.report.console import (
     make_console,
     print_error,
 )
-from rlrun.experiment.report.progress import RunHeader
+from rlrun.experiment.report.console_state import RunHeader
 from rlrun.experiment.report.sinks import (
     CONSOLE,
     DiskRefusedError,

@@ -20,7 +20,7 @@ from rlrun.checkpoint.files import remove_directory
 from rlrun.config.problems import ConfigError
 from rlrun.config.yaml_tree import parse_scalar
 from rlrun.data.results import RETURN, Row, counts_already, lookup, number_at
-from rlrun.experiment.report.progress import RunHeader
+from rlrun.experiment.report.console_state import RunHeader
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run_folder import (
     SWEEP_CONFIG,

@@ -58,10 +58,10 @@ def walk(sweep: SweepConfig, seed: int) -> Iterator[Settings]:
         )
         for _, variant in variants:
             values = variant["config"]
-            yield plain_settings({names[name]: values[name] for name in names})
+            yield python_values({names[name]: values[name] for name in names})
 
 
-def plain_settings(settings: Mapping[str, Any]) -> Settings:
+def python_values(settings: Mapping[str, Any]) -> Settings:
     """The settings with Python's numbers instead of numpy's."""
     return {
         address: value.item() if hasattr(value, "item") else value

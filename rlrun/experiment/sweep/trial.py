@@ -24,7 +24,7 @@ from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
 from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError, RunLog
 from rlrun.experiment.stopping import may_come
-from rlrun.experiment.sweep.points import PointBuilder, plain_settings
+from rlrun.experiment.sweep.points import PointBuilder, python_values
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
 
 IDENTITY = "_trial"
@@ -232,7 +232,7 @@ class SweepTrial(tune.Trainable):
                 folder = SweepFolder(Path(self._identity["sweep"]))
                 text = folder.config.read_text(encoding="utf-8")
                 self._builder = PointBuilder(text, str(folder.config))
-            settings, seed = plain_settings(self._settings), self._identity["seed"]
+            settings, seed = python_values(self._settings), self._identity["seed"]
             experiment = self._builder.build(settings, seed)
             self._run = TrialRun(self._path(), experiment, take_over=self._take_over)
             self._take_over = None

@@ -31,7 +31,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig, SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.data.results import number_at
-from rlrun.experiment.sweep.points import plain_settings, space_of, tune_space
+from rlrun.experiment.sweep.points import python_values, space_of, tune_space
 from rlrun.experiment.sweep.trial import IDENTITY, REACHED, SHARE, SweepTrial
 from rlrun.experiment.sweep.trials import Settings, Trial, TrialTable
 
@@ -112,7 +112,7 @@ class TrialSearch(Searcher):
 
     def _ask(self) -> None:
         point = self._table.num_points + 1
-        settings = plain_settings(self._optuna.suggest(str(point)))
+        settings = python_values(self._optuna.suggest(str(point)))
         self._asked.add(point)
         self._points_left -= 1
         self._queue.extend(self._table.add(point, settings, self._seeds))
@@ -376,7 +376,7 @@ class Events(Callback):
     def _note(self, trial: Any, status: Any, reason: str | None) -> None:
         record = self._record(trial)
         record.status, record.reason = status, reason
-        record.settings = plain_settings({key: trial.config[key] for key in record.settings})
+        record.settings = python_values({key: trial.config[key] for key in record.settings})
         self._table.save()
         self._changed(record)
 

@@ -1,4 +1,4 @@
-"""The progress of a run, updated in constant time by each result.
+"""The state of the console, updated in constant time by each result.
 
 Owns the numbers behind the console: shares of the stop criteria, time left, history of returns,
 time by phase. It must not know how they are drawn.
@@ -31,8 +31,8 @@ class RunHeader:
     resumed_from: int | None = None
 
 
-class Progress:
-    """The state of a run as its results show it."""
+class ConsoleState:
+    """The progress of a run as its results show it."""
 
     def __init__(self, header: RunHeader, clock: Callable[[], float] = time.monotonic) -> None:
         self.header = header
