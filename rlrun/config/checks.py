@@ -310,7 +310,7 @@ def _check_own_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def _own_policies(experiment: ExperimentConfig) -> list[str]:
-    """What the policies use if all are written from scratch, each once; empty if not."""
+    """Import paths of the policies if all are written from scratch, each once; else empty."""
     policies = experiment.multi_agent.policies.values()
     uses = {policy.use: None for policy in policies}
     if experiment.policy is not None:

@@ -59,7 +59,7 @@ _BASES = {
     "sink": (),
     "wrapper": ("gymnasium.core.Wrapper",),
 }
-"""What a class of rlrun's own must derive from to be used as one; the key is its kind."""
+"""Kind of code -> the base classes, one of which a class of rlrun must have to be used as it."""
 
 _MADE_FROM_MODEL = ("rlrun.policies.torch_policy", "rlrun.policies.numpy_policy")
 """Modules with policies whose constructors take a `ModelConfig`, and not a dict of settings."""
@@ -421,7 +421,7 @@ def check_arguments(
     """Arguments in `kwargs` that `function` does not have, and others that are missing.
 
     Args:
-        name: of the function, for messages.
+        name: name of the function, for messages.
         positional: arguments that rlrun passes before them.
         given: names of arguments that rlrun passes where the function has them.
     """

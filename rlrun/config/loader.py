@@ -37,7 +37,7 @@ class Loaded:
     tree: Node
     warnings: tuple[Problem, ...]
     translation: Translation | None = None
-    """What became of the keys of a file in RLlib's form."""
+    """The translation of a file in another library's form; None for a file of rlrun's."""
 
     def origin(self, path: Path) -> Origin:
         """Origin of the value at `path`; DEFAULT if it was not written."""

@@ -91,8 +91,8 @@ class _Translator(RLlibSettings):
     """One experiment on its way.
 
     Args:
-        name: of the experiment.
-        experiment: its keys and values, without grids.
+        name: name of the experiment.
+        experiment: keys and values of the experiment, without grids.
     """
 
     def __init__(self, name: str, experiment: Node) -> None:

@@ -74,7 +74,7 @@ def _decayed(decay: Decay, part: float) -> float:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of all values of a schedule; turns the forms of a file into the schedule.
+    """Bounds of all values of a schedule; turns the forms of a file into the schedule.
 
     With several annotations the last one counts, so that a section can narrow `Schedule`.
     """
@@ -87,7 +87,7 @@ class Bounds:
 
     @property
     def words(self) -> str:
-        """What a key with these bounds takes."""
+        """The values of a key with these bounds, in words."""
         return f"a number or schedule{describe_bounds([self])}"
 
     def schedule(self, value: Any) -> float | Points | Decay:

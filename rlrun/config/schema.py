@@ -130,7 +130,7 @@ class EnvRunnersConfig(Section):
     """Vector steps between two comparisons of all observations with the bounds of their space, of
     which the first is after 10; null compares only the first observations."""
     observations_out_of_bounds: Literal["warn", "error"] = "warn"
-    """What an observation outside of its space does: one warning, or the end of the run."""
+    """Reaction to an observation outside of its space: one warning, or the end of the run."""
     disable_env_checking: bool = False
     """Skip the check of one reset and step of the environment, of all agents, at the start."""
 
@@ -178,8 +178,8 @@ class ModelConfig(CodeSection):
     """Precision of the arithmetic up to and including that layer, acting and learning. bfloat16 is
     faster on processors and GPUs that have it; weights and gradients stay in float32."""
     distribution: str | None = None
-    """Of actions: "beta", "squashed_gaussian", "deterministic", "autoregressive", or the import
-    path of a `Distribution`; null takes the action space's default."""
+    """Distribution of actions: "beta", "squashed_gaussian", "deterministic", "autoregressive", or
+    the import path of a `Distribution`; null takes the action space's default."""
     log_std_init: Annotated[float, Field(ge=-20, le=20)] = 0.0
     """Logarithm of the standard deviation of continuous actions at the start."""
     free_log_std: bool = True
@@ -230,7 +230,7 @@ class TrainingConfig(Section):
     grad_clip: Positive | None = None
     """Bound on the gradients; null leaves them alone."""
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What `grad_clip` bounds: the norm of all gradients, of each tensor, or each value."""
+    """The bound holds for the norm of all gradients, of each tensor, or for each value."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """The optimizer; IMPALA was published with "rmsprop"."""
     adam_epsilon: Epsilon = 1e-8
@@ -401,7 +401,7 @@ class EvaluationConfig(Section):
 
 
 class FaultToleranceConfig(Section):
-    """What happens when env runners or environments fail. Names of RLlib's `fault_tolerance()`."""
+    """Handling of env runners and environments that fail. Names of RLlib's `fault_tolerance()`."""
 
     restart_failed_env_runners: bool = True
     """Start a lost env runner again, with its state; overrides `ignore_env_runner_failures`."""
@@ -450,7 +450,7 @@ class CheckpointConfig(Section):
 
 
 class ReportConfig(Section):
-    """What is reported about the run, where, and how often."""
+    """Reports about the run: their contents, their sinks, and how often they come."""
 
     smoothing_episodes: Count = 100
     """Finished episodes that `episode_return_mean` averages; all of an iteration's if more."""
@@ -481,7 +481,7 @@ class SweepConfig(Section):
     seeds: Count | tuple[Seed, ...] | None = None
     """Seeds of each point, or how many, counted from the experiment's own; null: only that one."""
     scheduler: UseSpec | None = None
-    """What ends trials early: asha, median, hyperband or pbt; arguments as in Ray Tune."""
+    """Ends trials early: asha, median, hyperband or pbt; arguments as in Ray Tune."""
     metric: str | None = "episode_return_mean"
     """Result key whose last value compares trials; null compares nothing."""
     mode: Literal["max", "min"] = "max"
@@ -527,11 +527,11 @@ class ExperimentConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation episodes between iterations."""
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
-    """What happens when something fails."""
+    """Handling of env runners and environments that fail."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the state of the run is written."""
     report: ReportConfig = ReportConfig()
-    """What is reported about the run."""
+    """Reports about the run."""
     sweep: SweepConfig = SweepConfig()
     """A search over settings, for `rlrun sweep`."""
 

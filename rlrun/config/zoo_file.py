@@ -156,7 +156,7 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
     """The settings for the environment `name`, or for the only one of the file.
 
     Args:
-        algorithm: of the file, which does not say it.
+        algorithm: algorithm of the file, which does not say it.
 
     Raises:
         ConfigError: with all problems.
@@ -327,7 +327,7 @@ class _ZooSettings(OldSettings):
         self.derive(address, points, name, "a line to 0")
 
     def on_policy(self) -> None:
-        """What PPO and A2C have in common."""
+        """Translate the settings that PPO and A2C share."""
         steps, envs = (int(self.number(name, 1)) for name in ("n_steps", "n_envs"))
         rows = steps * envs
         why = f"{steps} steps of {envs} environment{'s' if envs > 1 else ''}"
@@ -344,7 +344,7 @@ class _ZooSettings(OldSettings):
             self.derive("training.vf_loss_coeff", doubled, "vf_coef", why)
 
     def off_policy(self) -> None:
-        """What DQN and SAC have in common: rounds of sampling and learning in turns."""
+        """Translate the settings that DQN and SAC share: sampling and learning in turns."""
         every, steps = self.value("train_freq"), self.value("gradient_steps")
         if not all(isinstance(number, int) for number in (every, steps)) or every < 1:
             message = "expected a number of steps; learning after whole episodes is not here"

@@ -64,8 +64,8 @@ class EpisodeVectorEnv(Protocol):
 
     Attributes:
         num_envs: B.
-        single_observation_space: of one sub-environment.
-        single_action_space: of one sub-environment.
+        single_observation_space: observation space of one sub-environment.
+        single_action_space: action space of one sub-environment.
         episode_seeds: whether `reset_envs` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
         resets_single_envs: whether `reset_envs` can also break off an episode that has not ended.
@@ -119,7 +119,7 @@ class EpisodeVectorEnv(Protocol):
         return observations if due.all() else self.reset_envs(~due, seeds)
 
     def render(self) -> Any:
-        """What the sub-environments' own render functions return, as a sequence [B]."""
+        """The frames of the sub-environments' own render functions, as a sequence [B]."""
 
     def get_state(self) -> Any:
         """The state of all sub-environments, or None if the environment does not offer it."""
@@ -142,8 +142,8 @@ def replay_actions(
     One with fewer actions starts later: all arrive at the same step.
 
     Args:
-        to_env: from actions ``[B, ...]`` to the environments'.
-        actions: of each sub-environment ``[n, ...]``, or None for none.
+        to_env: turns actions ``[B, ...]`` into the environments'.
+        actions: actions of each sub-environment ``[n, ...]``, or None for none.
 
     Returns:
         The observations ``[B, ...]``; and bool ``[B]``, whether an environment raised and was built

@@ -12,7 +12,7 @@ from rlrun.config.problems import user_traceback
 
 NO_ALLOWED_ACTION = "the action mask allows no action"
 RAISED = (Exception, SystemExit)
-"""What environments raise: one that calls ``sys.exit`` does not end the run, as if it were well."""
+"""Exceptions of environments, ``sys.exit`` among them: it must not end the run as a success."""
 _LONGEST = 10_000  # characters of a reason, and of a traceback
 EnvPhase = Literal[
     "constructor", "reset", "step", "observation", "action", "get_state", "set_state"
@@ -28,7 +28,7 @@ class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its pl
 
     @classmethod
     def from_exception(cls, error: BaseException) -> EnvFailure:
-        """What the environment raised, as text, with only the user's own frames."""
+        """The exception of an environment as text, with only the user's own frames."""
         if isinstance(error, EnvFailure):
             return error
         try:

@@ -106,7 +106,7 @@ class PlayCards(gym.Env[Any, np.int64]):
     hand that was there; the best play is by value.
 
     Args:
-        num_cards: in a hand, and so steps of an episode.
+        num_cards: cards in a hand, and so steps of an episode.
     """
 
     def __init__(self, num_cards: int = 6) -> None:

@@ -29,14 +29,14 @@ ALL = "__all__"
 
 
 class Horizon:
-    """What becomes of the flags of each step.
+    """Changes the flags of each step by the settings of the horizon.
 
     Args:
         soft: whether episodes may go over into others without a reset; not in evaluation.
 
     Attributes:
-        passed: after `flags`, bool ``[B]``: sub-environments whose episode is over at a soft
-            horizon, while they go on.
+        passed: bool ``[B]``, set by `flags`: sub-environments that go on although their episode is
+            over at a soft horizon.
     """
 
     def __init__(self, settings: EnvRunnersConfig, *, soft: bool = True) -> None:
@@ -51,7 +51,7 @@ class Horizon:
         """Terminated and truncated, bool ``[B]``, as learning is to see them.
 
         Args:
-            steps: of the running episodes, this one included, int ``[B]``.
+            steps: steps of the running episodes, this one included, int ``[B]``.
             valid: False where the step was no transition; None: all were.
         """
         reached = steps >= self._horizon

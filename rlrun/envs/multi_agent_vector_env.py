@@ -60,11 +60,11 @@ class SubEnv:
     step: int = 0
     """Env steps of the episode."""
     transitions: int = 0
-    """Of its agents, since it began or was restored."""
+    """Transitions of its agents since it began or was restored."""
     agents: dict[Any, AgentSlot] = field(default_factory=dict)
-    """All that have joined, in their order; also those that have left."""
+    """All agents that have joined, in their order; also those that have left."""
     actions: dict[Any, Any] = field(default_factory=dict)
-    """What the next step of the environment receives."""
+    """Actions for the next step of the environment, by agent."""
     total: float = 0.0
     """Rewards of the episode, of all agents that had acted."""
     silent: int = 0
@@ -274,7 +274,7 @@ class MultiAgentVectorEnv:
                     agent.unanswered = sub.step, deepcopy(agent.observation), action
 
     def _step_envs(self, subs: Sequence[SubEnv]) -> list[tuple[SubEnv, Dicts]]:
-        """What the environments return, but for those that raised or are not ready."""
+        """Step the environments; the results of those that did not raise and are ready."""
         came: list[tuple[SubEnv, Dicts]] = []
         self.failed = []
         for sub in subs:

@@ -40,7 +40,7 @@ class RecordedStep:
     obs: Any
     """Raw observations acted on, batched ``[B, ...]``."""
     actions: Any
-    """What the environments received, batched ``[B, ...]``."""
+    """Actions as the environments received them, batched ``[B, ...]``."""
     next_obs: Any
     """Raw observations returned, final ones where an episode ended, batched ``[B, ...]``."""
     rewards: Array

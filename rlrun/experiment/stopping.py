@@ -1,4 +1,4 @@
-"""What ends a run: its stop criteria, and signals.
+"""The ends of a run: its stop criteria, and signals.
 
 Owns the rule of the ``stop:`` section and the signal handlers. It must not know what is running.
 

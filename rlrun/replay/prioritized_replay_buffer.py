@@ -26,7 +26,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A ring of transitions; new ones get the highest priority of all updates so far.
 
     Args:
-        capacity, n_step, gamma, further_columns: as for `ReplayBuffer`.
+        capacity, n_step, gamma, further_columns: see `ReplayBuffer`.
         alpha: 0 samples uniformly, 1 in proportion to the priorities.
     """
 
@@ -52,7 +52,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Append all rows; the batch itself is not kept.
 
         Args:
-            priorities: of the rows, ``[N]``; by default the highest of all updates so far.
+            priorities: one for each row, ``[N]``; default the highest of all updates so far.
 
         Raises:
             ValueError: for a priority that is not positive and finite.

@@ -140,10 +140,10 @@ class Comparison:
     """Env steps of the aligned curves, [P]."""
     threshold: float
     threshold_is: str
-    """Where the threshold comes from."""
+    """Source of the threshold."""
     configurations: tuple[Configuration, ...]
     notes: tuple[str, ...]
-    """What a reader must know: runs left out, too few seeds."""
+    """Remarks for the reader: runs left out, too few seeds."""
 
     @property
     def title(self) -> str:
@@ -285,7 +285,7 @@ def _grouped(runs: Sequence[ReadRun]) -> list[list[ReadRun]]:
 
 
 def _differing(settings: Sequence[Settings]) -> list[dict[str, Any]]:
-    """Of each configuration the settings that are not equal in all of them."""
+    """The settings of each configuration that are not equal in all of them."""
     keys = dict.fromkeys(key for each in settings for key in each)
     differ = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
     return [{key: each.get(key) for key in differ} for each in settings]

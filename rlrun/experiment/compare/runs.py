@@ -40,18 +40,18 @@ _NOT_COMPARED = ("name", "seed", "stop", "checkpoint", "sweep", "report.sinks")
 
 @dataclass(frozen=True)
 class ReadRun:
-    """What is known of one run."""
+    """One run, as its folder holds it."""
 
     path: Path
     algorithm: str
     env: str
     seed: int | None
     settings: Settings
-    """All that runs are grouped by."""
+    """The settings that runs are grouped by."""
     goal: float | None
     """The value of the metric that ends the run, if one does."""
     env_steps: Numbers
-    """Of the results with the metric, ascending, [K]."""
+    """Env steps of the results with the metric, ascending, [K]."""
     values: Numbers
     """The metric, [K]."""
     seconds: Numbers

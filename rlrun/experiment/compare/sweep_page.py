@@ -85,7 +85,7 @@ def _add_curves(page: WebPage, path: Path, table: TrialTable, metric: str, mode:
 
 
 def _add_settings(page: WebPage, table: TrialTable, metric: str) -> None:
-    """What the settings do to the score, each by itself."""
+    """Add the effect of each setting on the score, by itself."""
     scored = [trial for trial in table.trials if isinstance(trial.score, int | float)]
     settings = scored[0].settings if scored else {}
     varied = [key for key in settings if len({repr(t.settings.get(key)) for t in scored}) > 1]
@@ -144,7 +144,7 @@ class _Values:
     address: str
     numbers: tuple[float, ...]
     names: tuple[str, ...] = ()
-    """Of values that are no numbers."""
+    """Names of values that are no numbers."""
 
     @classmethod
     def of(cls, address: str, trials: Sequence[Trial]) -> "_Values":

@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: a live panel, one line an iteration, or only the end.
+"""The terminal: a live panel, one line an iteration, or only the end of a run.
 
 Owns when and where text appears. It must not know how the panel is drawn (panel.py).
 """

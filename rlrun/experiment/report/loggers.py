@@ -188,7 +188,7 @@ class MlflowSink:
 
 
 def _media(result: Mapping[str, Any]) -> Iterator[tuple[str, Media]]:
-    """What a result has besides numbers and text, with its address."""
+    """The histograms, images and videos of a result, each with its address."""
     for address, value in flat(result).items():
         if isinstance(value, Media):
             yield address, value

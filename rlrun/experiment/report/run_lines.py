@@ -52,7 +52,7 @@ SORT_KEYS: dict[str, Callable[[RunEntry], Any]] = {
     "best": lambda entry: float("inf") if entry.best is None else -entry.best,
     "size": lambda entry: -sum(entry.sizes().values()),
 }
-"""What the list can be sorted by; the newest, the furthest, the best and the largest come first."""
+"""Sort keys of the list; the newest, the furthest, the best and the largest come first."""
 
 
 def list_table(entries: Iterable[RunEntry], home: Path, *, members: bool) -> Table:
@@ -97,7 +97,7 @@ def _age(created: datetime) -> str:
 
 
 def to_json(entry: RunEntry) -> dict[str, Any]:
-    """What is known of a run or sweep, as plain values."""
+    """A run or sweep as plain values, for JSON."""
     return {
         "path": str(entry.path),
         "kind": "sweep" if entry.is_sweep else "run",

@@ -81,7 +81,7 @@ class Axis:
     high: str
     """Text at the top."""
     positions: Sequence[float]
-    """Of each line, 0 to 1."""
+    """Position of each line on the axis, 0 to 1."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a sweep shows: a live table or lines of trials, and its outcome as lines, a plot and a file.
+"""Reports of a sweep: a table or lines of its trials, and its outcome as lines, a plot and a file.
 
 Owns the words, when text appears, and the picture. It must not know how trials are run.
 """

@@ -48,7 +48,7 @@ class TrialSearch(Searcher):
         table: new trials are added to it, and saved, before they start.
         identify: returns the facts about a trial that its process needs besides the settings.
         optuna: Tune's Optuna search, if that suggests points.
-        num_points, seeds: of the whole search.
+        num_points, seeds: number of points of the whole search, and the seeds of each.
     """
 
     def __init__(

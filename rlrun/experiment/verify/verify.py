@@ -67,11 +67,11 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the seeds of a case have reached, held against a published number."""
+    """The results of the seeds of a case, held against a published number."""
 
     bar: Reference
     numbers: tuple[float, ...]
-    """Of the bar's kind, of each seed that has one."""
+    """Numbers of the bar's kind, of each seed that has one."""
     of: CaseResult
 
     @property
@@ -206,8 +206,8 @@ def verify(
     """Train cases on several seeds and compare the results with the published numbers.
 
     Args:
-        names: of the cases; empty for all.
-        seeds: of the runs of each case.
+        names: names of the cases; empty for all.
+        seeds: seeds of the runs of each case.
         results: folder of the runs; finished runs are not trained again.
         jobs: CPU cores to use at a time; default all.
         train: False only reads the folder.
