@@ -399,7 +399,7 @@ def _check_use(
     positional: Callable[[Any], int] = lambda _: 0,
     given: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
-    """As `check_arguments`, for code that may not exist; `positional` depends on the code."""
+    """Like `check_arguments`, for code that may not exist; `positional` depends on the code."""
     found, findings = find_callable(path, spec.use, kind)
     yield from findings
     if not findings:

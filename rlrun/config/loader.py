@@ -1,4 +1,4 @@
-"""From a file and a command line to a checked experiment.
+"""Loads a file and a command line as a checked experiment.
 
 Owns: the order of the steps (read, lay over, validate, check) and collecting the problems of all of
 them. Must not know: how a step works; see layers.py, validate.py and the checks beside them.

@@ -160,9 +160,9 @@ Coefficient = Annotated[Schedule, Bounds(ge=0, le=MOST)]
 LearningRate = Annotated[Schedule, Bounds(ge=0, le=10)]
 """Steps of an optimizer; above 10 no network survives them."""
 Probability = Annotated[Schedule, Bounds(ge=0, le=1)]
-"""From 0 to 1."""
+"""A number from 0 to 1."""
 Temperature = Annotated[Schedule, Bounds(ge=1e-6, le=MOST)]
-"""Never 0, by which values would be divided."""
+"""A divisor of values, never 0."""
 
 
 def _env_steps(value: Any, *at: str | int) -> int:

@@ -39,7 +39,7 @@ class EnvSpec(UseSpec):
     """A gymnasium or EnvPool id, a name given to `register_env`, or "package.module:callable"."""
 
     def __getstate__(self) -> dict[Any, Any]:
-        """With what makes the environment: another process does not know registered names."""
+        """The state with the environment's function: other processes know no registered names."""
         return {**super().__getstate__(), "creator": {**ENVS, **GIVEN}.get(self.use)}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
@@ -136,7 +136,7 @@ class EnvRunnersConfig(Section):
 
     @property
     def cpus_per_env_runner(self) -> float:
-        """As a number; "auto" is 1 until it is known what there is."""
+        """CPUs as a number; "auto" is 1 until the resources are known."""
         cpus = self.num_cpus_per_env_runner
         return 1.0 if isinstance(cpus, str) else cpus
 
@@ -313,7 +313,7 @@ class ReplayConfig(Section):
     capacity: Count = 50_000
     """Transitions that are kept for each policy; new ones replace the oldest."""
     mode: Literal["independent", "lockstep"] = "independent"
-    """With several policies: sample each policy's transitions by themselves; "lockstep" draws env
+    """Sampling for several policies: each policy's transitions by themselves; "lockstep" draws env
     steps, and takes all policies' transitions of those."""
     prioritized: bool = False
     """Sample by temporal-difference error; false samples uniformly."""
@@ -324,7 +324,7 @@ class ReplayConfig(Section):
     epsilon: Epsilon = 1e-6
     """Added to the error, so that every transition can be drawn."""
     burn_in: Whole = 0
-    """With a memory: steps before each replayed sequence that only update the memory's state."""
+    """Steps before each replayed sequence that only update the state of a memory."""
     store_in_checkpoints: bool = False
     """Write the buffer into checkpoints, which makes resuming exact and checkpoints as large as the
     buffer; false fills the buffer anew before a resumed run learns on."""

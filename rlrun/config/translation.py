@@ -33,7 +33,7 @@ def chosen_entry(tree: Node, name: str | None, noun: str) -> str:
     """The name of one entry of a file: the only one, or the one that the command line names.
 
     Args:
-        noun: what the entries are, for messages.
+        noun: word for an entry, for messages.
 
     Raises:
         ConfigError: there are several and `name` is None, or none has this name.

@@ -1,4 +1,4 @@
-"""Slots: what policies know of environments, as arrays.
+"""Slots: the agents of sub-environments as policies see them, in arrays.
 
 A *slot* is one agent of one sub-environment. With one agent each, slots and sub-environments are
 the same, and all act together. With several agents of one policy, an agent has a slot of the policy
@@ -80,27 +80,27 @@ class AgentSlot:
 
     id: Any
     index: int
-    """By order of appearance in the episode."""
+    """Index by the order of appearance in the episode."""
     env_index: int
     episode_id: int
     episode_seed: int
     position: int
-    """Among the environment's possible agents."""
+    """Index among the environment's possible agents."""
     policy_id: str
     slot: int = -1
-    """-1 before it has one and once it has left."""
+    """Slot of the agent; -1 before it has one and once it has left."""
     credit: float = 0.0
     """Rewards since its last action."""
     total: float = 0.0
     """Rewards of all its transitions, and `credit`."""
     taken: int = 0
-    """Actions in the episode."""
+    """Number of its actions in the episode."""
     observation: Any = None
-    """Raw, while its action is due."""
+    """Raw observation, while its action is due."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of the info with which it left (`report.info_keys`)."""
     unanswered: tuple[int, Any, Any] | None = None
-    """For recorders, env step, observation and action of its last action, until it is answered."""
+    """Env step, observation and action of its last action, for recorders, until it is answered."""
 
 
 @dataclass(slots=True)

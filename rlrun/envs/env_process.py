@@ -203,7 +203,7 @@ class ParallelSubEnvs(SubEnvs):
     """Environments that are elsewhere, and so step at the same time.
 
     Args:
-        wait: which of some environments to turn to, those that are ready; None turns to all.
+        wait: returns for each of the busy environments whether it is ready; None waits for all.
     """
 
     parallel = True

@@ -1,4 +1,4 @@
-"""`EpisodeVectorEnv`: what the sampling loop sees of several copies of an environment.
+"""`EpisodeVectorEnv`: the sampling loop's interface to several copies of an environment.
 
 The loop never sees an autoreset mode: a step returns the true final observation of a finished
 sub-environment, and the loop itself asks for the next episode. Owns the interface and the checks of
@@ -71,7 +71,7 @@ class EpisodeVectorEnv(Protocol):
         resets_single_envs: whether `reset_envs` can also break off an episode that has not ended.
         offers_state: whether `get_state` returns one, which `set_state` goes on from after a reset.
         every_step_counts: whether `valid` is always None and `failed_envs` always empty.
-        failed_envs: after each step, the sub-environments whose environment raised and was built
+        failed_envs: sub-environments whose environment raised in the last step and was built
             again; the caller resets them. Always empty unless asked for.
         valid: [B] after each step; False where the step was the environment's own reset, and the
             row no transition. None: all rows are transitions.

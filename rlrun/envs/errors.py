@@ -54,13 +54,13 @@ class EnvError(Exception):
     """A user's environment raised, or broke its own contract.
 
     Attributes:
-        env_id: what the experiment calls the environment.
+        env_id: name of the environment in the experiment.
         runner_index: 0 for the runner in the driver, 1..n for Ray actors.
         sub-environment: index of the sub-environment within its runner.
         env_step: 0-based step of the episode at which it happened; -1 before the first step.
-        phase: what the environment was doing.
+        phase: call of the environment during which it happened.
         user_traceback: the user's traceback as text, empty if nothing was raised.
-        reason: one line: the exception, or what is wrong with what the environment returned.
+        reason: one line: the exception, or the fault of the value that the environment returned.
         note: one more line, why the failure is not survived; empty where it never is.
     """
 

@@ -74,7 +74,7 @@ class Horizon:
 
         Args:
             step: env steps of the episode, this one included.
-            terminateds, truncateds: by agent, and for all agents.
+            terminateds, truncateds: flags of each agent, and of all together.
         """
         if self._terminates:
             if step >= self._horizon:

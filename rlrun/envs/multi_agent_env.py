@@ -79,7 +79,7 @@ class Copies(MultiAgentEnv):
     """N agents, each in a copy of a single-agent environment of its own; see `make_multi_agent`.
 
     Attributes:
-        copies: by agent.
+        copies: environment of each agent.
     """
 
     def __init__(self, make: Callable[[], gym.Env[Any, Any]], num_agents: int) -> None:

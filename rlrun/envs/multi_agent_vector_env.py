@@ -89,8 +89,8 @@ class MultiAgentVectorEnv:
 
     Args:
         envs: one for each sub-environment.
-        plan: which episodes they run.
-        horizon: what becomes of the flags of each step; None leaves them alone.
+        plan: episodes that they run.
+        horizon: changes the flags of each step; None leaves them alone.
         rebuilder: makes an environment again after it raised.
         recorder: shown each step.
 

@@ -125,8 +125,8 @@ def _suggest(address: str, result: Mapping[str, Any]) -> str:
 
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""From a user, a system that shuts down, a terminal that closes, a scheduler that warns of its
-time limit."""
+"""Signals of a user, a system that shuts down, a terminal that closes, a scheduler that warns of
+its time limit."""
 
 
 class Interrupts:

@@ -76,7 +76,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Transitions drawn by priority, with replacement, and their ``weights`` for a loss.
 
         Args:
-            beta: how far the weights make up for the uneven sampling; 1 does so fully.
+            beta: extent to which the weights correct for the uneven sampling; 1 does so fully.
 
         Raises:
             ValueError: when nothing has been added yet.
@@ -152,7 +152,7 @@ class SegmentTree:
 
     Args:
         combine: ``np.add`` or ``np.minimum``.
-        empty: what leaves hold at first, neutral for ``combine``.
+        empty: first value of the leaves, neutral for ``combine``.
     """
 
     def __init__(self, capacity: int, combine: np.ufunc, empty: float) -> None:
@@ -178,7 +178,7 @@ class SegmentTree:
             self._nodes[nodes] = self._combine(self._nodes[2 * nodes], self._nodes[2 * nodes + 1])
 
     def find(self, masses: Array) -> Array:
-        """For a tree of sums: the leaves ``[n]`` at which the running sum passes ``masses``.
+        """The leaves ``[n]`` at which the running sum passes ``masses``, in a tree of sums.
 
         A leaf that holds 0 is never found, even where rounding lets a mass reach the total.
         """

@@ -161,7 +161,7 @@ class SweepOutcome:
     end: End
     folder: Path
     trials: tuple[Trial, ...]
-    """In the order of their numbers."""
+    """The trials in the order of their numbers."""
     best: Trial | None
     """The best trial of the best point; None without scores."""
     plot: Path | None = None
@@ -268,7 +268,7 @@ def _draw_panel(axes: Any, dimension: Dimension, scored: list[Trial], best: Tria
 
 
 def _use_log_scale(axes: Any) -> None:
-    """With labels at 1, 2 and 5 of each decade: the range may hold no power of ten."""
+    """Label 1, 2 and 5 of each decade: the range may hold no power of ten."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")

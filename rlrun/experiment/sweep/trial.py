@@ -51,7 +51,7 @@ class TrialRun(RunSession):
 
     Args:
         path: the run folder, which may be missing.
-        experiment: with its seed.
+        experiment: experiment of the trial, with its seed.
         take_over: another trial's checkpoint to continue from, instead of the folder's newest; its
             row becomes the last row of this run.
     """

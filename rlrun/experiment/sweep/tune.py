@@ -266,7 +266,7 @@ def run_trials(
     A failed trial does not end the others. Ray must have been started.
 
     Args:
-        at_once: how many trials have room at the same time.
+        at_once: number of trials that have room at the same time.
     """
     # HyperBand waits for a full bracket, Optuna is asked as late as possible; otherwise all
     # processes start at the same time, and not one after another, as Tune would have them.
