@@ -146,7 +146,7 @@ def make_multi_agent(env: str | Callable[..., gym.Env[Any, Any]]) -> Callable[..
     """A multi-agent environment of independent copies of a single-agent one.
 
     Args:
-        env: a gymnasium id, or what makes the environment.
+        env: a gymnasium id, or a function that makes the environment.
 
     Returns:
         ``make(num_agents=2, **kwargs)``, with agents agent_0, agent_1, ...; ``kwargs`` go to each

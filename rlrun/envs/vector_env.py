@@ -217,7 +217,7 @@ def make_sub_envs(
 
     Args:
         spec, settings, place, render_mode, created, env_timeout_s: see `make_vector_env`.
-        several: whether the environment has several agents; one with one is made one of "agent_0".
+        several: whether the environment has several agents; else its one agent becomes "agent_0".
 
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.
