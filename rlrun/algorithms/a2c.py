@@ -12,9 +12,9 @@ from torch import Tensor
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.on_policy import (
     ActorCriticTraining,
+    LearnerStats,
     OneStepTraining,
     PolicyUpdate,
-    Statistics,
     synchronous_step,
 )
 from rlrun.algorithms.result import Result
@@ -108,7 +108,7 @@ class A2C(Algorithm[A2CTraining]):
         """One iteration: sample, estimate advantages, one gradient step, sync."""
         return synchronous_step(self, self._update)
 
-    def _update(self, policy: PolicyUpdate[A2CTraining]) -> Statistics:
+    def _update(self, policy: PolicyUpdate[A2CTraining]) -> LearnerStats:
         training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
         rows, batch, ahead = policy.rows, policy.batch, self.config.env_runners.sample_async
         estimator = training.gamma, training.lambda_

@@ -33,7 +33,7 @@ from rlrun.algorithms.asynchronous import (
     asynchronous_step,
     average,
 )
-from rlrun.algorithms.on_policy import PolicyUpdate, Statistics
+from rlrun.algorithms.on_policy import LearnerStats, PolicyUpdate
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.ppo import AdaptiveKL, ppo_gradient, ppo_loss
 from rlrun.algorithms.result import Result
@@ -156,7 +156,7 @@ class APPO(Algorithm[APPOTraining]):
         """One iteration: a train batch as it arrives, updates, a broadcast if due."""
         return asynchronous_step(self, self.batches, self._update)
 
-    def _update(self, policy: PolicyUpdate[APPOTraining]) -> Statistics:
+    def _update(self, policy: PolicyUpdate[APPOTraining]) -> LearnerStats:
         return self.updaters[policy.policy_id].update(policy)
 
 
@@ -179,7 +179,7 @@ class APPOUpdater:
         self._kl = AdaptiveKL(training.kl_coeff, training.kl_target)
         self._num_updates = 0
 
-    def update(self, policy: PolicyUpdate[APPOTraining]) -> Statistics:
+    def update(self, policy: PolicyUpdate[APPOTraining]) -> LearnerStats:
         """Put the new batch into the buffer, and make the updates that are due for it."""
         training = self._training
         self._buffer.add((policy.batch, _with_behaviour(policy.batch, policy.rows)))

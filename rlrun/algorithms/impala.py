@@ -17,7 +17,7 @@ from rlrun.algorithms.asynchronous import (
     asynchronous_step,
     average,
 )
-from rlrun.algorithms.on_policy import PolicyUpdate, Statistics
+from rlrun.algorithms.on_policy import LearnerStats, PolicyUpdate
 from rlrun.algorithms.result import Result
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schema import Count
@@ -55,7 +55,7 @@ class IMPALA(Algorithm[IMPALATraining]):
         """One iteration: a train batch as it arrives, an update, a broadcast if due."""
         return asynchronous_step(self, self.batches, self._update)
 
-    def _update(self, policy: PolicyUpdate[IMPALATraining]) -> Statistics:
+    def _update(self, policy: PolicyUpdate[IMPALATraining]) -> LearnerStats:
         """Epochs, each with V-trace computed anew."""
         training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
         # With V-trace's advantages and targets A2C's loss is the paper's.

@@ -29,7 +29,7 @@ from rlrun.policies.rl_module import RLModule
 
 T = TypeVar("T", bound=TrainingConfig)
 
-Statistics = Mapping[str, float | None]
+LearnerStats = Mapping[str, float | None]
 
 
 class OneStepTraining(Section):
@@ -126,7 +126,7 @@ class PolicyUpdate(Generic[T]):
         return {**statistics, "lr": lr}
 
 
-Update = Callable[[PolicyUpdate[T]], Statistics]
+Update = Callable[[PolicyUpdate[T]], LearnerStats]
 """Updates one policy; returns what its `learner_stats` hold."""
 
 
@@ -190,7 +190,7 @@ def train_one_step(
         ``learner_stats`` and ``num_agent_steps_trained`` by policy, for `training_step` to return.
     """
 
-    def update(policy: PolicyUpdate[TrainingConfig]) -> Statistics:
+    def update(policy: PolicyUpdate[TrainingConfig]) -> LearnerStats:
         return policy.one_step(loss, loss_arguments or {}, microbatch_size)
 
     steps = algorithm.env_steps
@@ -219,7 +219,7 @@ def multi_gpu_train_one_step(
         As `train_one_step`; statistics are averages over the gradient steps.
     """
 
-    def update(policy: PolicyUpdate[TrainingConfig]) -> Statistics:
+    def update(policy: PolicyUpdate[TrainingConfig]) -> LearnerStats:
         return policy.epochs(
             loss, loss_arguments or {}, num_epochs=num_epochs, minibatch_size=minibatch_size
         )

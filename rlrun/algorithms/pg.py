@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.on_policy import OneStepTraining, PolicyUpdate, Statistics, synchronous_step
+from rlrun.algorithms.on_policy import LearnerStats, OneStepTraining, PolicyUpdate, synchronous_step
 from rlrun.algorithms.result import Result
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.schedules import LearningRate
@@ -60,7 +60,7 @@ class PG(Algorithm[PGTraining]):
         """One iteration: sample, sum up rewards, one gradient step, sync."""
         return synchronous_step(self, self._update)
 
-    def _update(self, policy: PolicyUpdate[PGTraining]) -> Statistics:
+    def _update(self, policy: PolicyUpdate[PGTraining]) -> LearnerStats:
         batch, training = policy.batch, policy.training
         returns = discounted_returns(
             batch.column(col.REWARDS),

@@ -15,8 +15,8 @@ from torch import Tensor
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.on_policy import (
     ActorCriticTraining,
+    LearnerStats,
     PolicyUpdate,
-    Statistics,
     synchronous_step,
 )
 from rlrun.algorithms.policies import ByPolicy
@@ -219,7 +219,7 @@ class PPO(Algorithm[PPOTraining]):
         """One iteration: sample, update each policy, sync."""
         return synchronous_step(self, self._update)
 
-    def _update(self, policy: PolicyUpdate[PPOTraining]) -> Statistics:
+    def _update(self, policy: PolicyUpdate[PPOTraining]) -> LearnerStats:
         """Estimate advantages, then take epochs of minibatch steps."""
         training, rows, module = policy.training, policy.rows, policy.module
         ahead = self.config.env_runners.sample_async

@@ -75,7 +75,7 @@ STATISTICS = (
 
 
 class SACTraining(ReplayTraining):
-    """SAC's own settings; `replay` is a section of its own."""
+    """SAC's own settings; `exploration` and `replay` are sections of their own."""
 
     lr: LearningRate = 3e-4
     """Learning rate of the policy."""

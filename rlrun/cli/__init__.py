@@ -1,1 +1,1 @@
-"""What a user types: one file a command or family of commands, and nothing but arguments."""
+"""The command line: one file a command or family of commands, and nothing but arguments."""

@@ -13,7 +13,7 @@ from rlrun.config.problems import ConfigError
 
 
 class Kind(StrEnum):
-    """What can be listed."""
+    """The things that can be listed."""
 
     ALGORITHMS = "algorithms"
     ENVS = "envs"

@@ -34,7 +34,7 @@ def _lower_bounds(size: int, settings: EnvRunnersConfig, each: int) -> list[list
 def short_fragment_lengths(
     train_batch_size: int, settings: EnvRunnersConfig, least_steps: int
 ) -> list[list[int]]:
-    """As `fragment_lengths`, but "auto" makes many short rounds, for learning between them.
+    """Like `fragment_lengths`, but "auto" makes many short rounds, for learning between them.
 
     Args:
         least_steps: fewest env steps of a round with "auto", all runners together.
@@ -125,7 +125,7 @@ def _unit_and_least(settings: EnvRunnersConfig) -> tuple[int, int]:
 
 
 def stream_problems(train_batch_size: int, settings: EnvRunnersConfig) -> Iterator[tuple[str, str]]:
-    """As `fragment_problems`, for batches of single fragments instead of whole rounds."""
+    """Like `fragment_problems`, for batches of single fragments instead of whole rounds."""
     if settings.rollout_fragment_length != "auto":
         settings = settings.model_copy(update={"num_env_runners": 1})
     yield from fragment_problems(train_batch_size, settings)

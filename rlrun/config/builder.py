@@ -138,7 +138,7 @@ class AlgorithmConfig(OldNames):
         return self._set("evaluation", settings)
 
     def fault_tolerance(self, **settings: Any) -> Self:
-        """Section `fault_tolerance`: what happens when something fails."""
+        """Section `fault_tolerance`: handling of env runners and environments that fail."""
         return self._set("fault_tolerance", settings)
 
     def checkpointing(self, **settings: Any) -> Self:
@@ -146,7 +146,7 @@ class AlgorithmConfig(OldNames):
         return self._set("checkpoint", settings)
 
     def reporting(self, **settings: Any) -> Self:
-        """Section `report`: what is reported about the run."""
+        """Section `report`: reports about the run."""
         return self._set("report", settings)
 
     def sweep(self, **settings: Any) -> Self:

@@ -234,8 +234,7 @@ def _check_evaluation(experiment: ExperimentConfig) -> Iterator[Finding]:
     if evaluation.env_runners.get("gym_env_vectorize_mode") == "vector_entry_point":
         message = "the environment's own vectorisation cannot seed single episodes; leave it out"
         yield Finding((*path, "gym_env_vectorize_mode"), message)
-    fields = {name: getattr(experiment.env_runners, name) for name in EnvRunnersConfig.model_fields}
-    merged = {**fields, **evaluation.env_runners}
+    merged = {**dict(experiment.env_runners), **evaluation.env_runners}
     for finding in validated(EnvRunnersConfig, merged, ("env_runners",), None)[1]:
         yield Finding(("evaluation", *finding.path), finding.message)
 
@@ -311,7 +310,7 @@ def _check_own_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def _own_policies(experiment: ExperimentConfig) -> list[str]:
-    """What the policies use if all are written from scratch, each once; empty if not."""
+    """Import paths of the policies if all are written from scratch, each once; else empty."""
     policies = experiment.multi_agent.policies.values()
     uses = {policy.use: None for policy in policies}
     if experiment.policy is not None:
@@ -378,9 +377,8 @@ def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Find
             yield Finding((*path, name), message)
             continue
         yield from _check_section_is_used(experiment, (*path, name))
-        fields = {key: getattr(common, key) for key in type(common).model_fields}
         training = type(common) if isinstance(common, TrainingConfig) else None
-        for finding in validated(type(common), {**fields, **own}, (name,), training)[1]:
+        for finding in validated(type(common), {**dict(common), **own}, (name,), training)[1]:
             yield Finding((*path, *finding.path), finding.message)
 
 

@@ -59,7 +59,7 @@ _BASES = {
     "sink": (),
     "wrapper": ("gymnasium.core.Wrapper",),
 }
-"""What a class of rlrun's own must derive from to be used as one; the key is its kind."""
+"""Kind of code -> the base classes, one of which a class of rlrun must have to be used as it."""
 
 _MADE_FROM_MODEL = ("rlrun.policies.torch_policy", "rlrun.policies.numpy_policy")
 """Modules with policies whose constructors take a `ModelConfig`, and not a dict of settings."""
@@ -103,8 +103,7 @@ def _check_wrappers(experiment: ExperimentConfig) -> Iterator[Finding]:
     settings, own = experiment.env_runners, experiment.evaluation.env_runners
     yield from _check_wrappers_of(experiment, settings, ("env_runners", "env_wrappers"))
     if {"env_wrappers", "gym_env_vectorize_mode"}.intersection(own):
-        fields = {name: getattr(settings, name) for name in EnvRunnersConfig.model_fields}
-        merged, findings = validated(EnvRunnersConfig, {**fields, **own}, (), None)
+        merged, findings = validated(EnvRunnersConfig, {**dict(settings), **own}, (), None)
         if not findings and (merged.env_wrappers or "env_wrappers" in own):
             path = ("evaluation", "env_runners", "env_wrappers")
             yield from _check_wrappers_of(experiment, merged, path)
@@ -400,7 +399,7 @@ def _check_use(
     positional: Callable[[Any], int] = lambda _: 0,
     given: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
-    """As `check_arguments`, for code that may not exist; `positional` depends on the code."""
+    """Like `check_arguments`, for code that may not exist; `positional` depends on the code."""
     found, findings = find_callable(path, spec.use, kind)
     yield from findings
     if not findings:
@@ -422,7 +421,7 @@ def check_arguments(
     """Arguments in `kwargs` that `function` does not have, and others that are missing.
 
     Args:
-        name: of the function, for messages.
+        name: name of the function, for messages.
         positional: arguments that rlrun passes before them.
         given: names of arguments that rlrun passes where the function has them.
     """

@@ -1,4 +1,4 @@
-"""From a file and a command line to a checked experiment.
+"""Loads a file and a command line as a checked experiment.
 
 Owns: the order of the steps (read, lay over, validate, check) and collecting the problems of all of
 them. Must not know: how a step works; see layers.py, validate.py and the checks beside them.
@@ -20,9 +20,9 @@ from rlrun.config.memory_checks import check_memory
 from rlrun.config.problems import COMMAND_LINE, DEFAULT, ConfigError, Finding, Origin, Path, Problem
 from rlrun.config.registry import NO_MODULE, experiment_file
 from rlrun.config.rllib_file import is_rllib, translate
-from rlrun.config.rllib_rules import Translation
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import check_sweep
+from rlrun.config.translation import Translation
 from rlrun.config.trust import is_run_file, require_trust
 from rlrun.config.validate import salvage, validate
 from rlrun.config.yaml_tree import Node
@@ -37,7 +37,7 @@ class Loaded:
     tree: Node
     warnings: tuple[Problem, ...]
     translation: Translation | None = None
-    """What became of the keys of a file in RLlib's form."""
+    """The translation of a file in another library's form; None for a file of rlrun's."""
 
     def origin(self, path: Path) -> Origin:
         """Origin of the value at `path`; DEFAULT if it was not written."""

@@ -21,7 +21,7 @@ class OldNames:
     """Base of classes whose missing attributes may be names that RLlib has or had.
 
     Attributes:
-        old_names: name -> what to do instead.
+        old_names: old name -> advice for the error message.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {}

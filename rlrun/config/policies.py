@@ -72,8 +72,7 @@ def evaluation_runners(experiment: ExperimentConfig) -> EnvRunnersConfig:
         "create_env_on_local_worker": False,
         "remote_env_batch_wait_ms": None,  # which episodes it has does not depend on the machine
     }
-    fields = {name: getattr(common, name) for name in EnvRunnersConfig.model_fields}
-    return EnvRunnersConfig.model_validate({**fields, **changes, **evaluation.env_runners})
+    return EnvRunnersConfig.model_validate({**dict(common), **changes, **evaluation.env_runners})
 
 
 def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, PolicySettings]:
@@ -130,5 +129,4 @@ def _laid_over(common: S, own: Mapping[str, Any]) -> S:
     """
     if not own:
         return common
-    fields = {name: getattr(common, name) for name in type(common).model_fields}
-    return type(common).model_validate({**fields, **own})
+    return type(common).model_validate({**dict(common), **own})

@@ -395,7 +395,7 @@ VALUES: dict[tuple[str, str], str] = {
 
 
 def advice(name: str) -> str | None:
-    """What to say about a name of another library, or None for one that is none."""
+    """The message about a name of another library; None if it is no such name."""
     if name in SUCCESSORS:
         return f"retired; its successor is {SUCCESSORS[name]}"
     if name in RULES:

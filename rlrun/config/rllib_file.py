@@ -17,14 +17,12 @@ from rlrun.config.registry import algorithm_class, no_such, suggestion
 from rlrun.config.rllib_rules import (
     COMMON,
     DEFAULT,
-    LIBRARY,
     RLLIB_DEFAULT,
     RULES,
-    OldSettings,
-    Translation,
-    chosen_entry,
+    RLlibSettings,
 )
 from rlrun.config.schema import ExperimentConfig, sections
+from rlrun.config.translation import Translation, chosen_entry
 from rlrun.config.yaml_tree import Node, from_plain
 
 _OF_THE_FORM = ("run", "config", "env", "stop")
@@ -89,12 +87,12 @@ def _with(node: Node, path: Path, value: Node) -> Node:
     return Node({**node.value, path[0]: _with(node.value[path[0]], path[1:], value)}, node.origin)
 
 
-class _Translator(OldSettings):
+class _Translator(RLlibSettings):
     """One experiment on its way.
 
     Args:
-        name: of the experiment.
-        experiment: its keys and values, without grids.
+        name: name of the experiment.
+        experiment: keys and values of the experiment, without grids.
     """
 
     def __init__(self, name: str, experiment: Node) -> None:
@@ -333,7 +331,7 @@ class _Translator(OldSettings):
         """The translation. Raises ConfigError with all problems."""
         self._finish_sweep()
         run = self.experiment.value.get("run", self.experiment)
-        return self.finish(LIBRARY, self.experiment.origin, run.origin, self.algorithm.name)
+        return self.finish(self.experiment.origin, run.origin, self.algorithm.name)
 
     def _finish_sweep(self) -> None:
         """Settings that vary, and seeds; `rlrun train` trains the first of both."""

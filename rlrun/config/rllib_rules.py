@@ -1,19 +1,17 @@
 """Keys of RLlib that have the same name and another meaning: the arithmetic of the translation.
 
-Owns: the settings of one old experiment while they are translated, and the rules of each algorithm
-that turn their meaning into rlrun's. Must not know: the form of the old file (rllib_file.py).
+Owns: the rules of each algorithm that turn the meaning of old settings into rlrun's. Must not know:
+the form of the old file (rllib_file.py).
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlrun.config import rllib_tables as tables
-from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
-from rlrun.config.registry import no_such
-from rlrun.config.schema import MEMORY_SWITCHES, ExperimentConfig
-from rlrun.config.section import MOST
+from rlrun.config.problems import Origin
+from rlrun.config.schema import MEMORY_SWITCHES
+from rlrun.config.translation import OldSettings
 from rlrun.config.yaml_tree import Node, from_plain
 
 LIBRARY = "RLlib"
@@ -22,125 +20,19 @@ DEFAULT = "default of RLlib 2.4"
 RLLIB_DEFAULT = Origin(DEFAULT)
 
 
-@dataclass(frozen=True)
-class Translation:
-    """An experiment of an old file in rlrun's form."""
-
-    name: str
-    tree: Node
-    """The new settings; each value has the place of the old key, or names the default it is."""
-    sources: dict[str, str]
-    """Address -> the old key, and what was done to its value where it changed."""
-    without_effect: tuple[Problem, ...]
-    """Keys that nothing here corresponds to, each with the reason."""
-    library: str
-    """Whose file it is."""
-
-
-def chosen_entry(tree: Node, name: str | None, noun: str) -> str:
-    """The name of one entry of a file: the only one, or the one that the command line names.
+class RLlibSettings(OldSettings):
+    """The settings of one experiment of RLlib, by name as in `rllib_tables.DEFAULTS`.
 
     Args:
-        noun: what the entries are, for messages.
-
-    Raises:
-        ConfigError: there are several and `name` is None, or none has this name.
-    """
-    names = list(tree.value)
-    if len(names) == 1:
-        return str(names[0])
-    if name is None:
-        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        several = f"the file holds {len(names)} {noun}s, {listed}; choose one: name={names[0]}"
-        raise ConfigError([Problem(tree.origin, "", several)])
-    if name not in names:
-        raise ConfigError([Problem(COMMAND_LINE, "name", no_such(noun, name, names))])
-    return name
-
-
-class OldSettings:
-    """The settings of one experiment of an old file.
-
-    Args:
-        name: of the experiment.
+        name: name of the experiment.
 
     Attributes:
-        values: name as in `rllib_tables.DEFAULTS`, in the end an address -> value.
-        sources: name -> the old key, and what was done to its value where that changed.
-        problems: keys that are refused.
-        without_effect: keys that nothing here corresponds to.
-        algorithm: of RLlib.
+        algorithm: algorithm of RLlib.
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.values: dict[str, Node] = {}
-        self.sources: dict[str, str] = {}
-        self.problems: list[Problem] = []
-        self.without_effect: list[Problem] = []
+        super().__init__(name, LIBRARY, RLLIB_DEFAULT)
         self.algorithm = tables.ALGORITHMS["PPO"]
-
-    def value(self, name: str, default: Any = None) -> Any:
-        """The value of a setting."""
-        return self.values[name].plain() if name in self.values else default
-
-    def number(self, name: str, default: Any = None) -> Any:
-        """The value of a setting if it is a number above 0 that may be valid, else the default."""
-        value = self.value(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if is_number and 0 < value <= MOST else default
-
-    def take(self, name: str) -> Any:
-        """The value of a setting, which is removed; None where there is none."""
-        node = self.values.pop(name, None)
-        return None if node is None else node.plain()
-
-    def is_given(self, name: str) -> bool:
-        """Whether the file has the setting."""
-        return name in self.values and self.values[name].origin != RLLIB_DEFAULT
-
-    def set(self, name: str, value: Any, node: Node, key: str) -> None:
-        """Set a value that was written at `node`, under `key`."""
-        self.values[name] = from_plain(value, node.origin)
-        self.sources[name] = key
-
-    def derive(self, name: str, value: Any, source: str, why: str = "") -> None:
-        """Set a value that follows from the setting `source`."""
-        node = self.values.get(source)
-        origin = RLLIB_DEFAULT if node is None else node.origin
-        said = self.sources.get(source, source)
-        self.sources[name] = f"{said}: {why}" if why else said
-        self.values[name] = from_plain(value, origin)
-
-    def refuse(self, node: Node, key: str, message: str) -> None:
-        """A key that cannot be translated."""
-        self.problems.append(Problem(node.origin, f"{self.name}.{key}", message))
-
-    def ignore(self, node: Node, key: str, reason: str) -> None:
-        """A key that has no effect here."""
-        self.without_effect.append(Problem(node.origin, f"{self.name}.{key}", reason))
-
-    def finish(
-        self, library: str, origin: Origin, algorithm_origin: Origin, algorithm: str
-    ) -> Translation:
-        """The translation of the values, which have addresses by now.
-
-        Raises:
-            ConfigError: with all problems.
-        """
-        if self.problems:
-            raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
-        tree = {"algorithm": Node(algorithm, algorithm_origin)}
-        for address in sorted(self.values, key=_place):
-            section, _, field = address.partition(".")
-            if field:
-                below = tree.setdefault(section, Node({}, origin))
-                below.value[field] = self.values[address]
-            else:
-                tree[section] = self.values[address]
-        sources = {address: self.sources[address] for address in self.values if address != "sweep"}
-        without_effect = tuple(self.without_effect)
-        return Translation(self.name, Node(tree, origin), sources, without_effect, library)
 
     @property
     def num_runners(self) -> int:
@@ -153,21 +45,13 @@ class OldSettings:
         return int(self.number("env_runners.num_envs_per_env_runner", 1))
 
 
-def _line(problem: Problem) -> tuple[int, int]:
-    return problem.origin.line or 0, problem.origin.column or 0
-
-
-def _place(address: str) -> int:
-    return list(ExperimentConfig.model_fields).index(address.partition(".")[0])
-
-
-Rule = Callable[[OldSettings], None]
+Rule = Callable[[RLlibSettings], None]
 
 _FRAGMENT, _BATCH = "env_runners.rollout_fragment_length", "training.train_batch_size"
 _ITERATION = "report.min_sample_timesteps_per_iteration"
 
 
-def _whole_batch(old: OldSettings, unit: int) -> None:
+def _whole_batch(old: RLlibSettings, unit: int) -> None:
     """RLlib samples rounds until it has a batch; here a batch is a multiple of `unit` exactly."""
     wanted = old.number(_BATCH)
     if wanted is None or old.value("env_runners.batch_mode") == "complete_episodes":
@@ -177,7 +61,7 @@ def _whole_batch(old: OldSettings, unit: int) -> None:
         old.derive(_BATCH, steps, _BATCH, f"{wanted:g}, rounded up to whole rounds of {unit}")
 
 
-def _rounds(old: OldSettings) -> None:
+def _rounds(old: RLlibSettings) -> None:
     """A batch is whole rounds of all runners; with "auto" any multiple of the environments."""
     length, envs = old.number(_FRAGMENT), old.num_envs
     if length is None:
@@ -189,13 +73,13 @@ def _rounds(old: OldSettings) -> None:
         _whole_batch(old, int(length) * envs * old.num_runners)
 
 
-def _fragments(old: OldSettings) -> None:
+def _fragments(old: RLlibSettings) -> None:
     """A batch is whole fragments of single runners."""
     length = old.number(_FRAGMENT)
     _whole_batch(old, old.num_envs * (1 if length is None else int(length)))
 
 
-def _sum_of_rows(old: OldSettings, num_rows: float) -> None:
+def _sum_of_rows(old: RLlibSettings, num_rows: float) -> None:
     """The loss is a sum over rows there and a mean here: gradients are `num_rows` times smaller."""
     why = f"/ {num_rows:g}, as losses are sums over rows there and means here"
     for name, divisor in (
@@ -207,15 +91,15 @@ def _sum_of_rows(old: OldSettings, num_rows: float) -> None:
             old.derive(name, float(f"{value / divisor:.6g}"), name, why)
 
 
-def _sum_over_batch(old: OldSettings) -> None:
+def _sum_over_batch(old: RLlibSettings) -> None:
     _sum_of_rows(old, old.number(_BATCH, 1))
 
 
-def _sum_over_fragment(old: OldSettings) -> None:
+def _sum_over_fragment(old: RLlibSettings) -> None:
     _sum_of_rows(old, old.number(_FRAGMENT, 1) * old.num_envs)
 
 
-def _ppo_losses(old: OldSettings) -> None:
+def _ppo_losses(old: RLlibSettings) -> None:
     old.values["training.normalize_advantages"] = from_plain("batch", RLLIB_DEFAULT)
     old.sources["training.normalize_advantages"] = "as RLlib always does"
     clip, why = "training.vf_clip_param", "the squared error is clamped there"
@@ -227,7 +111,7 @@ def _ppo_losses(old: OldSettings) -> None:
         old.derive("training.vf_loss_coeff", 2 * coefficient, "training.vf_loss_coeff", why)
 
 
-def _vtrace(old: OldSettings) -> None:
+def _vtrace(old: RLlibSettings) -> None:
     node = old.values.pop("vtrace", None)
     if node is None:
         return
@@ -238,7 +122,7 @@ def _vtrace(old: OldSettings) -> None:
         old.refuse(node, "config.vtrace", "IMPALA always corrects with V-trace; take A2C without")
 
 
-def _appo(old: OldSettings) -> None:
+def _appo(old: RLlibSettings) -> None:
     if not old.take("use_kl_loss"):
         old.derive("training.kl_coeff", 0.0, "use_kl_loss", "no KL term")
     passes, kept = old.number("training.num_epochs", 1), old.number("minibatch_buffer_size", 1)
@@ -259,14 +143,14 @@ def _appo(old: OldSettings) -> None:
         old.ignore(buffer, "config.minibatch_buffer_size", "each batch is learned from once")
 
 
-def _impala(old: OldSettings) -> None:
+def _impala(old: RLlibSettings) -> None:
     node = old.values.pop("minibatch_buffer_size", None)
     if node is not None:
         reason = "passes over a batch come one after the other"
         old.ignore(node, "config.minibatch_buffer_size", reason)
 
 
-def _replay(old: OldSettings) -> None:
+def _replay(old: RLlibSettings) -> None:
     """DQN and SAC: `train_batch_size` is the replayed minibatch there."""
     size = old.number(_BATCH, 1)
     length = old.number(_FRAGMENT)
@@ -285,7 +169,7 @@ def _replay(old: OldSettings) -> None:
     _replay_buffer(old)
 
 
-def _replay_buffer(old: OldSettings) -> None:
+def _replay_buffer(old: RLlibSettings) -> None:
     kind, wanted = "replay_buffer_config.type", old.values.pop("prioritized_replay", None)
     is_prioritized = "Prioritized" in str(old.value(kind))
     old.derive("replay.prioritized", is_prioritized, kind)
@@ -303,7 +187,7 @@ def _replay_buffer(old: OldSettings) -> None:
         old.set("replay.beta", points, last, "final_prioritized_replay_beta")
 
 
-def _sequences(old: OldSettings) -> None:
+def _sequences(old: RLlibSettings) -> None:
     """R2D2's buffer counts sequences there."""
     if not old.value("model.use_lstm") or old.algorithm.kind != "R2D2":
         return
@@ -313,13 +197,13 @@ def _sequences(old: OldSettings) -> None:
         old.derive("replay.capacity", int(capacity * length), "replay.capacity", why)
 
 
-def _q_network(old: OldSettings) -> None:
+def _q_network(old: RLlibSettings) -> None:
     if any(old.value(f"model.{name}") for name in MEMORY_SWITCHES):
         node = old.values.pop("training.hiddens")
         old.ignore(node, "config.hiddens", "the streams behind a memory are linear")
 
 
-def _exploration(old: OldSettings) -> None:
+def _exploration(old: RLlibSettings) -> None:
     """DQN's and SAC's ways to explore."""
     kind = old.values.pop(f"{_EXPLORES}type", None)
     name = None if kind is None else str(kind.plain()).rpartition(".")[2]
@@ -348,7 +232,7 @@ def _exploration(old: OldSettings) -> None:
 _EXPLORES = "exploration_config."
 
 
-def _epsilon(old: OldSettings) -> None:
+def _epsilon(old: RLlibSettings) -> None:
     """A line from the first epsilon to the last."""
     first, last, warmup, steps = (
         old.value(f"{_EXPLORES}{key}", default)
@@ -372,7 +256,7 @@ def _epsilon(old: OldSettings) -> None:
         old.take(f"{_EXPLORES}{key}")
 
 
-def _parameter_noise(old: OldSettings, kind: Node, name: str) -> None:
+def _parameter_noise(old: RLlibSettings, kind: Node, name: str) -> None:
     """Noise in weights, beside epsilon-greedy actions that its size follows."""
     if old.algorithm.name == "SAC":
         message = f"RLlib's SAC does not take it; write exploration.type: {name} for rlrun's"
@@ -402,7 +286,7 @@ def _is_greedy(value: Any) -> bool:
     )
 
 
-def _noise(old: OldSettings, kind: Node, name: str) -> None:
+def _noise(old: RLlibSettings, kind: Node, name: str) -> None:
     """Noise that is added to actions: how its scale falls, and its units."""
     first, last, steps, scale, sigma = (
         tables.NOISE_DEFAULTS[key]
@@ -434,7 +318,7 @@ def _sum(first: Any, second: Any) -> Any:
     return first + second if numbers else second
 
 
-def _sac(old: OldSettings) -> None:
+def _sac(old: RLlibSettings) -> None:
     frequency = "training.target_network_update_freq"
     if old.value(frequency) == 0:
         old.derive(frequency, 1, frequency, "in each update")
@@ -442,7 +326,7 @@ def _sac(old: OldSettings) -> None:
         old.take("training.target_entropy")
 
 
-def _stochastic(old: OldSettings) -> None:
+def _stochastic(old: RLlibSettings) -> None:
     """Policies that explore by their own distribution need no `exploration_config`."""
     for name in [name for name in old.values if name.startswith("exploration_config.")]:
         node, key = old.values.pop(name), f"config.{name}"
@@ -452,7 +336,7 @@ def _stochastic(old: OldSettings) -> None:
             old.ignore(node, key, "the policy's distribution explores")
 
 
-def _horizon(old: OldSettings) -> None:
+def _horizon(old: RLlibSettings) -> None:
     """There the horizon terminates, as a death does, unless told otherwise."""
     free = old.value("env_runners.soft_horizon") or old.value("env_runners.no_done_at_end")
     if old.value("env_runners.horizon") is None:
@@ -462,7 +346,7 @@ def _horizon(old: OldSettings) -> None:
         old.derive("env_runners.horizon_terminates", True, "env_runners.horizon", "an end there")
 
 
-def _device(old: OldSettings) -> None:
+def _device(old: RLlibSettings) -> None:
     node = old.values.pop("num_gpus", None)
     if node is None:
         return
@@ -472,19 +356,19 @@ def _device(old: OldSettings) -> None:
         old.ignore(node, "config.num_gpus", "learners.device: auto takes a GPU if there is one")
 
 
-def _activation(old: OldSettings) -> None:
+def _activation(old: RLlibSettings) -> None:
     names = {"swish": "silu", None: "linear"}
     activation = old.value("model.activation")
     if activation in (None, "swish") and "model.activation" in old.values:
         old.derive("model.activation", names[activation], "model.activation")
 
 
-def _memory(old: OldSettings) -> None:
+def _memory(old: RLlibSettings) -> None:
     if any(old.value(f"model.{name}") for name in MEMORY_SWITCHES):
         old.take("model.share_layers")
 
 
-def _evaluation(old: OldSettings) -> None:
+def _evaluation(old: RLlibSettings) -> None:
     interval = old.value("evaluation.interval")
     if interval == 0:
         old.derive("evaluation.interval", None, "evaluation.interval")
@@ -507,7 +391,7 @@ def _evaluation(old: OldSettings) -> None:
 _IN_EVAL = "evaluation.env_runners."
 
 
-def _conv(old: OldSettings) -> None:
+def _conv(old: RLlibSettings) -> None:
     """``[channels, [height, width], stride]`` there, ``[channels, kernel, stride]`` here."""
     layers = old.value("model.conv")
     if isinstance(layers, list):

@@ -1,4 +1,4 @@
-"""What keys of RLlib's experiment files mean here: tables for the translator (rllib_file.py).
+"""Meanings of the keys of RLlib's experiment files: tables for the translator (rllib_file.py).
 
 Owns: algorithms, defaults and environments of RLlib 2.4, the last release with all ten algorithms,
 and the addresses that its nested keys have here. Names that take the same value in any form of

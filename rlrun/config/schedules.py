@@ -74,7 +74,7 @@ def _decayed(decay: Decay, part: float) -> float:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of all values of a schedule; turns the forms of a file into the schedule.
+    """Bounds of all values of a schedule; turns the forms of a file into the schedule.
 
     With several annotations the last one counts, so that a section can narrow `Schedule`.
     """
@@ -87,7 +87,7 @@ class Bounds:
 
     @property
     def words(self) -> str:
-        """What a key with these bounds takes."""
+        """The values of a key with these bounds, in words."""
         return f"a number or schedule{describe_bounds([self])}"
 
     def schedule(self, value: Any) -> float | Points | Decay:
@@ -160,9 +160,9 @@ Coefficient = Annotated[Schedule, Bounds(ge=0, le=MOST)]
 LearningRate = Annotated[Schedule, Bounds(ge=0, le=10)]
 """Steps of an optimizer; above 10 no network survives them."""
 Probability = Annotated[Schedule, Bounds(ge=0, le=1)]
-"""From 0 to 1."""
+"""A number from 0 to 1."""
 Temperature = Annotated[Schedule, Bounds(ge=1e-6, le=MOST)]
-"""Never 0, by which values would be divided."""
+"""A divisor of values, never 0."""
 
 
 def _env_steps(value: Any, *at: str | int) -> int:

@@ -39,7 +39,7 @@ class EnvSpec(UseSpec):
     """A gymnasium or EnvPool id, a name given to `register_env`, or "package.module:callable"."""
 
     def __getstate__(self) -> dict[Any, Any]:
-        """With what makes the environment: another process does not know registered names."""
+        """The state with the environment's function: other processes know no registered names."""
         return {**super().__getstate__(), "creator": {**ENVS, **GIVEN}.get(self.use)}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
@@ -130,13 +130,13 @@ class EnvRunnersConfig(Section):
     """Vector steps between two comparisons of all observations with the bounds of their space, of
     which the first is after 10; null compares only the first observations."""
     observations_out_of_bounds: Literal["warn", "error"] = "warn"
-    """What an observation outside of its space does: one warning, or the end of the run."""
+    """Reaction to an observation outside of its space: one warning, or the end of the run."""
     disable_env_checking: bool = False
     """Skip the check of one reset and step of the environment, of all agents, at the start."""
 
     @property
     def cpus_per_env_runner(self) -> float:
-        """As a number; "auto" is 1 until it is known what there is."""
+        """CPUs as a number; "auto" is 1 until the resources are known."""
         cpus = self.num_cpus_per_env_runner
         return 1.0 if isinstance(cpus, str) else cpus
 
@@ -178,8 +178,8 @@ class ModelConfig(CodeSection):
     """Precision of the arithmetic up to and including that layer, acting and learning. bfloat16 is
     faster on processors and GPUs that have it; weights and gradients stay in float32."""
     distribution: str | None = None
-    """Of actions: "beta", "squashed_gaussian", "deterministic", "autoregressive", or the import
-    path of a `Distribution`; null takes the action space's default."""
+    """Distribution of actions: "beta", "squashed_gaussian", "deterministic", "autoregressive", or
+    the import path of a `Distribution`; null takes the action space's default."""
     log_std_init: Annotated[float, Field(ge=-20, le=20)] = 0.0
     """Logarithm of the standard deviation of continuous actions at the start."""
     free_log_std: bool = True
@@ -230,7 +230,7 @@ class TrainingConfig(Section):
     grad_clip: Positive | None = None
     """Bound on the gradients; null leaves them alone."""
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What `grad_clip` bounds: the norm of all gradients, of each tensor, or each value."""
+    """The bound holds for the norm of all gradients, of each tensor, or for each value."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """The optimizer; IMPALA was published with "rmsprop"."""
     adam_epsilon: Epsilon = 1e-8
@@ -313,7 +313,7 @@ class ReplayConfig(Section):
     capacity: Count = 50_000
     """Transitions that are kept for each policy; new ones replace the oldest."""
     mode: Literal["independent", "lockstep"] = "independent"
-    """With several policies: sample each policy's transitions by themselves; "lockstep" draws env
+    """Sampling for several policies: each policy's transitions by themselves; "lockstep" draws env
     steps, and takes all policies' transitions of those."""
     prioritized: bool = False
     """Sample by temporal-difference error; false samples uniformly."""
@@ -324,7 +324,7 @@ class ReplayConfig(Section):
     epsilon: Epsilon = 1e-6
     """Added to the error, so that every transition can be drawn."""
     burn_in: Whole = 0
-    """With a memory: steps before each replayed sequence that only update the memory's state."""
+    """Steps before each replayed sequence that only update the state of a memory."""
     store_in_checkpoints: bool = False
     """Write the buffer into checkpoints, which makes resuming exact and checkpoints as large as the
     buffer; false fills the buffer anew before a resumed run learns on."""
@@ -340,7 +340,7 @@ class PolicyConfig(CodeSection):
     training: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the section `training` for this policy."""
     exploration: dict[str, Any] = Field(default_factory=dict)
-    """Overrides of the section `exploration` for this policy; of DQN."""
+    """Overrides of the section `exploration` for this policy; of DQN and SAC."""
     train: bool = True
     """Whether it learns; false keeps its initial weights."""
     spaces_of: str | None = None
@@ -401,7 +401,7 @@ class EvaluationConfig(Section):
 
 
 class FaultToleranceConfig(Section):
-    """What happens when env runners or environments fail. Names of RLlib's `fault_tolerance()`."""
+    """Handling of env runners and environments that fail. Names of RLlib's `fault_tolerance()`."""
 
     restart_failed_env_runners: bool = True
     """Start a lost env runner again, with its state; overrides `ignore_env_runner_failures`."""
@@ -450,7 +450,7 @@ class CheckpointConfig(Section):
 
 
 class ReportConfig(Section):
-    """What is reported about the run, where, and how often."""
+    """Reports about the run: their contents, their sinks, and how often they come."""
 
     smoothing_episodes: Count = 100
     """Finished episodes that `episode_return_mean` averages; all of an iteration's if more."""
@@ -481,7 +481,7 @@ class SweepConfig(Section):
     seeds: Count | tuple[Seed, ...] | None = None
     """Seeds of each point, or how many, counted from the experiment's own; null: only that one."""
     scheduler: UseSpec | None = None
-    """What ends trials early: asha, median, hyperband or pbt; arguments as in Ray Tune."""
+    """Ends trials early: asha, median, hyperband or pbt; arguments as in Ray Tune."""
     metric: str | None = "episode_return_mean"
     """Result key whose last value compares trials; null compares nothing."""
     mode: Literal["max", "min"] = "max"
@@ -515,7 +515,7 @@ class ExperimentConfig(Section):
     learners: LearnersConfig = LearnersConfig()
     """Where and how the networks are trained."""
     exploration: ExplorationConfig = ExplorationConfig()
-    """How actions deviate from the greedy ones; of DQN."""
+    """How actions deviate from the greedy ones; of DQN and SAC."""
     replay: ReplayConfig = ReplayConfig()
     """The buffer of past transitions; of DQN and SAC."""
     multi_agent: MultiAgentConfig = MultiAgentConfig()
@@ -527,11 +527,11 @@ class ExperimentConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation episodes between iterations."""
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
-    """What happens when something fails."""
+    """Handling of env runners and environments that fail."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the state of the run is written."""
     report: ReportConfig = ReportConfig()
-    """What is reported about the run."""
+    """Reports about the run."""
     sweep: SweepConfig = SweepConfig()
     """A search over settings, for `rlrun sweep`."""
 

@@ -1,4 +1,4 @@
-"""What all sections of an experiment file have in common.
+"""The base of all sections of an experiment file.
 
 Owns: `Section`, the base of every section, the kinds of numbers, and the ways to name code
 (`CodeSection`, and `UseSpec`, which has no other keys). Must not know: any section
@@ -67,13 +67,13 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 """A whole number of at least 0."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-"""Where random numbers begin."""
+"""A seed of random numbers."""
 Positive = Annotated[float, Field(gt=0, le=MOST)]
 """A number above 0."""
 NonNegative = Annotated[float, Field(ge=0, le=MOST)]
 """A number of at least 0."""
 Epsilon = Annotated[float, Field(ge=1e-20, le=1)]
-"""What keeps a divisor from 0, in single precision too."""
+"""A number that keeps a divisor from 0, in single precision too."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
 Real = Annotated[float, Field(ge=-MOST, le=MOST)]

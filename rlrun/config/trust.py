@@ -49,7 +49,7 @@ def require_trust(file: FilePath, data: Any) -> None:
 
     Args:
         file: the config of a run folder, sweep or checkpoint.
-        data: its content, with that of its `base`.
+        data: content of the file and of its `base`.
     """
     code = code_of(data)
     key = _key(create=False)

@@ -12,8 +12,8 @@ from typing import Any
 
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import no_such, suggestion
-from rlrun.config.rllib_rules import OldSettings, Translation, chosen_entry
 from rlrun.config.rllib_tables import ENV_IDS
+from rlrun.config.translation import OldSettings, Translation, chosen_entry
 from rlrun.config.yaml_tree import Node, from_plain
 
 SB3 = "Stable-Baselines3"
@@ -123,7 +123,7 @@ REFUSED: dict[str, str] = {
     "noise_std": "actions of SAC are drawn from its policy; leave it out, with noise_type",
     **dict.fromkeys(
         ("replay_buffer_class", "replay_buffer_kwargs"),
-        "replay.type names a buffer of your own; hindsight replay is not here",
+        "hindsight experience replay is not here; leave it out",
     ),
     **dict.fromkeys(
         ("features_extractor_class", "features_extractor_kwargs"),
@@ -156,7 +156,7 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
     """The settings for the environment `name`, or for the only one of the file.
 
     Args:
-        algorithm: of the file, which does not say it.
+        algorithm: algorithm of the file, which does not say it.
 
     Raises:
         ConfigError: with all problems.
@@ -171,7 +171,7 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
         raise ConfigError([Problem(node.origin, name, "expected settings, keys and values")])
     settings = _ZooSettings(name, algorithm, node)
     settings.translate()
-    return settings.finish(SB3, node.origin, node.origin, algorithm)
+    return settings.finish(node.origin, node.origin, algorithm)
 
 
 def _merged(node: Node) -> dict[str, Node]:
@@ -185,7 +185,7 @@ class _ZooSettings(OldSettings):
     """The settings of one environment on their way."""
 
     def __init__(self, name: str, algorithm: str, node: Node) -> None:
-        super().__init__(name)
+        super().__init__(name, SB3, _DEFAULT)
         self.kind, self.node = algorithm, node
         self.given = _merged(node)
         self.updates_per_step = 1.0
@@ -327,7 +327,7 @@ class _ZooSettings(OldSettings):
         self.derive(address, points, name, "a line to 0")
 
     def on_policy(self) -> None:
-        """What PPO and A2C have in common."""
+        """Translate the settings that PPO and A2C share."""
         steps, envs = (int(self.number(name, 1)) for name in ("n_steps", "n_envs"))
         rows = steps * envs
         why = f"{steps} steps of {envs} environment{'s' if envs > 1 else ''}"
@@ -344,7 +344,7 @@ class _ZooSettings(OldSettings):
             self.derive("training.vf_loss_coeff", doubled, "vf_coef", why)
 
     def off_policy(self) -> None:
-        """What DQN and SAC have in common: rounds of sampling and learning in turns."""
+        """Translate the settings that DQN and SAC share: sampling and learning in turns."""
         every, steps = self.value("train_freq"), self.value("gradient_steps")
         if not all(isinstance(number, int) for number in (every, steps)) or every < 1:
             message = "expected a number of steps; learning after whole episodes is not here"

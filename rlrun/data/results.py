@@ -16,6 +16,8 @@ from rlrun.data.media import Media
 
 Row = dict[str, Any]
 """Nested: text -> bool, int, float, text, None, or another such dict."""
+RETURN = "episode_return_mean"
+"""Address of a run's mean return; with ``evaluation/`` before it, of the last evaluation's."""
 
 
 def plain_row(result: Mapping[str, Any]) -> Row:
@@ -92,6 +94,17 @@ def addresses(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
+def flat(row: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
+    """Address -> value for all values that are not dicts."""
+    return {key.replace("/", separator): lookup(row, key) for key in addresses(row)}
+
+
+def flat_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Address -> value for all finite numbers."""
+    found = {key: number_at(row, key) for key in addresses(row)}
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def with_keys_of(template: Mapping[str, Any], row: Row) -> Row:
     """``row`` with the template's keys in their order, None if missing; other keys come last."""
     filled: Row = {}
@@ -126,7 +139,7 @@ def counts_already(address: str, row: Mapping[str, Any], smoothing_episodes: int
 
     The mean of three lucky episodes would otherwise end a run or name a best checkpoint.
     """
-    if address != "episode_return_mean":
+    if address != RETURN:
         return True
     episodes = number_at(row, "episodes_in_mean")
     return episodes is None or episodes >= smoothing_episodes

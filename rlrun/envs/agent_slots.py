@@ -1,4 +1,4 @@
-"""Slots: what policies know of environments, as arrays.
+"""Slots: the agents of sub-environments as policies see them, in arrays.
 
 A *slot* is one agent of one sub-environment. With one agent each, slots and sub-environments are
 the same, and all act together. With several agents of one policy, an agent has a slot of the policy
@@ -40,11 +40,11 @@ class PlannedEpisode:
 
     episode_id: int
     seed: int
-    """Of the episode's random numbers."""
+    """Seed of the episode's random numbers."""
     reset_seed: int
-    """Of the environment: the same, unless the episode begins at a soft horizon."""
+    """Seed of the environment: the same, unless the episode begins at a soft horizon."""
     mapping_rng: np.random.Generator
-    """For choices of policies."""
+    """Generator for choices of policies."""
 
 
 @dataclass
@@ -138,47 +138,47 @@ class AgentSlot:
 
     id: Any
     index: int
-    """By order of appearance in the episode."""
+    """Index by the order of appearance in the episode."""
     env_index: int
     episode_id: int
     episode_seed: int
     position: int
-    """Among the environment's possible agents."""
+    """Index among the environment's possible agents."""
     policy_id: str
     slot: int = -1
-    """-1 before it has one and once it has left."""
+    """Slot of the agent; -1 before it has one and once it has left."""
     credit: float = 0.0
     """Rewards since its last action."""
     total: float = 0.0
     """Rewards of all its transitions, and `credit`."""
     taken: int = 0
-    """Actions in the episode."""
+    """Number of its actions in the episode."""
     observation: Any = None
-    """Raw, while its action is due."""
+    """Raw observation, while its action is due."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of the info with which it left (`report.info_keys`)."""
     unanswered: tuple[int, Any, Any] | None = None
-    """For recorders, env step, observation and action of its last action, until it is answered."""
+    """Env step, observation and action of its last action, for recorders, until it is answered."""
 
 
 @dataclass(slots=True)
 class SlotStep:
-    """What a step brought to slots of one policy."""
+    """A step of the slots of one policy."""
 
     rewards: Array
-    """Since their last actions, float64 ``[k]``."""
+    """Rewards since their last actions, float64 ``[k]``."""
     terminateds: Array
     truncateds: Array
     observations: Any
-    """Raw, batched ``[m, ...]``; may be a buffer."""
+    """Raw observations, batched ``[m, ...]``; may be a buffer."""
     infos: Mapping[int, Mapping[str, Any]] | None = None
-    """By position among the k; None where they are not asked for."""
+    """Infos by position among the k; None where they are not asked for."""
     valid: Array | None = None
     """Bool ``[k]``, False where the step was no transition; None: all were."""
     slots: Array | None = None
-    """int ``[k]``, those that go on first; None: all slots in their order, which all go on."""
+    """Slots, int ``[k]``, those that go on first; None: all in their order, which all go on."""
     num_staying: int = 0
-    """How many go on, which act next."""
+    """Number of slots that go on; they act next."""
     observed: Array | None = None
     """Bool ``[k]``; None: all have an observation. A slot that ends may have none."""
     joined: Sequence[AgentSlot] = ()
@@ -190,7 +190,7 @@ class SlotStep:
 
     @property
     def num_transitions(self) -> int:
-        """Of slots that come and go."""
+        """Number of transitions, for slots that come and go."""
         assert self.slots is not None
         return len(self.slots) - len(self.joined)
 
@@ -232,17 +232,17 @@ observation (None for none) and its info."""
 
 
 class PolicySlots:
-    """The slots of one policy, and what the present step brings to them.
+    """The slots of one policy, and their part of the present step.
 
     Args:
-        spaces: of the environment, for agents of this policy.
+        spaces: the environment's spaces for agents of this policy.
 
     Attributes:
-        agents: by slot; None where it is free.
+        agents: the agent of each slot; None where it is free.
         due: slots that act next.
-        staying, leaving: what the step brought to agents that go on, and to those that leave.
-        flags: of those that leave, terminated and truncated.
-        joined: agents among those that go on whose first observations these are.
+        staying, leaving: updates of the agents that go on, and of those that leave.
+        flags: terminated and truncated of each agent that leaves.
+        joined: agents that go on and have their first observations in this step.
         plain_actions: whether a batch of actions is an array of one action an agent.
         wants_infos: whether infos are kept.
     """

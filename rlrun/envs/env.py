@@ -268,7 +268,7 @@ def time_limits(env: Any) -> Iterator[Any]:
 
 
 class CheckedEnv(NamedTuple):
-    """What is known of an environment after one reset and step."""
+    """Properties of an environment that one reset and step show."""
 
     draws_elsewhere: bool
     """Whether it drew from a global generator or from its own spaces."""
@@ -326,7 +326,7 @@ def random_action(space: spaces.Space[Any], observation: Any, *, seed: int) -> A
 
 
 def _step_problem(result: Any) -> str | None:
-    """What is wrong with the return value of ``step()``, its observation aside."""
+    """The fault of the return value of ``step()``, its observation aside; None if there is none."""
     if not (isinstance(result, tuple) and len(result) == 5):
         returned = f"{len(result)} values" if isinstance(result, tuple) else str(type(result))
         expected = "(observation, reward, terminated, truncated, info)"
@@ -391,7 +391,7 @@ def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, floa
 def observation_problem(
     space: spaces.Space[Any], observation: Any, where: str = "observation"
 ) -> str | None:
-    """What is wrong with ``observation``, or None; the precision of floats is not: it is cast."""
+    """The fault of ``observation``, or None; another precision of floats is none, as it is cast."""
     if isinstance(space, spaces.Box):
         return _box_problem(space, observation, where)
     parts: dict[Any, spaces.Space[Any]]
@@ -416,7 +416,7 @@ def observation_problem(
 
 
 def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
-    """What is wrong with one array; NaN before the bounds, since it is never within them."""
+    """The fault of one array, or None; NaN before the bounds, since it is never within them."""
     problem = form_problem(space, observation, where)
     if problem is not None:
         return problem
@@ -441,7 +441,7 @@ def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
 
 
 def form_problem(space: spaces.Box, observation: Any, where: str = "observation") -> str | None:
-    """What is wrong with shape or dtype of one array, or None."""
+    """The fault of the shape or dtype of one array, or None."""
     try:
         array = np.asarray(observation)
         fits = np.can_cast(array.dtype, space.dtype, casting="same_kind")

@@ -57,7 +57,7 @@ class EnvHost:
         """Call a method of the environment.
 
         Raises:
-            EnvError: from the constructor.
+            EnvError: the constructor failed.
             EnvFailure: whatever else the environment raised, as text.
         """
         try:
@@ -104,7 +104,7 @@ class EnvProxy(ABC):
         """Wait for the call that was begun.
 
         Raises:
-            EnvError: from the constructor.
+            EnvError: the constructor failed.
             EnvFailure: the environment raised, or its process ended.
         """
         try:
@@ -164,7 +164,7 @@ class ProxyMaker:
     """Makes the sub-environments of a runner elsewhere; called, it makes one of them again.
 
     Attributes:
-        kind: of proxy, made of what makes the environment and `env_timeout_s`.
+        kind: class of the proxies, called with a maker of the environment and `env_timeout_s`.
         make: makes a sub-environment, in its own process.
     """
 
@@ -203,7 +203,7 @@ class ParallelSubEnvs(SubEnvs):
     """Environments that are elsewhere, and so step at the same time.
 
     Args:
-        wait: which of some environments to turn to, those that are ready; None turns to all.
+        wait: returns for each of the busy environments whether it is ready; None waits for all.
     """
 
     parallel = True

@@ -72,13 +72,13 @@ STATE_CALLS: dict[str, Callable[..., Any]] = {"get_state": take_state, "set_stat
 def state_problem(
     env: Any, choose_action: Callable[[Any, int], Any], is_over: Callable[[Any], bool]
 ) -> str | None:
-    """What is wrong with the state that an environment offers; None if it can be relied on.
+    """The fault of the state that an environment offers; None if it can be relied on.
 
     It must lead to the same steps again, after another episode, and wrappers must not change.
 
     Args:
-        choose_action: from an observation, or several agents' observations, and a seed.
-        is_over: whether a result of ``step`` ends the episode.
+        choose_action: chooses an action, given an observation (or several agents') and a seed.
+        is_over: says whether a result of ``step`` ends the episode.
     """
     if not offers_state(env):
         return f"{type(env).__name__} around it may remember something"
@@ -122,7 +122,7 @@ def _difference(
 
 
 def _holder(env: Any) -> Any:
-    """What has the two methods, inside of wrappers that remember nothing, or None.
+    """The object with the two methods, inside of wrappers that remember nothing, or None.
 
     An environment that draws from global generators, or from its spaces, is none: these have states
     of their own.

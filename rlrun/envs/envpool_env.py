@@ -89,10 +89,10 @@ def pool_maker(
     context: EnvContext,
     render_mode: str | None = None,
 ) -> PoolMaker:
-    """What makes the pools of an env runner.
+    """The function that makes the pools of an env runner.
 
     Args:
-        settings: for the horizon, and the CPUs of a remote runner: its pool has as many threads.
+        settings: give the horizon, and the CPUs of a remote runner: its pool has as many threads.
 
     Raises:
         EnvError: EnvPool is not installed, has no such environment, or not with these arguments.

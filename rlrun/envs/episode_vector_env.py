@@ -1,4 +1,4 @@
-"""`EpisodeVectorEnv`: what the sampling loop sees of several copies of an environment.
+"""`EpisodeVectorEnv`: the sampling loop's interface to several copies of an environment.
 
 The loop never sees an autoreset mode: a step returns the true final observation of a finished
 sub-environment, and the loop itself asks for the next episode. Owns the interface and the checks of
@@ -64,14 +64,14 @@ class EpisodeVectorEnv(Protocol):
 
     Attributes:
         num_envs: B.
-        single_observation_space: of one sub-environment.
-        single_action_space: of one sub-environment.
+        single_observation_space: observation space of one sub-environment.
+        single_action_space: action space of one sub-environment.
         episode_seeds: whether `reset_envs` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
         resets_single_envs: whether `reset_envs` can also break off an episode that has not ended.
         offers_state: whether `get_state` returns one, which `set_state` goes on from after a reset.
         every_step_counts: whether `valid` is always None and `failed_envs` always empty.
-        failed_envs: after each step, the sub-environments whose environment raised and was built
+        failed_envs: sub-environments whose environment raised in the last step and was built
             again; the caller resets them. Always empty unless asked for.
         valid: [B] after each step; False where the step was the environment's own reset, and the
             row no transition. None: all rows are transitions.
@@ -119,7 +119,7 @@ class EpisodeVectorEnv(Protocol):
         return observations if due.all() else self.reset_envs(~due, seeds)
 
     def render(self) -> Any:
-        """What the sub-environments' own render functions return, as a sequence [B]."""
+        """The frames of the sub-environments' own render functions, as a sequence [B]."""
 
     def get_state(self) -> Any:
         """The state of all sub-environments, or None if the environment does not offer it."""
@@ -142,8 +142,8 @@ def replay_actions(
     One with fewer actions starts later: all arrive at the same step.
 
     Args:
-        to_env: from actions ``[B, ...]`` to the environments'.
-        actions: of each sub-environment ``[n, ...]``, or None for none.
+        to_env: turns actions ``[B, ...]`` into the environments'.
+        actions: actions of each sub-environment ``[n, ...]``, or None for none.
 
     Returns:
         The observations ``[B, ...]``; and bool ``[B]``, whether an environment raised and was built

@@ -12,7 +12,7 @@ from rlrun.config.problems import user_traceback
 
 NO_ALLOWED_ACTION = "the action mask allows no action"
 RAISED = (Exception, SystemExit)
-"""What environments raise: one that calls ``sys.exit`` does not end the run, as if it were well."""
+"""Exceptions of environments, ``sys.exit`` among them: it must not end the run as a success."""
 _LONGEST = 10_000  # characters of a reason, and of a traceback
 EnvPhase = Literal[
     "constructor", "reset", "step", "observation", "action", "get_state", "set_state"
@@ -28,7 +28,7 @@ class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its pl
 
     @classmethod
     def from_exception(cls, error: BaseException) -> EnvFailure:
-        """What the environment raised, as text, with only the user's own frames."""
+        """The exception of an environment as text, with only the user's own frames."""
         if isinstance(error, EnvFailure):
             return error
         try:
@@ -54,13 +54,13 @@ class EnvError(Exception):
     """A user's environment raised, or broke its own contract.
 
     Attributes:
-        env_id: what the experiment calls the environment.
+        env_id: name of the environment in the experiment.
         runner_index: 0 for the runner in the driver, 1..n for Ray actors.
         sub-environment: index of the sub-environment within its runner.
         env_step: 0-based step of the episode at which it happened; -1 before the first step.
-        phase: what the environment was doing.
+        phase: call of the environment during which it happened.
         user_traceback: the user's traceback as text, empty if nothing was raised.
-        reason: one line: the exception, or what is wrong with what the environment returned.
+        reason: one line: the exception, or the fault of the value that the environment returned.
         note: one more line, why the failure is not survived; empty where it never is.
     """
 

@@ -67,7 +67,7 @@ class RepeatAfterMe(gym.Env[np.int64, np.int64]):
     Args:
         delay: steps to remember a token; 0 needs no memory.
         length: steps of an episode.
-        num_tokens: how many different tokens there are.
+        num_tokens: number of different tokens.
     """
 
     def __init__(self, delay: int = 1, length: int = 100, num_tokens: int = 2) -> None:
@@ -106,7 +106,7 @@ class PlayCards(gym.Env[Any, np.int64]):
     hand that was there; the best play is by value.
 
     Args:
-        num_cards: in a hand, and so steps of an episode.
+        num_cards: cards in a hand, and so steps of an episode.
     """
 
     def __init__(self, num_cards: int = 6) -> None:

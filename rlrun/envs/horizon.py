@@ -28,14 +28,14 @@ ALL = "__all__"
 
 
 class Horizon:
-    """What becomes of the flags of each step.
+    """Changes the flags of each step by the settings of the horizon.
 
     Args:
         soft: whether episodes may go over into others without a reset; not in evaluation.
 
     Attributes:
-        passed: after `flags`, bool ``[B]``: sub-environments whose episode is over at a soft
-            horizon, while they go on.
+        passed: bool ``[B]``, set by `flags`: sub-environments that go on although their episode is
+            over at a soft horizon.
     """
 
     def __init__(self, settings: EnvRunnersConfig, *, soft: bool = True) -> None:
@@ -50,7 +50,7 @@ class Horizon:
         """Terminated and truncated, bool ``[B]``, as learning is to see them.
 
         Args:
-            steps: of the running episodes, this one included, int ``[B]``.
+            steps: steps of the running episodes, this one included, int ``[B]``.
             valid: False where the step was no transition; None: all were.
         """
         reached = steps >= self._horizon
@@ -73,7 +73,7 @@ class Horizon:
 
         Args:
             step: env steps of the episode, this one included.
-            terminateds, truncateds: by agent, and for all agents.
+            terminateds, truncateds: flags of each agent, and of all together.
         """
         if self._terminates:
             if step >= self._horizon:

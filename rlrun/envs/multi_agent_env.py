@@ -79,7 +79,7 @@ class Copies(MultiAgentEnv):
     """N agents, each in a copy of a single-agent environment of its own; see `make_multi_agent`.
 
     Attributes:
-        copies: by agent.
+        copies: environment of each agent.
     """
 
     def __init__(self, make: Callable[[], gym.Env[Any, Any]], num_agents: int) -> None:
@@ -146,7 +146,7 @@ def make_multi_agent(env: str | Callable[..., gym.Env[Any, Any]]) -> Callable[..
     """A multi-agent environment of independent copies of a single-agent one.
 
     Args:
-        env: a gymnasium id, or what makes the environment.
+        env: a gymnasium id, or a function that makes the environment.
 
     Returns:
         ``make(num_agents=2, **kwargs)``, with agents agent_0, agent_1, ...; ``kwargs`` go to each
@@ -200,7 +200,7 @@ def make_multi_agent_env(
 
 
 def _missing(env: Any) -> str | None:
-    """What an environment lacks to be a multi-agent one, if it does."""
+    """The reason that an environment is no multi-agent one; None if it is one."""
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
     for name in ("possible_agents", "observation_spaces", "action_spaces", "reset", "step"):
         if not hasattr(env, name):
@@ -246,7 +246,7 @@ def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bo
 
 
 def _answer_problem(env: Any, answer: Any, length: int) -> str | None:
-    """What is wrong with the return value of `reset` (2 dicts) or `step` (5), if anything."""
+    """The fault of the return value of `reset` (2 dicts) or `step` (5); None if there is none."""
     names = ["observations", "rewards", "terminateds", "truncateds", "infos"]
     if length == 2:
         del names[1:4]
@@ -316,7 +316,7 @@ class SubEnvs:
         """Let a sub-environment that is elsewhere begin to step or to reset."""
 
     def ready(self) -> Sequence[int]:
-        """Of those that are busy, the ones to turn to now."""
+        """The busy sub-environments whose results are to be taken now."""
         return ()
 
     def render(self) -> list[Any]:

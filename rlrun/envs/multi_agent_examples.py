@@ -33,7 +33,7 @@ class RockPaperScissors(MultiAgentEnv):
     round but those in which it cannot know.
 
     Args:
-        rounds: of an episode.
+        rounds: rounds of an episode.
     """
 
     possible_agents = ("player_0", "player_1")
@@ -158,7 +158,7 @@ class CrashingCartPole(_Around):
 
     Args:
         num_agents: see `MultiAgentCartPole`.
-        crash_probability: of raising, in each step.
+        crash_probability: probability of raising, in each step.
     """
 
     def __init__(self, num_agents: int = 2, crash_probability: float = 0.01) -> None:

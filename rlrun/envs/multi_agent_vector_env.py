@@ -60,11 +60,11 @@ class SubEnv:
     step: int = 0
     """Env steps of the episode."""
     transitions: int = 0
-    """Of its agents, since it began or was restored."""
+    """Transitions of its agents since it began or was restored."""
     agents: dict[Any, AgentSlot] = field(default_factory=dict)
-    """All that have joined, in their order; also those that have left."""
+    """All agents that have joined, in their order; also those that have left."""
     actions: dict[Any, Any] = field(default_factory=dict)
-    """What the next step of the environment receives."""
+    """Actions for the next step of the environment, by agent."""
     total: float = 0.0
     """Rewards of the episode, of all agents that had acted."""
     silent: int = 0
@@ -89,8 +89,8 @@ class MultiAgentVectorEnv:
 
     Args:
         envs: one for each sub-environment.
-        source: which episodes they run.
-        horizon: what becomes of the flags of each step; None leaves them alone.
+        source: episodes that they run.
+        horizon: changes the flags of each step; None leaves them alone.
         rebuilder: makes an environment again after it raised.
         recorder: shown each step.
 
@@ -274,7 +274,7 @@ class MultiAgentVectorEnv:
                     agent.unanswered = sub.step, deepcopy(agent.observation), action
 
     def _step_envs(self, subs: Sequence[SubEnv]) -> list[tuple[SubEnv, Dicts]]:
-        """What the environments return, but for those that raised or are not ready."""
+        """Step the environments; the results of those that did not raise and are ready."""
         came: list[tuple[SubEnv, Dicts]] = []
         self.failed = []
         for sub in subs:
@@ -447,7 +447,7 @@ class MultiAgentVectorEnv:
             if info:
                 self._add_numbers(sub, agent, info)
             if over:  # the reset that follows may write into the same arrays
-                seen, info = deepcopy(seen), {**info}
+                seen, info = deepcopy(seen), deepcopy(info) if slots.wants_infos else info
             slots.leaving.append((agent, agent.slot, agent.credit, sub.step, seen, info))
             # The flags of all hold for agents without flags of their own.
             slots.flags.append(own if any(own) else of_all)

@@ -44,7 +44,7 @@ def adapted(env: Any) -> Any:
 
 
 class _Adapter:
-    """What both have in common."""
+    """The base of both adapters."""
 
     def __init__(self, env: Any) -> None:
         self._env = env

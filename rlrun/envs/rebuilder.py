@@ -32,12 +32,12 @@ class Rebuilder:
     the failures that are tolerated in 1,000 env steps.
 
     Args:
-        env_id: what the experiment calls the environment.
+        env_id: name of the environment in the experiment.
         when: whether failures are survived; "auto" needs environments that are proven.
         per_1000_steps: failures that are tolerated in so many env steps of all sub-environments.
 
     Attributes:
-        env_steps: of all sub-environments so far.
+        env_steps: env steps of all sub-environments so far.
         proven: whether any sub-environment has run a whole episode.
     """
 
@@ -81,7 +81,7 @@ class Rebuilder:
         return make(env_index)
 
     def get_state(self) -> dict[str, Any]:
-        """What decides on the next failure, and the number of failures."""
+        """The counters that decide whether the next failure is survived."""
         names = ("env_steps", "proven", "_failures", "_spent", "_spent_at")
         return {name.lstrip("_"): getattr(self, name) for name in names}
 

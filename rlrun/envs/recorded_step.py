@@ -38,7 +38,7 @@ class RecordedStep:
     obs: Any
     """Raw observations acted on, batched ``[B, ...]``."""
     actions: Any
-    """What the environments received, batched ``[B, ...]``."""
+    """Actions as the environments received them, batched ``[B, ...]``."""
     next_obs: Any
     """Raw observations returned, final ones where an episode ended, batched ``[B, ...]``."""
     rewards: Array
@@ -50,7 +50,7 @@ class RecordedStep:
     agents: Sequence[AgentTransition] = ()
     """Transitions of agents that this step has completed."""
     infos: Mapping[int, Mapping[str, Any]] | None = None
-    """By environment, where an environment has one agent; None for no infos at all."""
+    """Infos by environment, where an environment has one agent; None for no infos at all."""
     dropped: Mapping[int, int] = field(default_factory=dict)
     """Environment -> number of its episode, where it raised. Evaluation repeats the episode."""
 

@@ -57,12 +57,12 @@ def make_vector_env(
     created: _Created | None = None,
     env_timeout_s: float | None = None,
 ) -> EpisodeVectorEnv:
-    """Build ``num_envs`` sub-environments of what ``spec`` names.
+    """Build ``num_envs`` sub-environments of the environment that ``spec`` names.
 
     Args:
         spec: the environment; its function may also return a gymnasium vector environment.
         num_envs: B.
-        settings: for ``gym_env_vectorize_mode`` ("auto" and "sync" step the sub-environments one
+        settings: give ``gym_env_vectorize_mode`` ("auto" and "sync" step the sub-environments one
             after the other in this process, "async" in a process each, "vector_entry_point" is the
             environment's own vectorisation, "envpool" is EnvPool's environment of that name),
             ``env_wrappers``, ``preprocessor_pref`` and ``disable_env_checking``. The check finds
@@ -73,7 +73,7 @@ def make_vector_env(
             not in environments that are vectors themselves.
         created: called with the index and the environment of each sub-environment that is made,
             also again; possible where they are in this process and no vector themselves.
-        env_timeout_s: of each call in other processes; see `end_late_calls` for this one.
+        env_timeout_s: limit of each call in other processes; see `end_late_calls` for this one.
 
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.
@@ -184,7 +184,7 @@ def _maker(
     place: EnvContext,
     render_mode: str | None,
 ) -> Callable[[int], Any]:
-    """What makes the environment of a sub-environment, with its wrappers and its time limit."""
+    """A function that makes a sub-environment, with its wrappers and its time limit."""
     wrappers = find_wrappers(settings.env_wrappers)
 
     def make(env_index: int) -> Any:
@@ -217,7 +217,7 @@ def make_sub_envs(
 
     Args:
         spec, settings, place, render_mode, created, env_timeout_s: see `make_vector_env`.
-        several: whether the environment has several agents; one with one is made one of "agent_0".
+        several: whether the environment has several agents; else its one agent becomes "agent_0".
 
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.

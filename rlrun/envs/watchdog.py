@@ -133,7 +133,7 @@ def end_late_calls(limit_s: float | None, limit: str = "") -> CallWatch | None:
     threads on stderr.
 
     Args:
-        limit: what messages call it; default the setting.
+        limit: name of the limit in messages; default the setting.
 
     Raises:
         RuntimeError: this is not the main thread.
@@ -176,7 +176,7 @@ def end_forked_copy(process_id: int) -> None:
 
 
 def end_calls_after(number: signal.Signals) -> None:
-    """From this signal on, raise `CallEnded` in calls of environments that last `SIGNAL_S`."""
+    """After this signal, raise `CallEnded` in calls of environments that last `SIGNAL_S`."""
     main, watches = threading.main_thread().ident or 0, list[CallWatch]()
 
     def handle(_: int, frame: FrameType | None) -> None:

@@ -33,7 +33,7 @@ from rlrun.policies.action_sampling import action_layout
 from rlrun.sampling.acting_policy import ActingPolicy
 
 NUM_ENVS, NUM_STEPS = 50, 20
-"""What a file must answer as the policy does: 1,000 observations."""
+"""A file is compared with the policy on 1,000 observations: 50 environments, 20 steps each."""
 TOLERANCE = 1e-5
 """Largest difference of an action, relative to actions above 1; float32 has 7 digits."""
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -52,7 +52,7 @@ class Export:
     """Largest difference of an action on 1,000 observations, relative to actions above 1."""
 
     def lines(self) -> list[str]:
-        """What a user should know of the file."""
+        """A description of the file: its policy, inputs and outputs."""
         found = json.loads(self.signature)
         lines = [
             f"{self.path}: policy {self.policy_id} of {self.checkpoint}; "
@@ -80,14 +80,14 @@ def export(
     exploration. A file is written only if it answers 1,000 random observations as the policy does.
 
     Args:
-        run_or_checkpoint, trust: as of `rollout`.
+        run_or_checkpoint, trust: see `rollout`.
         onnx: file in the Open Neural Network Exchange format.
         torchscript: file that ``torch.jit.load`` reads.
         policy_id: one of several policies; None: the only one.
 
     Raises:
         InputError: nothing to write, a package is missing, or the policy cannot be exported.
-        TrustError, RunFolderError, CheckpointError: as of `rollout`.
+        TrustError, RunFolderError, CheckpointError: see `rollout`.
     """
     files = {"onnx": onnx, "torchscript": torchscript}
     paths = {name: Path(path) for name, path in files.items() if path is not None}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlrun.data.results import Row, number_at
-from rlrun.experiment.report.progress import clock_time
-from rlrun.experiment.stopping import StopCriteria, number
+from rlrun.data.results import RETURN, Row, number_at
+from rlrun.experiment.report.numbers import clock_time, two_decimals
+from rlrun.experiment.stopping import StopCriteria
 
 End = Literal["finished", "interrupted"]
 
@@ -34,9 +34,9 @@ def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
     lines = [_headline(outcome)]
     result = outcome.result
     if result is not None:
-        mean = number_at(result, "episode_return_mean")
+        mean = number_at(result, RETURN)
         lines.append(
-            f"  return      {'unknown' if mean is None else number(round(mean, 2))} after "
+            f"  return      {two_decimals(mean, 'unknown')} after "
             f"{int(result['env_steps']):,} env steps and {clock_time(result.get('time_s') or 0)} "
             "of iterations"
         )

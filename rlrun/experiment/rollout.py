@@ -103,7 +103,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         run_or_checkpoint: run folder, or one checkpoint.
         episodes: number of episodes; None takes as many as the run's `evaluation`.
         steps: most env steps of the whole rollout, which then plays one episode at a time.
-        seed: of the episodes; None takes the seed of the run's evaluation.
+        seed: seed of the episodes; None takes the seed of the run's evaluation.
         explore: sample actions instead of taking the most probable ones.
         render: show the environment in a window; one episode at a time.
         video: folder for a video of each episode; one episode at a time.
@@ -173,9 +173,8 @@ def load_policy(
     """A trained policy, with its connectors, for environments that the caller steps; without Ray.
 
     Args:
-        run_or_checkpoint: as of `rollout`.
-        policy_id, num_envs, explore, seed: as of `Algorithm.acting_policy`.
-        trust: as of `rollout`.
+        run_or_checkpoint, trust: see `rollout`.
+        policy_id, num_envs, explore, seed: see `Algorithm.acting_policy`.
 
     Raises:
         InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.

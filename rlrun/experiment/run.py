@@ -51,7 +51,7 @@ from rlrun.experiment.report.console import (
     make_console,
     print_error,
 )
-from rlrun.experiment.report.progress import RunHeader
+from rlrun.experiment.report.console_state import RunHeader
 from rlrun.experiment.report.sinks import (
     CONSOLE,
     DiskRefusedError,
@@ -96,7 +96,7 @@ def run_experiment(
         run_dir: the exact folder; default ``runs/<name>/<date>-<time>-s<seed>``.
         resume: resume the newest unfinished run of this configuration, or the run in ``run_dir``,
             if there is one; for jobs that a scheduler starts again.
-        address: of a Ray cluster; default a local Ray, started only for remote env runners.
+        address: Ray cluster to join; default a local Ray, started only for remote env runners.
         console: "panel", "lines" or "quiet"; default the most that the terminal can show.
 
     Raises:
@@ -186,7 +186,7 @@ def _resumed(
 
 
 def _drained(results: Generator[Row, None, RunOutcome]) -> RunOutcome:
-    """What a run returns at its end."""
+    """The outcome of a run that is iterated to its end."""
     while True:
         try:
             next(results)
@@ -244,7 +244,7 @@ class RunSession:
         self.last_row: Row | None = checkpoint.row if checkpoint else None
         self.sinks: list[Sink] = []
         self.warned: set[str] = set()
-        """What could not be written, and the console has said so."""
+        """Files that could not be written and that the console has warned of."""
         self.console: RunConsole
         self._writing, self._holding = Pace(_CHECKPOINT_EVERY_S), Pace(0.0)
         self._held: Checkpoint | None = None

@@ -70,7 +70,7 @@ class RunFolder:
 
     Attributes:
         path: the folder as the user has named it, for messages.
-        home: its absolute path, which holds when an environment changes the working directory.
+        home: absolute path of the folder, valid after a change of the working directory.
     """
 
     CONFIG: ClassVar[str] = "config.yaml"

@@ -19,8 +19,8 @@ from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS
 from rlrun.checkpoint.files import remove_directory
 from rlrun.config.problems import ConfigError
 from rlrun.config.yaml_tree import parse_scalar
-from rlrun.data.results import Row, counts_already, lookup, number_at
-from rlrun.experiment.report.progress import RunHeader
+from rlrun.data.results import RETURN, Row, counts_already, lookup, number_at
+from rlrun.experiment.report.console_state import RunHeader
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run_folder import (
     SWEEP_CONFIG,
@@ -43,7 +43,7 @@ _FILES_OF_RUNS = (RunFolder.CONFIG, SWEEP_CONFIG, "meta.json", "metrics.jsonl", 
 
 @dataclass(frozen=True)
 class RunEntry:
-    """What the folder of a run shows, or that of a group or sweep, with its members."""
+    """A run, group or sweep as its folder shows it; the latter two with their members."""
 
     path: Path
     state: str
@@ -200,12 +200,12 @@ def _created(path: Path, meta: Mapping[str, Any]) -> datetime:
 
 
 class _Goal:
-    """What makes a result of a run better than others, and what ends the run."""
+    """The metric by which results of a run are compared, and the criteria that end the run."""
 
     def __init__(self, settings: Mapping[str, Any], section: str) -> None:
         chosen = settings.get(section)
         chosen = chosen if isinstance(chosen, dict) else {}
-        self.metric = str(chosen.get("metric") or "episode_return_mean")
+        self.metric = str(chosen.get("metric") or RETURN)
         self.best_of = min if chosen.get("mode") == "min" else max
         window = int(number_at(settings, "report/smoothing_episodes") or 1)
         self._smoothing_episodes = window
@@ -230,7 +230,7 @@ def _stop(settings: Mapping[str, Any], smoothing_episodes: int) -> StopCriteria:
 
 
 def header_of(entry: RunEntry) -> RunHeader:
-    """What the panel of a run says above its results.
+    """The facts about a run that its panel shows above the results.
 
     Raises:
         RunFolderError: it is a sweep, or its settings are damaged.

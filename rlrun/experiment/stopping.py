@@ -1,4 +1,4 @@
-"""What ends a run: its stop criteria, and signals.
+"""The ends of a run: its stop criteria, and signals.
 
 Owns the rule of the ``stop:`` section and the signal handlers. It must not know what is running.
 
@@ -22,6 +22,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.registry import nearest, suggestion
 from rlrun.data.results import addresses, comes_later, counts_already, lookup, number_at
 from rlrun.envs.watchdog import SIGNAL_S, CallWatch
+from rlrun.experiment.report.numbers import number
 
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
 """Result keys that only grow: as criteria they are budgets, all others are goals."""
@@ -123,16 +124,9 @@ def _suggest(address: str, result: Mapping[str, Any]) -> str:
     return f"no such result key{hint}"
 
 
-def number(value: float) -> str:
-    """A number as text: 300,000 or 475 or 412.53 or 0.00012."""
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.4g}"
-
-
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""From a user, a system that shuts down, a terminal that closes, a scheduler that warns of its
-time limit."""
+"""Signals of a user, a system that shuts down, a terminal that closes, a scheduler that warns of
+its time limit."""
 
 
 class Interrupts:
@@ -180,12 +174,12 @@ class Interrupts:
     def __exit__(self, *error: object) -> None:
         if self._watch is not None:
             self._watch.stop()
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        for each, handler in self._previous.items():
+            signal.signal(each, handler)
 
     def _install(self) -> None:
-        for number in self._previous:
-            signal.signal(number, self._handle)
+        for each in self._previous:
+            signal.signal(each, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._deferring or self.requested:

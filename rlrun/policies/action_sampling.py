@@ -35,6 +35,7 @@ from rlrun.data.nested import leaf_spaces
 from rlrun.policies.policy import Policy
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
+_MOST_CATEGORIES = 10_000_000
 
 LOG_STD_BOUNDS = (-20.0, 2.0)
 """Of a squashed normal distribution; beyond them a standard deviation says nothing any more."""
@@ -99,18 +100,23 @@ def action_layout(space: gym.Space[Any]) -> ActionLayout:
     """Lay out an action space.
 
     Raises:
-        TypeError: for a space that holds something other than Box, Discrete, MultiDiscrete,
-            MultiBinary, Dict and Tuple.
-        ValueError: for a Box of integers without finite bounds.
+        ConfigError: for a space that holds something other than Box, Discrete, MultiDiscrete,
+            MultiBinary, Dict and Tuple, a Box of integers without finite bounds, more than ten
+            million categories, or nothing at all.
     """
     leaves: list[ActionLeaf] = []
     inputs = columns = 0
     for _, leaf_space in leaf_spaces(space):
         kind, categories, width = _describe(leaf_space)
+        if sum(categories) > _MOST_CATEGORIES:
+            message = f"cannot choose among {sum(categories):,} categories, each with an output of"
+            raise misfit("env", f"{message} the network: {leaf_space}")
         num_inputs = sum(categories) or (2 * width if kind == "gaussian" else width)
         places = slice(inputs, inputs + num_inputs), slice(columns, columns + width)
         leaves.append(ActionLeaf(leaf_space, kind, *places, categories))
         inputs, columns = inputs + num_inputs, columns + width
+    if not columns:
+        raise misfit("env", f"the action space has no numbers to choose: {space}")
     return ActionLayout(tuple(leaves), isinstance(space, gym.spaces.Dict | gym.spaces.Tuple))
 
 
@@ -129,8 +135,9 @@ def _describe(space: gym.Space[Any]) -> tuple[Kind, tuple[int, ...], int]:
         case gym.spaces.Box():
             if not space.is_bounded():
                 raise misfit("env", f"cannot choose among unboundedly many integers: {space}")
-            counts = space.high.astype(np.int64) - space.low.astype(np.int64) + 1
-            return "multi_categorical", tuple(int(n) for n in counts.ravel()), counts.size
+            bounds = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
+            counts = tuple(high - low + 1 for low, high in bounds)
+            return "multi_categorical", counts, len(counts)
     message = f"cannot act in a {type(space).__name__} space; supported are Box, Discrete, "
     raise misfit("env", f"{message}MultiDiscrete, MultiBinary, Dict and Tuple")
 

@@ -26,7 +26,7 @@ class ObservationStore:
     Args:
         capacity: transitions that refer to it; room is made for one observation each, and an
             eighth more for final ones. Where episodes are very short, it grows.
-        shape, dtype: of one observation.
+        shape, dtype: shape and dtype of one observation.
     """
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: Any) -> None:
@@ -111,8 +111,8 @@ class FrameStore(ObservationStore):
     """Slots for stacks ``[k, ...]``; its own rows are the slots ``[k]`` of their frames.
 
     Args:
-        capacity: as for `ObservationStore`.
-        shape, dtype: of one stack.
+        capacity: see `ObservationStore`.
+        shape, dtype: shape and dtype of one stack.
     """
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: Any) -> None:

@@ -27,7 +27,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A ring of transitions; new ones get the highest priority of all updates so far.
 
     Args:
-        capacity, n_step, gamma, further_columns: as for `ReplayBuffer`.
+        capacity, n_step, gamma, further_columns: see `ReplayBuffer`.
         alpha: 0 samples uniformly, 1 in proportion to the priorities.
     """
 
@@ -53,7 +53,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Append all rows; the batch itself is not kept.
 
         Args:
-            priorities: of the rows, ``[N]``; by default the highest of all updates so far.
+            priorities: one for each row, ``[N]``; default the highest of all updates so far.
 
         Raises:
             ValueError: for a priority that is not positive and finite.
@@ -77,7 +77,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Transitions drawn by priority, with replacement, and their ``weights`` for a loss.
 
         Args:
-            beta: how far the weights make up for the uneven sampling; 1 does so fully.
+            beta: extent to which the weights correct for the uneven sampling; 1 does so fully.
 
         Raises:
             ValueError: when nothing has been added yet.
@@ -153,7 +153,7 @@ class SegmentTree:
 
     Args:
         combine: ``np.add`` or ``np.minimum``.
-        empty: what leaves hold at first, neutral for ``combine``.
+        empty: first value of the leaves, neutral for ``combine``.
     """
 
     def __init__(self, capacity: int, combine: np.ufunc, empty: float) -> None:
@@ -179,7 +179,7 @@ class SegmentTree:
             self._nodes[nodes] = self._combine(self._nodes[2 * nodes], self._nodes[2 * nodes + 1])
 
     def find(self, masses: Array) -> Array:
-        """For a tree of sums: the leaves ``[n]`` at which the running sum passes ``masses``.
+        """The leaves ``[n]`` at which the running sum passes ``masses``, in a tree of sums.
 
         A leaf that holds 0 is never found, even where rounding lets a mass reach the total.
         """

@@ -74,7 +74,7 @@ class ReplayBuffer(TransitionBuffer):
     Args:
         capacity: transitions that are kept; each further one takes the place of the oldest.
         n_step: most steps of a return.
-        gamma: discount between them.
+        gamma: discount of one step.
         further_columns: columns to keep besides those that single transitions need.
     """
 

@@ -38,8 +38,8 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
     Args:
         capacity: transitions that are kept, for sequences of any length.
         length: most steps of a sequence; it is shorter where its episode has no more of them.
-        further_columns: as for `ReplayBuffer`; states need one row for each step.
-        alpha: as for `PrioritizedReplayBuffer`; 0 draws first steps uniformly.
+        further_columns: see `ReplayBuffer`; states need one row for each step.
+        alpha: see `PrioritizedReplayBuffer`; 0 draws first steps uniformly.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ItemReplayBuffer(ReplayBuffer):
         unit: "episodes" are complete ones, from env step 0 to their end, in however many fragments
             they were added, of agents that act in each step: others cannot be known to be
             complete, and are left out. "fragments" are the batches that were added.
-        further_columns: as for `ReplayBuffer`.
+        further_columns: see `ReplayBuffer`.
     """
 
     def __init__(

@@ -171,6 +171,7 @@ class ColumnarCollector(SampleCollector):
     ) -> None:
         """Row t of the viewed columns that are this class's own; they take a while to make."""
         flags, steps = (buffer.terminateds[t], buffer.truncateds[t]), t - self._first
+        infos = infos if col.INFOS in self._further else None
         rows = step_columns(self.places, rewards, *flags, steps, self._unroll_ids, infos)
         for name in self._further:
             buffer.columns[name][t] = rows[name]

@@ -201,7 +201,8 @@ class LockStepEnvs:
         if self.horizon is not None and self.horizon.passed.any():
             slots = np.flatnonzero(self.horizon.passed)
             self._end(actor, slots, goes_on=True)
-            actor.continue_with_new_episodes(slots, self.episodes.ids[slots])
+            ids, raw = self.episodes.ids[slots], pick(self.raw, slots)
+            actor.continue_with_new_episodes(slots, ids, raw)
 
     def _end(self, actor: PolicyActor, slots: Array, *, goes_on: bool = False) -> None:
         actor.collector.end_episodes(slots)

@@ -17,6 +17,7 @@ look back at.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ class LogCollector(SampleCollector):
         columns[col.TRUNCATEDS][rows] = step.truncateds
         if col.INFOS in columns:
             for i, row in enumerate(rows.tolist()):
-                columns[col.INFOS][row] = (step.infos or {}).get(i, {})
+                columns[col.INFOS][row] = deepcopy((step.infos or {}).get(i, {}))
         self._open[slots] = -1
 
     def end_episodes(self, slots: Array) -> None:

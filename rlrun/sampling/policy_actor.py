@@ -250,10 +250,13 @@ class PolicyActor:
             obs = self.observations.first(raw_obs, slots, update=update)
         self.collector.begin_episodes(slots, ids, obs)
 
-    def continue_with_new_episodes(self, slots: Array, ids: Array) -> None:
-        """Episodes begin in these slots with what the policy sees now."""
+    def continue_with_new_episodes(self, slots: Array, ids: Array, raw_obs: Any = None) -> None:
+        """Episodes begin in these slots with what the policy sees now, which is ``raw_obs``."""
+        obs = self.collector.obs[slots]
+        if self._custom is not None and raw_obs is not None:
+            obs = self.observations.first(raw_obs, slots, update=False)
         self.noise.begin_episodes(slots)
-        self.collector.begin_episodes(slots, ids, self.collector.obs[slots])
+        self.collector.begin_episodes(slots, ids, obs)
 
     def begin_noise(self, slots: Array, numbers: Array) -> None:
         """Action noise of episodes with these numbers begins in these slots."""

@@ -29,6 +29,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
@@ -266,10 +267,12 @@ def step_columns(
         places: see `SampleCollector`, ``[k, 3]``.
         rewards: as learning sees them.
         steps: in the episodes.
+        infos: None where they are not viewed, since they are copied.
     """
     info_rows = np.empty(len(rewards), np.object_)
     for i in range(len(rewards)):
-        info_rows[i] = {} if infos is None else infos.get(i, {})
+        # An environment may hand out the same dict in every step.
+        info_rows[i] = {} if infos is None else deepcopy(infos.get(i, {}))
     return {
         col.REWARDS: rewards.astype(np.float32),
         col.TERMINATEDS: terminateds,

@@ -198,6 +198,7 @@ class SimpleListCollector(SampleCollector):
         running = [self._running[slot] for slot in slots.tolist()]
         if steps is None:
             steps = np.array([t.first_step + len(t) + 1 for t in running])
+        viewed = col.INFOS in self._like
         rows = step_columns(
             self.places[slots],
             step.rewards if learned_rewards is None else learned_rewards,
@@ -205,9 +206,9 @@ class SimpleListCollector(SampleCollector):
             np.array(step.truncateds),
             steps - 1,
             self._first_unroll_id + slots,
-            step.infos,
+            step.infos if viewed else None,
         )
-        if col.INFOS not in self._like:  # they are not viewed
+        if not viewed:
             del rows[col.INFOS]
         seen = iter(np.array(obs, self.obs_dtype))
         counts = np.ones(len(slots), np.bool_) if step.valid is None else step.valid

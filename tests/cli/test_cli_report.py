@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.experiment.compare.sweep_page import importance
-from rlrun.experiment.report.web_page import Chart, Curve, WebPage, short, ticks
+from rlrun.experiment.report.numbers import short
+from rlrun.experiment.report.web_page import Chart, Curve, WebPage, ticks
 from rlrun.experiment.sweep.trials import Trial
 
 SETTINGS = """\

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from rlrun.experiment.report.console import choose_style, result_line
+from rlrun.experiment.report.console_state import ConsoleState, RunHeader
+from rlrun.experiment.report.numbers import clock_time
 from rlrun.experiment.report.panel import draw, sparkline
-from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
 from rlrun.experiment.stopping import StopCriteria
 
 FOLDER = Path("runs/ppo_cartpole/20260102-030405-s1")
@@ -27,7 +28,7 @@ def make(stop=None, runners=2):
     criteria = StopCriteria(stop, smoothing_episodes=100)
     header = RunHeader("PPO", "CartPole-v1", 1, FOLDER, runners, criteria)
     clock = Clock()
-    return Progress(header, clock=clock), clock
+    return ConsoleState(header, clock=clock), clock
 
 
 def result(i, mean=None, episodes=12):
@@ -48,31 +49,31 @@ def result(i, mean=None, episodes=12):
     }
 
 
-def frame(progress, width):
+def frame(state, width):
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(draw(progress, width))
+    console.print(draw(state, width))
     return console.file.getvalue().splitlines()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 @pytest.mark.parametrize("iterations", [0, 1, 5])
 def test_every_line_of_the_panel_is_as_wide_as_the_terminal(width, iterations):
-    progress, clock = make()
+    state, clock = make()
     for i in range(1, iterations + 1):
         clock.now += 2
-        progress.update(result(i))
-    lines = frame(progress, width)
+        state.update(result(i))
+    lines = frame(state, width)
     assert {len(line) for line in lines} == {min(width, 120)}
     assert len(lines) <= 16
 
 
 def test_the_panel_shows_progress_speed_runners_and_checkpoints():
-    progress, clock = make()
-    progress.saved, progress.best_saved = "000004", "000002"
+    state, clock = make()
+    state.saved, state.best_saved = "000004", "000002"
     for i in range(1, 6):
         clock.now += 2
-        progress.update(result(i))
-    text = "\n".join(frame(progress, 100))
+        state.update(result(i))
+    text = "\n".join(frame(state, 100))
     for words in (
         "PPO · CartPole-v1 · seed 1 · 0:00:10",
         str(FOLDER),
@@ -90,9 +91,9 @@ def test_the_panel_shows_progress_speed_runners_and_checkpoints():
 
 
 def test_the_panel_of_a_run_without_episodes():
-    progress, _ = make()
-    progress.update(result(1, mean=math.nan, episodes=0))
-    assert "no episode has ended yet" in "\n".join(frame(progress, 80))
+    state, _ = make()
+    state.update(result(1, mean=math.nan, episodes=0))
+    assert "no episode has ended yet" in "\n".join(frame(state, 80))
 
 
 @pytest.mark.parametrize(
@@ -104,61 +105,61 @@ def test_sparklines(values, width, line):
 
 
 def test_the_history_of_returns_is_bounded_and_keeps_its_shape():
-    progress, _ = make()
+    state, _ = make()
     for i in range(5000):
-        progress.update(result(1, mean=float(i)))
-    assert len(progress.returns) <= 512
-    assert progress.returns == sorted(progress.returns)
-    assert progress.returns[0] == 0
-    assert progress.returns[-1] > 4900
+        state.update(result(1, mean=float(i)))
+    assert len(state.returns) <= 512
+    assert state.returns == sorted(state.returns)
+    assert state.returns[0] == 0
+    assert state.returns[-1] > 4900
 
 
 def test_the_share_of_a_negative_goal_starts_at_the_first_return():
-    progress, _ = make({"episode_return_mean": -100})
-    (criterion,) = progress.header.stop.criteria
-    assert progress.share(criterion) == 0
+    state, _ = make({"episode_return_mean": -100})
+    (criterion,) = state.header.stop.criteria
+    assert state.share(criterion) == 0
     for mean, share in [(-500, 0), (-300, 0.5), (-600, 0), (-100, 1), (0, 1)]:
-        progress.update(result(1, mean=mean))
-        assert progress.share(criterion) == share
-        assert progress.left_s(criterion) is None
+        state.update(result(1, mean=mean))
+        assert state.share(criterion) == share
+        assert state.left_s(criterion) is None
 
 
 def test_the_history_begins_with_earlier_sessions():
-    progress, _ = make()
-    progress.recall([result(i) for i in range(1, 12)])
-    assert progress.returns == [10.0 * i for i in range(1, 12)]
-    assert progress.best_return == 110.0
-    assert progress.result is None
+    state, _ = make()
+    state.recall([result(i) for i in range(1, 12)])
+    assert state.returns == [10.0 * i for i in range(1, 12)]
+    assert state.best_return == 110.0
+    assert state.result is None
 
 
 def test_the_best_return_is_of_a_full_window():
-    progress, _ = make()
-    progress.update(result(1, mean=500.0))
-    assert progress.best_return is None
-    progress.update(result(10, mean=90.0))
-    progress.update(result(11, mean=80.0))
-    assert progress.best_return == 90.0
+    state, _ = make()
+    state.update(result(1, mean=500.0))
+    assert state.best_return is None
+    state.update(result(10, mean=90.0))
+    state.update(result(11, mean=80.0))
+    assert state.best_return == 90.0
 
 
 def test_iterations_without_episodes_give_one_warning():
-    progress, _ = make()
+    state, _ = make()
     warnings = []
     for i in range(30):
-        progress.update(result(i, episodes=0))
-        warnings.append(progress.dry_spell())
+        state.update(result(i, episodes=0))
+        warnings.append(state.dry_spell())
     (text,) = [line for line in warnings if line]
     assert "10,000 env steps" in text
     assert "9,000 env steps" in text
     assert "\n" not in text
-    progress.update(result(31, episodes=1))
-    assert progress.dry_spell() is None
+    state.update(result(31, episodes=1))
+    assert state.dry_spell() is None
 
 
 def test_one_line_an_iteration():
-    progress, clock = make()
+    state, clock = make()
     clock.now = 61
-    progress.update(result(3))
-    line = result_line(progress)
+    state.update(result(3))
+    line = result_line(state)
     assert "\n" not in line
     for words in ("env_steps      3,000", "30.00", "sample 75%", "evaluation 99.00", "0:01:01"):
         assert words in line

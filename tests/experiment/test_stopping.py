@@ -3,7 +3,8 @@
 import pytest
 
 from rlrun.config.problems import InputError
-from rlrun.experiment.stopping import StopCriteria, number
+from rlrun.experiment.report.numbers import number
+from rlrun.experiment.stopping import StopCriteria
 
 
 def reached(stop, **result):

@@ -71,9 +71,10 @@ def rows_by_episode(batches):
     k=st.integers(0, 4),
     env=st.sampled_from([COUNTING, "counting_envs:autonomous"]),
     whole=st.booleans(),
+    soft=st.booleans(),
 )
-def test_what_is_looked_back_on_is_its_slow_transcription(num_envs, lengths, k, env, whole):
-    """Wherever fragments were cut, and wherever the environments reset themselves."""
+def test_what_is_looked_back_on_is_its_slow_transcription(num_envs, lengths, k, env, whole, soft):
+    """Wherever fragments were cut, episodes were, and environments reset themselves."""
     counting = env == COUNTING
     runner = EnvRunner(
         spec_of(
@@ -82,6 +83,7 @@ def test_what_is_looked_back_on_is_its_slow_transcription(num_envs, lengths, k, 
             kwargs={"random_length": True} if counting else {},
             **recent(k),
             batch_mode="complete_episodes" if whole and counting else "truncate_episodes",
+            **({"horizon": 2, "soft_horizon": True} if soft and counting else {}),
         )
     )
     batches = [reply.batch for reply in collect(runner, lengths)]

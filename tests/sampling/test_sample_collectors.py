@@ -47,17 +47,18 @@ SHIFTS = st.one_of(
 
 
 class TellingEnv(CountingEnv):
-    """Has infos at every other step, and raises with probability `crash`."""
+    """Has infos at every other step, in one dict, and raises with probability `crash`."""
 
     def __init__(self, crash=0.0, **kwargs):
         super().__init__(**kwargs)
-        self.crash = crash
+        self.crash, self.info = crash, {}
 
     def step(self, action):
         if self.np_random.random() < self.crash:
             raise RuntimeError("crash")
         obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, {"t": self.t} if self.t % 2 else {}
+        self.info["t"] = self.t
+        return obs, reward, terminated, truncated, self.info if self.t % 2 else {}
 
 
 def view_of(source, shift):

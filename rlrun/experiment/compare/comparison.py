@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlrun.config.problems import InputError
+from rlrun.data.results import RETURN
 from rlrun.experiment.compare.runs import Numbers, ReadRun, Settings, find_runs, read_run
 from rlrun.experiment.report.statistics import (
     MIN_RUNS,
@@ -26,10 +27,8 @@ from rlrun.experiment.report.statistics import (
     performance_profile,
     probability_of_improvement,
 )
-from rlrun.experiment.stopping import number
 from rlrun.experiment.sweep.points import settings_text
 
-RETURN = "episode_return_mean"
 POINTS = 101
 _CURVE_RESAMPLES = 1000
 
@@ -141,10 +140,10 @@ class Comparison:
     """Env steps of the aligned curves, [P]."""
     threshold: float
     threshold_is: str
-    """Where the threshold comes from."""
+    """Source of the threshold."""
     configurations: tuple[Configuration, ...]
     notes: tuple[str, ...]
-    """What a reader must know: runs left out, too few seeds."""
+    """Remarks for the reader: runs left out, too few seeds."""
 
     @property
     def title(self) -> str:
@@ -286,7 +285,7 @@ def _grouped(runs: Sequence[ReadRun]) -> list[list[ReadRun]]:
 
 
 def _differing(settings: Sequence[Settings]) -> list[dict[str, Any]]:
-    """Of each configuration the settings that are not equal in all of them."""
+    """The settings of each configuration that are not equal in all of them."""
     keys = dict.fromkeys(key for each in settings for key in each)
     differ = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
     return [{key: each.get(key) for key in differ} for each in settings]
@@ -319,12 +318,6 @@ def _letter(index: int) -> str:
     """A, B, ..., Z, A2, B2, ..."""
     turn, place = divmod(index, 26)
     return f"{chr(ord('A') + place)}{turn + 1 if turn else ''}"
-
-
-def rounded(value: float | None) -> str:
-    """A number of four digits for a table; empty for None."""
-    text = "" if value is None else number(float(f"{value:.4g}"))
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def as_list(values: ArrayLike) -> list[float]:

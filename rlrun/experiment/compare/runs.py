@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
-from rlrun.data.results import Row, addresses, counts_already, lookup, number_at
+from rlrun.data.results import Row, addresses, counts_already, flat, lookup, number_at
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run_folder import (
     SWEEP_CONFIG,
@@ -40,18 +40,18 @@ _NOT_COMPARED = ("name", "seed", "stop", "checkpoint", "sweep", "report.sinks")
 
 @dataclass(frozen=True)
 class ReadRun:
-    """What is known of one run."""
+    """One run, as its folder holds it."""
 
     path: Path
     algorithm: str
     env: str
     seed: int | None
     settings: Settings
-    """All that runs are grouped by."""
+    """The settings that runs are grouped by."""
     goal: float | None
     """The value of the metric that ends the run, if one does."""
     env_steps: Numbers
-    """Of the results with the metric, ascending, [K]."""
+    """Env steps of the results with the metric, ascending, [K]."""
     values: Numbers
     """The metric, [K]."""
     seconds: Numbers
@@ -149,9 +149,8 @@ def _check_metric(path: Path, metric: str, rows: Sequence[Row]) -> None:
 
 
 def _compared(plain: Mapping[str, Any]) -> Settings:
-    found = {key.replace("/", "."): lookup(plain, key) for key in addresses(plain)}
     return {
         key: value
-        for key, value in found.items()
+        for key, value in flat(plain, ".").items()
         if not any(key == name or key.startswith(f"{name}.") for name in _NOT_COMPARED)
     }

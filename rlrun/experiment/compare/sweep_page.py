@@ -13,10 +13,11 @@ from numpy.typing import ArrayLike
 
 from rlrun.config.problems import InputError
 from rlrun.data.results import lookup
-from rlrun.experiment.compare.comparison import compare, rounded
+from rlrun.experiment.compare.comparison import compare
 from rlrun.experiment.compare.show import add_comparison
+from rlrun.experiment.report.numbers import rounded, short
 from rlrun.experiment.report.tables import Table
-from rlrun.experiment.report.web_page import Axis, Chart, Curve, WebPage, short
+from rlrun.experiment.report.web_page import Axis, Chart, Curve, WebPage
 from rlrun.experiment.run_folder import RunFolderError, plain_settings
 from rlrun.experiment.sweep.points import short_names, value_text
 from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
@@ -60,7 +61,7 @@ def _trial_table(table: TrialTable) -> Table:
             str(trial.trial),
             *(value_text(trial.settings.get(address)) for address in names),
             str(trial.seed),
-            rounded(trial.score) or "-",
+            rounded(trial.score, "-"),
             f"{trial.env_steps or 0:,}",
             trial.status,
             trial.reason or "",
@@ -84,7 +85,7 @@ def _add_curves(page: WebPage, path: Path, table: TrialTable, metric: str, mode:
 
 
 def _add_settings(page: WebPage, table: TrialTable, metric: str) -> None:
-    """What the settings do to the score, each by itself."""
+    """Add the effect of each setting on the score, by itself."""
     scored = [trial for trial in table.trials if isinstance(trial.score, int | float)]
     settings = scored[0].settings if scored else {}
     varied = [key for key in settings if len({repr(t.settings.get(key)) for t in scored}) > 1]
@@ -143,7 +144,7 @@ class _Values:
     address: str
     numbers: tuple[float, ...]
     names: tuple[str, ...] = ()
-    """Of values that are no numbers."""
+    """Names of values that are no numbers."""
 
     @classmethod
     def of(cls, address: str, trials: Sequence[Trial]) -> "_Values":

@@ -1,1 +1,1 @@
-"""What a run tells its user: the console, metrics.jsonl, TensorBoard."""
+"""Reports of a run: the console, metrics.jsonl, TensorBoard, pages."""

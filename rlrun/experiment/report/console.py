@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: a live panel, one line an iteration, or only the end.
+"""The terminal: a live panel, one line an iteration, or only the end of a run.
 
 Owns when and where text appears. It must not know how the panel is drawn (panel.py).
 """
@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal, TextIO, cast, get_args
 
-from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
+from rlrun.data.results import RETURN
+from rlrun.experiment.report.console_state import ConsoleState, RunHeader
+from rlrun.experiment.report.numbers import clock_time
 
 ConsoleStyle = Literal["panel", "lines", "quiet"]
 
@@ -81,7 +83,7 @@ class LineConsole(RunConsole):
     """One line an iteration, for files and pipes."""
 
     def __init__(self, header: RunHeader) -> None:
-        self._progress = Progress(header)
+        self._state = ConsoleState(header)
         verb = "resumes" if header.resumed_from is not None else "trains"
         print_line(
             f"{header.algorithm} {verb} on {header.env}, seed {header.seed}, in {header.folder}"
@@ -89,9 +91,9 @@ class LineConsole(RunConsole):
 
     def write(self, result: Mapping[str, Any], /) -> None:
         """Print the result's line."""
-        self._progress.update(result)
-        print_line(result_line(self._progress))
-        warning = self._progress.dry_spell()
+        self._state.update(result)
+        print_line(result_line(self._state))
+        warning = self._state.dry_spell()
         if warning:
             self.notice(warning)
 
@@ -102,29 +104,29 @@ class PanelConsole(LiveFrame, RunConsole):
     def __init__(self, header: RunHeader, history: Iterable[Mapping[str, Any]]) -> None:
         from rlrun.experiment.report.panel import draw
 
-        self._progress = Progress(header)
-        self._progress.recall(history)
-        self.start_frame(lambda width, height: draw(self._progress, width), frames_per_s=4)
+        self._state = ConsoleState(header)
+        self._state.recall(history)
+        self.start_frame(lambda width, height: draw(self._state, width), frames_per_s=4)
 
     def status(self, text: str) -> None:
         """Shown until the first result."""
-        self._progress.status = text
+        self._state.status = text
         self.refresh()
 
     def write(self, result: Mapping[str, Any], /) -> None:
         """Take the numbers; the next frame shows them."""
-        self._progress.update(result)
-        warning = self._progress.dry_spell()
+        self._state.update(result)
+        warning = self._state.dry_spell()
         if warning:
             self.notice(warning)
 
     def saved(self, checkpoint: str, best: str | None) -> None:
         """Shown from the next frame on."""
-        self._progress.saved, self._progress.best_saved = checkpoint, best
+        self._state.saved, self._state.best_saved = checkpoint, best
 
     def close(self) -> None:
         """Leave the last frame on the terminal."""
-        self._progress.stop_clock()
+        self._state.stop_clock()
         super().close()
 
 
@@ -162,26 +164,26 @@ def make_console(
     return LineConsole(header) if style == "lines" else RunConsole()
 
 
-def result_line(progress: Progress) -> str:
+def result_line(state: ConsoleState) -> str:
     """One iteration in one line: return, speed, and where the time went."""
-    result = progress.result or {}
-    mean = progress.value("episode_return_mean")
+    result = state.result or {}
+    mean = state.value(RETURN)
     parts = [
         f"{int(result.get('training_iteration', 0)):>5}",
-        f"env_steps {int(progress.value('env_steps') or 0):>10,}",
+        f"env_steps {int(state.value('env_steps') or 0):>10,}",
         f"return {'-' if mean is None else f'{mean:,.2f}':>9}",
-        f"({int(progress.value('episodes_in_mean') or 0):>3} episodes)",
-        f"{progress.value('env_steps_per_s') or 0:>8,.0f} steps/s",
+        f"({int(state.value('episodes_in_mean') or 0):>3} episodes)",
+        f"{state.value('env_steps_per_s') or 0:>8,.0f} steps/s",
     ]
     timers = {key: value for key, value in (result.get("timers") or {}).items() if value}
     total = sum(timers.values())
     for key in ("sample_s", "learn_s"):
         if key in timers:
             parts.append(f"{key.removesuffix('_s')} {timers[key] / total:.0%}")
-    evaluated = progress.value("evaluation/episode_return_mean")
+    evaluated = state.value("evaluation/episode_return_mean")
     if evaluated is not None:
         parts.append(f"evaluation {evaluated:,.2f}")
-    parts.append(clock_time(progress.elapsed_s))
+    parts.append(clock_time(state.elapsed_s))
     return "  ".join(parts)
 
 

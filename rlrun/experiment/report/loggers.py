@@ -16,7 +16,7 @@ import numpy as np
 
 from rlrun.checkpoint.files import replace_text
 from rlrun.data.media import Histogram, Image, Media, Video
-from rlrun.data.results import Row, addresses, lookup, number_at, plain_row
+from rlrun.data.results import RETURN, flat, flat_numbers, plain_row
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run_folder import RunFolder, plain_settings
 
@@ -29,13 +29,13 @@ class CsvSink:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "metrics.csv"
         # Also of earlier sessions, as far as a resumed run keeps them.
-        self._rows = list(map(_flat, read_rows(RunFolder(run_dir).metrics, warn=False)))
+        self._rows = list(map(flat, read_rows(RunFolder(run_dir).metrics, warn=False)))
         self._columns: dict[str, None] = {}
         self._write_all()
 
     def write(self, result: dict[str, Any]) -> None:
         """Append a line; the file is written anew where a column appears for the first time."""
-        row = _flat(plain_row(result))
+        row = flat(plain_row(result))
         self._rows.append(row)
         if row.keys() <= self._columns.keys():
             with self._path.open("a", newline="", encoding="utf-8") as file:
@@ -69,7 +69,7 @@ class TensorBoardSink:
 
     def write(self, result: dict[str, Any]) -> None:
         """Add one result's numbers, histograms, images and videos, without null and text."""
-        self._last = _numbers(result)
+        self._last = flat_numbers(result)
         step = int(result["env_steps"])
         for address, value in self._last.items():
             self._writer.add_scalar(address, value, step)
@@ -96,7 +96,7 @@ class TensorBoardSink:
 
     def close(self) -> None:
         """Add the settings with the last mean returns, flush and close the event file."""
-        means = {key: value for key, value in self._last.items() if "episode_return_mean" in key}
+        means = {key: value for key, value in self._last.items() if RETURN in key}
         if means:
             metrics = {f"last/{key}": value for key, value in means.items()}
             self._writer.add_hparams(self._settings, metrics, run_name=".")
@@ -137,7 +137,7 @@ class WandbSink:
 
     def write(self, result: dict[str, Any]) -> None:
         """Log one result's numbers, histograms, images and videos."""
-        row: dict[str, Any] = dict(_numbers(result))
+        row: dict[str, Any] = dict(flat_numbers(result))
         for address, media in _media(result):
             if isinstance(media, Histogram) and media.values.size:
                 row[address] = self._wandb.Histogram(media.values)
@@ -177,7 +177,7 @@ class MlflowSink:
     def write(self, result: dict[str, Any]) -> None:
         """Log one result's numbers and images."""
         step = int(result["env_steps"])
-        self._mlflow.log_metrics(_numbers(result), step=step)
+        self._mlflow.log_metrics(flat_numbers(result), step=step)
         for address, media in _media(result):
             if isinstance(media, Image):
                 self._mlflow.log_image(media.picture, key=address, step=step)
@@ -187,30 +187,18 @@ class MlflowSink:
         self._mlflow.end_run()
 
 
-def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a result by address."""
-    found = {address: number_at(result, address) for address in addresses(result)}
-    return {address: value for address, value in found.items() if value is not None}
-
-
 def _media(result: Mapping[str, Any]) -> Iterator[tuple[str, Media]]:
-    """What a result has besides numbers and text, with its address."""
-    for address in addresses(result):
-        if isinstance(media := lookup(result, address), Media):
-            yield address, media
-
-
-def _flat(row: Row) -> Row:
-    return {address: lookup(row, address) for address in addresses(row)}
+    """The histograms, images and videos of a result, each with its address."""
+    for address, value in flat(result).items():
+        if isinstance(value, Media):
+            yield address, value
 
 
 def _settings(folder: RunFolder) -> dict[str, bool | int | float | str]:
     """All settings by address; what is neither number nor text as text."""
-    plain = plain_settings(folder.config)
-    found = {key.replace("/", "."): lookup(plain, key) for key in addresses(plain)}
     return {
         key: value if isinstance(value, bool | int | float | str) else str(value)
-        for key, value in found.items()
+        for key, value in flat(plain_settings(folder.config), ".").items()
     }
 
 

@@ -1,7 +1,7 @@
 """The live panel of a run: one frame for a terminal.
 
-Owns the drawing: ``draw`` is a pure function of a Progress and a width. It must not know when it is
-called (console.py).
+Owns the drawing: ``draw`` is a pure function of a ConsoleState and a width. It must not know when
+it is called (console.py).
 """
 
 import re
@@ -15,9 +15,9 @@ from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from rlrun.data.results import number_at
-from rlrun.experiment.report.progress import Progress, RunHeader, clock_time
-from rlrun.experiment.stopping import number
+from rlrun.data.results import RETURN, number_at
+from rlrun.experiment.report.console_state import ConsoleState, RunHeader
+from rlrun.experiment.report.numbers import clock_time, number, two_decimals
 
 WIDEST = 120
 
@@ -42,29 +42,29 @@ _LEARNER_STATISTICS = (
 )
 
 
-def draw(progress: Progress, width: int) -> RenderableType:
+def draw(state: ConsoleState, width: int) -> RenderableType:
     """Draw one frame, at most ``width`` columns wide."""
     width = min(width, WIDEST)
     room = width - 4 - _LABEL_WIDTH
     rows: list[tuple[str, Text] | None] = []
-    if progress.result is None:
-        rows.append(("", Text(f"{progress.status} …", style="italic")))
+    if state.result is None:
+        rows.append(("", Text(f"{state.status} …", style="italic")))
     else:
-        rows += [("return", _returns(progress, room)), ("episodes", _episodes(progress))]
+        rows += [("return", _returns(state, room)), ("episodes", _episodes(state))]
         rows.append(None)
-    rows += _criteria(progress, room)
-    if progress.result is not None:
-        rows += [None, ("speed", _speed(progress)), ("time", _time_bar(progress, room))]
-        rows.append(("", _time_legend(progress, room)))
-        rows += [("learner", text) for text in _learner(progress, room)]
-        rows += [("runners", text) for text in _runners(progress)]
-        rows += [("evaluated", text) for text in _evaluation(progress)]
-        rows += [("saved", text) for text in _saved(progress)]
+    rows += _criteria(state, room)
+    if state.result is not None:
+        rows += [None, ("speed", _speed(state)), ("time", _time_bar(state, room))]
+        rows.append(("", _time_legend(state, room)))
+        rows += [("learner", text) for text in _learner(state, room)]
+        rows += [("runners", text) for text in _runners(state)]
+        rows += [("evaluated", text) for text in _evaluation(state)]
+        rows += [("saved", text) for text in _saved(state)]
     return Panel(
         _lines(rows),
-        title=_title(progress),
+        title=_title(state),
         title_align="left",
-        subtitle=Text(_shortened(progress.header.folder, width - 8), style="dim"),
+        subtitle=Text(_shortened(state.header.folder, width - 8), style="dim"),
         subtitle_align="left",
         border_style="bright_black",
         width=width,
@@ -74,12 +74,12 @@ def draw(progress: Progress, width: int) -> RenderableType:
 def picture(header: RunHeader, results: Iterable[Mapping[str, Any]], title: str) -> str:
     """The last frame of a run with these results, as an SVG."""
     time_s = 0.0
-    progress = Progress(header, clock=lambda: time_s)
+    state = ConsoleState(header, clock=lambda: time_s)
     for result in results:
         time_s = number_at(result, "time_s") or 0.0
-        progress.update(result)
+        state.update(result)
     console = Console(record=True, width=WIDEST, file=StringIO())
-    console.print(draw(progress, WIDEST))
+    console.print(draw(state, WIDEST))
     drawn = console.export_svg(title=title)
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # fonts from the web
 
@@ -94,34 +94,30 @@ def _lines(rows: Sequence[tuple[str, Text] | None]) -> Text:
     return text
 
 
-def _title(progress: Progress) -> Text:
-    header = progress.header
+def _title(state: ConsoleState) -> Text:
+    header = state.header
     title = Text.assemble(
         ("rlrun", "bold cyan"), " · ", (header.algorithm, "bold"), " · ", (header.env, "bold")
     )
-    title.append(f" · seed {header.seed} · {clock_time(progress.elapsed_s)}")
+    title.append(f" · seed {header.seed} · {clock_time(state.elapsed_s)}")
     return title
 
 
-def _returns(progress: Progress, room: int) -> Text:
-    mean = progress.value("episode_return_mean")
+def _returns(state: ConsoleState, room: int) -> Text:
+    mean = state.value(RETURN)
     if mean is None:
         return Text("no episode has ended yet", style="italic")
-    text = Text(f"{number(round(mean, 2)):<10}", style="bold green")
-    tail = (
-        "" if progress.best_return is None else f"  best {number(round(progress.best_return, 2))}"
-    )
-    text.append(
-        sparkline(list(progress.returns), max(8, room - len(text) - len(tail) - 1)), "green"
-    )
+    text = Text(f"{two_decimals(mean):<10}", style="bold green")
+    tail = "" if state.best_return is None else f"  best {two_decimals(state.best_return)}"
+    text.append(sparkline(list(state.returns), max(8, room - len(text) - len(tail) - 1)), "green")
     return text.append(tail, "default")
 
 
-def _episodes(progress: Progress) -> Text:
-    window = progress.header.stop.smoothing_episodes
-    counted = progress.value("episodes_in_mean")
-    parts = [f"{number(progress.value('episodes') or 0)} finished"]
-    length = progress.value("episode_len_mean")
+def _episodes(state: ConsoleState) -> Text:
+    window = state.header.stop.smoothing_episodes
+    counted = state.value("episodes_in_mean")
+    parts = [f"{number(state.value('episodes') or 0)} finished"]
+    length = state.value("episode_len_mean")
     if length is not None:
         parts.append(f"{length:,.1f} steps each")
     if counted is not None:
@@ -129,16 +125,16 @@ def _episodes(progress: Progress) -> Text:
     return Text(" · ".join(parts))
 
 
-def _criteria(progress: Progress, room: int) -> list[tuple[str, Text]]:
-    criteria = progress.header.stop.criteria
+def _criteria(state: ConsoleState, room: int) -> list[tuple[str, Text]]:
+    criteria = state.header.stop.criteria
     if not criteria:
         return [("until", Text("Ctrl-C, which saves"))]
     names = [criterion.address for criterion in criteria]
     goals = []
     for criterion in criteria:
-        value = progress.value(criterion.address)
+        value = state.value(criterion.address)
         goals.append(f"{'-' if value is None else number(value)} / {number(criterion.bound)}")
-    times = [progress.left_s(criterion) for criterion in criteria]
+    times = [state.left_s(criterion) for criterion in criteria]
     lefts = ["" if left is None else f"~{clock_time(left)}" for left in times]
     widths = [max(map(len, column)) for column in (names, goals, lefts)]
     bar_width = min(40, room - sum(widths) - 6)
@@ -146,7 +142,7 @@ def _criteria(progress: Progress, room: int) -> list[tuple[str, Text]]:
     for i, criterion in enumerate(criteria):
         text = Text(f"{names[i]:<{widths[0]}}  ")
         if bar_width >= 6:
-            text.append_text(_bar(progress.share(criterion), bar_width)).append("  ")
+            text.append_text(_bar(state.share(criterion), bar_width)).append("  ")
         text.append(f"{goals[i]:>{widths[1]}}", "bold")
         text.append(f"  {lefts[i]}" if lefts[i] else "", "bright_black")
         rows.append(("until" if i == 0 else "or", text))
@@ -172,25 +168,23 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
 
 
-def _speed(progress: Progress) -> Text:
-    speed = progress.value("env_steps_per_s")
+def _speed(state: ConsoleState) -> Text:
+    speed = state.value("env_steps_per_s")
     text = Text(f"{number(round(speed or 0))}", style="bold")
     text.append(" env steps/s", "default")
-    return text.append(
-        f" · iteration {number(progress.value('training_iteration') or 0)}", "default"
-    )
+    return text.append(f" · iteration {number(state.value('training_iteration') or 0)}", "default")
 
 
-def _phases(progress: Progress) -> list[tuple[str, float]]:
-    timers = dict(progress.timers_s)  # a copy: the run continues in another thread
+def _phases(state: ConsoleState) -> list[tuple[str, float]]:
+    timers = dict(state.timers_s)  # a copy: the run continues in another thread
     total = sum(timers.values()) or 1.0
     return [(phase, seconds / total) for phase, seconds in timers.items()]
 
 
-def _time_bar(progress: Progress, room: int) -> Text:
+def _time_bar(state: ConsoleState, room: int) -> Text:
     text = Text()
     done = 0.0
-    for phase, share in _phases(progress):
+    for phase, share in _phases(state):
         # Rounding the edges, not the widths, makes the parts fill the bar exactly.
         cells = round((done + share) * room) - round(done * room)
         done += share
@@ -198,9 +192,9 @@ def _time_bar(progress: Progress, room: int) -> Text:
     return text
 
 
-def _time_legend(progress: Progress, room: int) -> Text:
+def _time_legend(state: ConsoleState, room: int) -> Text:
     text = Text()
-    for phase, share in sorted(_phases(progress), key=lambda item: -item[1]):
+    for phase, share in sorted(_phases(state), key=lambda item: -item[1]):
         entry = f"{phase} {share:.0%}"
         if share < 0.01 or len(text) + len(entry) + 4 > room:
             continue
@@ -208,8 +202,8 @@ def _time_legend(progress: Progress, room: int) -> Text:
     return text
 
 
-def _learner(progress: Progress, room: int) -> list[Text]:
-    learners: Any = (progress.result or {}).get("learners")
+def _learner(state: ConsoleState, room: int) -> list[Text]:
+    learners: Any = (state.result or {}).get("learners")
     if not isinstance(learners, dict):
         return []
     rows = []
@@ -218,7 +212,7 @@ def _learner(progress: Progress, room: int) -> list[Text]:
         found = [
             f"{label} {value:.3g}"
             for key, label in _LEARNER_STATISTICS
-            if (value := progress.value(f"{address}/{key}")) is not None
+            if (value := state.value(f"{address}/{key}")) is not None
         ]
         name = f"{policy_id}: " if len(learners) > 1 else ""
         while len(name + " · ".join(found)) > room:
@@ -228,12 +222,12 @@ def _learner(progress: Progress, room: int) -> list[Text]:
     return rows
 
 
-def _runners(progress: Progress) -> list[Text]:
-    count = progress.header.num_env_runners
+def _runners(state: ConsoleState) -> list[Text]:
+    count = state.header.num_env_runners
     if count == 0:
         return []
-    healthy = progress.value("env_runners/healthy")
-    restarts = progress.value("env_runners/restarts") or 0
+    healthy = state.value("env_runners/healthy")
+    restarts = state.value("env_runners/restarts") or 0
     if healthy is None:
         return []
     style = "default" if healthy >= count else "bold red"
@@ -243,20 +237,20 @@ def _runners(progress: Progress) -> list[Text]:
     return [text.append(note, "yellow" if restarts else "default")]
 
 
-def _evaluation(progress: Progress) -> list[Text]:
-    if progress.evaluation is None:
+def _evaluation(state: ConsoleState) -> list[Text]:
+    if state.evaluation is None:
         return []
-    iteration, mean, spread = progress.evaluation
-    text = Text(number(round(mean, 2)), style="bold green")
-    text.append("" if spread is None else f" ± {number(round(spread, 2))}", "default")
+    iteration, mean, spread = state.evaluation
+    text = Text(two_decimals(mean), style="bold green")
+    text.append("" if spread is None else f" ± {two_decimals(spread)}", "default")
     return [text.append(f" at iteration {iteration:,}", "default")]
 
 
-def _saved(progress: Progress) -> list[Text]:
-    if progress.saved is None:
+def _saved(state: ConsoleState) -> list[Text]:
+    if state.saved is None:
         return []
-    best = f" · best {progress.best_saved}" if progress.best_saved else ""
-    return [Text(f"checkpoint {progress.saved}{best}")]
+    best = f" · best {state.best_saved}" if state.best_saved else ""
+    return [Text(f"checkpoint {state.saved}{best}")]
 
 
 def _shortened(path: Path, width: int) -> str:

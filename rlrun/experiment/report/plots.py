@@ -26,7 +26,7 @@ def save_panels(
 
     Args:
         path: the PNG file.
-        items: in the order of the panels, row by row.
+        items: items in the order of the panels, row by row.
         draw: called once for each item.
         columns: most panels in a row.
         panel_size: width and height of a panel, in inches.

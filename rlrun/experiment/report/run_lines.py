@@ -13,12 +13,10 @@ from typing import Any
 
 from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, iterations_in
 from rlrun.config.dump import flow
-from rlrun.data.results import Row, addresses, lookup, number_at, plain_row
-from rlrun.experiment.compare.comparison import rounded
-from rlrun.experiment.report.progress import clock_time
+from rlrun.data.results import RETURN, Row, flat, number_at, plain_row
+from rlrun.experiment.report.numbers import clock_time, number, rounded, size_text
 from rlrun.experiment.report.tables import Cells, Table
 from rlrun.experiment.run_index import RunEntry
-from rlrun.experiment.stopping import number
 
 _STYLES = {
     "running": "cyan",
@@ -28,19 +26,18 @@ _STYLES = {
     "failed": "red",
     "damaged": "red",
 }
-_RETURN = "episode_return_mean"
 _COMPARED = (
     "training_iteration",
     "env_steps",
     "time_s",
     "env_steps_per_s",
-    _RETURN,
-    f"evaluation/{_RETURN}",
+    RETURN,
+    f"evaluation/{RETURN}",
 )
 TAIL_COLUMNS = {
     "iteration": "training_iteration",
     "env steps": "env_steps",
-    "return": _RETURN,
+    "return": RETURN,
     "length": "episode_len_mean",
     "steps/s": "env_steps_per_s",
     "time": "time_s",
@@ -55,7 +52,7 @@ SORT_KEYS: dict[str, Callable[[RunEntry], Any]] = {
     "best": lambda entry: float("inf") if entry.best is None else -entry.best,
     "size": lambda entry: -sum(entry.sizes().values()),
 }
-"""What the list can be sorted by; the newest, the furthest, the best and the largest come first."""
+"""Sort keys of the list; the newest, the furthest, the best and the largest come first."""
 
 
 def list_table(entries: Iterable[RunEntry], home: Path, *, members: bool) -> Table:
@@ -76,7 +73,7 @@ def _row(entry: RunEntry, name: str) -> Cells:
         name,
         entry.state + (f" ({len(entry.members)})" if entry.is_sweep else ""),
         "-" if entry.progress is None else f"{entry.progress:.0%}",
-        _short(entry.best),
+        rounded(entry.best, "-"),
         size_text(sum(entry.sizes().values())),
         _age(entry.created),
     )
@@ -91,20 +88,6 @@ def _name(path: Path, home: Path) -> str:
     return str(path.relative_to(home)) if path.is_relative_to(home) and path != home else str(path)
 
 
-def _short(value: float | None) -> str:
-    return rounded(value) or "-"
-
-
-def size_text(num_bytes: float) -> str:
-    """Bytes as 950 B, 12 kB or 1.2 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 999.5 or unit == "GB":
-            break
-        num_bytes /= 1000
-    digits = 1 if num_bytes < 9.95 and unit != "B" else 0
-    return f"{num_bytes:.{digits}f} {unit}"
-
-
 def _age(created: datetime) -> str:
     seconds = max(0.0, (datetime.now().astimezone() - created).total_seconds())
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
@@ -114,7 +97,7 @@ def _age(created: datetime) -> str:
 
 
 def to_json(entry: RunEntry) -> dict[str, Any]:
-    """What is known of a run or sweep, as plain values."""
+    """A run or sweep as plain values, for JSON."""
     return {
         "path": str(entry.path),
         "kind": "sweep" if entry.is_sweep else "run",
@@ -159,11 +142,11 @@ def _facts(entry: RunEntry) -> Iterator[tuple[str, str]]:
     if last:
         steps, time_s = number_at(last, "env_steps") or 0, number_at(last, "time_s") or 0
         yield "trained", f"{number(steps)} env steps, {clock_time(time_s)}"
-        yield "return", f"{_short(number_at(last, _RETURN))} in the last result"
-    if (evaluated := number_at(last, f"evaluation/{_RETURN}")) is not None:
-        yield "evaluation", _short(evaluated)
+        yield "return", f"{rounded(number_at(last, RETURN), '-')} in the last result"
+    if (evaluated := number_at(last, f"evaluation/{RETURN}")) is not None:
+        yield "evaluation", rounded(evaluated)
     if entry.best is not None:
-        yield "best", f"{_short(entry.best)} ({entry.metric})"
+        yield "best", f"{rounded(entry.best, '-')} ({entry.metric})"
     if not entry.is_sweep:
         yield "checkpoints", ", ".join(_checkpoints(entry.path)) or "none"
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in _largest(entry.sizes())[:3])
@@ -206,16 +189,12 @@ def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def differences(left: RunEntry, right: RunEntry) -> dict[str, dict[str, list[Any]]]:
     """``settings`` and ``code`` that differ, and ``results``, each with the two values by name."""
-    settings = [_flat(entry.settings, ".") for entry in (left, right)]
-    code = [_flat(_session_code(entry), ".") for entry in (left, right)]
+    settings = [flat(entry.settings, ".") for entry in (left, right)]
+    code = [flat(_session_code(entry), ".") for entry in (left, right)]
     results = [_results(entry) for entry in (left, right)]
     either = {key: [each.get(key) for each in results] for key in results[0] | results[1]}
     found = {"settings": _unequal(*settings), "code": _unequal(*code), "results": either}
     return plain_row(found)
-
-
-def _flat(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
-    return {key.replace("/", separator): lookup(values, key) for key in addresses(values)}
 
 
 def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -250,7 +229,7 @@ def difference_lines(left: RunEntry, right: RunEntry) -> list[str]:
 
 
 def _result(value: Any) -> str:
-    return str(value) if isinstance(value, str) else _short(value)
+    return str(value) if isinstance(value, str) else rounded(value, "-")
 
 
 def usage_table(entries: Iterable[RunEntry], home: Path) -> Table:

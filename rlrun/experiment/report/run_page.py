@@ -13,21 +13,19 @@ from typing import Any
 from rlrun.config.dump import flow, to_plain
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import ExperimentConfig
-from rlrun.data.results import Row, addresses, lookup, number_at
-from rlrun.experiment.report.progress import clock_time
+from rlrun.data.results import RETURN, Row, flat, flat_numbers, lookup, number_at
+from rlrun.experiment.report.numbers import clock_time, number
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.report.web_page import Chart, Curve, WebPage
 from rlrun.experiment.run_folder import RunFolder, plain_settings
-from rlrun.experiment.stopping import number
 
 MOST_POINTS = 400
 _MOST_WARNINGS = 50
 _LEVEL = re.compile(r"[\d :,-]{23} (WARNING|ERROR) ")
 _FAULTS = ("restarts", "restarts_by_cause", "dropped_env_steps", "faulty_episodes")
-_RETURN = "episode_return_mean"
 _CURVES = {
-    _RETURN: (_RETURN, f"evaluation/{_RETURN}"),
+    RETURN: (RETURN, f"evaluation/{RETURN}"),
     "episode_len_mean": ("episode_len_mean",),
     "env_steps_per_s": ("env_steps_per_s",),
 }
@@ -71,11 +69,11 @@ def _facts(
     yield "outcome", f"{meta.get('outcome', 'unknown')}{f': {reason}' if reason else ''}"
     if rows:
         last = rows[-1]
-        for key in ("env_steps", "training_iteration", "episodes", *_CURVES[_RETURN]):
+        for key in ("env_steps", "training_iteration", "episodes", *_CURVES[RETURN]):
             value = number_at(last, key)
             yield key, "-" if value is None else number(value)
-        returns = [value for row in rows if (value := number_at(row, _RETURN)) is not None]
-        yield f"highest {_RETURN}", number(max(returns)) if returns else "-"
+        returns = [value for row in rows if (value := number_at(row, RETURN)) is not None]
+        yield f"highest {RETURN}", number(max(returns)) if returns else "-"
         yield "time", clock_time(number_at(last, "time_s") or 0.0)
     git = session.get("git") or {}
     if git:
@@ -127,8 +125,7 @@ def number_keys(row: Row, home: str) -> list[str]:
         part = lookup(row, home)
     except KeyError:
         return []
-    known = addresses(part) if isinstance(part, Mapping) else ()
-    return [key for key in known if number_at(part, key) is not None]
+    return list(flat_numbers(part)) if isinstance(part, Mapping) else []
 
 
 def _timers(rows: Sequence[Row]) -> Table:
@@ -190,11 +187,10 @@ def _add_settings(page: WebPage, settings: Mapping[str, Any], overridden: set[st
     """All settings: those that are set first, with their origin; defaults behind a fold."""
     defaults = _defaults(settings["algorithm"])
     chosen, untouched = [], []
-    for key in addresses(settings):
-        address, value = key.replace("/", "."), lookup(settings, key)
+    for address, value in flat(settings, ".").items():
         if any(address == word or address.startswith(f"{word}.") for word in overridden):
             chosen.append((address, flow(value), "command line"))
-        elif key in defaults and defaults[key] == value:
+        elif address in defaults and defaults[address] == value:
             untouched.append((address, flow(value)))
         else:
             chosen.append((address, flow(value), "file"))
@@ -212,4 +208,4 @@ def _defaults(algorithm: str) -> dict[str, Any]:
     }
     if algorithm in ALGORITHMS:
         plain["training"] = to_plain(algorithm_class(algorithm).Training())
-    return {key: lookup(plain, key) for key in addresses(plain)}
+    return flat(plain, ".")

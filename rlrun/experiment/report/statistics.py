@@ -61,12 +61,12 @@ def bootstrap_interval(
     """The percentile interval of a statistic over resampled runs, stratified by sample.
 
     Args:
-        statistic: of all samples: [..., N] each -> [...].
+        statistic: function of all samples: [..., N] each -> [...].
         samples: the runs of each task or configuration, [..., N]; each is resampled by itself, with
             the same draws for all leading axes.
         confidence: probability with which the interval contains the true number.
         resamples: number of sets of runs to draw, each as large as the original.
-        seed: of the draws; equal scores give equal intervals.
+        seed: seed of the draws; equal scores give equal intervals.
 
     Returns:
         The lower and the upper bound, [...] each.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from rlrun.experiment.report.numbers import short
 from rlrun.experiment.report.tables import Table
 
 _STYLE = """
@@ -80,7 +81,7 @@ class Axis:
     high: str
     """Text at the top."""
     positions: Sequence[float]
-    """Of each line, 0 to 1."""
+    """Position of each line on the axis, 0 to 1."""
 
 
 @dataclass
@@ -252,11 +253,3 @@ def _log_ticks(low: float, high: float) -> list[float]:
     factors = (1, 2, 5) if len(powers) < 3 else (1, 3) if len(powers) < 5 else (1,)
     found = [factor * 10.0**power for power in powers for factor in factors]
     return [tick for tick in found if low * 0.999 <= tick <= high * 1.001] or [low]
-
-
-def short(value: float) -> str:
-    """A number on an axis: 40k, 1.5M, 0.25."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
-    return f"{value:.4g}"

@@ -58,10 +58,10 @@ def walk(sweep: SweepConfig, seed: int) -> Iterator[Settings]:
         )
         for _, variant in variants:
             values = variant["config"]
-            yield plain_settings({names[name]: values[name] for name in names})
+            yield python_values({names[name]: values[name] for name in names})
 
 
-def plain_settings(settings: Mapping[str, Any]) -> Settings:
+def python_values(settings: Mapping[str, Any]) -> Settings:
     """The settings with Python's numbers instead of numpy's."""
     return {
         address: value.item() if hasattr(value, "item") else value
@@ -82,7 +82,7 @@ class PointBuilder:
 
     Args:
         sweep_yaml: text of the sweep's resolved file.
-        source: its name in messages.
+        source: name of the file in messages.
     """
 
     def __init__(self, sweep_yaml: str, source: str) -> None:
@@ -98,7 +98,7 @@ class PointBuilder:
 
 
 def _without_null_use(sections: dict[str, Node]) -> dict[str, Node]:
-    """Without ``model.use: null``, beside which a point's model would replace all of ``model``."""
+    """Drop ``model.use: null``, beside which a point's model would replace all of ``model``."""
     model = sections.get("model")
     if model is None or not isinstance(model.value, dict):
         return sections

@@ -1,4 +1,4 @@
-"""What a sweep shows: a live table or lines of trials, and its outcome as lines, a plot and a file.
+"""Reports of a sweep: a table or lines of its trials, and its outcome as lines, a plot and a file.
 
 Owns the words, when text appears, and the picture. It must not know how trials are run.
 """
@@ -15,11 +15,10 @@ from rlrun.checkpoint.files import replace_text
 from rlrun.config.sweep import Dimension
 from rlrun.experiment.outcome import End
 from rlrun.experiment.report.console import Console, ConsoleStyle, LiveFrame, print_line
+from rlrun.experiment.report.numbers import clock_time, number, two_decimals
 from rlrun.experiment.report.plots import save_panels
-from rlrun.experiment.report.progress import clock_time
 from rlrun.experiment.report.statistics import iqm
 from rlrun.experiment.report.tables import Table
-from rlrun.experiment.stopping import number
 from rlrun.experiment.sweep.points import settings_text, short_names, value_text
 from rlrun.experiment.sweep.trials import Status, SweepFolder, Trial, TrialTable
 
@@ -82,7 +81,7 @@ class SweepLines(SweepConsole):
         run = "run" if self.table.is_group else "trial"
         steps, seed = f"{trial.env_steps or 0:,} env steps", {"seed": trial.seed}
         parts = [
-            f"{run} {trial.trial:>3}  {trial.status:<8} {_score(trial):>9}",
+            f"{run} {trial.trial:>3}  {trial.status:<8} {two_decimals(trial.score):>9}",
             f"{steps:>18}",
             settings_text(trial.settings | (seed if self.has_seeds else {})),
             trial.reason or "",
@@ -149,11 +148,7 @@ def _cells(trial: Trial, addresses: list[str], with_seed: bool) -> tuple[str, ..
         state += f"  {trial.reason}"
     seed = [str(trial.seed)] if with_seed else []
     values = [value_text(trial.settings[address]) for address in addresses]
-    return (str(trial.trial), *values, *seed, _score(trial), steps, state)
-
-
-def _score(trial: Trial) -> str:
-    return "-" if trial.score is None else number(round(trial.score, 2))
+    return (str(trial.trial), *values, *seed, two_decimals(trial.score), steps, state)
 
 
 _COLOURS = {"finished": "tab:blue", "stopped": "tab:gray"}
@@ -166,7 +161,7 @@ class SweepOutcome:
     end: End
     folder: Path
     trials: tuple[Trial, ...]
-    """In the order of their numbers."""
+    """The trials in the order of their numbers."""
     best: Trial | None
     """The best trial of the best point; None without scores."""
     plot: Path | None = None
@@ -221,7 +216,7 @@ def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
         score = f"{table.metric} {number(round(best.score, 4))}"
         lines.append(f"  best        {run} {best.trial}: {score}, {settings_text(best.settings)}")
     elif scores := [trial.score for trial in table.trials if trial.score is not None]:
-        mean = number(round(float(iqm(scores)), 2))
+        mean = two_decimals(float(iqm(scores)))
         lines.append(f"  mean        {table.metric} {mean}, interquartile, of {len(scores)} {run}s")
     lines.append(f"  {kind:<12}{home}")
     if table.num_points < len(table.trials):
@@ -273,7 +268,7 @@ def _draw_panel(axes: Any, dimension: Dimension, scored: list[Trial], best: Tria
 
 
 def _use_log_scale(axes: Any) -> None:
-    """With labels at 1, 2 and 5 of each decade: the range may hold no power of ten."""
+    """Label 1, 2 and 5 of each decade: the range may hold no power of ten."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")

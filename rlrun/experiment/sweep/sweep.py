@@ -73,11 +73,11 @@ def run_sweep(
     """Run the ``sweep:`` section of an experiment in a new folder, each trial a run folder in it.
 
     Args:
-        experiment, overrides: as of `run_experiment`.
+        experiment, overrides: see `run_experiment`.
         run_dir: the exact folder; default ``runs/<name>/<date>-<time>-sweep-s<seed>``.
         resume: resume the newest unfinished sweep of this configuration, or the one in ``run_dir``,
             if there is one.
-        address: of a Ray cluster, whose nodes must see the folder; default a local Ray.
+        address: Ray cluster to join, whose nodes must see the folder; default a local Ray.
         console: "panel", "lines" or "quiet"; default the most that the terminal can show.
 
     Raises:
@@ -198,7 +198,7 @@ class _Plan:
 
 
 def _capacity(where: str) -> Capacity:
-    """What the Ray that this process is connected to has."""
+    """The resources of the Ray that this process is connected to."""
     return Capacity(cluster_resources(), tuple(node_resources()), where)
 
 

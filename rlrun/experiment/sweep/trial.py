@@ -19,12 +19,12 @@ from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
 from rlrun.config import registry
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
-from rlrun.data.results import Row, addresses, lookup, number_at
+from rlrun.data.results import Row, addresses, flat_numbers, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
 from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError, RunLog
 from rlrun.experiment.stopping import may_come
-from rlrun.experiment.sweep.points import PointBuilder, plain_settings
+from rlrun.experiment.sweep.points import PointBuilder, python_values
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
 
 IDENTITY = "_trial"
@@ -51,7 +51,7 @@ class TrialRun(RunSession):
 
     Args:
         path: the run folder, which may be missing.
-        experiment: with its seed.
+        experiment: experiment of the trial, with its seed.
         take_over: another trial's checkpoint to continue from, instead of the folder's newest; its
             row becomes the last row of this run.
     """
@@ -232,7 +232,7 @@ class SweepTrial(tune.Trainable):
                 folder = SweepFolder(Path(self._identity["sweep"]))
                 text = folder.config.read_text(encoding="utf-8")
                 self._builder = PointBuilder(text, str(folder.config))
-            settings, seed = plain_settings(self._settings), self._identity["seed"]
+            settings, seed = python_values(self._settings), self._identity["seed"]
             experiment = self._builder.build(settings, seed)
             self._run = TrialRun(self._path(), experiment, take_over=self._take_over)
             self._take_over = None
@@ -244,11 +244,9 @@ class SweepTrial(tune.Trainable):
     def _numbers(self, run: TrialRun) -> dict[str, Any]:
         """The numbers of the last result by address, with the keys for Tune and the driver."""
         row: Row = run.last_row or {}
-        found = {key: number_at(row, key) for key in addresses(row)}
         whole = {key: lookup(row, key) for key in ("training_iteration", "env_steps")}
-        numbers = {key: value for key, value in found.items() if value is not None}
         reached = {REACHED: run.stop_reason()} if run.done else {}
-        return {**numbers, **whole, **reached, SHARE: run.share, "done": run.done}
+        return {**flat_numbers(row), **whole, **reached, SHARE: run.share, "done": run.done}
 
     def _fail(self, error: BaseException) -> None:
         """Write the traceback to the trial's log, unless the run has done so."""

@@ -31,7 +31,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig, SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.data.results import number_at
-from rlrun.experiment.sweep.points import plain_settings, space_of, tune_space
+from rlrun.experiment.sweep.points import python_values, space_of, tune_space
 from rlrun.experiment.sweep.trial import IDENTITY, REACHED, SHARE, SweepTrial
 from rlrun.experiment.sweep.trials import Settings, Trial, TrialTable
 
@@ -48,7 +48,7 @@ class TrialSearch(Searcher):
         table: new trials are added to it, and saved, before they start.
         identify: returns the facts about a trial that its process needs besides the settings.
         optuna: Tune's Optuna search, if that suggests points.
-        num_points, seeds: of the whole search.
+        num_points, seeds: number of points of the whole search, and the seeds of each.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TrialSearch(Searcher):
 
     def _ask(self) -> None:
         point = self._table.num_points + 1
-        settings = plain_settings(self._optuna.suggest(str(point)))
+        settings = python_values(self._optuna.suggest(str(point)))
         self._asked.add(point)
         self._points_left -= 1
         self._queue.extend(self._table.add(point, settings, self._seeds))
@@ -266,7 +266,7 @@ def run_trials(
     A failed trial does not end the others. Ray must have been started.
 
     Args:
-        at_once: how many trials have room at the same time.
+        at_once: number of trials that have room at the same time.
     """
     # HyperBand waits for a full bracket, Optuna is asked as late as possible; otherwise all
     # processes start at the same time, and not one after another, as Tune would have them.
@@ -376,7 +376,7 @@ class Events(Callback):
     def _note(self, trial: Any, status: Any, reason: str | None) -> None:
         record = self._record(trial)
         record.status, record.reason = status, reason
-        record.settings = plain_settings({key: trial.config[key] for key in record.settings})
+        record.settings = python_values({key: trial.config[key] for key in record.settings})
         self._table.save()
         self._changed(record)
 

@@ -108,4 +108,4 @@ def read_cases(path: Path) -> tuple[dict[Kind, str], dict[str, str], tuple[Case,
 
 
 KINDS, SOURCES, CASES = read_cases(Path(__file__).with_name("cases.yaml"))
-"""What is measured for each kind of number; the publications; the cases in their order."""
+"""Description of each kind of number; the publications; the cases in their order."""

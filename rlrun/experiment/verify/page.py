@@ -15,9 +15,9 @@ from typing import Any
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.registry import configs_folder
 from rlrun.config.yaml_tree import parse_yaml
+from rlrun.experiment.report.numbers import number, two_decimals
 from rlrun.experiment.report.plots import save_panels
 from rlrun.experiment.report.tables import Table
-from rlrun.experiment.stopping import number
 from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case
 from rlrun.experiment.verify.verify import CaseResult, Judgement, SeedResult, Verification
 
@@ -247,8 +247,8 @@ def result_table(results: Sequence[CaseResult]) -> Table:
             f"{result.case.budget:,}",
             _range(seed.env_steps for seed in result.seeds),
             number(judgement.bar.number),
-            _rounded(judgement.iqm),
-            " to ".join(map(_rounded, judgement.spread or ())),
+            two_decimals(judgement.iqm, ""),
+            " to ".join(map(two_decimals, judgement.spread or ())),
             _verdict(judgement),
         )
         for result in results
@@ -265,18 +265,14 @@ def seed_table(results: Sequence[CaseResult]) -> Table:
             result.case.name,
             str(seed.seed),
             f"{seed.env_steps:,}",
-            _rounded(seed.training),
-            _rounded(seed.goal),
-            _rounded(seed.evaluation),
+            two_decimals(seed.training, ""),
+            two_decimals(seed.goal, ""),
+            two_decimals(seed.evaluation, ""),
         )
         for result in results
         for seed in result.seeds
     ]
     return Table(heads, rows, NUMERIC)
-
-
-def _rounded(value: float | None) -> str:
-    return "" if value is None else number(round(value, 2))
 
 
 def _range(counts: Iterable[int]) -> str:

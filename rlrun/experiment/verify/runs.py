@@ -27,7 +27,7 @@ from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError, InputError, Problem
 from rlrun.config.registry import configs_folder
 from rlrun.config.schema import ExperimentConfig
-from rlrun.data.results import addresses, lookup
+from rlrun.data.results import flat
 from rlrun.experiment.run_folder import RunFolder, is_in_use
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.verify.cases import Case
@@ -120,10 +120,9 @@ def _other_settings(run: SeedRun) -> str:
         trained = load_experiment(run.folder.config)
     except ConfigError as error:
         return f"{run.folder.path}: {error.problems[0].render()}"
-    there, here = _flat(trained), _flat(run.experiment)
+    there, here = _settings(trained), _settings(run.experiment)
     texts = [
-        f"{key.replace('/', '.')} is {there.get(key, 'nothing')} there, "
-        f"{here.get(key, 'nothing')} here"
+        f"{key} is {there.get(key, 'nothing')} there, {here.get(key, 'nothing')} here"
         for key in {**there, **here}
         if there.get(key) != here.get(key)
     ]
@@ -131,10 +130,9 @@ def _other_settings(run: SeedRun) -> str:
     return other if texts else ""
 
 
-def _flat(experiment: ExperimentConfig) -> dict[str, str]:
+def _settings(experiment: ExperimentConfig) -> dict[str, str]:
     """Address -> value as JSON."""
-    plain = to_plain(experiment)
-    return {key: json.dumps(lookup(plain, key)) for key in addresses(plain)}
+    return {key: json.dumps(value) for key, value in flat(to_plain(experiment), ".").items()}
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ from typing import Any, Literal, get_args
 from rlrun.actors.ray_runtime import local_resources
 from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
-from rlrun.data.results import Row, counts_already, number_at
+from rlrun.data.results import RETURN, Row, counts_already, number_at
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.statistics import MIN_RUNS, bootstrap_interval, iqm
 from rlrun.experiment.verify.cases import CASES, Case, Kind, Reference
 from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, plan_runs
 
-RETURN = "episode_return_mean"
 RESULTS = Path("runs/verify")
 
 Verdict = Literal["failed", "not run", "unfinished", "falls short", "passes", "reached"]
@@ -68,11 +67,11 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the seeds of a case have reached, held against a published number."""
+    """The results of the seeds of a case, held against a published number."""
 
     bar: Reference
     numbers: tuple[float, ...]
-    """Of the bar's kind, of each seed that has one."""
+    """Numbers of the bar's kind, of each seed that has one."""
     of: CaseResult
 
     @property
@@ -207,8 +206,8 @@ def verify(
     """Train cases on several seeds and compare the results with the published numbers.
 
     Args:
-        names: of the cases; empty for all.
-        seeds: of the runs of each case.
+        names: names of the cases; empty for all.
+        seeds: seeds of the runs of each case.
         results: folder of the runs; finished runs are not trained again.
         jobs: CPU cores to use at a time; default all.
         train: False only reads the folder.

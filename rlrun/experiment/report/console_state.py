@@ -1,4 +1,4 @@
-"""The progress of a run, updated in constant time by each result.
+"""The state of the console, updated in constant time by each result.
 
 Owns the numbers behind the console: shares of the stop criteria, time left, history of returns,
 time by phase. It must not know how they are drawn.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.data.results import counts_already, number_at
+from rlrun.data.results import RETURN, counts_already, number_at
 from rlrun.experiment.stopping import COUNTERS, Criterion, StopCriteria
 
 _MOST_POINTS = 512
@@ -31,8 +31,8 @@ class RunHeader:
     resumed_from: int | None = None
 
 
-class Progress:
-    """The state of a run as its results show it."""
+class ConsoleState:
+    """The progress of a run as its results show it."""
 
     def __init__(self, header: RunHeader, clock: Callable[[], float] = time.monotonic) -> None:
         self.header = header
@@ -65,7 +65,7 @@ class Progress:
             value = number_at(result, criterion.address)
             if value is not None:
                 self._first.setdefault(criterion.address, (now, value))
-        mean = number_at(result, "episode_return_mean")
+        mean = number_at(result, RETURN)
         if mean is not None:
             self._remember_return(mean, result)
         for name, value in (result.get("timers") or {}).items():
@@ -82,12 +82,12 @@ class Progress:
     def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take the returns of earlier sessions."""
         for row in rows:
-            mean = number_at(row, "episode_return_mean")
+            mean = number_at(row, RETURN)
             if mean is not None:
                 self._remember_return(mean, row)
 
     def _remember_return(self, mean: float, result: Mapping[str, Any]) -> None:
-        if counts_already("episode_return_mean", result, self.header.stop.smoothing_episodes):
+        if counts_already(RETURN, result, self.header.stop.smoothing_episodes):
             self.best_return = mean if self.best_return is None else max(self.best_return, mean)
         if self._count % self._stride == 0:
             self.returns.append(mean)
@@ -143,9 +143,3 @@ class Progress:
         if longest is not None:
             text += f"; the longest running one has {int(longest):,} env steps"
         return text + ": until one ends the return is unknown. Does the env have a time limit?"
-
-
-def clock_time(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
