@@ -51,7 +51,8 @@ class AlgorithmConfig(OldNames):
     keep their values. A wrong key raises ConfigError at once, a wrong value in `experiment()`.
 
     Args:
-        config: settings as a plain dict: sections, or RLlib's flat keys, which are translated.
+        config: settings as a plain dict: sections, or RLlib's flat keys, whose names are translated
+            and whose values are not.
         env: the environment, as for `environment`.
     """
 
@@ -79,7 +80,11 @@ class AlgorithmConfig(OldNames):
         """The environment: id, import path, class or function, and its keyword arguments."""
         self._check_open()
         if env is not NotProvided:
-            self._values["env"] = _named(env if isinstance(env, dict) else {"use": env})
+            named = _named(env if isinstance(env, dict) else {"use": env})
+            earlier = self._values.get("env", {})
+            # Arguments of another environment are dropped.
+            is_other = earlier.get("use", named.get("use")) != named.get("use")
+            self._values["env"] = named if is_other else {**earlier, **named}
         arguments = {} if env_config is NotProvided else env_config or {}
         given = {**arguments, **_provided(kwargs)}
         if given:
@@ -176,11 +181,15 @@ class AlgorithmConfig(OldNames):
         self._check_open()
         known = sections(self._training_class())
         unknown = []
-        # The environment comes first, since setting it drops earlier arguments.
-        for key, value in sorted(config.items(), key=lambda item: item[0] != "env"):
-            if retired.without_effect(key) is not None:
+        # The environment comes first, since setting it drops earlier arguments; a schedule last,
+        # since it goes before the number beside it.
+        order = {"env": 0, "lr_schedule": 2}
+        for key, value in sorted(config.items(), key=lambda item: order.get(item[0], 1)):
+            if retired.without_effect(key) is not None or (key, value) == ("lr_schedule", None):
                 continue
-            if key == "env" and not isinstance(value, dict):
+            if key in ("algorithm", "run"):
+                self._check_algorithm(_named(value))
+            elif key == "env" and not isinstance(value, dict):
                 self.environment(value)
             elif key in ("env_config", "model", "stop") and isinstance(value, dict):
                 self._update_mapping(key, value)
@@ -254,6 +263,11 @@ class AlgorithmConfig(OldNames):
         messages = [(".".join(path), unknown_key(path, self._training_class())) for path in paths]
         if messages:
             raise ConfigError([Problem(self._origin, *message) for message in messages])
+
+    def _check_algorithm(self, name: Any) -> None:
+        if name != self.algorithm:
+            message = f"this is a builder of {self.algorithm}, not of {name}"
+            raise ConfigError([Problem(self._origin, "algorithm", message)])
 
     def _training_class(self) -> type[TrainingConfig]:
         training: type[TrainingConfig] = algorithm_class(self.algorithm).Training

@@ -14,7 +14,7 @@ from rlrun.config.problems import Origin, Path, join
 from rlrun.config.schedules import Decay
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.section import CodeSection
-from rlrun.config.yaml_tree import FLOAT
+from rlrun.config.yaml_tree import FLOAT, Bare, parse_scalar
 
 
 def to_plain(value: Any) -> Any:
@@ -105,5 +105,6 @@ def _represent_text(dumper: Any, text: str) -> Any:
 
 
 _Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(Bare, lambda dumper, key: dumper.represent_data(parse_scalar(key)))
 # Text such as "1e-4" is a number to us and not to yaml, which would leave its quotes off.
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))

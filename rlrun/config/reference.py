@@ -26,6 +26,7 @@ What wins, later over earlier: these defaults, the file that `base:` names, the 
 `KEY=VALUE` on the command line, as in `training.lr=1e-3`. Values are YAML: `1e-4`, `1e6` and
 `300_000` are numbers; `on`, `no`, `012` and `1:30` are text. A key that is not listed here is an
 error, as is one that is given twice. Where code is meant, `package.module:attribute` names it.
+Within its arguments keys are values, too: `rewards: {1: 0.5, north: 2}` has a number and a text.
 
 A schedule changes a number with the env steps of the run; every value of it is held to the bounds
 of its key. After its last step it is constant.

@@ -178,8 +178,9 @@ class ModelConfig(CodeSection):
     """Precision of the arithmetic up to and including that layer, acting and learning. bfloat16 is
     faster on processors and GPUs that have it; weights and gradients stay in float32."""
     distribution: str | None = None
-    """Distribution of actions: "beta", "squashed_gaussian", "deterministic", "autoregressive", or
-    the import path of a `Distribution`; null takes the action space's default."""
+    """Distribution of actions: "beta", "squashed_gaussian", "autoregressive", "deterministic" (for
+    algorithms of your own), or the import path of a `Distribution`; null takes the action space's
+    default."""
     log_std_init: Annotated[float, Field(ge=-20, le=20)] = 0.0
     """Logarithm of the standard deviation of continuous actions at the start."""
     free_log_std: bool = True

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from rlrun.config.yaml_tree import with_keys
+
 
 class Section(BaseModel):
     """Base of every section: frozen, unknown keys refused, strings under the fields are docs."""
@@ -97,10 +99,13 @@ class CodeSection(Section):
             return data
         fields = cls.model_fields
         if data.get("use") is None and not fields["use"].is_required():
+            if data.get("kwargs"):
+                raise ValueError("kwargs are arguments of the code that `use` names; there is none")
             return data
         own = {key: value for key, value in data.items() if key in fields}
         extra = {key: value for key, value in data.items() if key not in fields}
-        return {**own, "kwargs": {**data.get("kwargs", {}), **extra}}
+        kwargs = {**data.get("kwargs", {}), **extra}
+        return {**own, "kwargs": {key: with_keys(value) for key, value in kwargs.items()}}
 
     def to_plain(self) -> Any:
         """The shortest form that a file may hold for this object."""

@@ -20,8 +20,9 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from rlrun.config.dump import dump_yaml, to_plain
-from rlrun.config.problems import InputError, Path, join
+from rlrun.config.problems import DEFAULT, InputError, Path, join
 from rlrun.config.schema import ExperimentConfig
+from rlrun.config.yaml_tree import from_plain, with_keys
 
 CODE_OPTION = "--trust"
 _RUN_FILES = ("config.yaml", "sweep.yaml")
@@ -82,7 +83,8 @@ def is_run_file(file: FilePath) -> bool:
 
 def code_of(data: Any) -> list[tuple[str, Any]]:
     """Address and value of everything that names code: texts, and sections with arguments."""
-    return list(_walk(data, ()))
+    written = from_plain(with_keys(data), DEFAULT).plain()  # as text, keys of arguments too
+    return list(_walk(written, ()))
 
 
 def _walk(value: Any, path: Path) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,8 @@
 Owns: the meaning of a scalar (YAML 1.2 without its surprises), duplicate keys, broken files. Must
 not know: which keys there are. Numbers are decimal: ``1``, ``-3``, ``300_000``, ``0.5``, ``1e-4``,
 ``1e6``. ``012``, ``0x10`` and ``1:30``, which readers of YAML understand differently, are text, as
-are ``on``, ``off``, ``yes`` and ``no``; keys are always text.
+are ``on``, ``off``, ``yes`` and ``no``. Keys are text, except in arguments of
+code (`with_keys`).
 """
 
 import math
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from yaml.reader import ReaderError
 
 from rlrun.config.problems import ConfigError, Origin, Path, Problem, join
 
@@ -59,13 +61,57 @@ class Node:
         return None
 
 
-def from_plain(value: Any, origin: Origin) -> Node:
-    """A tree of nodes with one origin."""
+class Bare(str):
+    """A key that stands without quotes and is no text as a value: ``1``, ``0.5``, ``true``."""
+
+    __slots__ = ()
+
+
+def as_key(text: str) -> str:
+    """A key that stands without quotes."""
+    return text if isinstance(parse_scalar(text), str) else Bare(text)
+
+
+def with_keys(value: Any) -> Any:
+    """A value with the keys that are meant: `Bare` ones are numbers, truth values or None."""
     if isinstance(value, dict):
-        return Node({str(key): from_plain(item, origin) for key, item in value.items()}, origin)
-    if isinstance(value, list):
-        return Node([from_plain(item, origin) for item in value], origin)
+        return {
+            parse_scalar(key) if isinstance(key, Bare) else key: with_keys(item)
+            for key, item in value.items()
+        }
+    return type(value)(map(with_keys, value)) if type(value) in (list, tuple) else value
+
+
+def from_plain(value: Any, origin: Origin, path: Path = ()) -> Node:
+    """A tree of nodes with one origin; numbers and arrays of numpy become plain values.
+
+    Raises:
+        ConfigError: a file cannot hold a value.
+    """
+    if hasattr(type(value), "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        keys = [(_key_of(key, origin, path), item) for key, item in value.items()]
+        return Node({key: from_plain(item, origin, (*path, key)) for key, item in keys}, origin)
+    if isinstance(value, list | tuple):
+        items = [from_plain(item, origin, (*path, i)) for i, item in enumerate(value)]
+        is_list = isinstance(value, list)
+        return Node(items if is_list else tuple(item.plain() for item in items), origin)
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise ConfigError([Problem(origin, join(path), f"{_NOT_PLAIN}, got {value!r}"[:200])])
     return Node(value, origin)
+
+
+_NOT_PLAIN = "expected what a file can hold: numbers, text, true, false, null, lists and mappings"
+
+
+def _key_of(key: Any, origin: Origin, path: Path) -> str:
+    if isinstance(key, str):
+        return key
+    if key is None or isinstance(key, bool | int | float):
+        return Bare("null" if key is None else str(key).lower())
+    message = f"a key must be text or a number, got {key!r}"[:200]
+    raise ConfigError([Problem(origin, join(path), message)])
 
 
 def parse_scalar(text: str) -> Any:
@@ -169,7 +215,7 @@ class _TreeBuilder:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problems.append(Problem(origin, join(path), "a key must be a plain word"))
                 continue
-            key = key_node.value
+            key = as_key(key_node.value) if key_node.style is None else key_node.value
             value = self.build(value_node, key_node.start_mark, (*path, key))
             if key in mapping:
                 first = mapping[key].origin
@@ -190,6 +236,10 @@ def _broken(error: yaml.YAMLError, source: str, text: str, lines: bool) -> Probl
             message = "a tab where YAML wants spaces"
         elif "single document" in str(error):
             message = "a second document (---); one file holds one experiment"
+    elif isinstance(error, ReaderError):  # A control character, say.
+        above, _, beside = text[: error.position].rpartition("\n")
+        row = above.count("\n") + ("\n" in text[: error.position])
+        mark = yaml.Mark(source, error.position, row, len(beside), text, error.position)
     context = getattr(error, "context", None)
     context_mark = getattr(error, "context_mark", None)
     if context and context_mark is not None and mark is not None and "tab" not in message:

@@ -1,5 +1,6 @@
 """The fluent builder: the same schema, in Python."""
 
+import numpy as np
 import pytest
 from fake_algorithm import Callback, Fake, FakeConfig, Maze
 
@@ -75,6 +76,32 @@ def test_env_by_class_name_and_arguments():
     by_path = FakeConfig().environment("fake_algorithm:Maze", env_config={"size": 3})
     assert by_class == by_path.experiment().env
     assert by_class.use == "fake_algorithm:Maze"
+
+
+def test_arguments_stay_with_their_environment_and_go_with_another():
+    config = FakeConfig().environment(env_config={"size": 3}).environment(Maze)
+    assert config.environment(Maze, walls=1).experiment().env.kwargs == {"size": 3, "walls": 1}
+    assert config.environment("CartPole-v1").experiment().env.kwargs == {}
+
+
+def test_an_argument_that_no_file_can_hold_is_refused_before_training():
+    with pytest.raises(ConfigError, match=r"^FakeConfig: env.size: expected what a file can hold"):
+        FakeConfig().environment(Maze, size={1, 2}).experiment()
+    built = FakeConfig().environment(Maze, size=np.int64(3)).experiment()
+    assert type(built.env.kwargs["size"]) is int
+
+
+@pytest.mark.parametrize("key", ["algorithm", "run"])
+def test_a_builder_takes_no_other_algorithm(key):
+    with pytest.raises(ConfigError, match="algorithm: this is a builder of PPO, not of DQN"):
+        PPOConfig({key: "DQN"})
+    assert PPOConfig({key: "PPO"}).to_dict() == {"algorithm": "PPO"}
+
+
+@pytest.mark.parametrize("schedule", [None, [[0, 1e-3], [9, 0]]])
+def test_a_schedule_goes_before_the_number_beside_it(schedule):
+    for config in ({"lr_schedule": schedule, "lr": 0.1}, {"lr": 0.1, "lr_schedule": schedule}):
+        assert FakeConfig(config).to_dict()["training"] == {"lr": schedule or 0.1}
 
 
 class Main:

@@ -2,13 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.config.problems import ConfigError
-from rlrun.config.yaml_tree import parse_yaml
+from rlrun.config.dump import flow, to_plain
+from rlrun.config.problems import ConfigError, Origin
+from rlrun.config.section import UseSpec
+from rlrun.config.yaml_tree import from_plain, parse_yaml
 
 SCALARS = [
     ("1e-4", 1e-4),
@@ -88,7 +91,7 @@ def test_positions_are_those_of_the_keys():
         ("a: b: c", "f:1:5: not valid YAML: mapping values are not allowed here"),
         ("--- 1\n--- 2", "f:2:1: not valid YAML: a second document (---); one file holds one"),
         ("a: 'x", "f:1:6: not valid YAML: found unexpected end of stream"),
-        ("a: \x00", "f:1:1: not valid YAML: special characters are not allowed"),
+        ("a: 1\nbc: \x00", "f:2:5: not valid YAML: special characters are not allowed"),
         ("a: !!python/object:os.system x", "f:1:1: a: tags such as"),
         ("a: !mine x", "f:1:1: a: tags such as !mine are refused"),
         ("a: &x [*x]", "f:1:4: a[0]: holds an alias of itself"),
@@ -116,6 +119,33 @@ def test_an_alias_bomb_is_refused():
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
     with pytest.raises(ConfigError, match="more than 10000 values"):
         parse_yaml("\n".join(lines), "f")
+
+
+ARGUMENTS = {"use": "x:y", "rewards": {1: 0.5, False: [{None: "on"}], "2": {-0.5: 1}}}
+
+
+def test_keys_of_arguments_are_what_yaml_and_python_mean_by_them():
+    text = "{use: 'x:y', rewards: {1: 0.5, false: [{~: on}], '2': {-0.5: 1}}}"
+    for tree in (parse_yaml(text, "f"), from_plain(ARGUMENTS, Origin("python"))):
+        assert all(isinstance(key, str) for key in tree.child("rewards").value)
+        spec = UseSpec.model_validate(tree.plain())
+        assert spec.kwargs == {"rewards": ARGUMENTS["rewards"]}
+        assert UseSpec.model_validate(parse_yaml(flow(to_plain(spec)), "f").plain()) == spec
+
+
+def test_values_of_numpy_become_plain_and_what_a_file_cannot_hold_is_refused():
+    given = {"a": np.int64(5), "b": (np.float32(0.5), np.zeros((2, 1)))}
+    plain = from_plain(given, Origin("python")).plain()
+    assert repr(plain) == "{'a': 5, 'b': (0.5, [[0.0], [0.0]])}"
+    for value in ({1, 2}, 1 + 2j, object, b"x"):
+        with pytest.raises(
+            ConfigError, match=r"^python: env\.a\[1\]: expected what a file can hold"
+        ):
+            from_plain({"env": {"a": [1, value]}}, Origin("python"))
+    with pytest.raises(
+        ConfigError, match=r"^python: env: a key must be text or a number, got \(0, 1"
+    ):
+        from_plain({"env": {(0, 1): 2}}, Origin("python"))
 
 
 _PLAIN = st.recursive(

@@ -8,7 +8,9 @@ import pytest
 
 from rlrun import load_policy
 from rlrun.cli.main import main
-from rlrun.config.trust import TrustError
+from rlrun.config.trust import TrustError, require_trust, signed_yaml
+from rlrun.config.validate import validate
+from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.rollout import rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
 from rlrun.experiment.run_folder import RunFolderError
@@ -58,6 +60,14 @@ def rlrun_words(monkeypatch):
         return ended.value.code
 
     return call
+
+
+def test_a_signature_holds_where_arguments_have_keys_that_are_no_text(tmp_path, as_another_user):
+    kwargs = {"rewards": {1: "my:code", "b": {True: 1.5}}}
+    data = {"algorithm": "PPO", "env": {"use": "my:Env", "kwargs": kwargs}}
+    file = tmp_path / "config.yaml"
+    file.write_text(signed_yaml(validate(data)[0]))
+    require_trust(file, parse_yaml(file.read_text(), "f").plain())
 
 
 COMMANDS = {
