@@ -9,12 +9,12 @@ the distribution of a setting in `sweep.space`. ``null`` removes a stop criterio
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem, join
 from rlrun.config.registry import similar_file
-from rlrun.config.yaml_tree import MOST_LEVELS, Node, parse_yaml
+from rlrun.config.yaml_tree import MOST_LEVELS, Node, as_key, parse_yaml
 
 
 def read_file(path: FilePath, open_files: tuple[FilePath, ...] = ()) -> Node:
@@ -63,9 +63,12 @@ def merge(below: Node, above: Node, at: tuple[str, ...] = ()) -> Node:
         below = Node({"use": below}, below.origin)
     if not isinstance(below.value, dict) or not isinstance(above.value, dict):
         return above
-    if any(_differ(below, above, name, form) for name, form in _FORMS.items()):
-        return above
-    if at[:2] == ("sweep", "space") and _is_distribution(below) and _is_distribution(above):
+    if at[:2] == _SPACE:
+        if _is_distribution(below) and _is_distribution(above):
+            return above
+        if at == _SPACE:
+            below, above = _by_section(below), _by_section(above)
+    elif any(_differ(below, above, name, form) for name, form in _FORMS.items()):
         return above
     merged = dict(below.value)
     for key, node in above.value.items():
@@ -87,6 +90,31 @@ def _differ(below: Node, above: Node, name: str, form: set[str]) -> bool:
 def _is_distribution(node: Node) -> bool:
     """Whether a mapping below `sweep.space` is no section: sections hold mappings."""
     return bool(node.value) and all(isinstance(item.value, list) for item in node.value.values())
+
+
+_SPACE = ("sweep", "space")
+
+
+def _by_section(space: Node) -> Node:
+    """`sweep.space` with ``training.lr`` as nested keys, so that equal addresses meet.
+
+    A space that has an address twice stays as it is, and is an error later.
+    """
+    settings = list(_settings(space, ()))
+    if len({path for path, _ in settings}) < len(settings):
+        return space
+    sections = Node({}, space.origin)
+    for path, node in settings:
+        sections = merge(sections, _nested(path, node, node.origin))
+    return sections
+
+
+def _settings(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    if isinstance(node.value, dict) and node.value and not _is_distribution(node):
+        for key, below in node.value.items():
+            yield from _settings(below, (*path, *split_address(key)))
+    elif path:
+        yield path, node
 
 
 def without_dropped_stops(tree: Node) -> Node:
@@ -130,10 +158,10 @@ def override_of(key: str, overrides: Sequence[str]) -> str | None:
 
 def split_address(address: str) -> list[str]:
     """``training.lr`` or ``training/lr`` as keys; a stop key keeps its own slashes."""
+    if address.startswith(("stop.", "stop/")) and (key := address[5:]):
+        return ["stop", key if "/" in key else key.replace(".", "/")]
     parts = address.split(".") if "." in address else address.split("/")
-    if parts[0] == "stop" and len(parts) > 2:
-        return ["stop", "/".join(parts[1:])]
-    return parts
+    return [as_key(part) for part in parts]
 
 
 def set_value(tree: Node, path: list[str], value: Node, at: tuple[str, ...] = ()) -> Node:
@@ -145,6 +173,7 @@ def set_value(tree: Node, path: list[str], value: Node, at: tuple[str, ...] = ()
         raise LookupError(f"more than {MOST_LEVELS} keys")
     head, *rest = path
     here = (*at, head)
+    tree = _by_section(tree) if at == _SPACE else tree
     if isinstance(tree.value, list):
         if not head.isdigit() or int(head) >= len(tree.value):
             count = len(tree.value)
@@ -157,13 +186,13 @@ def set_value(tree: Node, path: list[str], value: Node, at: tuple[str, ...] = ()
     below = tree.child(head)
     if rest and below is not None and isinstance(below.value, dict | list):
         return Node({**tree.value, head: set_value(below, rest, value, here)}, tree.origin)
-    nested = Node({head: _nested(rest, value)}, tree.origin)
+    nested = Node({head: _nested(rest, value, COMMAND_LINE)}, tree.origin)
     return merge(tree, nested, at)
 
 
-def _nested(path: list[str], value: Node) -> Node:
+def _nested(path: Sequence[str], value: Node, origin: Origin) -> Node:
     for key in reversed(path):
-        value = Node({key: value}, COMMAND_LINE)
+        value = Node({key: value}, origin)
     return value
 
 

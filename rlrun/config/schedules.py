@@ -117,7 +117,7 @@ class Bounds:
 
     def _decay(self, items: Mapping[str, Any]) -> Decay:
         kind = items.get("kind")
-        if kind not in _KEYS:
+        if not isinstance(kind, str) or kind not in _KEYS:
             near = suggestion(kind, _KEYS) if isinstance(kind, str) else ""
             expected = f"expected kind: {' or kind: '.join(_KEYS)}"
             raise _error(

@@ -97,6 +97,12 @@ report: {sinks: [consol]}
             "training.lr[0][1]: expected a number from 0 to 10, got true",
         ),
         ("training: {lr: true}", "training.lr: expected a number or schedule"),
+        (
+            "training: {lr: {kind: [1], start: 1}}",
+            "training.lr.kind: expected kind: exponential or",
+        ),
+        ("model: {kwargs: {hidden: [8]}}", "model: kwargs are arguments of the code that `use`"),
+        ("multi_agent: {policies: {a: {kwargs: {n: 1}}}}", "policies.a: kwargs are arguments of"),
         ("training: {gamma: .nan}", "training.gamma: expected a number from 0 to 1"),
         (
             "training: {gamma: 1.5}",
@@ -269,6 +275,7 @@ class TestOverrides:
                 "report.sinks=[jsonl, 'fake_algorithm:Callback']",
                 "report.sinks.1.every=5",
                 "stop.env_runners.x=1",
+                "stop.env_runners/x.y=2",
             ],
         )
         assert experiment.training.lr == ((0, 1e-3), (1_000_000, 0.0))
@@ -276,6 +283,7 @@ class TestOverrides:
         assert experiment.env.kwargs == {"size": 3, "walls": 2}
         assert experiment.stop["evaluation/episode_return_mean"] == -150
         assert experiment.stop["env_runners/x"] == 1
+        assert experiment.stop["env_runners/x.y"] == 2
         assert experiment.seed is None
         assert experiment.checkpoint.keep is None
         assert experiment.name == "b"

@@ -123,6 +123,10 @@ def test_the_command_line_reaches_the_sweep(write):
         ("{training: {lr: {grid: [1, 2]}}}", "sweep.space.training={lr: {uniform: [0.5, 0.9]}}"),
         ("{training: {lr: {grid: [1, 2]}}}", "sweep.space.training.lr={uniform: [0.5, 0.9]}"),
         ("{training: {lr: {grid: [1, 2]}}}", "sweep.space.training.lr.uniform=[0.5, 0.9]"),
+        ("{training.lr: {grid: [1, 2]}}", "sweep.space.training.lr={uniform: [0.5, 0.9]}"),
+        ("{training.lr: {grid: [1, 2]}}", "sweep.space.training.lr.uniform=[0.5, 0.9]"),
+        ("{training.lr: {grid: [1, 2]}}", "sweep.space={training: {lr: {uniform: [0.5, 0.9]}}}"),
+        ("{training: {lr: {grid: [1, 2]}}}", "sweep.space={training.lr: {uniform: [0.5, 0.9]}}"),
     ],
 )
 def test_a_distribution_takes_the_place_of_another_and_leaves_the_others(write, space, word):
@@ -134,8 +138,24 @@ def test_a_distribution_takes_the_place_of_another_and_leaves_the_others(write, 
     assert found["training.gamma"] == ("choice", (0.9, 0.99))
 
 
-def test_a_distribution_takes_the_place_of_that_of_the_base(write):
+@pytest.mark.parametrize("form", ["{training.gamma: %s}", "{training: {gamma: %s}}"])
+def test_a_distribution_takes_the_place_of_that_of_the_base(write, form):
     write(PPO + "  space: {training.gamma: {grid: [0.9]}}\n", "b.yaml", minimal=False)
-    text = "base: b.yaml\nsweep: {trials: 2, space: {training.gamma: {uniform: [0.9, 0.99]}}}"
-    sweep = load_experiment(write(text, minimal=False)).sweep
-    assert sweep.space == {"training.gamma": {"uniform": [0.9, 0.99]}}
+    space = form % "{uniform: [0.9, 0.99]}"
+    text = f"base: b.yaml\nsweep: {{trials: 2, space: {space}}}"
+    (varied,), _ = dimensions(load_experiment(write(text, minimal=False)).sweep.space)
+    assert (varied.address, varied.kind) == ("training.gamma", "uniform")
+
+
+def test_an_override_of_what_code_is_varied_leaves_its_arguments(write):
+    space = "  space: {env: {use: {grid: [A, B]}, max_episode_steps: {grid: [5]}}}\n"
+    words = ["sweep.space.env.use={grid: [CartPole-v0, CartPole-v1]}"]
+    varied, _ = dimensions(load_experiment(write(PPO + space, minimal=False), words).sweep.space)
+    assert [each.address for each in varied] == ["env.use", "env.max_episode_steps"]
+
+
+def test_a_setting_that_is_varied_twice_is_an_error_beside_an_override_too(write):
+    space = "  space: {training.lr: {grid: [1]}, training: {lr: {grid: [2]}}}\n"
+    word = "sweep.space.training.gamma={grid: [0.9]}"
+    (line,) = errors(write(PPO + space, minimal=False), [word])
+    assert "training.lr is varied twice" in line
