@@ -125,7 +125,7 @@ def find_spaces(
     """From the local runner or an environment made for this: spaces of each policy, and agents.
 
     Raises:
-        MappingError: agents and policies do not fit.
+        ConfigError: agents and policies do not fit.
     """
     local = None if group is None else group.local_env_runner
     if spec.multi_agent is not None:

@@ -15,7 +15,9 @@ import gymnasium as gym
 import numpy as np
 
 from rlrun.config.policies import PolicySettings
+from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object, suggestion
+from rlrun.config.yaml_tree import with_keys
 
 Spaces = tuple["gym.Space[Any]", "gym.Space[Any]"]
 """Observation and action space."""
@@ -57,7 +59,7 @@ class AgentMapping:
         if isinstance(agents, str):
             self._choose = import_object(agents)
         elif agents is not None and "use" in agents:
-            self._kwargs = {key: value for key, value in agents.items() if key != "use"}
+            self._kwargs = {key: with_keys(item) for key, item in agents.items() if key != "use"}
             self._choose = import_object(agents["use"])
         else:
             self._table = agents
@@ -102,8 +104,18 @@ def policy_spaces(
     it was copied from.
 
     Raises:
-        MappingError: the agents of a policy differ in their spaces, or a policy has none.
+        ConfigError: an agent has no policy, those of a policy differ in their spaces, or a policy
+            has none.
     """
+    try:
+        return _policy_spaces(env, mapping, policies)
+    except MappingError as error:
+        raise misfit("multi_agent.agents", str(error)) from None
+
+
+def _policy_spaces(
+    env: Any, mapping: AgentMapping, policies: Mapping[str, PolicySettings]
+) -> dict[str, Spaces]:
     found: dict[str, Spaces] = {}
     episode = EpisodeStart(0, tuple(policies), np.random.default_rng(0))
     for policy_id, settings in policies.items():

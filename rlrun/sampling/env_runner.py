@@ -30,7 +30,6 @@ from rlrun.data.seeding import (
 from rlrun.envs.env import EnvContext
 from rlrun.envs.env_process import EnvProxy
 from rlrun.envs.episode_vector_env import EpisodeVectorEnv
-from rlrun.envs.errors import EnvError
 from rlrun.envs.horizon import make_horizon
 from rlrun.envs.multi_agent_env import SubEnvs
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv
@@ -40,7 +39,7 @@ from rlrun.envs.serial_vector_env import SerialVectorEnv
 from rlrun.envs.vector_env import make_sub_envs, make_vector_env
 from rlrun.envs.watchdog import close_in_time, end_late_calls
 from rlrun.policies.policy import Policy
-from rlrun.policies.policy_mapping import AgentMapping, MappingError, Spaces, policy_spaces
+from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.bounds_check import BoundsCheck
 from rlrun.sampling.episode_callbacks import METHODS, EpisodeCallbacks
@@ -91,8 +90,8 @@ class EnvRunner(OldNames):
         postprocess: what is done to trajectories before they are sent.
 
     Raises:
-        EnvError: an environment cannot be built, does not do what its spaces say, or its agents do
-            not fit the policies.
+        EnvError: an environment cannot be built, or does not do what its spaces say.
+        ConfigError: its agents do not fit the policies.
     """
 
     old_names = MappingProxyType({"policy_map": "its successor is `policies`"})
@@ -312,11 +311,7 @@ class EnvRunner(OldNames):
             (action_space,) = self.envs.envs[0].action_spaces.values()
             return {DEFAULT_POLICY_ID: (observation_space, action_space)}
         settings = {name: one for name, one in policies.items() if one is not None}
-        try:
-            found = policy_spaces(self.envs.envs[0], self._mapping, settings)
-        except MappingError as error:
-            where: dict[str, Any] = {"runner_index": self.runner_index}
-            raise EnvError(self.spec.env.use, "constructor", str(error), **where) from None
+        found = policy_spaces(self.envs.envs[0], self._mapping, settings)
         return {policy_id: found[policy_id] for policy_id in settings}
 
     def _make_actor(

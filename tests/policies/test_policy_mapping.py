@@ -8,8 +8,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from rlrun.config.policies import PolicySettings
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ModelConfig, TrainingConfig
-from rlrun.policies.policy_mapping import AgentMapping, MappingError, policy_spaces
+from rlrun.policies.policy_mapping import AgentMapping, policy_spaces
 
 SMALL, LARGE = Box(-1, 1, (2,), np.float32), Box(-1, 1, (3,), np.float32)
 TWO, FIVE = Discrete(2), Discrete(5)
@@ -40,7 +41,7 @@ def test_each_policy_has_the_spaces_of_its_agents():
     ],
 )
 def test_agents_of_one_policy_must_have_the_same_spaces(differing, kind):
-    with pytest.raises(MappingError, match=f"agent 'b' cannot have policy 'p': its {kind} space"):
+    with pytest.raises(ConfigError, match=f"agent 'b' cannot have policy 'p': its {kind} space"):
         spaces({"*": "p"}, policies="p", **differing)
 
 
@@ -51,7 +52,7 @@ def test_a_policy_without_an_agent_has_the_spaces_that_all_agents_share():
 @pytest.mark.parametrize("differing", [{"observations": (SMALL, LARGE)}, {"actions": (TWO, FIVE)}])
 def test_a_policy_without_an_agent_must_name_one_where_these_differ(differing):
     agents = {"a": "p", "b": "r"}
-    with pytest.raises(MappingError, match=r"'q' has no agent at first.* spaces_of: a would name"):
+    with pytest.raises(ConfigError, match=r"'q' has no agent at first.* spaces_of: a would name"):
         spaces(agents, policies="pqr", **differing)
     named = {**dict.fromkeys("pr", SETTINGS), "q": replace(SETTINGS, spaces_of="b")}
     found = spaces(agents, policies=named, **differing)
@@ -60,5 +61,5 @@ def test_a_policy_without_an_agent_must_name_one_where_these_differ(differing):
 
 def test_spaces_of_an_agent_that_does_not_exist_are_an_error_that_names_those_that_do():
     named = {"p": SETTINGS, "q": replace(SETTINGS, spaces_of="c")}
-    with pytest.raises(MappingError, match=r"'q': spaces_of names no possible agent: 'c'.* a, b"):
+    with pytest.raises(ConfigError, match=r"'q': spaces_of names no possible agent: 'c'.* a, b"):
         spaces({"*": "p"}, policies=named)

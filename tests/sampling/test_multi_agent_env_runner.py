@@ -9,6 +9,7 @@ import pytest
 from agent_runners import ECHO, EXAMPLES, LSTM, MLP, by_agent, cartpole, make, played, sample
 from scripted_agents import EXPECTED, LENGTH, TOTALS
 
+from rlrun.config.problems import ConfigError
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
@@ -456,7 +457,7 @@ def test_an_observation_of_another_form_is_named_and_not_cast(kind):
     ],
 )
 def test_agents_without_a_policy_are_named(policies, agents, message):
-    with pytest.raises(EnvError, match=message):
+    with pytest.raises(ConfigError, match=f"multi_agent.agents: {message}"):
         make("scripted_agents:Scripted", dict.fromkeys(policies, ECHO), agents)
 
 
