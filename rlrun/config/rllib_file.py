@@ -27,6 +27,7 @@ from rlrun.config.yaml_tree import Node, from_plain
 
 _OF_THE_FORM = ("run", "config", "env", "stop")
 _GRID = "grid_search"
+_SAME_LAYERS = "policy and critics have the same layers here"
 
 
 def is_rllib(tree: Node) -> bool:
@@ -99,6 +100,7 @@ class _Translator(RLlibSettings):
         super().__init__(name)
         self.experiment = experiment
         self.sweep: dict[str, Node] = {}
+        self.networks: dict[str, list[tuple[str, Node]]] = {}  # what SAC's two have of their own
 
     def translate(self) -> None:
         """Fill `values`; problems are collected."""
@@ -138,7 +140,8 @@ class _Translator(RLlibSettings):
         elif isinstance(run, str) and run in tables.NOT_HERE:
             self.refuse(node, "run", f"{run} is not here; {tables.NOT_HERE[run]}")
         else:
-            self.refuse(node, "run", no_such("algorithm", str(run)[:80], tables.ALGORITHMS))
+            named = str(node.plain())[:80]
+            self.refuse(node, "run", no_such("algorithm", named, tables.ALGORITHMS))
 
     def _stop(self, node: Node) -> None:
         if not isinstance(node.value, dict):
@@ -186,6 +189,16 @@ class _Translator(RLlibSettings):
                 self.refuse(below, f"config.{key}", "expected keys and values")
             elif mapping not in tables.MAPPINGS:
                 self._key(key, f"config.{key}", below, known)
+        self._one_of_two_networks()
+
+    def _one_of_two_networks(self) -> None:
+        """Of SAC's networks the one without settings of its own has RLlib's default."""
+        for name, given in self.networks.items():
+            default, (written, node) = tables.DEFAULTS["SAC"][name], given[0]
+            is_only = len({key.split(".")[1] for key, _ in given}) == 1
+            if is_only and node.plain() != default:
+                message = f"{_SAME_LAYERS}, and RLlib's other network has {default!r}: set both"
+                self.refuse(node, written, message)
 
     def _key(self, name: str, written: str, node: Node, known: dict[str, Any]) -> None:
         """One key of `config`; `name` has dots for mappings, in one spelling."""
@@ -217,7 +230,9 @@ class _Translator(RLlibSettings):
         if earlier is not None and written.endswith((".lr", ".entropy_coeff")):
             return  # its schedule goes first
         if name.startswith("model.") and earlier is not None and earlier.plain() != node.plain():
-            self.refuse(node, written, "policy and critics have the same layers here")
+            self.refuse(node, written, _SAME_LAYERS)
+        if name.startswith("model.") and not written.startswith("config.model."):
+            self.networks.setdefault(name, []).append((written, node))
         self.values[name], self.sources[name] = node, written.removeprefix("config.")
 
     def _unknown(self, key: str, known: dict[str, Any]) -> str:

@@ -81,14 +81,16 @@ def _fragments(old: RLlibSettings) -> None:
 
 def _sum_of_rows(old: RLlibSettings, num_rows: float) -> None:
     """The loss is a sum over rows there and a mean here: gradients are `num_rows` times smaller."""
-    why = f"/ {num_rows:g}, as losses are sums over rows there and means here"
-    for name, divisor in (
-        ("training.grad_clip", num_rows),
-        ("training.adam_epsilon", num_rows),
-        ("training.rmsprop_epsilon", num_rows**2),
+    why = "as losses are sums over rows there and means here"
+    for name, power in (
+        ("training.grad_clip", 1),
+        ("training.adam_epsilon", 1),
+        ("training.rmsprop_epsilon", 2),
     ):
         if (value := old.number(name)) is not None:
-            old.derive(name, float(f"{value / divisor:.6g}"), name, why)
+            divisor = f"{num_rows:g}{' squared' if power == 2 else ''}"
+            derived = float(f"{value / num_rows**power:.6g}")
+            old.derive(name, derived, name, f"/ {divisor}, {why}")
 
 
 def _sum_over_batch(old: RLlibSettings) -> None:

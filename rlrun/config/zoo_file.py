@@ -177,7 +177,13 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
 def _merged(node: Node) -> dict[str, Node]:
     """The entries of a mapping; its own take precedence over inherited ones (``<<: *anchor``)."""
     below = node.value.get("<<")
-    inherited = _merged(below) if below is not None and isinstance(below.value, dict) else {}
+    listed = [] if below is None else below.value if isinstance(below.value, list) else [below]
+    inherited: dict[str, Node] = {}
+    for each in listed:
+        if not isinstance(each.value, dict):
+            message = "expected settings to inherit, or a list of such: *name or [*first, *second]"
+            raise ConfigError([Problem(each.origin, "<<", message)])
+        inherited = {**_merged(each), **inherited}  # The first of a list takes precedence.
     return {**inherited, **{key: entry for key, entry in node.value.items() if key != "<<"}}
 
 

@@ -222,6 +222,8 @@ def test_what_has_no_counterpart_is_refused_at_its_line(write, config, message):
         ("old: {env: CartPole-v1}", "exp.yaml:1:1: old.run: missing; it names the algorithm: run: PPO"),
         ("old: {run: PPO}", "exp.yaml:1:1: old.env: missing; it names the environment"),
         ("old: {run: POP, env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm 'POP', there is PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
+        ("old: {run: [PPO], env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm \"['PPO']\", there is PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
+        ("old: {run: SAC, env: Pendulum-v1, config: {Q_model: {fcnet_hiddens: [8]}}}", "exp.yaml:1:54: old.config.Q_model.fcnet_hiddens: policy and critics have the same layers here, and RLlib's other network has [256, 256]: set both"),
         ("old: {run: TD3, env: CartPole-v1}", "exp.yaml:1:7: old.run: TD3 is not here; SAC is for continuous actions here"),
         ("old: {run: PG, env: CartPole-v1, stop: 3}", "exp.yaml:1:34: old.stop: expected keys and values"),
         ("old: {run: PG, env: CartPole-v1, confg: {}}", "exp.yaml:1:34: old.confg: there is no key beside config 'confg', there is run, config, env, stop, num_samples, checkpoint_freq, checkpoint_at_end - did you mean config?"),
@@ -268,7 +270,7 @@ def test_older_and_newer_names_mean_the_same(write, spellings, address, value):
     [
         ("SAC", "exploration_config: {type: GaussianNoise, stddev: 0.2}", {"exploration.type": "GaussianNoise", "exploration.stddev": 0.2, "exploration.scale": ((0, 1.0), (10_000, 0.02)), "exploration.random_steps": 1000}),
         ("SAC", "exploration_config: {type: OrnsteinUhlenbeckNoise, ou_theta: 0.2, ou_sigma: 0.3, random_timesteps: 7}", {"exploration.theta": 0.2, "exploration.sigma": pytest.approx(0.06), "exploration.random_steps": 7}),
-        ("SAC", "Q_model: {hidden_layer_sizes: [8], hidden_activation: swish}", {"model.hidden": (8,), "model.activation": "silu"}),
+        ("SAC", "Q_model: {hidden_layer_sizes: [8], hidden_activation: swish}, policy_model: {fcnet_hiddens: [8], fcnet_activation: swish}", {"model.hidden": (8,), "model.activation": "silu"}),
         ("DQN", "exploration_config: {type: ParameterNoise, initial_stddev: 0.5}", {"exploration.type": "ParameterNoise", "exploration.initial_stddev": 0.5, "exploration.epsilon": 0.01, "exploration.random_steps": 10_000}),
         ("DQN", "exploration_config: {type: ParameterNoise, random_timesteps: 5, sub_exploration: {type: EpsilonGreedy, final_epsilon: 0.1}}", {"exploration.epsilon": ((0, 1.0), (100_000, 0.1)), "exploration.random_steps": 5}),
         ("DQN", "exploration_config: {warmup_timesteps: 5, epsilon_timesteps: 10}", {"exploration.epsilon": ((0, 1.0), (5, 1.0), (15, 0.02))}),
@@ -283,6 +285,13 @@ def test_what_belongs_to_an_algorithm_means_the_same(write, run, config, values)
     file = write(f"old: {{run: {run}, env: {env}, config: {{{config}}}}}", minimal=False)
     experiment = load(file).experiment
     assert {address: value_at(experiment, address) for address in values} == values
+
+
+def test_an_epsilon_under_a_root_is_divided_by_the_square_of_the_rows(write):
+    config = "opt_type: rmsprop, epsilon: 0.1, train_batch_size: 100"
+    file = write(f"old: {{run: IMPALA, env: CartPole-v1, config: {{{config}}}}}", minimal=False)
+    source = load(file).translation.sources["training.rmsprop_epsilon"]
+    assert source == "epsilon: / 100 squared, as losses are sums over rows there and means here"
 
 
 @pytest.mark.parametrize(

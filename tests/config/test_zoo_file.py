@@ -138,6 +138,16 @@ def test_what_cannot_be_translated_is_refused_at_its_line(settings, says, writte
     assert says in problem.render()
 
 
+def test_settings_are_inherited_from_one_mapping_or_the_first_of_several(written):
+    first, second = "a: &a {gamma: 0.5, n_steps: 16}\n", "b: &b {gamma: 0.6, n_timesteps: 1e5}\n"
+    file = written(first + second + "CartPole-v1: {<<: [*a, *b], n_steps: 32}\n")
+    training = load(file, ["name=CartPole-v1"]).experiment.training
+    assert (training.gamma, training.train_batch_size) == (0.5, 32)
+    file = written("CartPole-v1: {<<: [1], n_timesteps: 1e5}\n")
+    with pytest.raises(ConfigError, match="1:20: <<: expected settings to inherit, or a list"):
+        load(file)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "overrides", "says"),
     [
