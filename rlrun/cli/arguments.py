@@ -86,8 +86,12 @@ Runs = Annotated[
 
 
 def resume_option(text: str) -> Any:
-    """The option ``--resume RUN`` with its help."""
-    return typer.Option(help=text, parser=run_path, autocompletion=complete_runs)
+    """The option ``--resume RUN`` with its help; the word `auto` is no name of a run."""
+    return typer.Option(
+        help=text,
+        parser=lambda word: Path(word) if word == "auto" else run_path(word),
+        autocompletion=complete_runs,
+    )
 
 
 Address = Annotated[str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")]

@@ -10,7 +10,9 @@ def init(
     algorithm: Annotated[
         str, typer.Argument(help="A registered algorithm, or a shipped file: ppo/hopper.")
     ] = "PPO",
-    env: Annotated[str, typer.Argument(help="A gymnasium id.")] = "CartPole-v1",
+    env: Annotated[
+        str | None, typer.Argument(help="A gymnasium id.", show_default="CartPole-v1")
+    ] = None,
 ) -> None:
     """Write a starter file to stdout: rlrun init PPO CartPole-v1 > my.yaml.
 
@@ -21,16 +23,20 @@ def init(
     from rlrun.config.reference import starter
     from rlrun.config.registry import shipped_configs, suggestion
 
-    if "/" in algorithm:
-        if algorithm not in shipped_configs():
-            near = suggestion(algorithm, shipped_configs())
+    shipped, name = shipped_configs(), algorithm.replace("_", "/", 1)
+    if "/" in algorithm or name in shipped:
+        if name not in shipped:
+            near = suggestion(name, shipped)
             raise InputError(
                 f"there is no shipped file {algorithm!r}{near}; see rlrun list configs"
             )
-        file = shipped_configs()[algorithm]
+        if env is not None:
+            raise InputError(f"{algorithm} has an environment of its own; leave {env} out")
+        file = shipped[name]
         text = file.read_text(encoding="utf-8")
         typer.echo(re.sub(r"(?m)^base: ", f"base: {file.parent}/", text), nl=False)
         return
+    env = "CartPole-v1" if env is None else env
     # Raises for a wrong name, with the nearest one.
     load(None, [f"algorithm={algorithm}", f"env={env}"])
     typer.echo(starter(algorithm, env), nl=False)

@@ -417,6 +417,7 @@ def check_arguments(
     *,
     positional: int = 0,
     given: tuple[str, ...] = (),
+    further: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
     """Arguments in `kwargs` that `function` does not have, and others that are missing.
 
@@ -424,6 +425,7 @@ def check_arguments(
         name: name of the function, for messages.
         positional: arguments that rlrun passes before them.
         given: names of arguments that rlrun passes where the function has them.
+        further: names of arguments that are taken before they come to the function.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -431,7 +433,7 @@ def check_arguments(
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     named = named[positional:]
-    names = [parameter.name for parameter in named]
+    names = list(dict.fromkeys([*(parameter.name for parameter in named), *further]))
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for key in kwargs:
             if key not in names and key not in given:

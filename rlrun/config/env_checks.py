@@ -183,9 +183,9 @@ def _check_gymnasium_id(env: EnvSpec) -> Iterator[Finding]:
     except ImportPathError as error:
         yield Finding(("env", "use"), f"{env.use} cannot be made: {error}")
         return
-    own = {key: value for key, value in env.kwargs.items() if key not in _MAKE_ARGUMENTS}
     given = (*spec.kwargs, *_GIVEN)
-    yield from check_arguments(("env",), env.use, creator, own, given=given)
+    further = _MAKE_ARGUMENTS
+    yield from check_arguments(("env",), env.use, creator, env.kwargs, given=given, further=further)
 
 
 def _check_vector_entry_point(env: EnvSpec) -> Iterator[Finding]:

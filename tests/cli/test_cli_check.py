@@ -292,6 +292,8 @@ def test_list_configs_is_a_table_of_the_folder_here_and_the_shipped_ones(rlrun):
 def test_init_writes_out_a_shipped_file(rlrun):
     code, out, _ = rlrun("init", "ppo/cartpole")
     assert (code, out) == (0, (configs_folder() / "ppo_cartpole.yaml").read_text())
+    assert rlrun("init", "ppo_cartpole")[1] == out
+    assert "leave Acrobot-v1 out" in rlrun("init", "ppo/cartpole", "Acrobot-v1")[2]
     code, _, err = rlrun("init", "ppo/cartpol")
     assert (code, err.count("did you mean ppo/cartpole?")) == (2, 1)
 

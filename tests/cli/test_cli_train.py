@@ -80,6 +80,7 @@ def sweeps(monkeypatch):
 def test_a_group_is_a_sweep_and_resumes_like_a_run(train, sweeps):
     assert train("fake.yaml", "--seeds", "11-13", "training.gain=1,2")[0] == 0
     sweeps.statuses = ["finished", "failed"]
+    Path("runs/auto").mkdir(parents=True)  # a run of this name is not what `auto` means
     assert train("fake.yaml", "--seeds", "2", "--resume", "auto")[0] == 1
     Path("group").mkdir()
     Path("group/sweep.yaml").touch()

@@ -80,6 +80,12 @@ def test_right_environments(use, kwargs):
             "env.kwargs.suton",
             "takes no such argument, it takes sutton",
         ),
+        (
+            "CartPole-v1",
+            {"max_episode_step": 5},
+            "env.kwargs.max_episode_step",
+            "did you mean max_episode_steps?",
+        ),
     ],
 )
 @pytest.mark.usefixtures("registered")
