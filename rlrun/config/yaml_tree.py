@@ -92,7 +92,10 @@ def from_plain(value: Any, origin: Origin, path: Path = ()) -> Node:
         value = value.tolist()
     if isinstance(value, dict):
         keys = [(_key_of(key, origin, path), item) for key, item in value.items()]
-        return Node({key: from_plain(item, origin, (*path, key)) for key, item in keys}, origin)
+        nodes = {key: from_plain(item, origin, (*path, key)) for key, item in keys}
+        if len(nodes) < len(keys):
+            raise ConfigError([Problem(origin, join(path), "holds a key as text and as a number")])
+        return Node(nodes, origin)
     if isinstance(value, list | tuple):
         items = [from_plain(item, origin, (*path, i)) for i, item in enumerate(value)]
         is_list = isinstance(value, list)
@@ -108,6 +111,7 @@ _NOT_PLAIN = "expected what a file can hold: numbers, text, true, false, null, l
 def _key_of(key: Any, origin: Origin, path: Path) -> str:
     if isinstance(key, str):
         return key
+    key = key.tolist() if hasattr(type(key), "tolist") else key
     if key is None or isinstance(key, bool | int | float):
         return Bare("null" if key is None else str(key).lower())
     message = f"a key must be text or a number, got {key!r}"[:200]

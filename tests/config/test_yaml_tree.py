@@ -134,9 +134,9 @@ def test_keys_of_arguments_are_what_yaml_and_python_mean_by_them():
 
 
 def test_values_of_numpy_become_plain_and_what_a_file_cannot_hold_is_refused():
-    given = {"a": np.int64(5), "b": (np.float32(0.5), np.zeros((2, 1)))}
+    given = {"a": np.int64(5), np.int64(7): None, "b": (np.float32(0.5), np.zeros((2, 1)))}
     plain = from_plain(given, Origin("python")).plain()
-    assert repr(plain) == "{'a': 5, 'b': (0.5, [[0.0], [0.0]])}"
+    assert repr(plain) == "{'a': 5, '7': None, 'b': (0.5, [[0.0], [0.0]])}"
     for value in ({1, 2}, 1 + 2j, object, b"x"):
         with pytest.raises(
             ConfigError, match=r"^python: env\.a\[1\]: expected what a file can hold"
@@ -146,6 +146,8 @@ def test_values_of_numpy_become_plain_and_what_a_file_cannot_hold_is_refused():
         ConfigError, match=r"^python: env: a key must be text or a number, got \(0, 1"
     ):
         from_plain({"env": {(0, 1): 2}}, Origin("python"))
+    with pytest.raises(ConfigError, match=r"^python: env: holds a key as text and as a number"):
+        from_plain({"env": {1: 2, "1": 3}}, Origin("python"))
 
 
 _PLAIN = st.recursive(
