@@ -26,6 +26,7 @@ from rlrun.experiment.sweep.tune import (
     Events,
     TrialSearch,
     bounded,
+    make_optuna,
     make_scheduler,
     run_trials,
 )
@@ -171,6 +172,44 @@ def test_processes_start_together_unless_points_depend_on_results(
         interrupted=lambda: False,
     )
     assert starting == [str(together)]
+
+
+def search_of_optuna(table, *, num_points, seeds=(7,)):
+    pytest.importorskip("optuna")
+    sweep = experiment(
+        "sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}, trials: 1, search: optuna}"
+    )
+    optuna = make_optuna(sweep, table.num_points)
+    search = TrialSearch(
+        table, lambda trial: {}, optuna=optuna, num_points=num_points, seeds=seeds
+    )
+    return search, optuna
+
+
+def test_a_resumed_search_of_optuna_goes_on_with_new_points(tmp_path):
+    found = table(tmp_path)
+    for last in (4, 8):
+        search, _ = search_of_optuna(found, num_points=last)
+        while search.num_trials:
+            name = f"trial-{len(found.trials)}"
+            search.suggest(name)
+            found.trials[-1].status, found.trials[-1].score = "finished", 1.0
+            search.on_trial_complete(name)
+    assert len({trial.settings["training.lr"] for trial in found.trials}) == 8
+
+
+def test_optuna_hears_of_a_point_once_its_failed_trials_have_been_tried_again(tmp_path, monkeypatch):
+    found = table(tmp_path, (1, "failed", None), (1, "failed", None))
+    search, optuna = search_of_optuna(found, num_points=1)
+    told = []
+    monkeypatch.setattr(optuna, "add_evaluated_point", lambda _, score: told.append(score))
+    for name in ("first", "second"):
+        search.suggest(name)
+    for trial, name in zip(found.trials, ("first", "second"), strict=True):
+        assert told == []
+        trial.status, trial.score = "finished", 2.0 * trial.trial
+        search.on_trial_complete(name)
+    assert told == [3.0]
 
 
 def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path):

@@ -257,7 +257,7 @@ class _Sweep:
         sweep = self.experiment.sweep
         optuna = None
         if sweep.search == "optuna":
-            optuna = sweep_tune.make_optuna(self.experiment, seed_of(self.experiment))
+            optuna = sweep_tune.make_optuna(self.experiment, self.table.num_points)
         search = sweep_tune.TrialSearch(
             self.table,
             self._identify,

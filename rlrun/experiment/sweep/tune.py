@@ -31,6 +31,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig, SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.data.results import number_at
+from rlrun.experiment.run import seed_of
 from rlrun.experiment.sweep.points import python_values, space_of, tune_space
 from rlrun.experiment.sweep.trial import IDENTITY, REACHED, SHARE, SweepTrial
 from rlrun.experiment.sweep.trials import Settings, Trial, TrialTable
@@ -89,6 +90,8 @@ class TrialSearch(Searcher):
         if not self._queue:
             return Searcher.FINISHED
         trial = self._queue.popleft()
+        if trial.status == "failed":
+            trial.status = "waiting"  # to be tried again: its point is not over
         self._numbers[trial_id] = trial.trial
         return {**trial.settings, IDENTITY: self._identify(trial)}
 
@@ -123,6 +126,8 @@ class TrialSearch(Searcher):
         trials = self._table.of_point(point)
         if point in self._told or not all(trial.over for trial in trials):
             return
+        if any(trial.point == point for trial in self._queue):  # failed, to be tried again
+            return
         score = self._table.score_of_point(point)
         failed = all(trial.status == "failed" for trial in trials)
         if point not in self._asked:  # a point of an earlier session
@@ -134,8 +139,12 @@ class TrialSearch(Searcher):
         self._told.add(point)
 
 
-def make_optuna(experiment: ExperimentConfig, seed: int) -> Any:
-    """Tune's Optuna search over the sweep's space."""
+def make_optuna(experiment: ExperimentConfig, num_points: int = 0) -> Any:
+    """Tune's Optuna search over the sweep's space.
+
+    Args:
+        num_points: of earlier sessions, whose draws are not drawn again.
+    """
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
@@ -146,7 +155,7 @@ def make_optuna(experiment: ExperimentConfig, seed: int) -> Any:
         space=space,
         metric=sweep.metric,
         mode=sweep.mode,
-        sampler=optuna.samplers.TPESampler(seed=seed % 2**32),
+        sampler=optuna.samplers.TPESampler(seed=(seed_of(experiment) + num_points) % 2**32),
     )
 
 
