@@ -40,7 +40,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.trust import signed_yaml
-from rlrun.data.results import Row, plain_row
+from rlrun.data.results import Row, plain_row, with_keys_of
 from rlrun.envs.watchdog import end_forked_copy
 from rlrun.experiment.outcome import End, RunOutcome, summary_lines
 from rlrun.experiment.report.console import (
@@ -61,11 +61,7 @@ from rlrun.experiment.report.sinks import (
     read_rows,
     repair,
 )
-from rlrun.experiment.run_folder import (
-    FolderLostError,
-    RunFolder,
-    RunLog,
-)
+from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunLog
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 from rlrun.experiment.unfinished_run import require_work, unfinished_run
 
@@ -164,23 +160,26 @@ def resume_experiment(
         RunFolderError, CheckpointError, ConfigError: it cannot be resumed; the folder is unchanged.
         TrustError: the run names code that this user has not signed.
     """
-    return _drained(_resumed(run, overrides, address=address, console=console, trust=trust))
+    console = known_style(console)
+    folder = RunFolder.open(Path(run))
+    return _drained(_resumed(folder, overrides, address=address, console=console, trust=trust))
 
 
 def _resumed(
-    run: Path | str,
+    folder: RunFolder,
     overrides: Sequence[str],
     *,
     address: str | None,
     console: ConsoleStyle | None,
     trust: bool,
 ) -> Generator[Row, None, RunOutcome]:
-    console = known_style(console)
-    folder = RunFolder.open(Path(run))
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         loaded = load(folder.config, overrides, trust=trust)
         checkpoint = newest_checkpoint(folder.checkpoints)
         session = RunSession(loaded.experiment, folder, checkpoint, address, console)
+        if checkpoint is not None:  # a row of the file has the keys of all rows
+            first = next(read_rows(folder.metrics, warn=False), {})
+            session.check_keys(with_keys_of(first, checkpoint.row))
         require_work(folder, loaded.experiment, checkpoint, session.stop_reason())
         return (yield from session.go(run_log, overrides, loaded))
 
@@ -377,6 +376,10 @@ class RunSession:
                     self._held = copy.deepcopy(self._taken(algorithm, result))
         return row
 
+    def check_keys(self, result: Row) -> None:
+        """Raise InputError if a setting names a key that the results do not have."""
+        self.stop.check_keys(result, [("checkpoint.metric", self.experiment.checkpoint.metric)])
+
     def _taken(self, algorithm: "Algorithm", result: dict[str, Any]) -> Checkpoint:
         return take_checkpoint(algorithm, result, self._config_yaml)
 
@@ -422,7 +425,7 @@ class RunSession:
 
     def _report(self, result: dict[str, Any]) -> Row:
         if self.last_row is None:
-            self.stop.check_keys(result)
+            self.check_keys(result)
         row = self.last_row = plain_row(result)
         self.console.write(result)
         for sink in [*self.sinks]:

@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -50,6 +51,7 @@ SWEEP_CONFIG = "sweep.yaml"
 _LOCK = ".lock"
 _VERSIONS_OF = ("rlrun", "gymnasium", "numpy", "pydantic", "ray", "safetensors", "torch")
 _GIT_TIMEOUT_S = 2.0
+_LOOK_S = 0.2  # a folder is locked for less, at times, by those that look whether it is in use
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -57,6 +59,10 @@ _log = logging.getLogger(__name__)
 
 class RunFolderError(InputError):
     """A folder cannot be used; the message says what to do instead."""
+
+
+class RunInUseError(RunFolderError):
+    """Another process is running in the folder."""
 
 
 class FolderLostError(CheckpointWriteError):
@@ -157,22 +163,15 @@ class RunFolder:
         """Lock the folder until ``close`` or the end of the process.
 
         Raises:
-            RunFolderError: another process has it locked, or it cannot be written.
+            RunInUseError: another process has it locked. RunFolderError: it cannot be written.
         """
         try:
             lock = (self.home / _LOCK).open("a")
         except OSError as error:
             raise RunFolderError(f"{self.path}: cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locks(lock):
             lock.close()
-            raise RunFolderError(
-                f"{self.path}: another process is running in this folder"
-            ) from None
-        except OSError:
-            # Some network file systems have no locks; runs must work there, too.
-            pass
+            raise RunInUseError(f"{self.path}: another process is running in this folder")
         self._lock, self._directory = lock, os.stat(self.home)
 
     def close(self) -> None:
@@ -362,11 +361,27 @@ def is_sweep_folder(path: Path) -> bool:
     return any(os.path.isfile(home / SWEEP_CONFIG) for home in (path, path / LATEST))
 
 
+def _locks(lock: IO[str]) -> bool:
+    """Lock a file; False if another process has it locked, for longer than `is_in_use` takes."""
+    deadline = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S / 20)
+            continue
+        except OSError:
+            pass  # Some network file systems have no locks; runs must work there, too.
+        return True
+
+
 def is_in_use(path: Path) -> bool:
     """Whether any process has the run folder at ``path`` locked."""
     try:
         with (path / _LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # so that two can look
     except BlockingIOError:
         return True
     except OSError:

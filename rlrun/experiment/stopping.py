@@ -13,7 +13,7 @@ first if the iteration does not end since a call of an environment does not retu
 
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
@@ -83,26 +83,28 @@ class StopCriteria:
         shares = [(number_at(result, each.address) or 0.0) / each.bound for each in budgets]
         return min(1.0, max(shares)) if shares else None
 
-    def check_keys(self, result: Mapping[str, Any]) -> None:
+    def check_keys(
+        self, result: Mapping[str, Any], others: Iterable[tuple[str, str]] = ()
+    ) -> None:
         """Raise InputError if ``result``, a run's first, lacks the key of a criterion.
 
         All further results have its keys, so the criterion could never be reached, unless an
         episode or an evaluation brings the key: of these only what looks misspelt is an error.
+
+        Args:
+            others: further settings that name a key of the results, each with the key.
         """
         problems = []
-        for criterion in self.criteria:
+        for setting, address in [*(("stop", each.address) for each in self.criteria), *others]:
             try:
-                value = lookup(result, criterion.address)
+                value = lookup(result, address)
             except KeyError:
-                if not may_come(criterion.address, result):
-                    hint = _suggest(criterion.address, result)
-                    problems.append(f"stop: {criterion.address}: {hint}")
+                if not may_come(address, result):
+                    problems.append(f"{setting}: {address}: {_suggest(address, result)}")
                 continue
             if isinstance(value, Mapping):
-                inside = ", ".join(f"{criterion.address}/{key}" for key in list(value)[:4])
-                problems.append(
-                    f"stop: {criterion.address}: a group, not a number; it has {inside}"
-                )
+                inside = ", ".join(f"{address}/{key}" for key in list(value)[:4])
+                problems.append(f"{setting}: {address}: a group, not a number; it has {inside}")
         if problems:
             raise InputError("\n".join(problems))
 

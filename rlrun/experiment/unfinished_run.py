@@ -7,7 +7,9 @@ run is resumed.
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from rlrun.checkpoint.checkpoint import Checkpoint
 from rlrun.config.dump import dump_yaml
@@ -17,23 +19,31 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.trust import code_of
 from rlrun.config.yaml_tree import parse_yaml
-from rlrun.experiment.run_folder import RUNS, RunFolder, RunFolderError, is_in_use
+from rlrun.experiment.run_folder import (
+    RUNS,
+    RunFolder,
+    RunFolderError,
+    RunInUseError,
+    is_in_use,
+)
+
+Folder = TypeVar("Folder", bound=RunFolder)
 
 
 def unfinished_run(
-    kind: type[RunFolder], experiment: ExperimentConfig, run_dir: Path | str | None
-) -> Path | None:
-    """The run or sweep to go on with instead of starting a new one: the newest that fits.
+    kind: type[Folder], experiment: ExperimentConfig, run_dir: Path | str | None
+) -> Folder | None:
+    """The run or sweep to go on with instead of starting a new one, locked: the newest that fits.
 
     Raises:
-        RunFolderError: ``run_dir`` holds a run of another configuration.
+        RunFolderError: ``run_dir`` holds a run of another configuration, or is in use.
     """
     if run_dir is not None:
         path = Path(run_dir)
         if not os.path.isfile(kind(path).config):
             return None
         if _is_run_of(kind(path), experiment):
-            return path
+            return kind.open(path)
         raise RunFolderError(
             f"{path}: a run of another configuration; `{RunFolder.RESUME} {path}` resumes it as it "
             "is, with KEY=VALUE for what may change"
@@ -44,7 +54,8 @@ def unfinished_run(
         if path.is_symlink() or not folder.config.is_file() or is_in_use(path):
             continue
         if not folder.is_finished() and _is_run_of(folder, experiment):
-            return path
+            with suppress(RunInUseError):  # another job has been quicker
+                return kind.open(path)
     return None
 
 

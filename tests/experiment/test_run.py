@@ -1,6 +1,7 @@
 """One run from file to folder: results, stop, checkpoints, signals, resuming, failures."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -34,7 +35,7 @@ from rlrun.experiment.run import (
     resume_experiment,
     run_experiment,
 )
-from rlrun.experiment.run_folder import RunFolder, RunFolderError
+from rlrun.experiment.run_folder import RunFolder, RunFolderError, is_in_use
 from rlrun.experiment.stopping import ENDING_SIGNALS, StopCriteria
 
 
@@ -182,6 +183,19 @@ def test_a_finished_run_is_not_resumed_with_settings_that_nothing_would_be_train
     assert resume("stop.training_iteration=5").end == "finished"  # as a script may say it again
     assert resume("training.gain=3", "stop.training_iteration=7").end == "finished"
     assert len(rows("run")) == 7
+
+
+@pytest.mark.parametrize("key", ["stop.learners/entropie", "checkpoint.metric"])
+def test_a_key_that_no_result_has_is_noticed_by_a_run_and_by_one_that_is_resumed(key):
+    wrong = f"{key}=9" if key.startswith("stop") else f"{key}=learners/entropie"
+    with pytest.raises(InputError, match=r"learners/entropie: no such result key"):
+        train(wrong)
+    assert not Path("run").exists()
+    train()
+    before = contents("run")
+    with pytest.raises(InputError, match=r"learners/entropie: no such result key"):
+        resume(wrong, "stop.training_iteration=7")
+    assert contents("run") == before
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_begun_again_by_resuming(capsys):
@@ -416,6 +430,9 @@ def test_a_job_that_is_started_again_goes_on_with_its_unfinished_run():
     (failed,) = (path for path in Path("runs/fake").iterdir() if not path.is_symlink())
     with closing(RunFolder.open(failed)):
         others = [start("seed=4").folder, start().folder]
+        with pytest.MonkeyPatch.context() as patch:  # another job locks it a moment later
+            patch.setattr("rlrun.experiment.unfinished_run.is_in_use", lambda path: False)
+            others.append(start().folder)
     assert start().folder == failed
     assert [session["outcome"] for session in meta(failed)["sessions"]] == ["failed", "finished"]
     assert start().folder not in (failed, *others)
@@ -424,6 +441,16 @@ def test_a_job_that_is_started_again_goes_on_with_its_unfinished_run():
     assert iterations("there") == [1, 2, 3, 4, 5, 6]
     with pytest.raises(RunFolderError, match="a run of another configuration"):
         start("seed=9", run_dir="there")
+
+
+def test_looking_whether_a_run_is_going_on_hinders_neither_a_look_nor_a_start():
+    train()
+    with Path("run/.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # as another look does, for a moment
+        assert not is_in_use(Path("run"))
+        threading.Timer(0.05, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        with closing(RunFolder.open(Path("run"))):
+            assert is_in_use(Path("run"))
 
 
 def test_a_full_disk_is_named_once_and_the_run_continues(monkeypatch, capsys):

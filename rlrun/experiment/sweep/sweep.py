@@ -88,7 +88,7 @@ def run_sweep(
     experiment, loaded = given_experiment(experiment, overrides)
     unfinished = unfinished_run(SweepFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
-        return resume_sweep(unfinished, address=address, console=console, trust=True)
+        return _resumed(unfinished, address=address, console=console, trust=True)
     experiment = with_seed(experiment)
     planned = _Plan(experiment, loaded.tree if loaded else None, address)
     folder = SweepFolder.create(experiment.name, seed_of(experiment), at=run_dir)
@@ -116,6 +116,12 @@ def resume_sweep(
     """
     console = known_style(console)
     folder = SweepFolder.open(Path(sweep))
+    return _resumed(folder, address=address, console=console, trust=trust)
+
+
+def _resumed(
+    folder: SweepFolder, *, address: str | None, console: ConsoleStyle | None, trust: bool
+) -> SweepOutcome:
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         experiment = load(folder.config, trust=trust).experiment
         settings = experiment.sweep
