@@ -3,6 +3,7 @@
 import io
 import math
 import os
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ from rlrun.experiment.sweep.tune import (
     bounded,
     make_optuna,
     make_scheduler,
+    recall,
     run_trials,
 )
 
@@ -232,6 +234,7 @@ def test_a_sweep_is_not_a_run(tmp_path):
     ("text", "says"),
     [
         ("stop: {episode_return_mean: 475}\nsweep: {scheduler: asha", "does not bound it"),
+        ("sweep: {scheduler: {use: asha, time_attr: time_s}", r"set stop.time_s or sweep.scheduler"),
         ("sweep: {scheduler: {use: asha, grace_period: 0}", "asha refuses its arguments"),
         ("sweep: {scheduler: {use: pbt, quantile_fraction: 2}", "pbt refuses its arguments"),
     ],
@@ -247,6 +250,26 @@ def test_the_longest_run_follows_from_its_stop_criteria():
     sweep = experiment("sweep: {space: {training.lr: {grid: [1, 2]}}, scheduler: asha}")
     assert most_iterations(sweep) == 100  # 6400 env steps of 64
     make_scheduler(sweep)
+
+
+@pytest.mark.parametrize(("unit", "longest"), [("training_iteration", 200), ("env_steps", 6400)])
+def test_a_scheduler_counts_in_the_unit_of_its_time_attr(unit, longest, monkeypatch):
+    """Up to the end of the longest run, also in the results of trials of earlier sessions."""
+    monkeypatch.setattr("rlrun.experiment.sweep.tune.AsyncHyperBandScheduler", made := Mock())
+    sweep = experiment(
+        f"sweep: {{scheduler: {{use: asha, time_attr: {unit}}}, metric: episode_return_mean, "
+        "space: {training.train_batch_size: {grid: [64, 32]}}}"
+    )
+    points = experiments_of(sweep, list(walk(sweep.sweep, 1)), None)
+    scheduler = make_scheduler(sweep, points)
+    assert made.call_args.kwargs["max_t"] == longest
+    rows = [
+        {"training_iteration": i, "env_steps": 64 * i, "episode_return_mean": mean}
+        for i, mean in enumerate([None, 5.0, 6.0], 1)
+    ]
+    recall(scheduler, Trial(1, 1, 7, {}), iter(rows), sweep.sweep)
+    passed = [call.args[2] for call in scheduler.on_trial_result.call_args_list]
+    assert [result[unit] for result in passed] == [row[unit] for row in rows[1:]]
 
 
 def dimension(kind, *arguments):

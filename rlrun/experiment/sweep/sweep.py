@@ -186,8 +186,8 @@ class _Plan:
         self.seeds = seeds_of(experiment)
         self.points = [] if sweep.search == "optuna" else list(walk(sweep, seed_of(experiment)))
         self.num_points = len(self.points) or sweep.trials or 1
-        self.scheduler = make_scheduler(experiment)
         self.experiments = experiments_of(experiment, self.points, origins) or [experiment]
+        self.scheduler = make_scheduler(experiment, self.experiments)
         if address is None:
             local = not is_running()
             there = local_capacity(local_resources()) if local else _capacity("the running Ray")
@@ -296,7 +296,7 @@ class _Sweep:
         for trial in self.table.trials:
             if trial.ended:
                 rows = read_rows(self.folder.path / trial.folder / "metrics.jsonl")
-                recall(self.plan.scheduler, trial, rows, sweep.metric)
+                recall(self.plan.scheduler, trial, rows, sweep)
 
     def _start_ray(self, stack: ExitStack) -> None:
         if not is_running():

@@ -159,8 +159,14 @@ def make_optuna(experiment: ExperimentConfig, num_points: int = 0) -> Any:
     )
 
 
-def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
-    """Tune's scheduler with the arguments in the file; InputError if Tune refuses them."""
+def make_scheduler(
+    experiment: ExperimentConfig, points: Sequence[ExperimentConfig] = ()
+) -> TrialScheduler:
+    """Tune's scheduler with the arguments in the file; InputError if Tune refuses them.
+
+    Args:
+        points: the experiment with the settings of each point, if they are known.
+    """
     sweep = experiment.sweep
     if sweep.scheduler is None:
         return FIFOScheduler()  # type: ignore[no-untyped-call]
@@ -168,13 +174,7 @@ def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
     given.setdefault("time_attr", _TIME)
     given |= {"metric": sweep.metric, "mode": sweep.mode}
     if name in ("asha", "hyperband") and "max_t" not in given:
-        longest = most_iterations(experiment)
-        if longest is None:
-            raise InputError(
-                f"sweep.scheduler: {name} needs the length of the longest run, and stop: does not "
-                "bound it; set stop.training_iteration, stop.env_steps or sweep.scheduler.max_t"
-            )
-        given["max_t"] = longest
+        given["max_t"] = max(_length(each, given["time_attr"]) for each in points or [experiment])
     if name in ("asha", "hyperband"):
         given.setdefault("stop_last_trials", False)  # their own stop: ends them
     try:
@@ -188,6 +188,21 @@ def make_scheduler(experiment: ExperimentConfig) -> TrialScheduler:
         return _population(space_of(sweep), given)
     except (AssertionError, TypeError, ValueError) as error:
         raise InputError(f"sweep.scheduler: {name} refuses its arguments: {error}") from error
+
+
+def _length(experiment: ExperimentConfig, unit: str) -> int:
+    """The longest that a run can be, in the unit that a scheduler counts in."""
+    if unit == _TIME:
+        length, keys = most_iterations(experiment), "stop.training_iteration, stop.env_steps"
+    else:
+        bound, keys = experiment.stop.get(unit), f"stop.{unit}"
+        length = None if bound is None else max(1, int(bound))
+    if length is None:
+        raise InputError(
+            "sweep.scheduler: asha and hyperband need the length of the longest run, and stop: does "
+            f"not bound it; set {keys} or sweep.scheduler.max_t"
+        )
+    return length
 
 
 def _population(varied: Sequence[Dimension], given: dict[str, Any]) -> TrialScheduler:
@@ -399,15 +414,20 @@ def failure(error_file: str | None) -> str:
     return _MODULES.sub("", lines[-1]) if lines else "unknown"
 
 
-def recall(scheduler: Any, trial: Trial, rows: Iterator[Mapping[str, Any]], metric: str) -> None:
+def recall(
+    scheduler: Any, trial: Trial, rows: Iterator[Mapping[str, Any]], sweep: SweepConfig
+) -> None:
     """Pass a scheduler the results of a trial of an earlier session, to compare with."""
+    assert sweep.metric is not None
+    assert sweep.scheduler is not None
+    metric, unit = sweep.metric, str(sweep.scheduler.kwargs.get("time_attr", _TIME))
     stub = tune.experiment.Trial(SweepTrial.__name__, stub=True, trial_id=f"earlier-{trial.trial}")
     scheduler.on_trial_add(None, stub)
     passed: list[dict[str, Any]] = []
     for row in rows:
-        score = number_at(row, metric)
-        if score is not None:
-            passed.append({"training_iteration": row["training_iteration"], metric: score})
+        time, score = number_at(row, unit), number_at(row, metric)
+        if time is not None and score is not None:
+            passed.append({_TIME: row[_TIME], unit: time, metric: score})
             scheduler.on_trial_result(_NoTrials(), stub, passed[-1])
     if passed:
         scheduler.on_trial_complete(None, stub, passed[-1])
