@@ -34,6 +34,7 @@ from rlrun.experiment.run_folder import (
     resolve_run,
 )
 from rlrun.experiment.stopping import StopCriteria
+from rlrun.experiment.sweep.trials import TrialTable
 
 TRIALS = "trials"
 TRIALS_FILE = "trials.jsonl"
@@ -59,9 +60,9 @@ class RunEntry:
     last: Row
     """The last result; empty without any."""
     metric: str
-    """The result key of the best value, `checkpoint.metric`."""
+    """The result key of the best value, `checkpoint.metric`; of a sweep `sweep.metric`."""
     best: float | None
-    """The best value that counts, of any result."""
+    """The best value that counts, of any result; of a sweep its best trial's score."""
     progress: float | None
     """Used share of the budget in ``stop:``, 0 to 1; None without a budget."""
     members: tuple["RunEntry", ...] = ()
@@ -163,8 +164,12 @@ def read_entry(path: Path) -> RunEntry:
     rows = list(read_rows(folder.metrics, warn=False))
     last = rows[-1] if rows else {}
     state, reason = _state(folder, meta, damage)
-    goal = _Goal(settings, "sweep" if is_sweep else "checkpoint")
-    values = [member.best for member in members] if is_sweep else map(goal.value, rows)
+    by_score = is_sweep and isinstance(found := settings.get("sweep"), dict) and found.get("metric")
+    goal = _Goal(settings, "sweep" if by_score else "checkpoint")
+    if by_score:
+        values: Iterable[float | None] = [_best_score(path, goal)]
+    else:
+        values = [member.best for member in members] if is_sweep else map(goal.value, rows)
     return RunEntry(
         path=path,
         state=state,
@@ -222,6 +227,17 @@ class _Goal:
         return self.best_of((value for value in values if value is not None), default=None)
 
 
+def _best_score(sweep: Path, goal: _Goal) -> float | None:
+    """The score of a sweep's best trial; None without any, or where the table is damaged."""
+    mode = "min" if goal.best_of is min else "max"
+    try:
+        table = TrialTable.read(sweep / TRIALS_FILE, metric=goal.metric, mode=mode)
+        best = table.best()
+    except (OSError, AttributeError, TypeError, ValueError):
+        return None
+    return None if best is None else best.score
+
+
 def _stop(settings: Mapping[str, Any], smoothing_episodes: int) -> StopCriteria:
     stop = settings.get("stop")
     bounds = {key: number_at(stop, key) for key in stop} if isinstance(stop, dict) else {}
@@ -235,8 +251,10 @@ def header_of(entry: RunEntry) -> RunHeader:
     Raises:
         RunFolderError: it is a sweep, or its settings are damaged.
     """
-    if entry.is_sweep or not entry.settings:
-        raise RunFolderError(entry.reason or f"{entry.path}: a sweep; name one of its runs")
+    if entry.is_sweep:
+        raise RunFolderError(f"{entry.path}: a sweep; name one of its runs")
+    if not entry.settings:
+        raise RunFolderError(entry.reason)
     return RunHeader(
         algorithm=str(lookup(entry.settings, "algorithm")),
         env=str(lookup(entry.settings, "env/use")),

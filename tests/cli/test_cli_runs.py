@@ -153,6 +153,22 @@ def test_a_sweep_is_one_row_with_its_runs_on_request(rlrun, make_sweep):
     ]
 
 
+@pytest.mark.parametrize(("mode", "best"), [("min", 200), ("max", 500)])
+def test_the_best_of_a_sweep_is_its_best_trials_score(rlrun, make_sweep, mode, best):
+    home = make_sweep("runs/exp/s")
+    with (home / "sweep.yaml").open("a") as file:
+        file.write(f"sweep: {{metric: env_steps, mode: {mode}}}\n")
+    trials = [
+        {"trial": i, "point": i, "seed": 1, "settings": {}, "status": status, "score": score}
+        for i, (status, score) in enumerate(
+            [("finished", 200), ("finished", 500), ("stopped", 100), ("waiting", None)], 1
+        )
+    ]
+    (home / "trials.jsonl").write_text("".join(json.dumps(trial) + "\n" for trial in trials))
+    assert listed(rlrun)["runs/exp/s"]["best"] == best
+    assert f"{best} (env_steps)" in rlrun("show", home)[1]
+
+
 def test_two_runs_differ_in_settings_and_results(rlrun, make_run):
     make_run("runs/exp/a")
     make_run("runs/exp/b", lr=0.01, best=95)
