@@ -341,7 +341,7 @@ class RunSession:
         if self.resumed is not None:
             restore_checkpoint(algorithm, self.resumed)
         self.write_config()
-        if self.resumed is not None:
+        if self.resumed is not None and self.resumed.path.parent == self.folder.checkpoints:
             self.checkpoints.set_aside_after(self.resumed.iteration)
         repair(self.folder.metrics, self.resumed.row if self.resumed else None)
         return algorithm

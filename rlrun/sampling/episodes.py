@@ -208,6 +208,7 @@ class Episodes:
         return {
             "number": self.number.copy(),
             "reset_number": self.reset_number.copy(),
+            "seeds": np.array(self.seeds),
             "num_failed": self.num_failed,
         }
 
@@ -224,6 +225,7 @@ class Episodes:
         np.copyto(self.reset_number, state["reset_number"])
         self.num_failed = int(state["num_failed"])
         self._name()
+        self.seeds = np.asarray(state.get("seeds", self.seeds)).tolist()  # older states lack them
 
 
 class AgentEpisodes(Episodes):

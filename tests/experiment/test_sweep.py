@@ -263,12 +263,15 @@ def test_weights_and_settings_of_another_trial_reach_learner_and_runner(tmp_path
     start = "training.kl_coeff=0.2"
     file = tmp_path / "exp.yaml"
     run_experiment(file, [stop, start], run_dir=tmp_path / "donor", console="quiet")
-    run_experiment(file, [stop, start, "seed=9"], run_dir=tmp_path / "taker", console="quiet")
+    ahead = ["stop.training_iteration=5", "checkpoint.every=1", start, "seed=9"]
+    run_experiment(file, ahead, run_dir=tmp_path / "taker", console="quiet")
     donor = read_checkpoint(tmp_path / "donor/checkpoints/latest")
     changed = load_experiment(
         file, ["training.lr=0.0123", "training.kl_coeff=0.7", "seed=9", "stop.training_iteration=9"]
     )
     run = TrialRun(tmp_path / "taker", changed, take_over=donor)
+    kept = {path.resolve().name for path in (tmp_path / "taker/checkpoints").iterdir()}
+    assert kept == {"000003"}, "none that is taken for damaged"
     for name, weights in run.algorithm.get_weights().items():
         np.testing.assert_array_equal(weights, donor.weights[name])
 

@@ -121,6 +121,30 @@ def test_a_runner_is_restored_to_the_bit_after_any_step(env):
     assert ends > 3
 
 
+@pytest.mark.parametrize("several_agents", [False, True])
+def test_a_runner_of_another_seed_goes_on_in_the_running_episodes(several_agents, caplog):
+    then, now = (
+        cartpole({"p": MLP}, num_envs=2, spec={"seed": seed})
+        if several_agents
+        else EnvRunner(
+            RunnerSpec(
+                EnvSpec(use="CartPole-v1"),
+                EnvRunnersConfig(num_envs_per_env_runner=2),
+                ConnectorsConfig(),
+                seed=seed,
+            )
+        )
+        for seed in (1, 2)
+    )
+    now.set_weights(then.get_weights())
+    sample(then, 0, 5)
+    now.set_state(then.get_state())
+    assert "another observation" not in caplog.text
+    one, other = (sample(runner, 1, 1).batch.as_multi_agent() for runner in (then, now))
+    for policy_id, batch in one.policy_batches.items():
+        np.testing.assert_array_equal(batch["obs"], other.policy_batches[policy_id]["obs"])
+
+
 @pytest.mark.parametrize(("num_envs", "before"), [(3, 1), (1, 3)])
 @pytest.mark.parametrize("several_agents", [False, True])
 def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, before, several_agents):
