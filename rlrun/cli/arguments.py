@@ -146,6 +146,13 @@ def refuse_with_resume(what: str, **options: object) -> None:
         )
 
 
+def with_folder(path: Path) -> Path:
+    """The path of a file that a command writes; its folder is made if it is missing."""
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+    return path
+
+
 def console_style(*, quiet: bool, plain: bool) -> "ConsoleStyle | None":
     """The style that was asked for; None leaves it to the experiment."""
     from rlrun.experiment.report.console import choose_style

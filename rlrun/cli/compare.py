@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rlrun.cli.arguments import Runs
+from rlrun.cli.arguments import Runs, with_folder
 
 Mode = Literal["max", "min"]
 
@@ -49,9 +49,9 @@ def compare(  # noqa: PLR0913 - one parameter for each option
         show.check_picture(plot)
     found = compare_runs(runs, metric=metric, mode=mode, threshold=threshold, at=at)
     if plot is not None:
-        show.plot(found, plot)
+        show.plot(found, with_folder(plot))
     if html is not None:
-        show.write_page(found, html)
+        show.write_page(found, with_folder(html))
     if json:
         typer.echo(json_module.dumps(show.to_json(found), allow_nan=False))
     elif csv:

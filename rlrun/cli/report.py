@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import Run
+from rlrun.cli.arguments import Run, with_folder
 
 
 def report(
@@ -28,5 +28,5 @@ def report(
     folder = resolve_run(run, SWEEP_CONFIG) if is_sweep else resolve_run(run)
     page = sweep_page(folder) if is_sweep else run_page(folder)
     path = html or folder / "report.html"
-    replace_text(path, page.html())
+    replace_text(with_folder(path), page.html())
     typer.echo(str(path))

@@ -15,6 +15,7 @@ from rlrun.cli.arguments import (
     Trust,
     complete_paths,
     run_path,
+    with_folder,
 )
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def show(
 
         rows = read_rows(entry.path / "metrics.jsonl", warn=False)
         drawn = picture(header_of(entry), rows, title=f"rlrun train {entry.path.parent.name}")
-        svg.write_text(drawn, encoding="utf-8")
+        with_folder(svg).write_text(drawn, encoding="utf-8")
         typer.echo(svg)
         return
     text = json_module.dumps(to_json(entry), allow_nan=False) if json else show_lines(entry)
@@ -178,7 +179,8 @@ def rm(
     from rlrun.experiment.report.tables import print_table
     from rlrun.experiment.run_index import matching, removable, remove
 
-    entries = [removable(path) for word in runs for path in matching(word)]
+    named = [removable(path) for word in runs for path in matching(word)]
+    entries = list({entry.path.resolve(): entry for entry in named}.values())  # each once
     if not yes:
         print_table(list_table(entries, RUNS, members=False), style_of)
         question = f"Remove {'this run' if len(entries) == 1 else f'these {len(entries)} runs'}?"

@@ -128,6 +128,18 @@ def test_what_is_left_out_is_named(rlrun, make_run):
     assert "compared up to 300 env steps, where short ends" in found["notes"][0]
 
 
+@pytest.mark.parametrize("at", [(), ("--at", "250")])
+def test_a_run_whose_values_begin_later_is_left_out(rlrun, make_run, refused, at):
+    make_run("runs/one", last=300 if at else 100, slope=2)
+    late = make_run("runs/late", lr=0.01)
+    kept = (late / "metrics.jsonl").read_text().splitlines(keepends=True)[3:]
+    (late / "metrics.jsonl").write_text("".join(kept))
+    found = compared(rlrun, "runs/*", *at)
+    assert [each["final"]["value"] for each in found["configurations"]] == [2 * found["env_steps"]]
+    assert "runs/late is left out: its first value is at 300 env steps" in found["notes"][0]
+    refused(("compare", "runs/late", "--at", "250"), "has a value up to there")
+
+
 def test_the_table_fits_a_terminal(rlrun, make_run):
     for i in range(3):
         extra = "".join(f"a_long_name_{j}: {i}{j}\n" for j in range(9))

@@ -239,6 +239,14 @@ def test_checkpoints_are_no_runs(rlrun, refused, make_run):
     assert newest.is_dir()
 
 
+def test_a_run_that_is_named_twice_is_removed_once(rlrun, make_run):
+    make_run("runs/exp/a")
+    Path("runs/exp/latest").symlink_to("a")
+    code, out, err = rlrun("rm", "--yes", "exp/a", "runs/exp/*", "exp/latest")
+    assert (code, err) == (0, "")
+    assert out == "removed runs/exp/a\n"
+
+
 def test_what_must_stay_is_not_removed(rlrun, refused, make_run, make_sweep):
     make_sweep("runs/exp/s")
     running = RunFolder(make_run("runs/exp/a"))
@@ -297,6 +305,26 @@ def test_tail_shows_the_last_rows(rlrun, make_run):
     assert json.loads(rlrun("tail", "exp/a", "-n", "1", "--json")[1]) == _row(1000, 50)
 
 
+def test_columns_of_tail_with_equal_last_parts_have_their_whole_names(rlrun, make_run):
+    make_run("runs/exp/a")
+    keys = ("x/entropy", "y/entropy", "z/time")
+    _, out, _ = rlrun("tail", "exp/a", *(word for key in keys for word in ("--key", key)))
+    assert out.splitlines()[0].split()[-4:] == ["time", *keys]
+
+
+def test_tail_of_a_run_without_a_row_yet_shows_all_that_come(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    states = iter([True, False])
+
+    def is_live():
+        if not (goes_on := next(states)):
+            path.write_text("".join(json.dumps(_row(100 * n, 1)) + "\n" for n in range(1, 4)))
+        return goes_on
+
+    rows = list(follow_rows(path, is_live, last=1, pause_s=0.0))
+    assert [row["env_steps"] for row in rows] == [100, 200, 300]
+
+
 def test_a_run_is_trained_again_with_its_settings(rlrun):
     small = ("env_runners.num_env_runners=0", "training.train_batch_size=64")
     words = ("--algorithm", "PG", "--env", "CartPole-v1", "stop.training_iteration=1", *small)
@@ -342,8 +370,8 @@ def test_each_shell_has_its_script(rlrun, monkeypatch, shell):
 
 def test_the_panel_of_a_run_is_a_picture(rlrun, make_run):
     make_run("runs/exp/a")
-    assert rlrun("show", "runs/exp/a", "--svg", "panel.svg")[0] == 0
-    picture = Path("panel.svg").read_text()
+    assert rlrun("show", "runs/exp/a", "--svg", "new/panel.svg")[0] == 0
+    picture = Path("new/panel.svg").read_text()
     assert picture.startswith("<svg")
     assert all(text in picture for text in ("CartPole-v1", "env_steps", "1,000"))
     assert "url(" not in picture.replace("url(#", "")

@@ -251,14 +251,22 @@ def _read(paths: Sequence[Path], metric: str, notes: list[str]) -> list[ReadRun]
 
 
 def _long_enough(runs: list[ReadRun], at: int | None, notes: list[str]) -> list[ReadRun]:
-    if at is None:
-        return runs
-    kept = [run for run in runs if run.last >= at]
-    short = [run for run in runs if run.last < at]
+    """The runs with a value at the env steps to compare at."""
+    end = at or min(run.last for run in runs)
+    short = [run for run in runs if run.last < end]
     notes += [f"{run.path} is left out: it ends at {int(run.last):,} env steps" for run in short]
-    if not kept:
+    if len(short) == len(runs):
         longest = int(max(run.last for run in runs))
-        raise InputError(f"no run has {at:,} env steps; the longest has {longest:,}")
+        raise InputError(f"no run has {int(end):,} env steps; the longest has {longest:,}")
+    late = [run for run in runs if run.env_steps[0] > end]
+    notes += [
+        f"{run.path} is left out: its first value is at {int(run.env_steps[0]):,} env steps, "
+        f"after {int(end):,}"
+        for run in late
+    ]
+    kept = [run for run in runs if run.env_steps[0] <= end <= run.last]
+    if not kept:
+        raise InputError(f"no run that has {int(end):,} env steps has a value up to there")
     return kept
 
 

@@ -31,17 +31,23 @@ class CsvSink:
         # Also of earlier sessions, as far as a resumed run keeps them.
         self._rows = list(map(flat, read_rows(RunFolder(run_dir).metrics, warn=False)))
         self._columns: dict[str, None] = {}
+        self._is_whole = True
         self._write_all()
 
     def write(self, result: dict[str, Any]) -> None:
-        """Append a line; the file is written anew where a column appears for the first time."""
+        """Append a line; the file is written anew where a column appears for the first time.
+
+        And after an OSError, which may have left half a line.
+        """
         row = flat(plain_row(result))
         self._rows.append(row)
-        if row.keys() <= self._columns.keys():
+        whole, self._is_whole = self._is_whole, False
+        if whole and row.keys() <= self._columns.keys():
             with self._path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
         else:
             self._write_all()
+        self._is_whole = True
 
     def _write_all(self) -> None:
         self._columns = {key: None for row in self._rows for key in row}
@@ -61,7 +67,10 @@ class TensorBoardSink:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = RunFolder(run_dir)
-        self._writer = SummaryWriter(str(folder.tensorboard))
+        rows = list(read_rows(folder.metrics, warn=False))
+        # Of a resumed run, what an earlier session wrote after the checkpoint does not count.
+        following = int(rows[-1]["env_steps"]) + 1 if rows else 0
+        self._writer = SummaryWriter(str(folder.tensorboard), purge_step=following)
         self._settings = _settings(folder)
         self._last: dict[str, float] = {}
         text = folder.config.read_text(encoding="utf-8")

@@ -259,7 +259,9 @@ class RowLines:
     """Rows of a run as lines of a table whose columns never change their width."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
-        names = {key.rpartition("/")[2]: key for key in keys}
+        last = {key: key.rpartition("/")[2] for key in keys}
+        taken = [*TAIL_COLUMNS, *last.values()]
+        names = {name if taken.count(name) == 1 else key: key for key, name in last.items()}
         self._keys = {**TAIL_COLUMNS, **names}
         self._widths = [max(10, len(name)) for name in self._keys]
 

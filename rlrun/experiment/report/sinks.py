@@ -166,14 +166,14 @@ def follow_rows(
     path: Path, is_live: Callable[[], bool], *, last: int, pause_s: float = 0.5
 ) -> Iterator[Row]:
     """The last rows of a metrics.jsonl, then each that is added while the run is live."""
-    start = 0
+    start, begun = 0, False
     while True:
         goes_on = is_live()  # asked first: a run writes its last rows before it ends
         rows, end = _rows_from(path, start)
-        yield from rows if start else rows[max(0, len(rows) - last) :]
+        yield from rows if begun else rows[max(0, len(rows) - last) :]
         if not goes_on:
             return
-        start = end
+        start, begun = end, True
         time.sleep(pause_s)
 
 
