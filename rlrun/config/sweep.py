@@ -278,6 +278,10 @@ def _check_search(sweep: SweepConfig, varied: list[Dimension]) -> Iterator[Findi
     if drawn and sweep.trials is None:
         message = "missing; it is the number of points to draw: trials: 16"
         yield Finding(("sweep", "trials"), message)
+    changes = sweep.scheduler is not None and sweep.scheduler.use == "pbt"
+    if grids and not drawn and not changes and sweep.trials is not None and sweep.trials > 1:
+        message = f"nothing is drawn, so that trials: {sweep.trials} would repeat equal runs; seeds"
+        yield Finding(("sweep", "trials"), f"{message}: {sweep.trials} takes other seeds")
     if sweep.search == "grid" and drawn:
         message = f"search: grid takes grids only, not {drawn[0].kind}"
         yield Finding(drawn[0].place, f"{message}; search: random takes both")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from rlrun.data.results import RETURN, Row, number_at
 from rlrun.experiment.report.numbers import clock_time, two_decimals
+from rlrun.experiment.run_folder import RunFolder, in_shell
 from rlrun.experiment.stopping import StopCriteria
 
 End = Literal["finished", "interrupted"]
@@ -48,9 +49,10 @@ def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
         best = outcome.best_checkpoint
         other = f" (best: {best.name})" if best and best != outcome.checkpoint else ""
         lines.append(f"  checkpoint  {outcome.checkpoint.name}{other}")
-        lines.append(f"  roll out    rlrun rollout {outcome.folder}")
+        lines.append(f"  roll out    rlrun rollout {in_shell(outcome.folder)}")
     if outcome.checkpoint is not None or outcome.end == "interrupted":
-        lines.append(f"  resume      {_resume_command(outcome)}")
+        command = resume_command(outcome.folder, end=outcome.end, reason=outcome.reason)
+        lines.append(f"  resume      {command}")
     return lines
 
 
@@ -63,9 +65,10 @@ def _headline(outcome: RunOutcome) -> str:
     return f"Interrupted ({outcome.reason}) {where}{', saved' if saved else ''}"
 
 
-def _resume_command(outcome: RunOutcome) -> str:
-    command = f"rlrun train --resume {outcome.folder}"
-    if outcome.end == "interrupted":
+def resume_command(folder: Path, *, end: str, reason: str | None) -> str:
+    """The command that goes on with a run; with another stop, if it has reached its own."""
+    command = f"{RunFolder.RESUME} {in_shell(folder)}"
+    if end != "finished":
         return command
-    key = outcome.reason.split(" ", 1)[0] or "stop"
+    key = (reason or "").split(" ", 1)[0] or "stop"
     return f"{command} stop.{key}=..."

@@ -61,7 +61,7 @@ from rlrun.experiment.report.sinks import (
     read_rows,
     repair,
 )
-from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunLog
+from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunLog, in_shell
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 from rlrun.experiment.unfinished_run import require_work, unfinished_run
 
@@ -514,11 +514,12 @@ class RunSession:
         newest = self.checkpoints.newest
         if not self.folder.is_there():
             return "the run failed, and its last state could not be written anywhere"
+        told = f"see {self.folder.path / self.folder.log.name}"
         if newest is None:
-            return f"the run failed before its first checkpoint; its folder is {self.folder.path}"
+            return f"the run failed before its first checkpoint; {told}"
         return (
-            f"the run failed; checkpoint {directory_name(newest)} is valid: "
-            f"rlrun train --resume {self.folder.path}"
+            f"the run failed, {told}; checkpoint {directory_name(newest)} is valid: "
+            f"{RunFolder.RESUME} {in_shell(self.folder.path)}"
         )
 
     @property

@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import socket
 import subprocess
@@ -136,7 +137,7 @@ class RunFolder:
         folder = cls(path)
         if occupied:
             way_out = (
-                f"resume it with `{cls.RESUME} {path}`, or name another folder"
+                f"resume it with `{cls.RESUME} {in_shell(path)}`, or name another folder"
                 if folder.config.exists()
                 else "name a new folder"
             )
@@ -296,6 +297,11 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
 def is_of_checkpoints(path: Path) -> bool:
     """Whether ``path`` is a checkpoint, or the folder of a run's checkpoints."""
     return any(os.path.isfile(home / MANIFEST) for home in (path, path / LATEST))
+
+
+def in_shell(path: Path) -> str:
+    """A path as a word of a command that is shown."""
+    return shlex.quote(str(path))
 
 
 def newest_run(home: Path) -> Path | None:

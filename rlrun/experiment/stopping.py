@@ -83,9 +83,7 @@ class StopCriteria:
         shares = [(number_at(result, each.address) or 0.0) / each.bound for each in budgets]
         return min(1.0, max(shares)) if shares else None
 
-    def check_keys(
-        self, result: Mapping[str, Any], others: Iterable[tuple[str, str]] = ()
-    ) -> None:
+    def check_keys(self, result: Mapping[str, Any], others: Iterable[tuple[str, str]] = ()) -> None:
         """Raise InputError if ``result``, a run's first, lacks the key of a criterion.
 
         All further results have its keys, so the criterion could never be reached, unless an

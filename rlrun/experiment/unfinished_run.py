@@ -6,7 +6,6 @@ run is resumed.
 """
 
 import os
-import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +23,7 @@ from rlrun.experiment.run_folder import (
     RunFolder,
     RunFolderError,
     RunInUseError,
+    in_shell,
     is_in_use,
 )
 
@@ -45,8 +45,8 @@ def unfinished_run(
         if _is_run_of(kind(path), experiment):
             return kind.open(path)
         raise RunFolderError(
-            f"{path}: a run of another configuration; `{RunFolder.RESUME} {path}` resumes it as it "
-            "is, with KEY=VALUE for what may change"
+            f"{path}: a run of another configuration; `{RunFolder.RESUME} {in_shell(path)}` "
+            "resumes it as it is, with KEY=VALUE for what may change"
         )
     home = Path(RUNS) / experiment.name
     for path in sorted(home.iterdir(), reverse=True) if home.is_dir() else ():
@@ -75,7 +75,7 @@ def require_work(
     if checkpoint is None and folder.is_finished():
         raise RunFolderError(
             f"{folder.path}: finished, without a checkpoint to go on from; "
-            f"`rlrun rerun {shlex.quote(str(folder.path))}` trains it again"
+            f"`rlrun rerun {in_shell(folder.path)}` trains it again"
         )
     if reached:
         present = load(folder.config, trust=True).experiment

@@ -368,6 +368,14 @@ def test_each_shell_has_its_script(rlrun, monkeypatch, shell):
     assert not err
 
 
+def test_a_sweep_has_no_panel(refused, make_sweep):
+    home = make_sweep("runs/exp/s")
+    (home / "meta.json").write_text(
+        '{"outcome": "finished", "sessions": [{"reason": "2 finished"}]}'
+    )
+    refused(["show", home, "--svg", "x.svg"], "a sweep; name one of its runs")
+
+
 def test_the_panel_of_a_run_is_a_picture(rlrun, make_run):
     make_run("runs/exp/a")
     assert rlrun("show", "runs/exp/a", "--svg", "new/panel.svg")[0] == 0

@@ -115,17 +115,18 @@ def test_wrong_input_is_exit_2_with_a_message(train, refused, words, says):
 
 
 def test_a_used_folder_is_exit_2(train, refused):
-    train("fake.yaml", "--run-dir", "run")
-    refused(["train", "fake.yaml", "--run-dir", "run"], "rlrun train --resume run")
+    assert "rlrun rollout 'a run'" in train("fake.yaml", "--run-dir", "a run")[1]
+    refused(["train", "fake.yaml", "--run-dir", "a run"], "rlrun train --resume 'a run'")
 
 
 def test_a_failure_is_exit_1_with_the_traceback_first_and_the_resume_command_last(train):
-    words = ["fake.yaml", "training.fail_at=3", "checkpoint.every=1", "--run-dir", "run"]
+    words = ["fake.yaml", "training.fail_at=3", "checkpoint.every=1", "--run-dir", "my run"]
     code, _, err = train(*words)
     assert code == 1
     assert err.startswith("Traceback")
-    last = err.strip().splitlines()[-1]
-    assert last == "the run failed; checkpoint 000002 is valid: rlrun train --resume run"
+    log, resume = err.strip().splitlines()[-1].split("; ")
+    assert log == "the run failed, see my run/log.txt"
+    assert resume == "checkpoint 000002 is valid: rlrun train --resume 'my run'"
     assert err.count("checkpoint 000002") == 1
 
 
@@ -148,7 +149,7 @@ def test_a_run_that_diverges_keeps_its_healthy_checkpoints(rlrun, monkeypatch):
     diverged, resume = err.strip().splitlines()[-2:]
     assert diverged.startswith("training diverged in iteration 3: ")
     assert "weights are not finite" in diverged
-    assert resume == "the run failed; checkpoint 000001 is valid: rlrun train --resume run"
+    assert resume.endswith("checkpoint 000001 is valid: rlrun train --resume run")
 
 
 class _Fails(Callbacks):
@@ -199,7 +200,7 @@ def test_an_env_error_shows_only_the_users_own_traceback(train, monkeypatch):
     lines = err.strip().splitlines()
     assert lines[:3] == ["Traceback (most recent call last):", "  user code", "KeyError: 3"]
     assert "env 'my:Maze', runner 2, sub-env 1, step 17" in lines[3]
-    assert lines[4] == "the run failed before its first checkpoint; its folder is run"
+    assert lines[4] == "the run failed before its first checkpoint; see run/log.txt"
     assert len(lines) == 5
 
 

@@ -58,7 +58,7 @@ def test_nested_sections_and_addresses_mean_the_same(write):
     ],
 )
 def test_a_wrong_space_is_an_error_with_its_place(write, space, says):
-    found = problems(write, f"  space: {{{space}}}\n  trials: 2\n")
+    found = problems(write, f"  space: {{{space}}}\n  trials: 1\n")
     assert any(says in line for line in found), found
     assert all(line.startswith("exp.yaml:6:") for line in found)
 
@@ -78,6 +78,7 @@ def test_a_wrong_space_is_an_error_with_its_place(write, space, says):
         ("seeds: []", "at least one seed"),
         ("scheduler: pbt", "only training.* can change"),
         ("scheduler: hyperband\n  concurrent: 2", "hyperband pauses trials"),
+        ("trials: 3", "trials: 3 would repeat equal runs; seeds: 3 takes other seeds"),
         ("search: optuna\n  scheduler: hyperband", "hyperband needs all points at the start"),
     ],
 )

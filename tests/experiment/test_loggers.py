@@ -4,6 +4,7 @@ wandb and mlflow are doubles that record the calls; the real services are not re
 """
 
 import csv
+import errno
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -73,6 +74,28 @@ def test_csv_has_a_column_for_each_key_and_goes_on_where_a_run_is_resumed(folder
     assert [row["own/late"] for row in rows] == ["", "3"]
 
 
+def test_csv_is_whole_again_after_a_full_disk(folder, monkeypatch):
+    rows = [{"training_iteration": i, "env_steps": 100 * i} for i in (1, 2, 3)]
+    path = folder.path / "metrics.csv"
+
+    def write_half(writer, row):
+        with path.open("a") as file:
+            file.write("2,20")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    jsonl, sink = make_sinks([UseSpec(use="csv")], folder)
+    jsonl.close()
+    sink.write(rows[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(csv.DictWriter, "writerow", write_half)
+        with pytest.raises(OSError, match="No space left"):
+            sink.write(rows[1])
+    sink.write(rows[2])
+    with path.open(newline="") as file:
+        found = [{key: int(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    assert found == rows
+
+
 def test_results_are_jsonl_whatever_else_they_are(folder):
     report(folder, ROWS, "csv")
     lines = folder.metrics.read_text().splitlines()
@@ -90,6 +113,17 @@ def test_tensorboard_has_scalars_the_file_and_the_settings(folder):
     assert b"lr: 0.5" in text.tensor_proto.string_val[0]
     assert events.Scalars("last/episode_return_mean")[0].value == 7.0
     assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+def test_tensorboard_has_each_iteration_once_where_a_run_is_resumed_before_the_last(folder):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    report(folder, ROWS, "tensorboard")
+    folder.metrics.write_text(folder.metrics.read_text().splitlines(keepends=True)[0])
+    report(folder, [ROWS[1] | {"episode_return_mean": 8.0}], "tensorboard")
+    events = accumulator.EventAccumulator(str(folder.tensorboard))
+    events.Reload()
+    scalars = events.Scalars("episode_return_mean")
+    assert [(event.step, event.value) for event in scalars] == [(100, 5.0), (200, 8.0)]
 
 
 def test_settings_are_handed_on_where_the_stop_is_a_nested_result(folder, double):

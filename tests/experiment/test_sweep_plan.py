@@ -3,6 +3,7 @@
 import io
 import math
 import os
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -19,7 +20,7 @@ from rlrun.config.sweep import Dimension
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
-from rlrun.experiment.sweep.report import draw_table
+from rlrun.experiment.sweep.report import SweepOutcome, draw_table, sweep_lines
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, trials_at_once
 from rlrun.experiment.sweep.sweep import run_sweep
 from rlrun.experiment.sweep.trials import Trial, TrialTable
@@ -182,9 +183,7 @@ def search_of_optuna(table, *, num_points, seeds=(7,)):
         "sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}, trials: 1, search: optuna}"
     )
     optuna = make_optuna(sweep, table.num_points)
-    search = TrialSearch(
-        table, lambda trial: {}, optuna=optuna, num_points=num_points, seeds=seeds
-    )
+    search = TrialSearch(table, lambda trial: {}, optuna=optuna, num_points=num_points, seeds=seeds)
     return search, optuna
 
 
@@ -200,7 +199,9 @@ def test_a_resumed_search_of_optuna_goes_on_with_new_points(tmp_path):
     assert len({trial.settings["training.lr"] for trial in found.trials}) == 8
 
 
-def test_optuna_hears_of_a_point_once_its_failed_trials_have_been_tried_again(tmp_path, monkeypatch):
+def test_optuna_hears_of_a_point_once_its_failed_trials_have_been_tried_again(
+    tmp_path, monkeypatch
+):
     found = table(tmp_path, (1, "failed", None), (1, "failed", None))
     search, optuna = search_of_optuna(found, num_points=1)
     told = []
@@ -234,7 +235,10 @@ def test_a_sweep_is_not_a_run(tmp_path):
     ("text", "says"),
     [
         ("stop: {episode_return_mean: 475}\nsweep: {scheduler: asha", "does not bound it"),
-        ("sweep: {scheduler: {use: asha, time_attr: time_s}", r"set stop.time_s or sweep.scheduler"),
+        (
+            "sweep: {scheduler: {use: asha, time_attr: time_s}",
+            r"set stop.time_s or sweep.scheduler",
+        ),
         ("sweep: {scheduler: {use: asha, grace_period: 0}", "asha refuses its arguments"),
         ("sweep: {scheduler: {use: pbt, quantile_fraction: 2}", "pbt refuses its arguments"),
     ],
@@ -345,6 +349,15 @@ def test_the_best_point_has_the_best_mean_over_seeds(tmp_path):
     rows = [(1, "finished", 9.0), (1, "finished", 1.0), (2, "finished", 6.0), (2, "finished", 7.0)]
     assert table(tmp_path, *rows).best().trial == 4
     assert table(tmp_path, *rows, mode="min").best().trial == 2
+
+
+def test_the_commands_after_a_sweep_name_its_folder_and_the_stop_that_was_reached(tmp_path):
+    found = table(tmp_path, (1, "finished", 9.0))
+    found.trials[0].reason = "training_iteration 4 >= 4"
+    outcome = SweepOutcome("finished", Path("my sweep"), tuple(found.trials), found.best())
+    commands = [line.split(None, 1)[1] for line in sweep_lines(outcome, found) if "rlrun" in line]
+    resume = "rlrun train --resume 'my sweep/trials/0001' stop.training_iteration=..."
+    assert commands[-2:] == ["rlrun train 'my sweep/best.yaml'", resume]
 
 
 def test_the_table_is_read_as_it_was_written(tmp_path):

@@ -13,12 +13,13 @@ from rich.text import Text
 
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.sweep import Dimension
-from rlrun.experiment.outcome import End
+from rlrun.experiment.outcome import End, resume_command
 from rlrun.experiment.report.console import Console, ConsoleStyle, LiveFrame, print_line
 from rlrun.experiment.report.numbers import clock_time, number, two_decimals
 from rlrun.experiment.report.plots import save_panels
 from rlrun.experiment.report.statistics import iqm
 from rlrun.experiment.report.tables import Table
+from rlrun.experiment.run_folder import in_shell
 from rlrun.experiment.sweep.points import settings_text, short_names, value_text
 from rlrun.experiment.sweep.trials import Status, SweepFolder, Trial, TrialTable
 
@@ -193,7 +194,7 @@ def write_best(folder: SweepFolder, table: TrialTable) -> Trial | None:
         f"# The best of {len(table.trials)} trials: number {best.trial}, "
         f"{table.metric} {number(best.score)}{mean}\n"
         f"# {settings_text(best.settings)}\n"
-        f"# rlrun train {folder.best}\n"
+        f"# rlrun train {in_shell(folder.best)}\n"
     )
     replace_text(folder.best, head + source.read_text(encoding="utf-8"))
     return best
@@ -220,17 +221,18 @@ def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
         lines.append(f"  mean        {table.metric} {mean}, interquartile, of {len(scores)} {run}s")
     lines.append(f"  {kind:<12}{home}")
     if table.num_points < len(table.trials):
-        lines.append(f"  compare     rlrun compare {home}")
+        lines.append(f"  compare     rlrun compare {in_shell(home)}")
     if outcome.plot is not None:
         lines.append(f"  plot        {outcome.plot}")
     if best is not None:
-        lines.append(f"  roll out    rlrun rollout {home / best.folder}")
-        lines.append(f"  train       rlrun train {home / 'best.yaml'}")
+        lines.append(f"  roll out    rlrun rollout {in_shell(home / best.folder)}")
+        lines.append(f"  train       rlrun train {in_shell(home / 'best.yaml')}")
     if outcome.end == "interrupted" or failed:
         command = "train" if table.is_group else "sweep"
-        lines.append(f"  resume      rlrun {command} --resume {home}")
+        lines.append(f"  resume      rlrun {command} --resume {in_shell(home)}")
     elif best is not None:
-        lines.append(f"  resume      rlrun train --resume {home / best.folder} stop.env_steps=...")
+        command = resume_command(home / best.folder, end=best.status, reason=best.reason)
+        lines.append(f"  resume      {command}")
     return lines
 
 

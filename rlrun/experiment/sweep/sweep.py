@@ -34,7 +34,7 @@ from rlrun.config.yaml_tree import Node
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, known_style, print_error
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import seed_of, with_seed
-from rlrun.experiment.run_folder import FolderLostError, RunLog
+from rlrun.experiment.run_folder import FolderLostError, RunLog, in_shell
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
 from rlrun.experiment.sweep.report import (
@@ -247,7 +247,7 @@ class _Sweep:
                     raise FolderLostError(message) from None
                 log.error("the sweep failed", exc_info=True)
                 self.folder.end_session("failed", f"{type(error).__name__}: {error}", None)
-                error.add_note(f"resume it with: rlrun sweep --resume {self.folder.path}")
+                error.add_note(f"resume it with: {SweepFolder.RESUME} {in_shell(self.folder.path)}")
                 raise
             outcome = self._sum_up(interrupts.requested)
             end = "failed" if outcome.end == "finished" and outcome.any_failed else outcome.end

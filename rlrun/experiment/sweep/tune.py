@@ -199,8 +199,8 @@ def _length(experiment: ExperimentConfig, unit: str) -> int:
         length = None if bound is None else max(1, int(bound))
     if length is None:
         raise InputError(
-            "sweep.scheduler: asha and hyperband need the length of the longest run, and stop: does "
-            f"not bound it; set {keys} or sweep.scheduler.max_t"
+            "sweep.scheduler: asha and hyperband need the length of the longest run, and stop: "
+            f"does not bound it; set {keys} or sweep.scheduler.max_t"
         )
     return length
 
