@@ -61,6 +61,15 @@ class Distribution(ABC):
     has_logp_gradient = True
     """Whether log-probabilities depend on the inputs, so that a policy gradient exists."""
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """What a parent computes at once, or in closed form, is of its own formulas."""
+        super().__init_subclass__(**arguments)
+        own = vars(cls)
+        if "has_vjp" not in own:
+            cls.has_vjp = False
+        if "logp_entropy" not in own and not own.keys().isdisjoint(("logp", "entropy")):
+            cls.logp_entropy = Distribution.logp_entropy  # type: ignore[method-assign]
+
     def numpy_sampler(self) -> ActionSampler | None:
         """What samples in numpy when the policy acts; None samples by `sample` and `mode`."""
         return None

@@ -32,6 +32,7 @@ from rlrun.data import columns as col
 from rlrun.learning.learner import Learner
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.action_sampling import LOG_STD_BOUNDS
+from rlrun.policies.distributions import Categorical
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import QNetwork, build_q_network
 from rlrun.policies.rl_module import ActorCritic
@@ -275,6 +276,26 @@ class OtherValues(ActorCritic):
         return {**outputs, col.VF_PREDS: 2.0 * outputs[col.VF_PREDS]}
 
 
+class Tempered(Categorical):
+    """Another distribution than its parent, whose closed form and `logp_entropy` it inherits."""
+
+    def __init__(self, space):
+        super().__init__(int(space.n))
+        self.num_noise = self.num_inputs
+
+    def sample(self, inputs, noise):
+        return self.mode(inputs / 5 + noise)
+
+    def mode(self, inputs):
+        return inputs.argmax(-1)
+
+    def logp(self, inputs, actions):
+        return super().logp(inputs / 5, actions)
+
+    def entropy(self, inputs):
+        return super().entropy(inputs / 5)
+
+
 class OtherQValues(QNetwork):
     """The same of a Q-network."""
 
@@ -289,10 +310,19 @@ class OtherQValues(QNetwork):
         {"share_layers": True},
         {"use_lstm": True},
         {"use": f"{__name__}:OtherValues"},
+        {"distribution": f"{__name__}:Tempered"},
     ],
 )
 def test_other_actor_critics_are_left_to_autograd(settings):
     assert not actor_critic(DISCRETE, **HIDDEN, **settings).has_vjp
+
+
+def test_a_distribution_derived_from_another_is_learned_as_it_says_itself():
+    module = actor_critic(DISCRETE, **HIDDEN, distribution=f"{__name__}:Tempered")
+    inputs, actions = torch.randn(NUM_ROWS, 4), torch.arange(NUM_ROWS) % 4
+    logp, entropy = module.distribution.logp_entropy(inputs, actions)
+    assert torch.equal(logp, module.distribution.logp(inputs, actions))
+    assert torch.equal(entropy, module.distribution.entropy(inputs))
 
 
 @pytest.mark.parametrize(
