@@ -215,7 +215,8 @@ class A3C(Algorithm[A3CTraining]):
             sampler.ask(reply.sampled.runner_index)
         result: dict[str, Any] = {}
         for policy_id, rows in gathered.items():
-            result |= self._result(policy_id, rows, trained[policy_id])
+            if policy_id in self.learners:
+                result |= self._result(policy_id, rows, trained[policy_id])
         return result
 
     def _apply(self, policy_id: str, found: PolicyGradient) -> dict[str, float]:

@@ -140,7 +140,7 @@ class Policies(Mapping[str, PolicySettings]):
 
     def is_policy_to_train(self, policy_id: str, batch: MultiAgentBatch | None = None) -> bool:
         """Whether a policy learns: from this train batch, or at present if none is given."""
-        if not self.settings[policy_id].train:
+        if policy_id not in self.settings or not self.settings[policy_id].train:
             return False
         return self._to_train is None or bool(self._to_train(policy_id, batch))
 
@@ -164,8 +164,8 @@ class Policies(Mapping[str, PolicySettings]):
         self, batch: MultiAgentBatch, progress: Progress
     ) -> Iterator[tuple[str, SampleBatch]]:
         """Each network's policy id and part of the batch; policies from scratch learn here."""
-        for policy_id, settings in self.settings.items():
-            if not settings.train:
+        for policy_id, settings in list(self.settings.items()):  # callbacks may add and remove some
+            if not settings.train or policy_id not in self.settings:
                 continue
             rows = batch.policy_batches.get(policy_id)
             if rows is None or not self.is_policy_to_train(policy_id, batch):
@@ -176,7 +176,7 @@ class Policies(Mapping[str, PolicySettings]):
                 rows = self._connected(policy_id, rows)
             if policy_id in self.scratch:
                 self._learn_from_scratch(policy_id, rows, progress)
-            else:
+            elif policy_id in self.learners:
                 yield policy_id, rows
 
     def _learn_from_scratch(self, policy_id: str, batch: SampleBatch, progress: Progress) -> None:

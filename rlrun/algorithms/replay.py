@@ -288,8 +288,9 @@ class Replay(Generic[U]):
         batches = dict(policies.train_batches(sampled, progress))
         # Updates learn from buffers, so `policies_to_train` is asked without a batch.
         learning = [*filter(policies.is_policy_to_train, learned)]
+        kept = {policy_id: rows for policy_id, rows in batches.items() if policy_id in policies}
         with phase("transfer"):
-            self.buffer.add(MultiAgentBatch(batches, steps))
+            self.buffer.add(MultiAgentBatch(kept, steps))
         updated: dict[str, U] = {}
         with phase("learn"):
             env_steps = progress.env_steps

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tiny import (
     BATCH,
+    CONFIGS,
     EACH,
     FILTERED,
     LOCKSTEP,
@@ -18,6 +19,7 @@ from tiny import (
 )
 
 from rlrun.algorithms.a3c import A3CConfig
+from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
@@ -225,6 +227,53 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
         algorithm.remove_policy("main")
     with pytest.raises(ValueError, match="there is a policy 'main' already"):
         algorithm.add_policy("main", like="main")
+
+
+class AtEpisodes(Callbacks):
+    """Adds a policy at the end of an episode, and removes it at the end of a later one."""
+
+    def __init__(self):
+        self.calls = self.removed = 0
+
+    def on_episode_end(self, algorithm, episode):
+        self.calls += 1
+        if self.calls == 2:
+            algorithm.add_policy("older", like="main", train=True)
+        if self.calls == 9:
+            self.remove(algorithm)
+
+    def remove(self, algorithm):
+        algorithm.remove_policy("older")
+        self.removed += 1
+
+    def on_train_result(self, algorithm, result):
+        result["removed"] = self.removed
+
+
+class AtBatches(AtEpisodes):
+    """The same as soon as there is a train batch, until there is one of the policy itself."""
+
+    def on_episode_end(self, algorithm, episode):
+        pass
+
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
+        if "older" not in algorithm.policies:
+            algorithm.add_policy("older", like="main", train=True)
+        if policy_id == "older":
+            self.remove(algorithm)
+
+
+@pytest.mark.parametrize("kind", [AtEpisodes, AtBatches])
+@pytest.mark.parametrize("name", ["PPO", "IMPALA", "APPO", "A3C", "DQN", "SAC", LOCKSTEP])
+def test_callbacks_may_add_and_remove_policies_at_any_point_of_an_iteration(built, name, kind):
+    if name == "A3C" and kind is AtBatches:
+        pytest.skip("its train batches are seen by no callback")
+    mapping = {"policies": ["main"], "agents": f"{__name__}:older_or_main"}
+    config = CONFIGS[name]().environment(SEVERAL_AGENTS).multi_agent(**mapping).callbacks(kind)
+    algorithm = built(config.debugging(seed=5))
+    for _ in range(8):
+        result = algorithm.train()
+    assert result["removed"]
 
 
 @pytest.mark.parametrize("name", ["DQN", "SAC", LOCKSTEP])
