@@ -98,9 +98,13 @@ class A3CPolicy(TorchPolicy):
             "vf_loss_coeff": training.vf_loss_coeff,
             "entropy_coeff": self._entropy_coeff,
         }
+        for part in self.module.modules():
+            # The running statistics of a normalisation would not reach the learner.
+            part.training = not getattr(part, "track_running_stats", False)
         means = learner.compute_gradients(
             rows.microbatches(None), rows.size, a2c_loss, arguments, a2c_gradient
         )
+        self.module.eval()
         statistics = {name: float(value) for name, value in means.items()}
         if explained is not None:
             statistics["vf_explained_variance"] = explained

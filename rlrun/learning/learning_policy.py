@@ -78,7 +78,11 @@ class LearningPolicy(TorchPolicy):
         """The gradients of `loss` as one vector, float32 ``[P]``, and statistics."""
         learner = self.learner
         rows = learner.load(batch, columns_of_numbers(batch, self.module))
-        means = learner.compute_gradients(rows.microbatches(None), rows.size, self.loss, {})
+        self.module.train()  # with dropout, for example
+        try:
+            means = learner.compute_gradients(rows.microbatches(None), rows.size, self.loss, {})
+        finally:
+            self.module.eval()
         statistics = {**means, **self.extra_grad_process(self.module)}
         gradients = learner.parameters.grads.numpy().copy()
         return gradients, {name: float(value) for name, value in statistics.items()}

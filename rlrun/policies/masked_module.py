@@ -8,13 +8,13 @@ algorithms or losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
@@ -74,6 +74,11 @@ class MaskedModule(RLModule):
 
     def initial_state(self) -> list[Tensor]:
         return self._inner[0].initial_state()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """See `torch.nn.Module.modules`; with the module itself, as with its parts."""
+        yield from super().modules()
+        yield self._inner[0]
 
     def train(self, mode: bool = True) -> MaskedModule:
         """See `torch.nn.Module.train`."""

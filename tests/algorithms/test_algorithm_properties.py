@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from itertools import pairwise
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -31,6 +32,7 @@ from rlrun.data import columns as col
 from rlrun.envs.errors import EnvError
 from rlrun.learning.loaded_batch import as_tensors
 from rlrun.learning.returns import add_advantages
+from rlrun.policies.rl_module import ActorCritic
 
 # Which fragment comes first depends on the machine, if there are runners to wait for.
 ASYNCHRONOUS = ("A3C", "IMPALA", "IMPALA, LSTM", "APPO")
@@ -85,6 +87,26 @@ def test_layers_that_count_their_batches_are_restored_to_the_bit(built, tmp_path
     resumed.restore(tmp_path / "checkpoint")
     assert train(resumed, 2) == train(straight, 2)
     assert_equal_weights(straight, resumed)
+
+
+class Modes(ActorCritic):
+    """Notes with and without gradients: whether it, and its parts, are in training mode."""
+
+    found: ClassVar = set()
+
+    def forward_train(self, batch):
+        self.found.add((torch.is_grad_enabled(), self.training, self.pi.training))
+        return super().forward_train(batch)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "rlrun.envs.examples:PlayCards"])
+@pytest.mark.parametrize("name", ["PPO", "A2C", "PG", "A3C", "IMPALA", "APPO"])
+def test_only_what_is_learned_is_computed_in_training_mode(built, name, env):
+    algorithm = built(name, env, model={"use": f"{__name__}:Modes"})
+    Modes.found.clear()
+    train(algorithm, 2)
+    train_mode, as_acted = (True, True, True), (False, False, False)
+    assert Modes.found - {as_acted} == {train_mode}
 
 
 @pytest.mark.parametrize("name", ["PPO", "PPO, LSTM", "SAC"])

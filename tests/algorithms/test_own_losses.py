@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import ALGORITHMS, SEVERAL_AGENTS, learner_stats
 
-from rlrun import EnvRunner, LearningPolicy, MultiAgentBatch, PPOConfig, RunnerSpec
+from rlrun import EnvRunner, LearningPolicy, MultiAgentBatch, PPOConfig, RunnerSpec, SampleBatch
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -172,6 +172,21 @@ def test_a_policys_own_loss_is_what_training_uses(built) -> None:
     twin.train()
     twin.set_state(algorithm.get_state())
     assert algorithm.train()["learners"]["p"] == twin.train()["learners"]["p"]
+
+
+def test_a_policy_of_its_own_loss_learns_with_dropout_and_acts_without() -> None:
+    policy = Reinforce(*SPACES, {"use": "tiny:DropsOut"})
+    rows = SampleBatch(
+        {
+            col.OBS: np.ones((1, 4), np.float32),
+            col.NEXT_OBS: np.ones((1, 4), np.float32),
+            col.ACTIONS: np.zeros(1, np.int64),
+            col.REWARDS: np.ones(1, np.float32),
+        }
+    )
+    gradients = [policy.compute_gradients(rows)[0] for _ in range(2)]
+    assert (gradients[0] != gradients[1]).any()
+    assert not policy.module.training
 
 
 def test_applied_gradients_are_what_learning_does() -> None:
