@@ -387,6 +387,7 @@ class Replay(Generic[U]):
         if state["buffer"] is not None:
             self.buffer.set_state(state["buffer"])
         else:
+            self.buffer.clear()
             for due in self._updates_due.values():
                 due.steps = 0
 

@@ -115,6 +115,10 @@ class MultiAgentReplayBuffer:
         if self._steps is not None:
             self._steps.forget(policy_id)
 
+    def clear(self) -> None:
+        """Drop all transitions."""
+        self.buffers, self._steps = {}, None
+
     def get_state(self) -> dict[str, Any]:
         """All transitions, and in lockstep their env steps."""
         return {
@@ -124,7 +128,7 @@ class MultiAgentReplayBuffer:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of `get_state`."""
-        self.buffers, self._steps = {}, None
+        self.clear()
         for policy_id, held in state["buffers"].items():
             self.buffers[policy_id] = self._make_buffer(policy_id)
             self.buffers[policy_id].set_state(held)

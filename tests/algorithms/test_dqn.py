@@ -123,6 +123,10 @@ def test_without_its_buffer_a_resumed_run_fills_it_first(built):
     resumed.set_weights(algorithm.get_weights())
     resumed.set_state(state)
     assert [statistics_of(resumed)["num_updates"] for _ in range(3)] == [0, 8, 16]
+    resumed.set_weights(algorithm.get_weights())  # it is brought back to where it began
+    resumed.set_state(state)
+    assert [statistics_of(resumed)["num_updates"] for _ in range(3)] == [0, 8, 16]
+    assert statistics_of(resumed)["replay_size"] == 4 * 64
 
 
 @pytest.mark.parametrize("activation", ["elu", "tanh"])
