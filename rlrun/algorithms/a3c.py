@@ -36,6 +36,7 @@ from rlrun.algorithms.on_policy import ActorCriticTraining
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.code_checks import find_callable
+from rlrun.config.policies import addressed_settings
 from rlrun.config.schedules import value_at
 from rlrun.config.schema import Count, ExperimentConfig, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
@@ -164,9 +165,10 @@ class A3C(Algorithm[A3CTraining]):
         if config.env_runners.compress_observations:
             message = "A3C sends gradients and no observations; leave it out"
             yield "env_runners.compress_observations", message
-        if config.training.learner_connectors:
-            message = "A3C's runners learn from their own rows; leave it out"
-            yield "training.learner_connectors", message
+        for prefix, settings in addressed_settings(config):
+            if settings.training.learner_connectors:
+                message = "A3C's runners learn from their own rows; leave it out"
+                yield f"{prefix}training.learner_connectors", message
         for callback in config.callbacks:
             found, _ = find_callable((), callback.use)
             if getattr(found, "on_learn_on_batch", None) not in (None, Callbacks.on_learn_on_batch):

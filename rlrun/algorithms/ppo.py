@@ -22,6 +22,7 @@ from rlrun.algorithms.on_policy import (
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.config.builder import AlgorithmConfig
+from rlrun.config.policies import addressed_settings
 from rlrun.config.schedules import Coefficient, LearningRate
 from rlrun.config.schema import Count, ExperimentConfig
 from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
@@ -200,13 +201,12 @@ class PPO(Algorithm[PPOTraining]):
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         """Problems of batch sizes, as ``(key, message)``."""
         yield from super().validate(config)
-        training = cls.training_in(config)
-        if training.minibatch_size > training.train_batch_size:
-            yield (
-                "training.minibatch_size",
-                f"a minibatch of {training.minibatch_size} rows does not fit into a train batch of "
-                f"{training.train_batch_size}: set it to {training.train_batch_size} or less",
-            )
+        for prefix, settings in addressed_settings(config):
+            training = cls.training_in(settings)
+            size, batch = training.minibatch_size, training.train_batch_size
+            if size > batch:
+                message = f"a minibatch of {size} rows does not fit into a train batch of {batch}"
+                yield f"{prefix}training.minibatch_size", f"{message}: set it to {batch} or less"
 
     def setup(self) -> None:
         self.kl = self.keep("kl", ByPolicy(self._adaptive_kl))

@@ -58,10 +58,10 @@ RESULT_GROUPS = ("custom_metrics", "env_runners", "learners", "evaluation", "tim
 OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig()}
 """Sections that only some algorithms use, with their defaults."""
 
-_COMMON_TO_POLICIES = ("train_batch_size",)
+_COMMON_TO_POLICIES = ("train_batch_size", "broadcast_interval", "learner_queue_size")
 """Settings of `training` that a single policy cannot override."""
 
-_OF_OWN_POLICIES = ("train_batch_size", "gamma", "learner_connectors", "broadcast_interval")
+_OF_OWN_POLICIES = (*_COMMON_TO_POLICIES, "gamma", "learner_connectors")
 """Settings of `training` that hold for policies written from scratch, too."""
 
 

@@ -121,6 +121,7 @@ multi_agent: {{policies: [agent_0, agent_1]}}
             "training.train_batch_size",
             "the same for all policies",
         ),
+        ("lr: 1e-4", "minibatch_size: 9999", "two.training.minibatch_size", "does not fit"),
         ("hand: 2", "model: {hidden: [8]}", "policies.rock.model", "no network"),
         ("AlwaysSame", "AlwaysSane", "policies.rock", "did you mean AlwaysSame?"),
         ("lr: 1e-4", "lr: 1e-4}, exploration: {epsilon: 0", "two.exploration", "does not use"),
@@ -136,6 +137,19 @@ multi_agent: {{policies: [agent_0, agent_1]}}
 def test_errors_name_the_place(write, wrong, right, key, message):
     assert wrong in FILE
     assert_error(write(FILE.replace(wrong, right, 1), minimal=False), key, message)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own", "message"),
+    [
+        ("IMPALA", "broadcast_interval: 7", "the same for all policies"),
+        ("APPO", "learner_queue_size: 7", "the same for all policies"),
+        ("A3C", "learner_connectors: ['test_multi_agent_section:to_train']", "their own rows"),
+    ],
+)
+def test_settings_that_one_policy_cannot_have_are_refused(write, algorithm, own, message):
+    text = FILE.replace("PPO", algorithm).replace("lr: 1e-4, clip_param: 0.3", own)
+    assert_error(write(text, minimal=False), f"two.training.{own.partition(':')[0]}", message)
 
 
 DQN = f"""
