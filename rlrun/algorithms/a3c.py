@@ -41,7 +41,7 @@ from rlrun.config.schedules import value_at
 from rlrun.config.schema import Count, ExperimentConfig, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
-from rlrun.learning.learner import Learner
+from rlrun.learning.learner import Learner, reduced
 from rlrun.learning.returns import add_advantages
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.env_runner import EnvRunner
@@ -236,9 +236,7 @@ class A3C(Algorithm[A3CTraining]):
     def _result(
         self, policy_id: str, rows: list[dict[str, float]], trained_steps: int
     ) -> dict[str, Any]:
-        further_names = rows[-1].keys() - {*STATISTICS, "lr"}  # of `training.loss`
-        names = (*STATISTICS, *sorted(further_names))
-        statistics: dict[str, Any] = {name: _mean(rows, name) for name in names}
+        statistics: dict[str, Any] = {**dict.fromkeys(STATISTICS), **reduced(rows)}
         statistics["policy_lag_max"] = max(row["policy_lag_mean"] for row in rows)
         further = {"num_updates": len(rows), "lr": rows[-1]["lr"], **self.exploration(policy_id)}
         return self.learner_result(trained_steps, {**statistics, **further}, policy_id)
@@ -249,8 +247,3 @@ STATISTICS = (
     *("grad_norm", "policy_lag_mean"),
 )
 """Averaged over the gradients of an iteration."""
-
-
-def _mean(rows: list[dict[str, float]], name: str) -> float | None:
-    values = [row[name] for row in rows if name in row]
-    return sum(values) / len(values) if values else None

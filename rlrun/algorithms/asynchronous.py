@@ -31,6 +31,7 @@ from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.schema import Count, Section, TrainingConfig
 from rlrun.config.section import Epsilon, Fraction, Positive
 from rlrun.data.sample_batch import MultiAgentBatch
+from rlrun.learning.learner import reduced
 from rlrun.learning.vtrace import VTraceSettings
 from rlrun.sampling.runner_messages import SampleReply
 
@@ -169,6 +170,5 @@ def asynchronous_step(
 
 
 def average(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Statistics averaged over passes with equally many gradient steps, which are added up."""
-    means = {name: sum(epoch[name] for epoch in epochs) / len(epochs) for name in epochs[0]}
-    return {**means, "num_updates": sum(epoch["num_updates"] for epoch in epochs)}
+    """Statistics of passes with equally many gradient steps, which are added up."""
+    return {**reduced(epochs), "num_updates": sum(epoch["num_updates"] for epoch in epochs)}

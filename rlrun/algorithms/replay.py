@@ -413,10 +413,7 @@ def replayed_rows(batch: SampleBatch) -> Rows:
 
 def averages(updates: Sequence[Statistics], names: Sequence[str]) -> dict[str, float | None]:
     """These statistics over the updates of an iteration; None if there were none."""
-    if not updates:
-        return dict.fromkeys(names)
-    names = [*names, *(name for name in updates[0] if name not in names)]  # of `training.loss`
-    return dict(reduced(names, [[update[name] for name in names] for update in updates]))
+    return {**dict.fromkeys(names), **(reduced(updates) if updates else {})}
 
 
 def exploration_at(

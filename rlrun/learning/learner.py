@@ -10,7 +10,9 @@ gradient norm, and the weights leave as one buffer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -111,18 +113,16 @@ class Learner:
             gradient = self._gradient_of(loss)
         if self.group is not None:
             gradient = self._shared(gradient, self.group)
-        gathered: list[list[Any]] = []
-        names: list[str] = []
+        gathered: list[Statistics] = []
         for rows in minibatches:
             statistics = gradient(self.module, rows, **loss_arguments)
             if stop_early is not None and stop_early(statistics):
                 break
             statistics["grad_norm"] = self.apply_gradients(lr)
-            names = list(statistics)
-            gathered.append(list(statistics.values()))
+            gathered.append(statistics)
         if not gathered:
             return {"num_updates": 0.0}
-        return {**reduced(names, gathered), "num_updates": float(len(gathered))}
+        return {**reduced(gathered), "num_updates": float(len(gathered))}
 
     def accumulate(
         self,
@@ -306,19 +306,20 @@ def means_of_rows(by_row: Mapping[str, NDArray[Any]]) -> dict[str, float]:
     return dict(zip(by_row, (table.sum(1) / table.shape[1]).tolist(), strict=True))
 
 
-def reduced(names: Sequence[str], updates: Sequence[Sequence[Tensor | float]]) -> dict[str, float]:
+def reduced(updates: Sequence[Mapping[str, Tensor | float]]) -> dict[str, float]:
     """One number for each statistic: the least of ``min_*``, the greatest of ``max_*``, else the
-    mean. NaN counts only where there is nothing else.
+    mean. NaN counts only where there is nothing else, and so does what an update does not report.
 
     Args:
-        updates: the statistics of each, in the order of the names.
+        updates: the statistics of each, by name.
     """
-    numbers = [x for update in updates for x in update]
+    names = dict.fromkeys(chain.from_iterable(updates))
+    numbers = [update.get(name, math.nan) for update in updates for name in names]
     on_device = [x for x in numbers if isinstance(x, Tensor)]
     if len(on_device) == len(numbers):
         table = torch.stack(on_device).cpu()  # in one transfer
     else:
-        table = torch.tensor([float(x) for x in numbers])
+        table = torch.tensor([float(x) for x in numbers], dtype=torch.float64)
     table = table.view(len(updates), len(names))
     means = table.mean(0)
     if means.isnan().any():

@@ -39,12 +39,14 @@ def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]
         own, statistics = loss(module, rows, **arguments)
         returned = hook(module, rows, own, dict(statistics))
         match returned:
-            case (Tensor() as total, Mapping() as further) if total.dim() == 0:
+            case (Tensor() as total, Mapping() as further) if (
+                total.dim() == 0 and total.requires_grad
+            ):
                 own_device = total.device
             case _:
                 raise TypeError(
-                    "training.loss must return a scalar tensor and a dict of statistics, not "
-                    f"{returned!r}"
+                    "training.loss must return a scalar tensor with gradient and a dict of "
+                    f"statistics, not {returned!r}"
                 )
         numbers = {
             name: torch.as_tensor(x, dtype=torch.float32, device=own_device).detach()

@@ -75,9 +75,9 @@ class MaskedModule(RLModule):
     def initial_state(self) -> list[Tensor]:
         return self._inner[0].initial_state()
 
-    def modules(self) -> Iterator[nn.Module]:
+    def modules(self, *arguments: Any, **options: Any) -> Iterator[nn.Module]:
         """See `torch.nn.Module.modules`; with the module itself, as with its parts."""
-        yield from super().modules()
+        yield from super().modules(*arguments, **options)
         yield self._inner[0]
 
     def train(self, mode: bool = True) -> MaskedModule:

@@ -1,5 +1,7 @@
 """Losses of a user's own: a hook around the algorithm's, connectors before it, a policy's own."""
 
+from itertools import count
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -24,6 +26,20 @@ def unchanged(module, rows, loss, statistics):
 
 def wrong(module, rows, loss, statistics):
     return 3.0
+
+
+def detached(module, rows, loss, statistics):
+    return loss.detach(), {}
+
+
+calls = count()
+
+
+def irregular(module, rows, loss, statistics):
+    """Other statistics from call to call, and in another order."""
+    k = next(calls)
+    mine = {"one": 1.0, "two": 2.0, "min_k": k, "max_k": k}
+    return loss, dict(reversed(mine.items())) if k % 2 else {"zero": 0.0, **mine}
 
 
 def trained(built, name, hook, **env_runners):
@@ -56,9 +72,19 @@ def test_a_hook_that_changes_nothing_changes_nothing(built, name, rel) -> None:
     assert stats == pytest.approx(learner_stats(plain), rel=rel, abs=rel)
 
 
-def test_what_a_hook_must_return_is_said(built) -> None:
-    algorithm = trained(built, "PPO", "wrong")
-    with pytest.raises(TypeError, match=r"training.loss must return a scalar tensor and a dict"):
+@pytest.mark.parametrize("name", ["PPO", "A3C", "IMPALA", "APPO", "DQN"])
+def test_a_hook_may_report_other_statistics_from_call_to_call(built, name) -> None:
+    algorithm = trained(built, name, "irregular", rollout_fragment_length=4)
+    first = next(calls) + 1
+    found = learner_stats(algorithm)
+    assert [found[key] for key in ("zero", "one", "two")] == [0.0, 1.0, 2.0]
+    assert (found["min_k"], found["max_k"]) == (first, next(calls) - 1)
+
+
+@pytest.mark.parametrize("hook", ["wrong", "detached"])
+def test_what_a_hook_must_return_is_said(built, hook) -> None:
+    algorithm = trained(built, "PPO", hook)
+    with pytest.raises(TypeError, match=r"training.loss must return a scalar tensor with gradient"):
         algorithm.train()
 
 
