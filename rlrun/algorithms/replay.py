@@ -288,9 +288,10 @@ class Replay(Generic[U]):
         batches = dict(policies.train_batches(sampled, progress))
         # Updates learn from buffers, so `policies_to_train` is asked without a batch.
         learning = [*filter(policies.is_policy_to_train, learned)]
-        kept = {policy_id: rows for policy_id, rows in batches.items() if policy_id in policies}
+        for policy_id in batches.keys() - policies.settings.keys():  # removed by a callback
+            del batches[policy_id]
         with phase("transfer"):
-            self.buffer.add(MultiAgentBatch(kept, steps))
+            self.buffer.add(MultiAgentBatch(batches, steps))
         updated: dict[str, U] = {}
         with phase("learn"):
             env_steps = progress.env_steps

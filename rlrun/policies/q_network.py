@@ -213,11 +213,26 @@ def build_q_network(
     if model.use is not None:
         named = import_object(model.use)
         if isinstance(named, type) and issubclass(named, RLModule):
-            if options.num_atoms > 1 or options.noisy:
-                key = "training.num_atoms" if options.num_atoms > 1 else "training.noisy"
-                message = f"{model.use} is a network of its own, which this does not shape; leave"
-                raise misfit(key, f"{message} it out, or name an encoder with model.use")
-            return named(observation_space, action_space, model, **model.kwargs)
+            made = named(observation_space, action_space, model, **model.kwargs)
+            _check_own_network(made, model, options)
+            return made
     if model.use_lstm or model.use_gru:
         return RecurrentQNetwork(observation_space, action_space, model, dueling=options.dueling)
     return QNetwork(observation_space, action_space, model, options)
+
+
+def _check_own_network(made: RLModule, model: ModelConfig, options: QOptions) -> None:
+    """Raise ConfigError for settings that do not shape it, and inputs that are not replayed."""
+    shaping = {
+        "num_atoms": options.num_atoms > 1,
+        "noisy": options.noisy,
+        "hiddens": options.hidden is not None,
+    }
+    for name in (name for name, is_set in shaping.items() if is_set):
+        message = f"{model.use} is a network of its own, which this does not shape; leave it out, "
+        raise misfit(f"training.{name}", f"{message}or name an encoder with model.use")
+    views = {name for name, view in made.view_requirements.items() if view.is_acted_on(name)}
+    remembers = views != {col.OBS} or made.initial_state()
+    if remembers and not (model.use_lstm or model.use_gru):
+        message = f"{model.use} has states or views of other steps, and single transitions, which "
+        raise misfit("model.use", f"{message}are replayed, hold the present observation alone")

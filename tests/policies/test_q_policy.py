@@ -10,6 +10,7 @@ import torch
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvSpec, ModelConfig
 from rlrun.data import columns as col
+from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.layers import Layers, QOptions
 from rlrun.policies.networks import MLP
@@ -225,8 +226,33 @@ def test_a_network_of_its_own_is_taken_as_it_is():
     assert type(build_q_network(OBS_SPACE, ACTIONS, model, options=QOptions())) is Zeros
 
 
-@pytest.mark.parametrize("options", [{"noisy": True}, {"num_atoms": 5}])
-def test_what_cannot_be_done_to_a_network_of_its_own_is_named(options):
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        ("noisy", QOptions(noisy=True)),
+        ("num_atoms", QOptions(num_atoms=5)),
+        ("hiddens", QOptions(hidden=(7,))),
+    ],
+)
+def test_what_cannot_be_done_to_a_network_of_its_own_is_named(key, options):
     model = ModelConfig(use=f"{__name__}:Zeros")
-    with pytest.raises(ConfigError, match=rf"training.{next(iter(options))}: .*Zeros is a network"):
-        build_q_network(OBS_SPACE, ACTIONS, model, options=QOptions(**options))
+    with pytest.raises(ConfigError, match=rf"training.{key}: .*Zeros is a network"):
+        build_q_network(OBS_SPACE, ACTIONS, model, options=options)
+
+
+class Remembers(Zeros):
+    def initial_state(self):
+        return [torch.zeros(3)]
+
+
+class LooksBack(Zeros):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.view_requirements["prev_rewards"] = ViewRequirement("rewards", shift=-1)
+
+
+@pytest.mark.parametrize("kind", [Remembers, LooksBack])
+def test_a_network_of_its_own_that_sees_more_than_a_transition_holds_is_refused(kind):
+    model = ModelConfig(use=f"{__name__}:{kind.__name__}")
+    with pytest.raises(ConfigError, match=r"model.use: .* has states or views of other steps"):
+        build_q_network(OBS_SPACE, ACTIONS, model, options=QOptions())
