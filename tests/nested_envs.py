@@ -72,5 +72,20 @@ class Nested(Flat):
         return {"a": observation[:1], "b": (observation[1:],)}
 
 
+class Angle(Flat):
+    """CartPole, of which only the angle is seen: a number without dimensions."""
+
+    def __init__(self, nested=False):
+        super().__init__()
+        self.nested, box = nested, self.env.observation_space
+        self.observation_space = spaces.Box(box.low[2], box.high[2], ())
+        if nested:
+            self.observation_space = spaces.Dict(angle=self.observation_space)
+
+    def observation(self, observation):
+        angle = np.array(observation[2])
+        return {"angle": angle} if self.nested else angle
+
+
 two_sights = make_multi_agent(Sights)
 two_hands = make_multi_agent(PlayCards)

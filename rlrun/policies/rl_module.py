@@ -273,13 +273,13 @@ def as_features(obs: Any, encoder: nn.Module | None, *, flatten: bool) -> Any:
     if not flatten:
         return scaled(obs)
     obs = obs.to(torch.float32)
-    return obs.flatten(1) if obs.dim() > 2 else obs
+    return obs if obs.dim() == 2 else obs[:, None].flatten(1)  # a single number has no dimension
 
 
 def flat_features(obs: Array) -> Array:
     """Observations ``[N, ...]`` as `as_features` has them for an MLP, float32 ``[N, D]``."""
     obs = obs.astype(np.float32, copy=False)
-    return obs.reshape(len(obs), -1) if obs.ndim > 2 else obs
+    return obs if obs.ndim == 2 else obs.reshape(len(obs), -1)
 
 
 def flattens(space: gym.Space[Any], model: ModelConfig) -> bool:

@@ -143,6 +143,16 @@ def test_a_mask_that_allows_nothing_is_an_error_with_its_place(built, env):
         algorithm.train()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("name", ["PPO", "PPO, LSTM", "A3C", "DQN", "Rainbow"])
+def test_an_observation_may_be_a_single_number(built, name, nested):
+    algorithm = built(name, {"use": "nested_envs:Angle", "nested": nested})
+    before = algorithm.get_weights()
+    train(algorithm, 1)
+    after = algorithm.get_weights()
+    assert any((before[key] != after[key]).any() for key in before)
+
+
 @pytest.mark.parametrize("forbidding", [[0, 0, 1], [1, 1, 0]])
 def test_a_mask_leaves_each_component_a_choice(forbidding):
     mask = ActionMask(MASKED, gym.spaces.MultiDiscrete([2, 1]))
