@@ -144,14 +144,14 @@ class Policies(Mapping[str, PolicySettings]):
             return False
         return self._to_train is None or bool(self._to_train(policy_id, batch))
 
-    def _connected(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
-        """A policy's train batch behind its learner connectors."""
+    def _connected(self, policy_id: str, batch: SampleBatch) -> SampleBatch | None:
+        """A policy's train batch behind its learner connectors; None if they leave no rows."""
         for connector in self._connectors_of(policy_id):
             batch = connector(batch)
         if self.before_learning is not None:
             self.before_learning(policy_id, batch)
         batch.discard(col.WEIGHTS_CHECKSUM)  # observations may have been changed
-        return batch
+        return batch if len(batch) else None
 
     def _connectors_of(self, policy_id: str) -> list[LearnerConnector]:
         if policy_id not in self._learner_connectors:
@@ -168,12 +168,15 @@ class Policies(Mapping[str, PolicySettings]):
             if not settings.train or policy_id not in self.settings:
                 continue
             rows = batch.policy_batches.get(policy_id)
-            if rows is None or not self.is_policy_to_train(policy_id, batch):
+            if rows is not None and not self.is_policy_to_train(policy_id, batch):
+                rows = None
+            changed = settings.training.learner_connectors or self.before_learning is not None
+            if rows is not None and changed:
+                rows = self._connected(policy_id, rows)
+            if rows is None:
                 nothing = {"num_agent_steps_trained": 0, "learner_stats": {}}
                 self._rows.setdefault(policy_id, nothing)
                 continue
-            if settings.training.learner_connectors or self.before_learning is not None:
-                rows = self._connected(policy_id, rows)
             if policy_id in self.scratch:
                 self._learn_from_scratch(policy_id, rows, progress)
             elif policy_id in self.learners:

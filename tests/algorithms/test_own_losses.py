@@ -112,6 +112,27 @@ def test_learner_connectors_change_what_is_learned_from_and_not_the_metrics(buil
     assert shifted[1] == plain[1]
 
 
+class Empties:
+    """A learner connector that leaves nothing of every second batch."""
+
+    kept = False
+
+    def __call__(self, batch):
+        self.kept = not self.kept
+        return batch if self.kept else batch.slice(0, 0)
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, LSTM", "A2C", "PG", "IMPALA", "APPO"])
+def test_nothing_is_learned_where_learner_connectors_leave_no_rows(built, name) -> None:
+    config = ALGORITHMS[name]().environment("CartPole-v1").debugging(seed=0)
+    algorithm = built(config.training(learner_connectors=[f"{__name__}:Empties"]))
+    assert algorithm.train()["learners"]["default_policy"]["num_agent_steps_trained"] > 0
+    weights = algorithm.get_weights()
+    assert algorithm.train()["learners"]["default_policy"]["num_agent_steps_trained"] == 0
+    for key, value in algorithm.get_weights().items():
+        np.testing.assert_array_equal(value, weights[key])
+
+
 class Growing:
     """A learner connector with a state: it adds more to the rewards of each batch."""
 
