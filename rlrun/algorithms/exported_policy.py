@@ -333,10 +333,11 @@ class _MostLikely(nn.Module):
         self._squashed = isinstance(sampler, SquashedGaussianSampler)
         self._own = isinstance(sampler, TorchSampler)
         self._distribution = module.distribution
+        self._dtype = torch.from_numpy(np.zeros(1, sampler.dtype)).dtype
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self._own:
-            return self._distribution.mode(inputs)
+            return self._distribution.mode(inputs).to(self._dtype)
         parts = [self._leaf(leaf, inputs[:, leaf.inputs]) for leaf in self._leaves]
         if not self._nested:
             return parts[0]

@@ -51,6 +51,10 @@ CASES = {
     "autoregressive": (
         PPOConfig, BOX, spaces.MultiDiscrete([3, 4]), {"distribution": "autoregressive"},
     ),
+    "autoregressive, nested": (
+        PPOConfig, BOX, spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
+        {"distribution": "autoregressive", "use_lstm": True, **MEMORY},
+    ),
     "images": (PPOConfig, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Discrete(3), {}),
     "lstm": (PPOConfig, BOX, spaces.Box(-2.0, 2.0, (2,)), {"use_lstm": True, **MEMORY}),
     "gru": (PPOConfig, spaces.Discrete(5), spaces.Discrete(3), {"use_gru": True, **MEMORY}),
