@@ -234,7 +234,8 @@ def project_distribution(
     """
     low, high = support[0], support[-1]
     points = torch.addcmul(rewards[:, None], discounts[:, None], support).clamp(low, high)
-    positions = (points - low) / (support[1] - low)
+    # Of the whole range, so that its end is the last atom: a single distance would be less exact.
+    positions = (points - low) / (high - low) * (len(support) - 1)
     # share[m, i, j] is how much of point j goes to atom i.
     atoms = torch.arange(len(support), device=support.device, dtype=support.dtype)[:, None]
     share = (1.0 - (positions[:, None, :] - atoms).abs()).clamp(min=0.0)

@@ -9,7 +9,7 @@ import torch
 from loss_cases import DISCRETE, OBS_SPACE, replay_rows
 
 from rlrun import ConfigError, DQNConfig, PPOConfig
-from rlrun.algorithms.dqn import c51_loss, dqn_loss
+from rlrun.algorithms.dqn import c51_loss, dqn_loss, project_distribution
 from rlrun.algorithms.policies import DivergedError
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
@@ -209,6 +209,16 @@ def test_noisy_networks_take_epsilon_0_and_learn_their_noise(built):
     spreads = [name for name in before if name.endswith("_sigma")]
     assert len(spreads) == 8  # two streams of two layers, weights and biases
     assert all(not np.array_equal(before[name], after[name]) for name in spreads)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-10.0, 10.0), (1000.0, 1001.0), (-1e5, -99_000.0)])
+def test_a_return_beyond_the_ends_of_the_distribution_goes_to_the_end_as_a_whole(low, high):
+    support = torch.from_numpy(QOptions(num_atoms=51, v_min=low, v_max=high).support)
+    returns = torch.tensor([low - 1.0, high, high + 1.0])
+    found = project_distribution(torch.full((3, 51), 1 / 51), returns, torch.zeros(3), support)
+    ends = torch.zeros(3, 51)
+    ends[[0, 1, 2], [0, 50, 50]] = 1.0
+    torch.testing.assert_close(found, ends)
 
 
 def test_the_ends_of_the_distribution_must_be_in_order():
