@@ -184,7 +184,8 @@ class ModelConfig(CodeSection):
     log_std_init: Annotated[float, Field(ge=-20, le=20)] = 0.0
     """Logarithm of the standard deviation of continuous actions at the start."""
     free_log_std: bool = True
-    """One learned standard deviation for each action; false makes it depend on the observation."""
+    """One learned standard deviation for each action; false makes it depend on the observation, as
+    it always does for a Box within a Dict or Tuple."""
     use_lstm: bool = False
     """Put an LSTM behind the encoder: a memory of the episode so far."""
     use_gru: bool = False
