@@ -248,7 +248,6 @@ def _gamma(concentration: Tensor, normal: Tensor, log_uniform: Tensor) -> Tensor
 class Deterministic(Distribution):
     """Box: the inputs are the actions. Log-probabilities and entropies are 0 and teach nothing."""
 
-    has_kl = False
     has_logp_gradient = False
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -273,8 +272,6 @@ class Autoregressive(Distribution, nn.Module):
     The logits of a component are the network's, and a learned row for each category taken before.
     They start at 0, at independence. A component is a Discrete leaf, or one of a MultiDiscrete.
     """
-
-    has_kl = False
 
     def __init__(self, space: gym.Space[Any]) -> None:
         super().__init__()

@@ -56,8 +56,8 @@ class Distribution(ABC):
     """K, the noise numbers that one sampled action takes."""
     bounded = False
     """Whether actions are in (-1, 1), which the action connectors stretch to the space's bounds."""
-    has_kl = True
-    """Whether `kl` is defined."""
+    has_kl = False
+    """Whether `kl` is defined: by the class, or by the parent whose `logp` it inherits."""
     has_logp_gradient = True
     """Whether log-probabilities depend on the inputs, so that a policy gradient exists."""
 
@@ -69,6 +69,10 @@ class Distribution(ABC):
             cls.has_vjp = False
         if "logp_entropy" not in own and not own.keys().isdisjoint(("logp", "entropy")):
             cls.logp_entropy = Distribution.logp_entropy  # type: ignore[method-assign]
+        if "kl" in own:
+            cls.has_kl = True
+        elif "logp" in own:
+            cls.kl, cls.has_kl = Distribution.kl, False  # type: ignore[method-assign]
 
     def numpy_sampler(self) -> ActionSampler | None:
         """What samples in numpy when the policy acts; None samples by `sample` and `mode`."""

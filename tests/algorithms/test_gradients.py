@@ -323,6 +323,8 @@ def test_a_distribution_derived_from_another_is_learned_as_it_says_itself():
     logp, entropy = module.distribution.logp_entropy(inputs, actions)
     assert torch.equal(logp, module.distribution.logp(inputs, actions))
     assert torch.equal(entropy, module.distribution.entropy(inputs))
+    assert Categorical.has_kl
+    assert not module.distribution.has_kl
 
 
 @pytest.mark.parametrize(
