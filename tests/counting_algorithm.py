@@ -88,6 +88,9 @@ class CountingAlgorithm:
         self.iteration = state["iteration"]
         self.rng.bit_generator.state = state["rng"]
 
+    def after_restore(self) -> None:
+        """There are no callbacks."""
+
     def match_policies(self, state: dict[str, Any]) -> None:
         """It has none."""
 

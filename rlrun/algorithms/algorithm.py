@@ -493,6 +493,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self.policies.reads.set_state({})  # what its batches left out may be read now
         for name, part in self._parts.items():
             part.set_state(parts[name])
+
+    def after_restore(self) -> None:
+        """Let callbacks know that weights and state are those of a checkpoint."""
         self._call_back("on_checkpoint_loaded")
         self.timers.lap()
 

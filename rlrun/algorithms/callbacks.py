@@ -132,7 +132,7 @@ class Callbacks:
 
 def make_callbacks(specs: Iterable[UseSpec]) -> list[Callbacks]:
     """The callbacks that an experiment names, in its order."""
-    return [import_object(spec.use)(**spec.kwargs) for spec in specs]
+    return [import_object(spec.use)(**spec.arguments()) for spec in specs]
 
 
 OBSERVING = frozenset(

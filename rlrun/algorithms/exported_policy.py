@@ -88,6 +88,8 @@ class ExportedPolicy(nn.Module):
         assert isinstance(connectors.actions, ActionPipeline)
         self.observe = _Observations(connectors.observations)
         self.module = deepcopy(module).cpu().eval()
+        for part in self.module.modules():  # a program must not record what it computes
+            part.requires_grad_(False)
         self.choose = _MostLikely(self.module, policy)
         self.act = _Actions(connectors.actions)
         action = np.zeros(policy.sampler.shape, policy.sampler.dtype)

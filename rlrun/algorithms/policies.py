@@ -156,7 +156,7 @@ class Policies(Mapping[str, PolicySettings]):
     def _connectors_of(self, policy_id: str) -> list[LearnerConnector]:
         if policy_id not in self._learner_connectors:
             specs = self.settings[policy_id].training.learner_connectors
-            made = [import_object(spec.use)(**spec.kwargs) for spec in specs]
+            made = [import_object(spec.use)(**spec.arguments()) for spec in specs]
             self._learner_connectors[policy_id] = made
         return self._learner_connectors[policy_id]
 
@@ -190,12 +190,18 @@ class Policies(Mapping[str, PolicySettings]):
             row["num_agent_steps_trained"] += self._rows[policy_id]["num_agent_steps_trained"]
         self._rows[policy_id] = row
 
-    def learner_results(self, learners: Mapping[str, Any]) -> dict[str, Any]:
+    def learner_results(self, learners: Any) -> dict[str, Any]:
         """The `learners` part of an iteration's result, completed by policies without a step.
 
         Args:
             learners: what `training_step` has returned.
+
+        Raises:
+            TypeError: it has returned something else.
         """
+        if not isinstance(learners, Mapping):
+            message = "training_step() must return a dict, policy id -> its learner's results"
+            raise TypeError(f"{message}, not {learners!r}")
         rows, self._rows = {**self._rows, **learners}, {}
         for policy_id, learner in self.learners.items():
             if isinstance(learner, LearnerGroup) and policy_id in rows:

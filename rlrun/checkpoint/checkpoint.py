@@ -54,8 +54,13 @@ class CheckpointWriteError(CheckpointError):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the path, not the space on the disk, is the reason: waiting will not help."""
-        return isinstance(self.__cause__, OSError) and self.__cause__.errno in _LASTING
+        """Whether waiting will not help: not space on the disk, but the path or a value is the
+        reason.
+        """
+        cause = self.__cause__
+        return isinstance(cause, StateError) or (
+            isinstance(cause, OSError) and cause.errno in _LASTING
+        )
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,9 @@ class Checkpointed(Protocol):
     def match_policies(self, state: Mapping[str, Any]) -> None:
         """Add and remove policies to match a state, before weights and state are loaded."""
 
+    def after_restore(self) -> None:
+        """Let callbacks know that weights and state are set."""
+
     def stop(self) -> None:
         """Stop its processes; it is of no use any more."""
 
@@ -137,6 +145,7 @@ def restore_checkpoint(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
     """
     try:
         _restore(algorithm, checkpoint)
+        algorithm.after_restore()
     except BaseException:
         algorithm.stop()
         raise

@@ -189,7 +189,7 @@ class AlgorithmConfig(OldNames):
                 continue
             if key in ("algorithm", "run"):
                 self._check_algorithm(_named(value))
-            elif key == "env" and not isinstance(value, dict):
+            elif key == "env":
                 self.environment(value)
             elif key in ("env_config", "model", "stop") and isinstance(value, dict):
                 self._update_mapping(key, value)

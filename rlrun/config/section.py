@@ -6,6 +6,7 @@ Owns: `Section`, the base of every section, the kinds of numbers, and the ways t
 """
 
 import types
+from copy import deepcopy
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -106,6 +107,10 @@ class CodeSection(Section):
         extra = {key: value for key, value in data.items() if key not in fields}
         kwargs = {**data.get("kwargs", {}), **extra}
         return {**own, "kwargs": {key: with_keys(value) for key, value in kwargs.items()}}
+
+    def arguments(self) -> dict[str, Any]:
+        """Copies of the keyword arguments, which the code may keep and change."""
+        return deepcopy(self.kwargs)
 
     def to_plain(self) -> Any:
         """The shortest form that a file may hold for this object."""

@@ -103,7 +103,7 @@ def make_connectors(
         parameters = signature(make).parameters
         given = {name: offer() for name, offer in offered.items() if name in parameters}
         try:
-            made = make(**{**given, **spec.kwargs})
+            made = make(**{**given, **spec.arguments()})
         except Exception as error:
             raise ConnectorError(
                 f"{user_traceback(error)}connector {spec.use} cannot be made"

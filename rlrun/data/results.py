@@ -63,9 +63,12 @@ def lookup(row: Mapping[str, Any], address: str) -> Any:
 def number_at(row: Mapping[str, Any], address: str) -> float | None:
     """The finite number at ``a/b``; None if it is missing or not a number."""
     try:
-        value = lookup(row, address)
+        return _finite(lookup(row, address))
     except KeyError:
         return None
+
+
+def _finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return None
     return float(value) if math.isfinite(value) else None
@@ -85,23 +88,27 @@ def comes_later(address: str) -> bool:
     return group in ("custom_metrics", "evaluation")
 
 
-def addresses(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def addresses(row: Mapping[str, Any]) -> Iterator[str]:
     """Addresses of all values that are not dicts, in the row's order."""
-    for key, value in row.items():
-        if isinstance(value, Mapping):
-            yield from addresses(value, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}"
+    return iter(flat(row))
 
 
 def flat(row: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
-    """Address -> value for all values that are not dicts."""
-    return {key.replace("/", separator): lookup(row, key) for key in addresses(row)}
+    """Address -> value for all values that are not dicts, in the row's order."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        name = str(key).replace("/", separator)
+        if isinstance(value, Mapping):
+            below = flat(value, separator).items()
+            found |= {f"{name}{separator}{further}": leaf for further, leaf in below}
+        else:
+            found[name] = value
+    return found
 
 
 def flat_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Address -> value for all finite numbers."""
-    found = {key: number_at(row, key) for key in addresses(row)}
+    found = {key: _finite(value) for key, value in flat(row).items()}
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -437,7 +437,7 @@ class RunSession:
                 self._warn_once(type(sink).__name__, _in_words(error))
             except Exception as error:
                 self._set_aside(sink, error)
-        return row
+        return dict(row)  # which a caller may change
 
     def _set_aside(self, sink: Sink, error: Exception) -> None:
         """Go on without a sink of the user's that has raised."""

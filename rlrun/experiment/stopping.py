@@ -139,6 +139,7 @@ class Interrupts:
 
     def __init__(self, on_first: Callable[[str], None] = lambda name: None) -> None:
         self._on_first = on_first
+        self._ended = False
         self._deferring, self._elsewhere = False, tuple[Callable[[], None], ...]()
         self._previous: dict[signal.Signals, Any] = {}
         self._watch: CallWatch | None = None
@@ -174,8 +175,19 @@ class Interrupts:
     def __exit__(self, *error: object) -> None:
         if self._watch is not None:
             self._watch.stop()
-        for each, handler in self._previous.items():
-            signal.signal(each, handler)
+        self._ended = True
+        for each in self._previous:
+            signal.signal(each, self._handler_before(each))
+
+    def _handler_before(self, number: signal.Signals) -> Any:
+        """The handler that was there, or where that was one of a run which has ended by now, the
+        one before it: two runs may go on side by side.
+        """
+        handler = self._previous[number]
+        owner = getattr(handler, "__self__", None)
+        if isinstance(owner, Interrupts) and owner._ended:
+            return owner._handler_before(number)
+        return handler
 
     def _install(self) -> None:
         for each in self._previous:

@@ -42,7 +42,7 @@ def build_module(
     """
     named = None if model.use is None else import_object(model.use)
     if isinstance(named, type) and issubclass(named, RLModule):
-        module = named(observation_space, action_space, model, **model.kwargs)
+        module = named(observation_space, action_space, model, **model.arguments())
     elif named is None or (isinstance(named, type) and issubclass(named, nn.Module)):
         kind: type[RLModule] = ActorCritic
         for switch, with_memory in MEMORIES.items():

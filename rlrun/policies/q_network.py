@@ -213,7 +213,7 @@ def build_q_network(
     if model.use is not None:
         named = import_object(model.use)
         if isinstance(named, type) and issubclass(named, RLModule):
-            made = named(observation_space, action_space, model, **model.kwargs)
+            made = named(observation_space, action_space, model, **model.arguments())
             _check_own_network(made, model, options)
             return made
     if model.use_lstm or model.use_gru:

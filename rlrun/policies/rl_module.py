@@ -307,7 +307,7 @@ def encoder_of(
     own = _own_encoder(model)
     encoder: nn.Module
     if own is not None:
-        encoder = own(space, **model.kwargs)
+        encoder = own(space, **model.arguments())
     elif isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         encoder = JoinedEncoder(space, model, init)
     elif flattens(space, model):

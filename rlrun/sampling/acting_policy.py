@@ -16,8 +16,9 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from rlrun.config.schema import EnvRunnersConfig
-from rlrun.data.column_data import pick
+from rlrun.data.column_data import num_rows, pick
 from rlrun.envs.agent_slots import Due, SlotStep
+from rlrun.envs.env import observation_problem
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.runner_connectors import RunnerConnectors
 
@@ -31,11 +32,14 @@ class ActingPolicy:
         connectors: between the environments and the policy, made for B slots.
         settings: of the env runners.
         explore: sample actions instead of taking the most probable ones.
-        seed: of what exploration draws.
+        seed: seed of what exploration draws.
 
     Attributes:
         num_envs: B.
         observation_space, action_space: of one environment.
+
+    Raises:
+        ValueError: B is below 1.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class ActingPolicy:
         explore: bool,
         seed: int,
     ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"a policy acts in at least 1 environment, not {num_envs}")
         self.num_envs = num_envs
         self.observation_space, self.action_space = connectors.env_spaces
         self._actor = PolicyActor(
@@ -74,13 +80,17 @@ class ActingPolicy:
             reward: of the action before.
 
         Raises:
-            ValueError: the policy acts in several environments.
+            ValueError: the policy acts in several environments, or the observation is of another
+                form than the space.
         """
         if self.num_envs != 1:
             raise ValueError(f"the policy acts in {self.num_envs} environments: compute_actions()")
         space = self.observation_space
         empty: Any = create_empty_array(space, 1)
-        batch = concatenate(space, [observation], empty)
+        try:
+            batch = concatenate(space, [observation], empty)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(observation_problem(space, observation) or str(error)) from None
         actions = self.compute_actions(batch, np.array([reward]))
         return next(iter(iterate(batch_space(self.action_space, 1), actions)))
 
@@ -93,7 +103,14 @@ class ActingPolicy:
 
         Returns:
             The environments' actions, batched.
+
+        Raises:
+            ValueError: the observations are of another number of environments.
         """
+        if num_rows(observations) != self.num_envs:
+            raise ValueError(
+                f"there are {num_rows(observations)} observations, of {self.num_envs} environments"
+            )
         actor, begins = self._actor, self._begins
         rewards = np.zeros(self.num_envs) if rewards is None else np.asarray(rewards, np.float64)
         if self._steps:

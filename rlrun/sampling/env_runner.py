@@ -128,7 +128,9 @@ class EnvRunner(OldNames):
         )
         # What is evaluated is what training has proven.
         self._rebuilder.proven = role is Role.EVALUATION
-        made = [(import_object(one.spec.use)(**one.spec.kwargs), one) for one in spec.callbacks]
+        made = [
+            (import_object(one.spec.use)(**one.spec.arguments()), one) for one in spec.callbacks
+        ]
         self._callbacks = [(callbacks, one.methods) for callbacks, one in made]
         self._ending = self._with("on_sample_end")
         self.envs: Any = self._make_envs()

@@ -23,6 +23,7 @@ from rlrun.sampling.postprocessing import ONLY_AGENT
 
 METHODS = ("on_episode_created", "on_episode_start", "on_episode_step")
 """Methods of callbacks that are called here."""
+_OF_CALLBACKS = ("user_data", "custom_metrics", "hist_data")
 
 
 @dataclass
@@ -67,7 +68,7 @@ class LiveEpisode:
 
     def get_state(self) -> dict[str, Any]:
         """What lasts."""
-        kept = ("id", "length", "user_data", "custom_metrics", "hist_data")
+        kept = ("id", "length", *_OF_CALLBACKS)
         return {
             **{name: deepcopy(getattr(self, name)) for name in kept},
             "returns": [list(pair) for pair in self.returns.items()],
@@ -165,7 +166,7 @@ class EpisodeCallbacks:
         """Raise TypeError if callbacks keep in an episode what no checkpoint can hold."""
         for episode in self._live.values():
             try:
-                encode({"user_data": episode.user_data, "hist_data": episode.hist_data})
+                encode({name: getattr(episode, name) for name in _OF_CALLBACKS})
             except StateError as error:
                 every = [each for found in self._callbacks.values() for each in found]
                 names = " or ".join(dict.fromkeys(type(each).__name__ for each in every))

@@ -6,6 +6,7 @@ Cheap to pickle.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -206,4 +207,4 @@ def own_policy(
 ) -> Policy:
     """A policy written from scratch; with its settings bound, a `PolicyFactory`."""
     kind: type[Policy] = import_object(settings.use or "")
-    return kind(observation_space, action_space, dict(settings.kwargs))
+    return kind(observation_space, action_space, deepcopy(dict(settings.kwargs)))

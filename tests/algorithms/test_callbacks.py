@@ -73,6 +73,7 @@ def test_each_callback_is_called_at_its_point_of_the_run(built):
     algorithm = recorded(built)
     results = [algorithm.train() for _ in range(2)]
     algorithm.set_state(algorithm.get_state())
+    algorithm.after_restore()
     assert all(result["mine"]["answer"] == 42 for result in results)
     assert calls == {
         "create default_policy": 1,
@@ -85,6 +86,41 @@ def test_each_callback_is_called_at_its_point_of_the_run(built):
         "evaluated_episodes": 3,
         "loaded": 1,
     }
+
+
+class Growing(Callbacks):
+    """Keeps the list that it is given, in the algorithm and in its env runner."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_episode_start(self, env_runner, episode):
+        self.seen.append("episode")
+
+    def on_train_result(self, algorithm, result):
+        assert self.seen == ["file"], "each has its own"
+
+
+def test_arguments_are_copies_that_callbacks_may_change(built):
+    config = PPOConfig().environment("CartPole-v1")
+    config = config.callbacks({"use": f"{__name__}:Growing", "seen": ["file"]})
+    algorithm = built(config.training(train_batch_size=100, minibatch_size=100))
+    algorithm.train()
+    assert algorithm.config.callbacks[0].kwargs == {"seen": ["file"]}
+
+
+class RefusesCheckpoints(Callbacks):
+    def on_checkpoint_loaded(self, algorithm):
+        raise KeyError("of mine")
+
+
+def test_what_a_callback_raises_when_a_checkpoint_is_loaded_is_no_fault_of_the_checkpoint(
+    built, tmp_path
+):
+    algorithm = built(PPOConfig().callbacks(RefusesCheckpoints).environment("CartPole-v1"))
+    algorithm.save(tmp_path / "saved")
+    with pytest.raises(KeyError, match="of mine"):
+        algorithm.restore(tmp_path / "saved")
 
 
 def test_env_runners_that_were_started_again_in_an_iteration_are_told_of(built, monkeypatch):
@@ -345,6 +381,7 @@ def test_an_iteration_takes_no_time_that_building_and_restoring_took(built):
     algorithm = built(config)
     assert algorithm.timers.lap()[0]["learn_s"] == 0.0
     algorithm.set_state(algorithm.get_state())
+    algorithm.after_restore()
     assert algorithm.timers.lap()[0]["learn_s"] == 0.0
     assert calls["timed"] == 2
 

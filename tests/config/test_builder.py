@@ -285,6 +285,13 @@ def test_a_file_a_dict_a_builder_and_an_experiment_are_the_same(tmp_path):
     assert loaded is not None
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "MultiAgentCartPole"])
+def test_a_builder_takes_its_own_dict(env):
+    arguments = {"max_episode_steps": 7} if env == "CartPole-v1" else {"num_agents": 3}
+    settings = PPOConfig().environment(env, **arguments).model(hidden=[8]).to_dict()
+    assert PPOConfig(settings).to_dict() == settings
+
+
 def test_another_form_is_refused_in_one_line():
     with pytest.raises(TypeError, match=r"a builder such as PPOConfig.*, not list"):
         given_experiment(["algorithm: PPO"])

@@ -135,6 +135,8 @@ def test_what_is_written_to_a_file_acts_as_the_policy_does(case, tmp_path, monke
     path = checkpoint(config_of(*CASES[case]), tmp_path / "checkpoint")
     (written,) = export(path, torchscript=tmp_path / "policy")
     assert written.difference <= 1e-6
+    # Else a program with a memory would record all of its past.
+    assert not any(parameter.requires_grad for parameter in modules[0].parameters())
 
 
 class Moody(ActorCritic):

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.data.results import addresses, lookup, number_at, plain_row, with_keys_of
+from rlrun.data.results import (
+    addresses,
+    flat,
+    flat_numbers,
+    lookup,
+    number_at,
+    plain_row,
+    with_keys_of,
+)
 from rlrun.experiment.report.sinks import (
     MOST_WAITING_BYTES,
     DiskRefusedError,
@@ -43,6 +51,12 @@ def test_addresses_and_numbers():
     assert numbers == [1.0, None, None, None, None]
     with pytest.raises(KeyError):
         lookup(row, "a/b/c")
+
+
+def test_keys_that_are_no_text_are_flattened_as_text():
+    row = {"a": {1: 2.0, "b/c": None}, True: 3}
+    assert flat(row, ".") == {"a.1": 2.0, "a.b.c": None, "True": 3}
+    assert flat_numbers(row) == {"a/1": 2.0, "True": 3.0}
 
 
 def test_every_address_is_found_where_keys_contain_slashes():

@@ -1,10 +1,12 @@
 """Stop criteria: any of them, at the bound or above, by a full window."""
 
+import signal
+
 import pytest
 
 from rlrun.config.problems import InputError
 from rlrun.experiment.report.numbers import number
-from rlrun.experiment.stopping import StopCriteria
+from rlrun.experiment.stopping import Interrupts, StopCriteria
 
 
 def reached(stop, **result):
@@ -81,3 +83,12 @@ def test_missed_goals_are_listed_without_budgets():
 def test_numbers_as_text():
     texts = [number(x) for x in (300000.0, 475, -1.5, 412.534, 0.00012)]
     assert texts == ["300,000", "475", "-1.50", "412.53", "0.00012"]
+
+
+def test_runs_that_go_on_side_by_side_leave_the_handler_that_was_there():
+    before = signal.getsignal(signal.SIGINT)
+    first, second = Interrupts(), Interrupts()
+    with first:
+        second.__enter__()
+    second.__exit__()
+    assert signal.getsignal(signal.SIGINT) is before

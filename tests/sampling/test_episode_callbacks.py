@@ -1,5 +1,7 @@
 """Episodes as callbacks in env runners see them: every step, in order, through restarts."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -84,20 +86,24 @@ def test_what_callbacks_keep_of_an_episode_lasts_to_its_end_and_through_a_resume
 
 class Keeping(Callbacks):
     def __init__(self, what):
-        self.what = {"set": {"a"}, "object": object()}[what]  # of one: sets have no order
+        # Of one: sets have no order.
+        self.what = {"set": {"a"}, "object": object(), "metric": Fraction(1)}[what]
 
     def on_episode_start(self, env_runner, episode):
-        episode.user_data["seen"] = self.what
+        if isinstance(self.what, Fraction):
+            episode.custom_metrics["seen"] = self.what
+        episode.user_data["seen"] = None if isinstance(self.what, Fraction) else self.what
 
 
-@pytest.mark.parametrize("what", ["set", "object"])
+@pytest.mark.parametrize("what", ["set", "object", "metric"])
 def test_sets_in_user_data_are_saved_and_what_cannot_be_is_refused_with_the_callbacks_name(
     built, what
 ):
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size=32, minibatch_size=32)
     algorithm = built(config.callbacks({"use": f"{__name__}:Keeping", "what": what}))
-    if what == "object":
-        with pytest.raises(TypeError, match=r"what Keeping keeps in an episode: .*user_data/seen"):
+    if what != "set":
+        place = r"what Keeping keeps in an episode: .*(user_data|custom_metrics)/seen"
+        with pytest.raises(TypeError, match=place):
             algorithm.train()
     else:
         algorithm.train()

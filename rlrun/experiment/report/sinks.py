@@ -228,7 +228,7 @@ def make_sinks(specs: Iterable[UseSpec], folder: RunFolder) -> list[Sink]:
 
 def _make_sink(spec: UseSpec, folder: RunFolder) -> Sink:
     factory = import_object(LOGGERS.get(spec.use, spec.use))
-    arguments = dict(spec.kwargs)
+    arguments = spec.arguments()
     if "run_dir" in inspect.signature(factory).parameters:
         arguments.setdefault("run_dir", folder.home)
     sink: Sink = factory(**arguments)

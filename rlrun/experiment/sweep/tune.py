@@ -170,7 +170,7 @@ def make_scheduler(
     sweep = experiment.sweep
     if sweep.scheduler is None:
         return FIFOScheduler()  # type: ignore[no-untyped-call]
-    name, given = sweep.scheduler.use, dict(sweep.scheduler.kwargs)
+    name, given = sweep.scheduler.use, sweep.scheduler.arguments()
     given.setdefault("time_attr", _TIME)
     given |= {"metric": sweep.metric, "mode": sweep.mode}
     if name in ("asha", "hyperband") and "max_t" not in given:
