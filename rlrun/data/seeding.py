@@ -180,7 +180,7 @@ class OwnGenerators:
         try:
             seed_generators(seed)
             for _, _, space in _spaces(self.env):
-                for one in space.values() if isinstance(space, dict) else [space]:
+                for one in [space] if hasattr(space, "seed") else space.values():  # by agent
                     one.seed(seed)
             return self.env.reset(seed=seed)
         finally:
@@ -236,8 +236,8 @@ def _spaces(env: Any) -> Iterator[tuple[Any, str, Any]]:
     for part in getattr(env, "copies", {"": env}).values():
         inner = getattr(part, "unwrapped", part)
         for name in _SPACES:
-            if hasattr(inner, name):
-                yield inner, name, getattr(inner, name)
+            if (space := getattr(inner, name, None)) is not None:
+                yield inner, name, space
 
 
 def _torch() -> Any:
