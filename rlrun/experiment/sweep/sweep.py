@@ -242,13 +242,12 @@ class _Sweep:
             except KeyboardInterrupt:
                 interrupts.cause = interrupts.cause or "SIGINT"
             except BaseException as error:
-                if not self.folder.config.is_file():
-                    message = f"{self.folder.path}: the folder of the sweep has disappeared"
-                    raise FolderLostError(message) from None
+                self._require_folder()
                 log.error("the sweep failed", exc_info=True)
                 self.folder.end_session("failed", f"{type(error).__name__}: {error}", None)
                 error.add_note(f"resume it with: {SweepFolder.RESUME} {in_shell(self.folder.path)}")
                 raise
+            self._require_folder()  # trials may have failed before anything else was written
             outcome = self._sum_up(interrupts.requested)
             end = "failed" if outcome.end == "finished" and outcome.any_failed else outcome.end
             counts = (f"{count} {status}" for status, count in self.table.counts().items())
@@ -256,6 +255,11 @@ class _Sweep:
             self.console.close()
             self.console.summary(sweep_lines(outcome, self.table))
             return outcome
+
+    def _require_folder(self) -> None:
+        if not self.folder.config.is_file():
+            message = f"{self.folder.path}: the folder of the sweep has disappeared"
+            raise FolderLostError(message) from None
 
     def _run_trials(self, stack: ExitStack, interrupts: Interrupts) -> None:
         from rlrun.experiment.sweep import tune as sweep_tune
