@@ -136,6 +136,7 @@ def replay_actions(
     to_env: Callable[[Any], Batched],
     seeds: Sequence[int],
     actions: Sequence[np.ndarray[Any, Any] | None],
+    lives: Sequence[Sequence[int]],
 ) -> tuple[Batched, BoolArray]:
     """Reset each sub-environment with its seed and repeat its actions.
 
@@ -144,6 +145,7 @@ def replay_actions(
     Args:
         to_env: turns actions ``[B, ...]`` into the environments'.
         actions: actions of each sub-environment ``[n, ...]``, or None for none.
+        lives: numbers of actions after which each one was reset in the midst of its game.
 
     Returns:
         The observations ``[B, ...]``; and bool ``[B]``, whether an environment raised and was built
@@ -164,6 +166,10 @@ def replay_actions(
         due = (longest - lengths <= step) & ~failed
         observations = envs.repeat(to_env(table[step]), due, seeds)
         failed[list(envs.failed_envs)] = True
+        done = step + 1 - (longest - lengths)
+        lost = np.array([n in steps for n, steps in zip(done, lives, strict=True)]) & due & ~failed
+        if lost.any():
+            observations = envs.reset_envs(lost, seeds)
     return observations, failed
 
 

@@ -177,7 +177,7 @@ class Episodes:
     def __init__(self, plan: Plan, num_envs: int, max_replayed: int = 100_000) -> None:
         self.plan, self.num_envs, self.max_replayed = plan, num_envs, max_replayed
         self.number = np.array([plan.first(i) for i in range(num_envs)], np.int64)
-        # A soft horizon ends episodes and resets no environment.
+        # A soft horizon ends episodes and resets no environment, a lost life no game.
         self.reset_number = self.number.copy()
         self.seeds: list[int] = []
         self.ids = np.empty(num_envs, np.int64)
@@ -194,7 +194,7 @@ class Episodes:
         """Run this episode next.
 
         Args:
-            goes_on: without a reset, at a soft horizon.
+            goes_on: in the same game, at a soft horizon or a lost life.
         """
         plan = self.plan
         self.number[env_index] = number
@@ -304,6 +304,7 @@ class LockStepEpisodes(Episodes):
     Attributes:
         length: steps of the running episodes before the fragment's first row.
         total_length, total_return: the same, over lost lives (Atari).
+        lives: steps since the reset after which a life was lost, of each running game.
     """
 
     def __init__(self, plan: Plan, num_envs: int, max_replayed: int = 100_000) -> None:
@@ -315,6 +316,7 @@ class LockStepEpisodes(Episodes):
         self._start = np.zeros(num_envs, np.int64)  # first row of the running episode
         self._reset_row = np.zeros(num_envs, np.int64)
         self._actions: list[list[Array]] = [[] for _ in range(num_envs)]
+        self.lives: list[list[int]] = [[] for _ in range(num_envs)]
 
     def steps(self, t: int) -> Array:
         """Steps of the running episodes, int ``[B]``, after t rows of the fragment."""
@@ -355,11 +357,14 @@ class LockStepEpisodes(Episodes):
         for i in envs:
             self._count(i, t, rewards)
             number = int(self.number[i])
-            if goes_on or lost_lives is None or not lost_lives[i]:
+            lost = not goes_on and lost_lives is not None and bool(lost_lives[i])
+            if lost:
+                self.lives[i].append(int(self.since_reset[i] + t - self._reset_row[i]))
+            else:
                 self._file(i, number)
-            self.turn_to(i, plan.next(number), goes_on=goes_on)
+            self.turn_to(i, plan.next(number), goes_on=goes_on or lost)
             self.length[i], self._start[i] = 0, t
-            if not goes_on:
+            if not (goes_on or lost):
                 self._begin_actions(i, t)
 
     def drop(self, envs: Iterable[int], t: int = 0) -> None:
@@ -372,7 +377,7 @@ class LockStepEpisodes(Episodes):
 
     def _begin_actions(self, i: int, t: int) -> None:
         """Keep the actions of a sub-environment from its reset at row t on."""
-        self.since_reset[i], self._reset_row[i], self._actions[i] = 0, t, []
+        self.since_reset[i], self._reset_row[i], self._actions[i], self.lives[i] = 0, t, [], []
 
     def end_fragment(self, t: int, rewards: Array, actions: Array) -> None:
         """Close a fragment of t rows: running episodes go on in the next one.
@@ -438,6 +443,7 @@ class LockStepEpisodes(Episodes):
             "total_length": self.total_length.copy(),
             "total_return": self.total_return.copy(),
             "actions": self.actions(),
+            "lives": [list(steps) for steps in self.lives],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -445,4 +451,5 @@ class LockStepEpisodes(Episodes):
         for name in ("length", "since_reset", "total_length", "total_return"):
             np.copyto(getattr(self, name), state[name])
         self._actions = [[] if part is None else [np.asarray(part)] for part in state["actions"]]
+        self.lives = [list(map(int, steps)) for steps in state.get("lives", self.lives)]
         self._start[:] = self._reset_row[:] = 0

@@ -333,7 +333,8 @@ class LockStepEnvs:
     def _restore(self, actor: PolicyActor, expected: Array) -> None:
         """Bring the environments to where they returned ``expected``, one by one."""
         episodes = self.episodes
-        raw, diverged = replay_actions(self.envs, actor.to_env, episodes.seeds, episodes.actions())
+        recorded = episodes.seeds, episodes.actions(), episodes.lives
+        raw, diverged = replay_actions(self.envs, actor.to_env, *recorded)
         diverged |= episodes.since_reset > episodes.max_replayed
         # Compared before the filter, which has gone on learning since an observation was filtered.
         differs = actor.preprocess(raw) != expected

@@ -503,10 +503,11 @@ def vector_of_one_way(num_envs: int) -> Any:
 def test_replayed_sub_environments_get_no_action_but_their_own(use: str) -> None:
     env = EnvRunnersConfig(disable_env_checking=True)
     envs = make_vector_env(EnvSpec(use=f"{__name__}:{use}"), 3, env)
-    actions = [np.array([5, 6]), None, np.array([8])]
-    arrived, failed = replay_actions(envs, lambda batch: batch, [5, 7, 8], actions)
-    assert not failed.any()
-    assert np.asarray(arrived).tolist() == [[5, 2], [7, 0], [8, 1]]
+    for first, lives, steps in ([5, 6], [], 2), ([5, 5], [1], 1), ([5, 5], [1, 2], 0):
+        recorded = [5, 7, 8], [np.array(first), None, np.array([8])], [lives, [], []]
+        arrived, failed = replay_actions(envs, lambda batch: batch, *recorded)
+        assert not failed.any()
+        assert np.asarray(arrived).tolist() == [[5, steps], [7, 0], [8, 1]]
 
 
 def test_a_vector_whose_sub_environments_are_to_be_built_again_is_refused_with_the_key() -> None:

@@ -26,6 +26,12 @@ def filtered(env, **settings):
     return EnvRunner(RunnerSpec(EnvSpec(use=env), EnvRunnersConfig(**settings), connectors))
 
 
+def breakout(**settings):
+    """Lives are lost here, and games go on."""
+    pytest.importorskip("ale_py")
+    return filtered("ALE/Breakout-v5", **{**settings, "observation_filter": "NoFilter"})
+
+
 def counting(policy=None, *, env=None, **settings):
     policy = {} if policy is None else {"policy": policy}
     return EnvRunner(counting_spec(2, settings=settings, **policy, **(env or {})))
@@ -55,6 +61,7 @@ CASES = {
     "soft horizon": lambda **kw: counting(env={"length": 11}, **SOFT, **kw),
     "connectors": lambda **kw: filtered("CartPole-v1", **ALL_KINDS, **kw),
     "wrappers": lambda **kw: filtered("CartPole-v1", env_wrappers=WRAPPERS, **kw),
+    "lost lives": breakout,
     "nested": lambda **kw: filtered(
         "counting_envs:NestedCounter",
         env_to_module_connector="custom_connectors:Picked",
