@@ -278,7 +278,7 @@ class LockStepEnvs:
         return {
             "episodes": self.episodes.get_state(),
             "unfiltered": self._before_filter(actors[DEFAULT_POLICY_ID]),
-            "envs": self.envs.get_state(),
+            "envs": self.envs.get_state() if self.started else None,
         }
 
     def _before_filter(self, actor: PolicyActor) -> Array | None:

@@ -117,6 +117,12 @@ def test_a_runner_goes_on_from_the_states_of_its_environments(
 
 
 @pytest.mark.parametrize("make_runner", [walks, agents])
+def test_no_environment_is_asked_for_its_state_before_its_first_reset(make_runner):
+    runner = make_runner(fault="raises", disable_env_checking=True)
+    runner.set_state(runner.get_state())
+
+
+@pytest.mark.parametrize("make_runner", [walks, agents])
 @pytest.mark.parametrize(
     ("fault", "wrappers", "reason"),
     [
