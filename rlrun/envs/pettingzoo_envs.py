@@ -6,7 +6,7 @@ which they take turns. PettingZoo itself is an extra, imported where an id of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PREFIX = "pettingzoo/"
@@ -85,7 +85,7 @@ class TurnTaking(_Adapter):
         """Start an episode."""
         self._env.reset(seed=seed, options=options)
         agent = self._env.agent_selection
-        return {agent: self._env.observe(agent)}, {}
+        return {agent: self._env.observe(agent)}, self._infos([agent])
 
     def step(self, actions: dict[Any, Any]) -> Any:
         """Let the agent act; returns the rewards of all agents in this turn.
@@ -103,11 +103,16 @@ class TurnTaking(_Adapter):
                 terminateds[agent] = bool(env.terminations[agent])
                 truncateds[agent] = bool(env.truncations[agent])
                 observations[agent] = env.observe(agent)
+        infos = self._infos(observations)  # before the last turns, which delete them
         while env.agents and env.agent_selection in terminateds:
             env.step(None)
         over = not env.agents
         if not over:
             observations[env.agent_selection] = env.observe(env.agent_selection)
+            infos |= self._infos([env.agent_selection])
         cut = over and not any(terminateds.values())
         terminateds[ALL], truncateds[ALL] = over and not cut, cut
-        return observations, rewards, terminateds, truncateds, {}
+        return observations, rewards, terminateds, truncateds, infos
+
+    def _infos(self, agents: Iterable[Any]) -> dict[Any, Any]:
+        return {agent: dict(self._env.infos.get(agent, {})) for agent in agents}

@@ -7,6 +7,7 @@ from rlrun import PPOConfig
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvSpec
 from rlrun.envs.multi_agent_env import make_multi_agent_env
+from rlrun.envs.pettingzoo_envs import adapted, make
 
 pytest.importorskip("pettingzoo")
 
@@ -32,6 +33,18 @@ def test_random_play_conserves_what_the_environment_rewards(use, turns):
         assert abs(sum(rewards.values())) == 0  # both are zero-sum games
         assert steps >= 5
     env.close()
+
+
+def test_agents_that_take_turns_have_the_infos_of_the_environment():
+    inner = make("pettingzoo/classic/tictactoe-v3", {}).unwrapped
+    env = adapted(inner)
+    _, infos = env.reset(seed=0)
+    assert infos == {"player_1": {}}
+    for turn, action in enumerate((0, 3, 1, 4, 2)):  # the first player wins
+        inner.infos = {agent: {"turn": turn} for agent in inner.agents}
+        infos = env.step({inner.agent_selection: action})[4]
+        names = [inner.agent_selection] if turn < 4 else ["player_1", "player_2"]
+        assert infos == {name: {"turn": turn} for name in names}
 
 
 def test_an_unknown_id_is_named_with_what_is_near():
