@@ -68,6 +68,15 @@ class ObservesDoubles(Observes):
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
 
+class ObservesBytes(Observes):
+    """The same in int8, given as int64."""
+
+    observation_space = spaces.Box(-128, 127, (2,), np.int8)
+
+    def _observation(self) -> Any:
+        return self._value if self._step == 2 else np.array([100, -1])
+
+
 class ObservesNested(Observes):
     """The same in a Dict."""
 

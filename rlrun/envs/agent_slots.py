@@ -398,7 +398,10 @@ def _stacker(space: gym.Space[Any]) -> Callable[[Sequence[Any]], Any]:
             stacked = np.asarray(observations)
             if stacked.shape[1:] != shape:
                 raise ValueError(f"observations have shape {stacked.shape[1:]}, not {shape}")
-            return stacked.astype(dtype, casting="same_kind", copy=False)
+            rows = stacked.astype(dtype, casting="same_kind", copy=False)
+            if rows is not stacked and dtype.kind in "iu" and (rows != stacked).any():
+                raise ValueError(f"observations hold what {dtype} cannot")
+            return rows
 
         return stack
     empty: Any = create_empty_array

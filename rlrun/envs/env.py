@@ -441,7 +441,7 @@ def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
 
 
 def form_problem(space: spaces.Box, observation: Any, where: str = "observation") -> str | None:
-    """The fault of the shape or dtype of one array, or None."""
+    """The fault of the shape or dtype of one array, or of what its dtype cannot hold, or None."""
     try:
         array = np.asarray(observation)
         fits = np.can_cast(array.dtype, space.dtype, casting="same_kind")
@@ -449,7 +449,19 @@ def form_problem(space: spaces.Box, observation: Any, where: str = "observation"
         return f"{where} is no array: {type(observation).__name__}"
     if array.shape != space.shape:
         return f"{where} has shape {array.shape}, the space says {space.shape}"
-    return None if fits else f"{where} has dtype {array.dtype}, the space says {space.dtype}"
+    if not fits:
+        return f"{where} has dtype {array.dtype}, the space says {space.dtype}"
+    if narrows(array.dtype, space.dtype):
+        wrapped = array != array.astype(space.dtype)
+        if wrapped.any():
+            index = _first_index(wrapped)
+            return f"{where} at index {index} is {array[index]}, which {space.dtype} cannot hold"
+    return None
+
+
+def narrows(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype of integers cannot hold all numbers of a given one."""
+    return dtype.kind in "iu" and not np.can_cast(given, dtype)
 
 
 def _first_index(mask: np.ndarray) -> tuple[int, ...]:

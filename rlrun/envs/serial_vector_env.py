@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from rlrun.envs.env import form_problem, observation_problem
+from rlrun.envs.env import form_problem, narrows, observation_problem
 from rlrun.envs.env_state import STATE_CALLS
 from rlrun.envs.episode_vector_env import (
     Batched,
@@ -74,7 +74,7 @@ class SerialVectorEnv:
         self._in_place = isinstance(self._buffer, np.ndarray)
         is_box = isinstance(self.single_observation_space, spaces.Box)
         self._box_shape = self.single_observation_space.shape if is_box else None
-        # Dtypes that rows of a Box have come in; each is judged when it first comes.
+        # Dtypes of a Box's rows, which are judged when they first come; wider integers, each time.
         self._dtypes: set[Any] = set()
         self._nested_observations: list[Any] = [None] * size  # nested spaces only
         # The test of the commonest space stands in `step` itself, without a call.
@@ -278,7 +278,7 @@ class SerialVectorEnv:
                     )
 
     def _require_form(self, observation: Any, env_index: int, *, at_reset: bool = False) -> None:
-        """Raise an `EnvError` if a Box's observation has another shape, or a dtype not cast to it.
+        """Raise an `EnvError` if a Box's observation has another form: see `form_problem`.
 
         Written into the buffer it would be broadcast or cut off without a word.
         """
@@ -289,7 +289,9 @@ class SerialVectorEnv:
         if problem is not None:
             step = -1 if at_reset else self._vector_steps - self._episode_starts[env_index]
             raise self._observation_error(problem, env_index, step)
-        self._dtypes.add(np.asarray(observation).dtype)
+        dtype = np.asarray(observation).dtype
+        if not narrows(dtype, space.dtype):
+            self._dtypes.add(dtype)
 
     def _observation_error(self, problem: str, env_index: int, env_step: int) -> EnvError:
         return EnvError(

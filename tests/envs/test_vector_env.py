@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import Observes, ObservesDoubles, ObservesNested
+from counting_envs import Observes, ObservesBytes, ObservesDoubles, ObservesNested
 from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
@@ -362,6 +362,8 @@ def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
         (Observes, np.zeros((1, 2), np.float32), r"shape \(1, 2\)"),
         (Observes, np.array([0, 1j]), "dtype complex128"),
         (Observes, "ab", "shape"),
+        (ObservesBytes, np.array([3, 200]), r"index \(1,\) is 200, which int8 cannot hold"),
+        (ObservesBytes, np.array([3, -1]).astype(np.uint8), "is 255, which int8 cannot hold"),
         (ObservesNested, {"n": 1}, r"must be a dict with the keys \['n', 'x'\]"),
         (ObservesNested, {"x": np.float32(3), "n": 1}, r"\['x'\] has shape \(\)"),
         (ObservesNested, {"x": np.zeros(2), "n": "a"}, r"\['n'\] 'a' is not in Discrete"),

@@ -1,5 +1,6 @@
 """Agents come and go: the runner's batches against trajectories written by hand."""
 
+import re
 from collections import Counter, defaultdict
 
 import counting_envs
@@ -406,6 +407,12 @@ FORMS = {  # kind -> space, an observation in it, one of another form and what i
         np.array([300.7, -1.2]),
         "dtype float64, the space says uint8",
     ),
+    "small integers": (
+        gym.spaces.Box(-128, 127, (2,), np.int8),
+        np.array([100, -1]),
+        np.array([3, 300]),
+        "at index (1,) is 300, which int8 cannot hold",
+    ),
     "number": (gym.spaces.Discrete(10), 3, 2.7, "2.7 is not in Discrete"),
     "array of a number": (gym.spaces.Discrete(10), 3, np.array([3]), "is not in Discrete"),
     "numbers": (gym.spaces.MultiDiscrete([5, 5]), np.array([1, 2]), np.array([1.5, 2]), "not in M"),
@@ -443,7 +450,8 @@ class Formless(MultiAgentEnv):
 def test_an_observation_of_another_form_is_named_and_not_cast(kind):
     runner = make({"use": "test_multi_agent_env_runner:Formless", "kind": kind}, {"p": MLP})
     assert sample(runner, 0, 2).agent_steps == 4
-    with pytest.raises(EnvError, match=r"agent 'b' of policy 'p'.*" + FORMS[kind][-1]) as caught:
+    message = re.escape(FORMS[kind][-1])
+    with pytest.raises(EnvError, match=f"agent 'b' of policy 'p'.*{message}") as caught:
         sample(runner, 1, 1)
     assert caught.value.env_step == 2
 
