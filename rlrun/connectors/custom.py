@@ -193,7 +193,7 @@ class EnvToModule(Connector):
         self._states = _ConnectorStates(connectors, has_slots=env.num_envs > 0)
 
     def __call__(
-        self, observations: Any, *, update: bool = True, slots: Array | None = None
+        self, observations: Any, *, update: bool | Array = True, slots: Array | None = None
     ) -> Any:
         """Raw observations of these slots, or of all -> one row of ``output_space`` each."""
         return self._run(observations, self._all if slots is None else slots, update)
@@ -203,8 +203,8 @@ class EnvToModule(Connector):
         self._history.begin(slots)
         return self._run(observations, slots, update)
 
-    def _run(self, observations: Any, slots: Array, update: bool) -> Any:
-        self._history.see(observations, slots, update=update)
+    def _run(self, observations: Any, slots: Array, update: bool | Array) -> Any:
+        self._history.see(observations, slots, update=bool(np.any(update)))
         for named, space in zip(self._connectors, self._spaces, strict=True):
             observations = named.run(observations, self._history, space)
         if self._default is not None:

@@ -140,12 +140,13 @@ class MeanStdFilter(Connector):
         self.clip = clip
         self._refresh()
 
-    def __call__(self, rows: Array, *, update: bool = True) -> Array:
+    def __call__(self, rows: Array, *, update: bool | Array = True) -> Array:
         """Rows [n, ...] -> normalised rows of the same floating-point type.
 
         Args:
             rows: float32 or float64.
-            update: learn them first; False leaves the filter as it is (evaluation).
+            update: learn them first, or those where it is true, bool [n]; False leaves the filter
+                as it is (evaluation).
         """
         if self.columns is None:
             return self._normalize(rows, update)
@@ -153,10 +154,10 @@ class MeanStdFilter(Connector):
         result[self.columns] = self._normalize(rows[self.columns], update)
         return result
 
-    def _normalize(self, rows: Array, update: bool) -> Array:
+    def _normalize(self, rows: Array, update: bool | Array) -> Array:
         values = rows.astype(np.float64)  # once: arithmetic of mixed types takes numpy far longer
-        if update:
-            batch = self._stat.batch(values)
+        if update is not False:
+            batch = self._stat.batch(values if update is True else values[update])
             self._stat.merge(batch)
             self._deltas.merge(batch)
             self._refresh()

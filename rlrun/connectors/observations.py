@@ -102,14 +102,14 @@ class ObservationPipeline(Connector):
                 self.output_space = gym.spaces.Dict({**space.spaces, self.filtered_part: seen})
         self.identity = not (self.filter or self.preprocessor or self._structure)
 
-    def __call__(self, observations: Any, *, update: bool = True) -> Any:
+    def __call__(self, observations: Any, *, update: bool | Array = True) -> Any:
         """One batch of raw observations -> one row of ``output_space`` each.
 
         The result is the argument itself where nothing is to be done, else a new array.
 
         Args:
             observations: n of them, batched; any subset of the sub-environments will do.
-            update: let the filter learn from them; False in evaluation.
+            update: see `MeanStdFilter`; False in evaluation.
         """
         observations = self.preprocess(observations)
         if self.filter is not None:

@@ -175,6 +175,9 @@ class SlotStep:
     """Infos by position among the k; None where they are not asked for."""
     valid: Array | None = None
     """Bool ``[k]``, False where the step was no transition; None: all were."""
+    fresh: Array | None = None
+    """Bool ``[k]``, False where the environment raised: the observation is the one before it; None:
+    all are new."""
     slots: Array | None = None
     """Slots, int ``[k]``, those that go on first; None: all in their order, which all go on."""
     num_staying: int = 0

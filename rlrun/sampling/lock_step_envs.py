@@ -156,12 +156,12 @@ class LockStepEnvs:
         self._done = done = terminateds | truncateds
         (self._ended,) = done.nonzero()
         step.observations, step.rewards, step.valid = self.raw, rewards, valid
+        step.fresh = valid if envs.failed_envs else None
         step.terminateds, step.truncateds = terminateds, truncateds
         step.infos = None if infos is None else infos.by_env
         self.needs_finish = (
             len(self._ended) > 0
             or valid is not None
-            or len(envs.failed_envs) > 0
             or (self.horizon is not None and bool(self.horizon.passed.any()))
         )
         if self._recorder is not None:
@@ -188,9 +188,8 @@ class LockStepEnvs:
             resetting = np.flatnonzero(~envs.valid)
             self.episodes.start_at(resetting, self._t)
             actor.continue_with_new_episodes(resetting, self.episodes.ids[resetting])
-        if envs.failed_envs:
-            failed = np.zeros(len(self._all), np.bool_)
-            failed[list(envs.failed_envs)] = True
+        if self._step.fresh is not None:
+            failed = ~self._step.fresh
             slots = np.flatnonzero(failed)
             self._drop(actor, slots)
             self.episodes.num_failed += len(slots)
@@ -262,14 +261,9 @@ class LockStepEnvs:
         return self._placed(error, self._t)
 
     def _reward_error(self, error: RewardError) -> EnvError:
-        return EnvError(
-            self._env_id,
-            "step",
-            str(error),
-            runner_index=self._runner_index,
-            env_index=error.env_index,
-            env_step=error.env_step,
-        )
+        raised = EnvError(self._env_id, "step", str(error), env_index=error.env_index)
+        raised.runner_index, raised.env_step = self._runner_index, error.env_step
+        return raised
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -355,7 +349,5 @@ def _blamed(error: EnvError, actions: Any) -> EnvError:
     """The error, or one of the policy's, if the environment was given an action with NaN in it."""
     if not isinstance(actions, np.ndarray) or np.isfinite(actions[error.env_index]).all():
         return error
-    action = actions[error.env_index].tolist()
-    return EnvError(
-        error.env_id, "action", f"the policy's action is {action}", env_index=error.env_index
-    )
+    reason = f"the policy's action is {actions[error.env_index].tolist()}"
+    return EnvError(error.env_id, "action", reason, env_index=error.env_index)

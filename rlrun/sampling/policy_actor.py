@@ -160,7 +160,11 @@ class PolicyActor:
             self._advance_custom(step)
         obs = step.observations
         if self._filter is not None and len(obs):
-            obs = self._filter(obs, update=self.learns) if self._custom is None else self._see(step)
+            if self._custom is None or slots is None:
+                learns = self.learns if step.fresh is None else step.fresh & self.learns
+                obs = self._filter(obs, update=learns)
+            else:
+                obs = self._see(step, slots)
         if slots is None:
             self.collector.add_step(step, obs, learned, *self._pending)
             return
@@ -219,13 +223,11 @@ class PolicyActor:
             actions = np.stack([self._unanswered[slot] for slot in custom_slots.tolist()])
             self._custom.advance(actions, step.rewards[acted], custom_slots, None)
 
-    def _see(self, step: SlotStep) -> Any:
+    def _see(self, step: SlotStep, slots: Array) -> Any:
         """What custom connectors make of the observations."""
         pipeline: Any = self.observations
-        if step.slots is None:
-            return pipeline(step.observations, update=self.learns)
         observed: Any = slice(None) if step.observed is None else step.observed
-        custom_slots = self._custom_slots[step.slots[observed]]
+        custom_slots = self._custom_slots[slots[observed]]
         first = (
             np.zeros(len(custom_slots), np.bool_) if step.acted is None else ~step.acted[observed]
         )

@@ -347,6 +347,24 @@ def test_the_return_of_an_episode_that_crashed_is_none_of_the_next_ones(monkeypa
     assert deltas["mean"] == pytest.approx(np.mean(returns))
 
 
+@pytest.mark.parametrize("connectors", [(), "custom_connectors:Identity"])
+def test_each_observation_is_counted_once_also_where_an_environment_crashes(
+    connectors, monkeypatch
+):
+    """The filter's statistics are those of steps 0, ..., 4, of 0, 1, 2, of 0, ..., 4 and of 0."""
+    monkeypatch.setattr(FailsOnce, "episodes", 0)
+    settings = {"disable_env_checking": True, "observation_filter": "MeanStdFilter"}
+    settings["env_to_module_connector"] = connectors
+    more = {"restart_failed_sub_environments": True}
+    use = f"{__name__}:FailsOnce"
+    runner = EnvRunner(counting_spec(1, use=use, length=4, settings=settings, more=more))
+    (reply,) = collect(runner, [8])
+    deltas = reply.connector_deltas["default_policy"]["observations"]
+    deltas = deltas.get("default", deltas)
+    assert deltas["count"] == 14
+    assert deltas["mean"][1] == pytest.approx((10 + 3 + 10) / 14)
+
+
 def test_without_restarts_a_crash_ends_the_fragment():
     with pytest.raises(EnvError, match="crash"):
         collect(crashing(restart=False), [60])
