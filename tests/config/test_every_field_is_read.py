@@ -87,7 +87,8 @@ def _fields():
 def _is_read(schema, field, reads):
     above = {f"{base.__module__}.{base.__qualname__}" for base in schema.__mro__}
     below = {f"{kind.__module__}.{kind.__qualname__}" for kind in _subclasses(schema)}
-    return any((name, field) in reads for name in above | below)
+    names = (field, "arguments") if field == "kwargs" else (field,)  # copies of these
+    return any((kind, name) in reads for kind in above | below for name in names)
 
 
 def _subclasses(schema):
