@@ -119,6 +119,7 @@ class AsynchronousSampler:
         """Give a remote runner requests, as many as it may have; later while the queue is full."""
         if self._remote is not None:
             self._wanted.add(index)
+            self._ask_replaced(index)
             self._fill(index)
 
     def reset(self) -> None:
@@ -200,7 +201,7 @@ class AsynchronousSampler:
         results = self._remote.actors.fetch_ready_async_reqs(timeout_s=timeout_s)
         by_runner: dict[int, list[CallResult]] = {}
         for result in results:
-            if self._is_expected(result):
+            if result.actor_failed or self._is_expected(result):
                 by_runner.setdefault(result.actor_id, []).append(result)
         for index, of_runner in by_runner.items():
             self._accept(index, of_runner)
@@ -208,7 +209,7 @@ class AsynchronousSampler:
             first = next((asked.request.fragment for asked in self._asked.get(index, ())), -1)
             self._go_on(index, self._remote.recover_late([index], first))
         self._refill_all()
-        if not (results or self._queue or self._remote.actors.healthy_actor_ids):
+        if not (results or self._queue or self._remote.actors.num_in_flight()):
             self._remote.nothing_came()
 
     def _is_expected(self, result: CallResult) -> bool:
@@ -239,9 +240,17 @@ class AsynchronousSampler:
             of_runner[i] = replace(asked, request=request)
             self._send(index, of_runner[i])
 
+    def _ask_replaced(self, index: int) -> None:
+        """Repeat a runner's requests if it was replaced meanwhile, and has lost all of them."""
+        assert self._remote is not None
+        actors = self._remote.actors
+        if self._asked.get(index) and not actors.num_in_flight(index):
+            self._go_on(index, actors.healthy_actor_ids)
+
     def _refill_all(self) -> None:
         assert self._remote is not None
-        for index in self._remote.actors.healthy_actor_ids:
+        for index in self._remote.actors.actor_ids:
+            self._ask_replaced(index)
             if self._refill or index in self._wanted:
                 self._fill(index)
 
@@ -327,6 +336,7 @@ class RoundAhead:
             return None
         if following is None:
             return begun.replies()
+        begun.ask_replaced()  # before they have the next request
         behind = self._begin(self._next_request(), following, weights, queued=True)
         replies = begun.replies()
         behind.ask_replaced()

@@ -165,7 +165,8 @@ class EnvRunnerGroup(OldNames):
             request: None asks for the next fragment of the configured length.
             lengths: steps of each sub-environment for runner 1, 2, ...; None takes the request's
                 for all.
-            weights: the policies', put into the object store once.
+            weights: the policies', put into the object store once. Runners take over those that
+                come with a request if its `weights_version` is new; all others as `sync_weights`.
 
         Raises:
             EnvError: an environment failed, and would again.
@@ -173,6 +174,9 @@ class EnvRunnerGroup(OldNames):
                 replaced it; or failures that the fault-tolerance settings do not cover.
         """
         if request is None:
+            if weights is not None:
+                self.sync_weights(weights)
+                weights = None
             request = lone_request(self.spec.settings, self._next_fragment, self._weights_version)
         self._next_fragment = request.fragment + 1
         self._weights_version = request.weights_version
@@ -236,7 +240,9 @@ class EnvRunnerGroup(OldNames):
     def sync_weights(self, weights: Mapping[str, Any]) -> None:
         """Have all runners act with these weights, by policy id; other policies keep theirs.
 
-        They enter the object store once. `sample` takes weights along with its request instead.
+        Those of an only policy may come without its id. They enter the object store once, and are
+        what runners act with that are started later. `sample` takes weights along with its request
+        instead.
         """
         if self.local_env_runner is not None:
             self.local_env_runner.set_weights(weights)
@@ -244,7 +250,7 @@ class EnvRunnerGroup(OldNames):
             self.remote.sync_weights(weights)
 
     def resize(self, num_env_runners: int) -> None:
-        """Have so many remote runners: end the last ones, or start more.
+        """Have so many remote runners: end the last ones, or start more, and those that were lost.
 
         A new one begins its first episodes; one that was there before goes on where it stood.
 
@@ -255,8 +261,12 @@ class EnvRunnerGroup(OldNames):
         """
         if self.remote is None or num_env_runners < 1:
             raise ValueError("only remote env runners come and go, and one of them stays")
-        self._num_remote = num_env_runners
-        self.remote.resize(num_env_runners)
+        before, self._num_remote = self._num_remote, num_env_runners
+        try:
+            self.remote.resize(num_env_runners)
+        except BaseException:
+            self._num_remote = before
+            raise
 
     def get_states(self) -> dict[int, dict[str, Any] | None]:
         """The state of each runner after the last of its replies that was taken, by runner index.
@@ -345,12 +355,13 @@ class Round:
         self._asked: set[int] = set()
         self._pending: set[int] = set()
         if not queued:
-            remote.actors.fetch_ready_async_reqs()  # answers to earlier requests are dropped
+            remote.drop_answers()  # to earlier requests
         self._ask(remote.actors.healthy_actor_ids if tasks is None else list(tasks))
 
     def replies(self) -> list[Any]:
         """Wait for the replies, ordered by runner index."""
         remote, replies = self._remote, dict[int, Any]()
+        self.ask_replaced()
         self._deadline = time.monotonic() + remote.timeout_s  # the round before has run till now
         while self._pending:
             left_s = max(0, self._deadline - time.monotonic())
@@ -380,7 +391,7 @@ class Round:
         self._deadline = time.monotonic() + self._remote.timeout_s
 
     def ask_replaced(self) -> None:
-        """Ask runners again that were replaced in the round before, with their queued requests."""
+        """Ask runners again that were replaced meanwhile, and have lost what they were asked."""
         lost = [i for i in self._pending if not self._remote.actors.num_in_flight(i)]
         self._pending.difference_update(lost)
         self._ask_again(lost)

@@ -3,6 +3,9 @@
 Owns the actors' start, where each runner stands, and what a failure leads to: a restart with the
 state of the runner's last reply, going on without it, or the end of the run, as `fault_tolerance`
 says. Must not know which fragments are asked for, nor what is done with replies. Imports Ray.
+
+Whichever call finds a runner dead replaces it at once. Requests that were under way to it are gone
+then: who has sent them finds none in flight to the runner, and asks it again.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 Task = Callable[[Any, Any, Any], Any]
 """``(runner, request, weights) -> reply``: what a runner does; the reply has a ``state``."""
 
-_RESTARTING = -1  # stands for the fragment where an environment fails while it is restored
+_OF_NO_FRAGMENT = -1  # where a runner fails while it is restored, or in a call of all runners
 _IDLE_S = 1.0  # pause before another try when no runner is left
 _INLINE_BYTES = 64 * 1024  # Ray sends arguments of up to 100 kB within the call
 
@@ -87,7 +90,8 @@ class RemoteRunners:
     Attributes:
         states: of each runner.
         actors: the runners' actors.
-        ended: runners that `resize` has ended, until an `AsynchronousSampler` forgets them.
+        ended: runners that `resize` has ended or brought back, until an `AsynchronousSampler`
+            forgets what it asked of them.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class RemoteRunners:
         self._interrupted = False
         self._warned: set[str] = set()  # warnings, which several runners may have
         self._packed: tuple[SampleRequest | None, bytes] = None, b""
+        self._synced: Any = None  # the weights of `sync_weights`
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
         self.max_in_flight = settings.max_requests_in_flight_per_env_runner
@@ -142,12 +147,18 @@ class RemoteRunners:
         for index in self.actors.actor_ids[number:]:
             self.actors.remove_actor(index)
             self.ended.add(index)
+        healthy = self.actors.healthy_actor_ids
+        lost = [index for index in self.actors.actor_ids if index not in healthy]
+        self.ended.update(lost)
         added = [self.actors.add_actor() for _ in range(number - len(self.actors.actor_ids))]
         try:
+            self._restart(lost)
             _raise_unless_ok(self._started_and_restored(added))
         except BaseException:
             for index in added:
                 self.actors.remove_actor(index)
+            for index in lost:
+                self.actors.set_unhealthy(index)
             raise
 
     # -- requests ------------------------------------------------------------------------------
@@ -189,6 +200,19 @@ class RemoteRunners:
             states.taken[index] = reply.state
         states.consecutive_failures = 0
         return reply
+
+    def drop_answers(self, timeout_s: float = 0.0) -> bool:
+        """Drop the answers that have come, but replace runners that they tell are dead.
+
+        Args:
+            timeout_s: wait so long for a first one.
+
+        Returns:
+            Whether there were any.
+        """
+        answers = self.actors.fetch_ready_async_reqs(timeout_s=timeout_s)
+        self._recover_dead(answers)
+        return bool(answers)
 
     @staticmethod
     def sendable(weights: Any) -> Any:
@@ -235,6 +259,11 @@ class RemoteRunners:
         self._restart(again)
         return again
 
+    def _recover_dead(self, results: Iterable[CallResult]) -> list[int]:
+        """Replace runners that any calls have found dead; returns those that can be asked again."""
+        dead = [result for result in results if result.actor_failed]
+        return self.recover(dead, _OF_NO_FRAGMENT) if dead else []
+
     def _end_if_interrupted(self) -> None:
         if self._interrupted:
             raise KeyboardInterrupt
@@ -263,7 +292,7 @@ class RemoteRunners:
         runner that is late with the same fragment again would be late forever.
 
         Raises:
-            EnvRunnersError: a runner is late again, or restarts are not wanted.
+            EnvRunnersError: a runner is late again, or restarts are not wanted or used up.
         """
         self._end_if_interrupted()
         states, tolerance = self.states, self._tolerance
@@ -272,9 +301,13 @@ class RemoteRunners:
             for index in indices:
                 self._leave_out(index, late)
             return []
-        again = [index for index in indices if states.late_with.get(index) == fragment]
-        if again or not tolerance.restart_failed_env_runners:
-            raise EnvRunnersError(self._silence(again or indices, late))
+        lost = [
+            index
+            for index in indices
+            if states.late_with.get(index) == fragment or not self.actors.can_restart(index)
+        ]
+        if lost or not tolerance.restart_failed_env_runners:
+            raise EnvRunnersError(self._silence(lost or indices, late))
         stacks = self._stacks(indices)
         for index in indices:
             states.late_with[index] = fragment
@@ -337,7 +370,7 @@ class RemoteRunners:
             self.actors.restart(*left)
             failures = self._started_and_restored(left)
             for result in failures:
-                if not self._is_tolerated(result, _RESTARTING):
+                if not self._is_tolerated(result, _OF_NO_FRAGMENT):
                     raise _failure(result) from None
                 _log.warning(
                     "env runner %d fails again: %s", result.actor_id, _last_line(result.error)
@@ -345,7 +378,7 @@ class RemoteRunners:
             left = [result.actor_id for result in failures]
 
     def _started_and_restored(self, indices: list[int]) -> list[CallResult]:
-        """Wait for new runners and restore their states, all at once; returns the failures."""
+        """Wait for new runners, restore their states and weights; returns the failures."""
         failures = self._scheduled(indices)
         for calls in (
             dict.fromkeys(indices, ("ping",)),
@@ -354,6 +387,7 @@ class RemoteRunners:
                 for index in indices
                 if (state := self.states.replied.get(index)) is not None
             },
+            dict.fromkeys(() if self._synced is None else indices, ("set_weights", self._synced)),
         ):
             failed = {result.actor_id for result in failures}
             going_on = {index: call for index, call in calls.items() if index not in failed}
@@ -371,25 +405,33 @@ class RemoteRunners:
         own = {index: states.get(index) for index in self.actors.actor_ids}
         self.states.replied = {index: state for index, state in own.items() if state is not None}
         self.states.taken = dict(self.states.replied)
+        self._settle()
         going_on = self.actors.healthy_actor_ids
         calls = {index: ("set_state", self.states.replied.get(index)) for index in going_on}
-        _raise_unless_ok(self._answers(calls))
+        self._call_all(calls, in_time=True)
+
+    def _settle(self) -> None:
+        """Wait until nothing is under way, and drop it; runners that are late are replaced."""
+        actors = self.actors
+        while actors.num_in_flight():
+            if not self.drop_answers(self.timeout_s):
+                late = [index for index in actors.actor_ids if actors.num_in_flight(index)]
+                self.recover_late(late, _OF_NO_FRAGMENT)
+                for index in late:  # it will not be asked for the same again
+                    self.states.late_with.pop(index, None)
 
     def foreach(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(runner)`` of all healthy runners; raises the first exception of a call."""
-        results = self.actors.foreach_actor("apply", function)
-        dead = [result for result in results if result.actor_failed]
-        if dead and not self.actors.num_in_flight():  # else the lost requests tell of it
-            again = self.recover(dead, fragment=-1)
-            results += self.actors.foreach_actor("apply", function, actor_ids=again)
-        for result in results:
-            if result.error is not None and not result.actor_failed:
-                raise result.error
-        return [result.value for result in results if result.ok]
+        healthy = self.actors.healthy_actor_ids
+        return list(self._call_all(dict.fromkeys(healthy, ("apply", function))).values())
 
     def sync_weights(self, weights: Mapping[str, Any]) -> None:
         """See `EnvRunnerGroup.sync_weights`."""
-        _raise_unless_ok(self.actors.foreach_actor("set_weights", ray.put(weights)))
+        sent = ray.put(weights)
+        now = ray.get(sent)  # they may be changed in place
+        several = self._synced is not None and self._spec.multi_agent is not None
+        self._synced = {**self._synced, **now} if several else now
+        self._call_all(dict.fromkeys(self.actors.healthy_actor_ids, ("set_weights", sent)))
 
     def interrupt(self) -> None:
         """See `EnvRunnerGroup.interrupt`."""
@@ -406,6 +448,28 @@ class RemoteRunners:
         self.actors.stop()
 
     # -- calls that must be answered -----------------------------------------------------------
+
+    def _call_all(
+        self, calls: Mapping[int, tuple[Any, ...]], *, in_time: bool = False
+    ) -> dict[int, Any]:
+        """Call runners at once, and those that are found dead again when they are replaced.
+
+        Args:
+            in_time: see `_answers`; otherwise calls may take as long as they like.
+
+        Returns:
+            What they returned, by runner, without runners that are lost.
+
+        Raises:
+            BaseException: the first that a call raised.
+        """
+        results, left = dict[int, CallResult](), calls
+        while left:
+            called = self._answers(left) if in_time else self.actors.call_each(left)
+            results |= {result.actor_id: result for result in called if not result.actor_failed}
+            left = {index: calls[index] for index in self._recover_dead(called)}
+        _raise_unless_ok(results.values())
+        return {index: results[index].value for index in sorted(results)}
 
     def _scheduled(self, indices: list[int]) -> list[CallResult]:
         """Wait until Ray has started the processes; those that ended at once.

@@ -354,11 +354,14 @@ class EnvRunner(OldNames):
         """The policy of an environment with one agent."""
         return self.actors[DEFAULT_POLICY_ID].policy
 
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Set the weights of some policies, by id, of any version.
+    def set_weights(self, weights: Any) -> None:
+        """Set the weights of some policies, by id, or of the only policy, of any version.
 
         A request may be older than a policy that came since.
         """
+        alone = self.spec.multi_agent is None
+        if alone and not (isinstance(weights, dict) and DEFAULT_POLICY_ID in weights):
+            weights = {DEFAULT_POLICY_ID: weights}
         for policy_id, values in weights.items():
             if policy_id in self.actors:
                 self.actors[policy_id].policy.set_weights(values)
@@ -370,10 +373,7 @@ class EnvRunner(OldNames):
     def load(self, weights: Any, version: int, connector_state: Mapping[str, Any] | None) -> None:
         """Take over weights, the only policy's or by policy id, and merged connector statistics."""
         if weights is not None and version != self.weights_version:
-            by_policy = self.spec.multi_agent is not None or (
-                isinstance(weights, dict) and DEFAULT_POLICY_ID in weights
-            )
-            self.set_weights(weights if by_policy else {DEFAULT_POLICY_ID: weights})
+            self.set_weights(weights)
         self.weights_version = version
         if self.role is Role.EVALUATION:
             for actor in self.actors.values():

@@ -189,6 +189,12 @@ def fake_group(
     )
 
 
+def kill(group: EnvRunnerGroup, index: int) -> None:
+    """Kill the process of a remote runner, whichever are healthy."""
+    process_ids = dict(group.foreach_env_runner(lambda one: (one.runner_index, os.getpid())))
+    os.kill(process_ids[index], signal.SIGKILL)
+
+
 class FailingCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Raises at the third step of an episode."""
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runners import FakeRequest, TimedRunner, doubled_count, fake_group
+from fake_runners import FakeRequest, TimedRunner, doubled_count, fake_group, kill
 
-from rlrun.actors.asynchronous import AsynchronousSampler
+from rlrun.actors.asynchronous import AsynchronousSampler, RoundAhead
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.actors.remote_runners import EnvRunnersError
 from rlrun.checkpoint.state_codec import decode, encode
@@ -305,6 +305,51 @@ def test_a_killed_runner_comes_back_with_its_state_and_requests(
     for index in (1, 2):  # no count twice, none left out: each goes on where the dead one stood
         counts = [reply.state["count"] for reply in replies if reply.runner_index == index]
         assert counts == list(range(1, len(counts) + 1))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_runner_that_a_call_of_all_finds_dead_gets_its_requests_again(
+    make_faulty: Any, in_flight: int, number: int
+) -> None:
+    sampler, group = make_faulty({}, in_flight, number=number, sample_timeout_s=5.0)
+    replies = [sampler.take() for _ in range(3)]
+    kill(group, 1)
+    assert group.foreach_env_runner(lambda runner: runner.runner_index) == [1, 2][:number]
+    replies += [sampler.take() for _ in range(6)]
+    while replies[-1].runner_index != 1:
+        replies.append(sampler.take())
+    for index in range(1, number + 1):
+        counts = [reply.state["count"] for reply in replies if reply.runner_index == index]
+        assert counts == list(range(1, len(counts) + 1))
+    assert group.faults()["restarts_by_cause"] == {"died": 1, "env_error": 0, "late": 0}
+
+
+@pytest.mark.faults
+def test_a_runner_that_a_call_of_all_finds_dead_takes_part_in_rounds_sampled_ahead(
+    make_faulty: Any,
+) -> None:
+    _, group = make_faulty({}, 2, sample_timeout_s=5.0)
+    ahead = RoundAhead(group, Requests(), lambda state: FakeRequest(**state))  # type: ignore[arg-type,return-value]
+    ahead.begin([1, 1], None)
+    kill(group, 1)
+    assert group.foreach_env_runner(lambda runner: runner.runner_index) == [1, 2]
+    for fragment in range(3):
+        replies = ahead.take([1, 1], [1, 1], None)
+        assert replies is not None
+        assert [reply.fragment for reply in replies] == [fragment] * 2
+        assert [reply.state["count"] for reply in replies] == [fragment + 1] * 2
+    assert group.faults()["restarts_by_cause"] == {"died": 1, "env_error": 0, "late": 0}
+
+
+@pytest.mark.faults
+def test_a_runner_that_died_before_a_reset_is_replaced(make_faulty: Any) -> None:
+    sampler, group = make_faulty({(1, 0): "die"}, number=1)
+    sampler.ask(1)
+    sampler.reset()
+    assert sampler.take().fragment == 1
+    assert group.num_restarts == 1
 
 
 @pytest.mark.faults

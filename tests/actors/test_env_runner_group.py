@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_runners import FakeRequest, fake_group
+from fake_runners import FakeRequest, fake_group, kill
 
 from rlrun.actors import actor_manager, remote_runners
 from rlrun.actors.env_runner_group import EnvRunnerGroup
@@ -16,6 +17,7 @@ from rlrun.actors.runner_host import pack
 from rlrun.envs.errors import EnvError
 
 NO_RESTARTS = {"restart_failed_env_runners": False}
+IGNORED = {**NO_RESTARTS, "ignore_env_runner_failures": True}
 
 
 @pytest.fixture
@@ -148,19 +150,21 @@ def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("restarts", "wanted"), [(1, True), (0, False)])
+@pytest.mark.parametrize(
+    ("restarts", "settings"), [(1, {}), (0, NO_RESTARTS), (0, {"max_num_env_runner_restarts": 0})]
+)
 def test_a_runner_that_is_late_again_ends_the_run(
-    make_group: Any, restarts: int, wanted: bool
+    make_group: Any, restarts: int, settings: dict[str, Any]
 ) -> None:
     group = make_group(
         {(1, 0): "always sleep", "sleep_s": 60.0},
         number=1,
         sample_timeout_s=0.5,
-        restart_failed_env_runners=wanted,
+        **settings,
     )
     with pytest.raises(EnvRunnersError, match=r"sample_timeout_s=0\.5"):
         group.sample(FakeRequest(0))
-    assert group.num_restarts == restarts
+    assert group.num_restarts == group.faults()["restarts_by_cause"]["late"] == restarts
 
 
 @pytest.mark.faults
@@ -168,13 +172,22 @@ def test_a_late_runner_is_lost_where_failures_are_ignored(make_group: Any) -> No
     group = make_group(
         {(1, 0): "sleep", "sleep_s": 60.0},
         sample_timeout_s=1.0,
-        restart_failed_env_runners=False,
-        ignore_env_runner_failures=True,
+        **IGNORED,
     )
     replies = group.sample(FakeRequest(0), [5, 5])
     assert [reply.runner_index for reply in replies] == [2]
     assert group.faults()["dropped_env_steps"] == 5
     assert group.left_over([5, 5], replies) == [0, 5]
+
+
+@pytest.mark.faults
+def test_a_runner_that_hangs_is_late_for_its_new_state_as_for_a_round(make_group: Any) -> None:
+    group = make_group({(1, f): "sleep" for f in (0, 1)} | {"sleep_s": 60.0}, sample_timeout_s=1.0)
+    for fragment in (0, 1):
+        group.begin(FakeRequest(fragment))
+        group.set_states({1: {"count": 10}, 2: {"count": 20}})
+        assert group.foreach_env_runner(lambda runner: runner.count) == [10, 20]
+    assert group.faults()["restarts_by_cause"]["late"] == 2
 
 
 @pytest.mark.faults
@@ -208,6 +221,40 @@ def test_a_killed_runner_comes_back_and_the_data_are_what_they_would_have_been(
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize(("settings", "counts"), [({}, [10, 20]), (IGNORED, [20])])
+def test_a_runner_that_died_between_rounds_is_replaced_or_left_out(
+    make_group: Any, settings: dict[str, Any], counts: list[int]
+) -> None:
+    group = make_group(**settings)
+    rounds(group, 1)
+    kill(group, 1)
+    group.set_states({1: {"count": 10}, 2: {"count": 20}})
+    assert group.foreach_env_runner(lambda runner: runner.count) == counts
+    assert (group.num_restarts, group.num_healthy) == (len(counts) - 1, len(counts))
+
+
+@pytest.mark.faults
+def test_a_runner_that_died_in_a_round_that_was_given_up_is_replaced(make_group: Any) -> None:
+    group = make_group({(1, 0): "die"})
+    group.begin(FakeRequest(0))
+    deadline, fragment = time.monotonic() + 60, 0
+    while group.num_restarts == 0:  # until Ray tells that the process is gone
+        assert time.monotonic() < deadline
+        fragment += 1
+        replies = group.sample(FakeRequest(fragment))
+    assert [reply.runner_index for reply in replies] == [1, 2]
+
+
+@pytest.mark.faults
+def test_a_lost_runner_comes_back_when_the_group_is_resized(make_group: Any) -> None:
+    group = make_group({(1, 1): "die"}, **IGNORED)
+    rounds(group, 2)
+    assert group.num_healthy == 1
+    group.resize(1)
+    assert [reply.batch[:2] for reply in group.sample(FakeRequest(2))] == [(1, 4)]
+
+
+@pytest.mark.faults
 def test_a_restarted_runner_gets_the_statistics_that_were_sent_before(make_group: Any) -> None:
     group = make_group({(1, 1): "die"}, number=1)
     group.sample(FakeRequest(0, connector_state={"n": 3}))
@@ -217,7 +264,7 @@ def test_a_restarted_runner_gets_the_statistics_that_were_sent_before(make_group
 
 @pytest.mark.faults
 def test_an_ignored_failure_loses_the_runner_and_nothing_else(make_group: Any) -> None:
-    group = make_group({(1, 1): "die"}, **NO_RESTARTS, ignore_env_runner_failures=True)
+    group = make_group({(1, 1): "die"}, **IGNORED)
     assert [len(replies) for replies in (group.sample(FakeRequest(f)) for f in range(3))] == [
         2,
         1,
@@ -238,12 +285,8 @@ def test_a_death_that_nothing_covers_ends_the_run(make_group: Any) -> None:
 
 @pytest.mark.faults
 def test_when_all_runners_are_lost_the_run_ends_after_the_tolerated_tries(make_group: Any) -> None:
-    ignored = {
-        **NO_RESTARTS,
-        "ignore_env_runner_failures": True,
-        "num_consecutive_env_runner_failures_tolerance": 3,
-    }
-    group = make_group({(1, 0): "die"}, number=1, **ignored)
+    tolerated = {"num_consecutive_env_runner_failures_tolerance": 3}
+    group = make_group({(1, 0): "die"}, number=1, **IGNORED, **tolerated)
     assert group.sample(FakeRequest(0)) == []
     assert group.sample(FakeRequest(1)) == []
     with pytest.raises(EnvRunnersError, match="no env runner is left"):

@@ -6,20 +6,22 @@ import os
 import random
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import ray
+from fake_runners import kill
 
-from rlrun import PPOConfig, register_env
+from rlrun import Policy, PPOConfig, register_env
 from rlrun.actors.env_runner_group import EnvRunnerGroup, synchronous_parallel_sample
 from rlrun.config import registry
 from rlrun.config.problems import InputError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
 from rlrun.data.compression import is_packed
-from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
@@ -95,6 +97,57 @@ def test_global_generators_of_remote_runners_are_seeded_also_in_one_that_replace
     assert len(set(rewards[0])) > 20
     np.testing.assert_array_equal(rewards[0], rewards[1])
     np.testing.assert_array_equal(rewards[0], rewards[2])
+
+
+class Weighed(Policy):
+    """Its one weight is in each row of its batches."""
+
+    weight = 1.0
+
+    def compute_actions(self, obs_batch: Any, *_: Any, **options: Any) -> Any:
+        return [0 for _ in obs_batch], [], {"w": np.full(len(obs_batch), self.weight)}
+
+    def learn_on_batch(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def get_weights(self) -> Any:
+        return {"w": self.weight}
+
+    def set_weights(self, weights: Any) -> None:
+        self.weight = weights["w"]
+
+
+def acted_with(group: EnvRunnerGroup, weights: Any = None) -> list[float]:
+    replies = group.sample(weights=weights)
+    return [weight for reply in replies for weight in np.unique(reply.batch["w"])]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_weights_of_a_loop_by_hand_are_acted_with(local_ray: None, number: int) -> None:
+    spec = replace(spec_of(EnvSpec(use="CartPole-v1")), policy_factory=Weighed)
+    group = group_of(spec, number)
+    for weights in ({"w": 2.0}, {DEFAULT_POLICY_ID: {"w": 3.0}}, {"w": 4.0}):
+        assert acted_with(group, weights) == [weights.get("w", 3.0)]
+    assert acted_with(group) == [4.0]
+    group.stop()
+
+
+@pytest.mark.faults
+def test_runners_that_are_started_later_act_with_the_weights_that_were_set_last(
+    local_ray: None,
+) -> None:
+    group = group_of(replace(spec_of(EnvSpec(use="CartPole-v1")), policy_factory=Weighed), 2)
+    weights = {"w": np.array(7.0)}
+    group.sync_weights({DEFAULT_POLICY_ID: weights})
+    weights["w"][...] = 8.0
+    kill(group, 1)
+    assert acted_with(group) == [7.0, 7.0]
+    group.resize(3)
+    assert acted_with(group) == [7.0] * 3
+    kill(group, 2)
+    group.sync_weights({DEFAULT_POLICY_ID: weights})
+    assert acted_with(group) == [8.0] * 3
+    group.stop()
 
 
 @pytest.mark.faults
