@@ -68,6 +68,7 @@ def preflight(
     where: str = "this machine",
     learners: LearnersConfig | None = None,
     evaluation: EnvRunnersConfig | None = None,
+    num_networks: int = 1,
 ) -> float:
     """Compare what remote runners and learners need with what is ``available``.
 
@@ -75,6 +76,7 @@ def preflight(
 
     Args:
         learners, evaluation: need their resources besides; None needs none.
+        num_networks: policies that have learners of their own.
 
     Returns:
         CPUs that each env runner reserves where `num_cpus_per_env_runner` is "auto".
@@ -82,6 +84,9 @@ def preflight(
     Raises:
         ResourceError: with both numbers and a setting that fits, for each resource that lacks.
     """
+    if learners is not None:
+        of_all = {"num_learners": learners.num_learners * num_networks}
+        learners = learners.model_copy(update=of_all)
     cpus = _share(available, settings, learners, evaluation)
     settings = reserving(settings, cpus)
     evaluation = None if evaluation is None else reserving(evaluation, cpus)
@@ -99,7 +104,7 @@ def preflight(
         taken = Resources(
             number * settings.cpus_per_env_runner, number * settings.num_gpus_per_env_runner
         )
-        problems += _shortages("learner", learners, available, taken, where)
+        problems += _shortages("learner", learners, available, taken, where, policies=num_networks)
     if evaluation is not None and not problems:
         processes = [("env_runner", settings), ("learner", learners)]
         taken = Resources(_sum_of(processes, "cpus"), _sum_of(processes, "gpus"))
@@ -139,12 +144,14 @@ def _shortages(
     taken: Resources,
     where: str,
     section: str = "",
+    policies: int = 1,
 ) -> Iterator[str]:
     """The CPUs and GPUs that processes of one kind need and do not find beside ``taken`` ones.
 
     Args:
         process: what one is called in the settings: "env_runner" or "learner".
         section: where their settings are, ``evaluation.`` for those that evaluate.
+        policies: each of which has the same share of them.
     """
     number: int = getattr(settings, f"num_{process}s")
     for kind in ("CPUs", "GPUs"):
@@ -155,13 +162,14 @@ def _shortages(
         others = "the other processes" if section else "the env runners"
         beside = f", of which {others} take {used:g}" if used else ""
         free = max(there - used, 0.0)
-        choices, fitting = [], math.floor(free / each)
+        choices, fitting = [], math.floor(free / each) // policies
         if fitting or kind == "CPUs":  # GPUs are of remote ones alone
             choices.append(f"{section or f'{process}s.'}num_{process}s={fitting}")
         smaller = math.floor(free / number * 100) / 100
         if smaller > 0 or kind == "GPUs":  # without a GPU they compute on CPUs
             choices.append(f"{section}{process}s.num_{kind.lower()}_per_{process}={smaller:g}")
         named = f"{section.replace('.', ' ')}{process.replace('_', ' ')}s"
+        named += f" of {policies} policies" if policies > 1 else ""
         yield (
             f"{number} {named} with {each:g} {kind} each need "
             f"{number * each:g} {kind}, {where} has {there:g}{beside}: set " + " or ".join(choices)
@@ -183,6 +191,7 @@ def start_ray(
     learners: LearnersConfig | None = None,
     evaluation: EnvRunnersConfig | None = None,
     start_timeout_s: float = 60.0,
+    num_networks: int = 1,
 ) -> float:
     """Start a local Ray, or connect to the cluster at ``address``, for runners and learners.
 
@@ -193,6 +202,7 @@ def start_ray(
 
     Args:
         start_timeout_s: that a local Ray has to start, and each of its workers.
+        num_networks: see `preflight`.
 
     Returns:
         See `preflight`.
@@ -203,13 +213,14 @@ def start_ray(
     """
     cpus = 1.0
     if address is None and not is_running():
-        cpus = preflight(settings, local_resources(), learners=learners, evaluation=evaluation)
+        there = local_resources()
+        cpus = preflight(settings, there, "this machine", learners, evaluation, num_networks)
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # notices about itself, on the terminal
     if ray.is_initialized():
         there = cluster_resources()
-        cpus = preflight(settings, there, "the running Ray", learners, evaluation)
+        cpus = preflight(settings, there, "the running Ray", learners, evaluation, num_networks)
     elif address is None:
         _start_local(start_timeout_s)
     else:
@@ -224,7 +235,8 @@ def start_ray(
             raise RayStartError(f"no Ray cluster at {address}: {_first_line(error)}") from error
         try:
             where = f"the cluster at {address}"
-            cpus = preflight(settings, cluster_resources(), where, learners, evaluation)
+            there = cluster_resources()
+            cpus = preflight(settings, there, where, learners, evaluation, num_networks)
         except ResourceError:
             ray.shutdown()
             raise

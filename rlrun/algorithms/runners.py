@@ -15,7 +15,7 @@ import gymnasium as gym
 from rlrun.actors.env_runner_group import EnvRunnerGroup, env_spaces
 from rlrun.algorithms.callbacks import Callbacks, runner_callbacks
 from rlrun.algorithms.result import IS_SUCCESS
-from rlrun.config.policies import PolicySettings, evaluation_runners
+from rlrun.config.policies import PolicySettings, evaluation_runners, num_networks
 from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
@@ -88,7 +88,8 @@ def with_ray(config: ExperimentConfig, address: str | None) -> ExperimentConfig:
     from rlrun.actors.ray_runtime import reserving, start_ray
 
     limit_s = config.fault_tolerance.env_runner_start_timeout_s
-    cpus = start_ray(settings, address, config.learners, evaluation, limit_s)
+    networks = num_networks(config)
+    cpus = start_ray(settings, address, config.learners, evaluation, limit_s, networks)
     if cpus < 1.0:
         _log.warning(FRACTION, cpus)
     return config.model_copy(update={"env_runners": reserving(settings, cpus)})

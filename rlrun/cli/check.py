@@ -129,7 +129,7 @@ def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
     """
     from rlrun.actors.ray_runtime import ResourceError, local_resources, preflight
     from rlrun.algorithms.runners import FRACTION
-    from rlrun.config.policies import evaluation_runners
+    from rlrun.config.policies import evaluation_runners, num_networks
     from rlrun.config.problems import ConfigError, Origin, Problem
     from rlrun.learning.learner import resolve_device
     from rlrun.policies.torch_policy import require_cuda
@@ -140,6 +140,7 @@ def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
             local_resources(),
             learners=experiment.learners,
             evaluation=evaluation_runners(experiment),
+            num_networks=num_networks(experiment),
         )
         if cpus < 1.0:
             errors.report_problems(

@@ -65,6 +65,14 @@ def test_env_runners_share_the_cpus_that_there_are(
             preflight(both[0], there)
 
 
+def test_each_policy_needs_learners_of_its_own() -> None:
+    learners = LearnersConfig(num_learners=3)
+    preflight(settings(), Resources(cpus=5), learners=learners)
+    with pytest.raises(ResourceError, match=r"6 learners of 2 policies .* need 6 CPUs") as caught:
+        preflight(settings(), Resources(cpus=5), learners=learners, num_networks=2)
+    assert "learners.num_learners=2 or" in str(caught.value)
+
+
 def test_cpus_that_are_named_are_reserved_or_refused() -> None:
     with pytest.raises(ResourceError, match="8 env runners with 1 CPUs each need 8 CPUs"):
         preflight(settings(num_env_runners=8, num_cpus_per_env_runner=1), Resources(cpus=2))

@@ -15,7 +15,7 @@ from rlrun.actors.ray_runtime import ResourceError, Resources
 from rlrun.config.checks import most_iterations
 from rlrun.config.loader import resolve
 from rlrun.config.problems import ConfigError, InputError
-from rlrun.config.schema import SweepConfig
+from rlrun.config.schema import MultiAgentConfig, SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
@@ -117,6 +117,10 @@ def test_a_trial_reserves_its_runners_and_devices():
     nothing = experiment("env_runners: {num_env_runners: 1, num_cpus_per_env_runner: 0}")
     assert bundles_of(nothing) == [{"CPU": 1.0}]
     assert bundles_of(experiment("learners: {device: cuda}")) == [{"CPU": 1.0, "GPU": 1.0}]
+    policies = MultiAgentConfig(policies={"p": {}, "q": {}, "scratch": {"use": "a:B"}})
+    learners = experiment("learners: {num_learners: 2}")
+    several = learners.model_copy(update={"multi_agent": policies})
+    assert bundles_of(several) == [{"CPU": 1.0}] * 5
 
 
 def test_a_trial_that_needs_too_much_is_refused_with_the_arithmetic():

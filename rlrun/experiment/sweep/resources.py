@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlrun.actors.ray_runtime import ResourceError, Resources, preflight, reserving
-from rlrun.config.policies import evaluation_runners
+from rlrun.config.policies import evaluation_runners, num_networks
 from rlrun.config.schema import ExperimentConfig
 
 Bundle = dict[str, float]
@@ -31,7 +31,7 @@ def bundles_of(experiment: ExperimentConfig) -> list[Bundle]:
             **runners.custom_resources_per_env_runner,
         }
         all_processes += [runner] * runners.num_env_runners
-    all_processes += [learner] * learners.num_learners
+    all_processes += [learner] * (learners.num_learners * num_networks(experiment))
     bundles = [
         {name: float(amount) for name, amount in process.items() if amount}
         for process in all_processes
@@ -65,6 +65,7 @@ def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> N
                 capacity.where,
                 experiment.learners,
                 reserving(evaluation_runners(experiment), 1.0),
+                num_networks(experiment),
             )
         except ResourceError as error:
             problems[f"a trial: {error}"] = None
