@@ -89,10 +89,11 @@ def environment() -> dict[str, str]:
     """Environment variables of every contender: one thread, no GPU, no usage reports.
 
     Libraries choose the kernels for the processor themselves: what forces OpenBLAS to those of
-    another one, as some machines do for old versions of it, is left out.
+    another one, as some machines do for old versions of it, is left out. So is what keeps Python
+    from writing bytecode: pip has compiled the peers, and each start of rlrun would compile torch.
     """
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    forced = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+    forced = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONDONTWRITEBYTECODE")
     return {
         **{name: value for name, value in os.environ.items() if name not in forced},
         **dict.fromkeys(threads, "1"),
