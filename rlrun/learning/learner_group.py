@@ -228,8 +228,8 @@ class LearnerGroup(Learner):
         free = ray.available_resources()  # type: ignore[no-untyped-call]
         self.stop()
         raise LearnersError(
-            f"{len(results)} of learners.num_learners={settings.num_learners} learners of a policy "
-            f"could be started within {_START_TIMEOUT_S:.0f} s. Each needs "
+            f"{len(results)} of {settings.num_learners} learners (learners.num_learners) could be "
+            f"started within {_START_TIMEOUT_S:.0f} s. Each needs "
             f"{settings.num_cpus_per_learner:g} CPUs and {settings.num_gpus_per_learner:g} GPUs; "
             f"free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
         )
