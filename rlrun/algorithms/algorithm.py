@@ -495,7 +495,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             part.set_state(parts[name])
 
     def after_restore(self) -> None:
-        """Let callbacks know that weights and state are those of a checkpoint."""
+        """Call `on_checkpoint_loaded`; a checkpoint's weights and state have been set."""
         self._call_back("on_checkpoint_loaded")
         self.timers.lap()
 

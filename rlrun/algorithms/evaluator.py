@@ -81,7 +81,7 @@ class Evaluator:
         return self.episodes_by(self._run)
 
     def episodes_by(self, run: Callable[[range], list[EpisodeRecord]]) -> list[EpisodeRecord]:
-        """These episodes, by a function that runs those of some numbers, or fewer to end early."""
+        """The episodes that ``run`` plays; it takes their numbers, and may end early with fewer."""
         found: list[EpisodeRecord] = []
         limit = self._settings.env_steps
         while True:

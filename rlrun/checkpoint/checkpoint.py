@@ -54,9 +54,7 @@ class CheckpointWriteError(CheckpointError):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether waiting will not help: not space on the disk, but the path or a value is the
-        reason.
-        """
+        """Whether another try would fail, too: the path or a value is wrong, the disk not full."""
         cause = self.__cause__
         return isinstance(cause, StateError) or (
             isinstance(cause, OSError) and cause.errno in _LASTING
@@ -107,7 +105,7 @@ class Checkpointed(Protocol):
         """Add and remove policies to match a state, before weights and state are loaded."""
 
     def after_restore(self) -> None:
-        """Let callbacks know that weights and state are set."""
+        """Call callbacks; weights and state have been set."""
 
     def stop(self) -> None:
         """Stop its processes; it is of no use any more."""

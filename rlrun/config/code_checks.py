@@ -59,7 +59,7 @@ _BASES = {
     "sink": (),
     "wrapper": ("gymnasium.core.Wrapper",),
 }
-"""Kind of code -> the base classes, one of which a class of rlrun must have to be used as it."""
+"""Kind of code -> base classes; a class of rlrun is of this kind if it derives from one of them."""
 
 _MADE_FROM_MODEL = ("rlrun.policies.torch_policy", "rlrun.policies.numpy_policy")
 """Modules with policies whose constructors take a `ModelConfig`, and not a dict of settings."""

@@ -94,7 +94,7 @@ _NOT_THE_USERS = {
     *sys.stdlib_module_names,
     *("numpy", "pydantic", "pydantic_core", "yaml", "rich", "safetensors"),
 }
-"""Packages whose frames alone do not say that a failure lies in code of the user's."""
+"""Packages that are not the user's code."""
 
 
 def user_traceback(error: BaseException) -> str:

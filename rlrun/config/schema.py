@@ -461,7 +461,7 @@ class ReportConfig(Section):
     min_sample_timesteps_per_iteration: Whole | None = None
     """Fewest steps that an iteration collects, in the unit of `multi_agent.count_steps_by`."""
     min_train_timesteps_per_iteration: Whole | None = None
-    """Fewest rows that an iteration learns from, replayed ones and those of all agents included."""
+    """Least number of rows that an iteration learns from, of all agents; replayed rows count."""
     info_keys: tuple[str, ...] = ()
     """Numbers of the info of each episode's last step, reported under `custom_metrics`; of several
     agents by policy. `is_success` is always reported, as `env_runners/success_rate`."""

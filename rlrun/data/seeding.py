@@ -167,8 +167,9 @@ class OwnGenerators:
     def __init__(self, env: Any) -> None:
         self.env = env
         self._generators = GlobalGenerators()
-        for part, name, space in _spaces(env):  # sub-environments may share those of their class
-            with suppress(AttributeError):  # a property that makes a new one
+        # Sub-environments may share the spaces of their class; each gets its own.
+        for part, name, space in _spaces(env):
+            with suppress(AttributeError):  # the space is a property
                 setattr(part, name, deepcopy(space))
 
     def __getattr__(self, name: str) -> Any:

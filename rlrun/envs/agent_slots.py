@@ -2,8 +2,8 @@
 
 A *slot* is one agent of one sub-environment. With one agent each, slots and sub-environments are
 the same, and all act together. With several agents of one policy, an agent has a slot of the policy
-for as long as it takes part in an episode. Owns slots, what steps bring to them, and the episodes
-that they are of; must not know how actions are chosen.
+for as long as it takes part in an episode. Owns slots and what steps bring to them; must not know
+how actions are chosen.
 
     S  slots of a policy    k  slots of a step    m  of them, those with an observation
 """
@@ -45,65 +45,6 @@ class PlannedEpisode:
     """Seed of the environment: the same, unless the episode begins at a soft horizon."""
     mapping_rng: np.random.Generator
     """Generator for choices of policies."""
-
-
-@dataclass
-class RecordedEpisode:
-    """What it takes to repeat an episode, or the part of one between soft horizons."""
-
-    number: int
-    episode_id: int
-    before: int
-    """Env steps from the reset to its beginning."""
-    steps: int = 0
-    known: list[str] = field(default_factory=list)
-    """Ids of the policies that there were when it began."""
-    policies: list[str] = field(default_factory=list)
-    """Of each agent, by index."""
-    actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
-    """Agent index -> env steps of its actions, and these as connectors sent them."""
-
-    @property
-    def since_reset(self) -> int:
-        """Env steps from the reset to its end, or so far."""
-        return self.before + self.steps
-
-    def recorded(self) -> dict[int, tuple[Array, Array]]:
-        """The actions, each agent's joined."""
-        for agent, parts in self.actions.items():
-            steps, actions = (np.concatenate(part) for part in zip(*parts, strict=True))
-            self.actions[agent] = [(steps, actions)]
-        return {agent: parts[0] for agent, parts in self.actions.items()}
-
-    def get_state(self) -> dict[str, Any]:
-        """Plain values and arrays."""
-        return {
-            "number": self.number,
-            "before": self.before,
-            "steps": self.steps,
-            "known": self.known,
-            "policies": self.policies,
-            "actions": {
-                str(agent): {"steps": steps, "actions": actions}
-                for agent, (steps, actions) in self.recorded().items()
-            },
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
-        """The episode of `get_state`, with its id."""
-        return cls(
-            int(state["number"]),
-            episode_id,
-            int(state.get("before", 0)),  # older checkpoints lack it
-            int(state["steps"]),
-            [str(policy_id) for policy_id in state["known"]],
-            [str(policy_id) for policy_id in state["policies"]],
-            {
-                int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
-                for agent, part in state["actions"].items()
-            },
-        )
 
 
 class EpisodeSource(Protocol):

@@ -21,13 +21,18 @@ from rlrun.envs.agent_slots import (
     Due,
     PlannedEpisode,
     PolicySlots,
-    RecordedEpisode,
     SlotStep,
 )
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import Spaces
-from rlrun.sampling.episode_replay import AgentReplay, Observations, has_policies, log_replay
+from rlrun.sampling.episode_replay import (
+    AgentReplay,
+    Observations,
+    RecordedEpisode,
+    has_policies,
+    log_replay,
+)
 from rlrun.sampling.episodes import AgentEpisodes
 from rlrun.sampling.policy_actor import PolicyActor
 
@@ -363,8 +368,8 @@ class AgentEnvs:
             diverged |= self._see_again(slots, state["due"][policy_id], seen, actors[policy_id])
         pairs = zip(self._recorded, state["envs"], strict=True)
         lengths = [0 if self._has_state(one) else parts[-1].since_reset for parts, one in pairs]
-        told = [i for i in sorted(diverged) if has_policies(self._recorded[i], actors)]
-        log_replay(self.episodes, told, lengths, self._env_id, self._runner_index)
+        warned = [i for i in sorted(diverged) if has_policies(self._recorded[i], actors)]
+        log_replay(self.episodes, warned, lengths, self._env_id, self._runner_index)
         for env_index in sorted(diverged):
             sub = self.env.subs[env_index]
             self._give_up(sub, actors)

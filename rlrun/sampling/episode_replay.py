@@ -1,10 +1,10 @@
-"""AgentReplay: running episodes are brought back by repeating their actions.
+"""RecordedEpisode and AgentReplay: running episodes are brought back by repeating their actions.
 
 An environment is a function of the seed that it was reset with and of the actions since then, so
 these are what a state holds of it. That is one episode, but at soft horizons, where one goes over
 into the next without a reset: then it is several, of which the last is running.
 
-Owns this for several agents, where with one agent `replay_actions` does it, and what is logged in
+Owns both for several agents, where with one agent `replay_actions` does it, and what is logged in
 both cases. Must not know how actions are chosen, nor which episodes are brought back.
 """
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import mapping_rng
-from rlrun.envs.agent_slots import PlannedEpisode, RecordedEpisode
+from rlrun.envs.agent_slots import PlannedEpisode
 from rlrun.envs.errors import RAISED
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
 from rlrun.policies.policy_mapping import MappingError
@@ -32,6 +33,65 @@ Observations = dict[tuple[int, int], Any]
 _WORTH_TELLING = 10_000  # env steps of one sub-environment
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class RecordedEpisode:
+    """What it takes to repeat an episode, or the part of one between soft horizons."""
+
+    number: int
+    episode_id: int
+    before: int
+    """Env steps from the reset to its beginning."""
+    steps: int = 0
+    known: list[str] = field(default_factory=list)
+    """Ids of the policies that there were when it began."""
+    policies: list[str] = field(default_factory=list)
+    """Policy id of each agent, by index."""
+    actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
+    """Agent index -> env steps of its actions, and these as connectors sent them."""
+
+    @property
+    def since_reset(self) -> int:
+        """Env steps from the reset to its end, or so far."""
+        return self.before + self.steps
+
+    def recorded(self) -> dict[int, tuple[Array, Array]]:
+        """The actions, each agent's joined."""
+        for agent, parts in self.actions.items():
+            steps, actions = (np.concatenate(part) for part in zip(*parts, strict=True))
+            self.actions[agent] = [(steps, actions)]
+        return {agent: parts[0] for agent, parts in self.actions.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """Plain values and arrays."""
+        return {
+            "number": self.number,
+            "before": self.before,
+            "steps": self.steps,
+            "known": self.known,
+            "policies": self.policies,
+            "actions": {
+                str(agent): {"steps": steps, "actions": actions}
+                for agent, (steps, actions) in self.recorded().items()
+            },
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
+        """The episode of `get_state`, with its id."""
+        return cls(
+            int(state["number"]),
+            episode_id,
+            int(state.get("before", 0)),  # older checkpoints lack it
+            int(state["steps"]),
+            [str(policy_id) for policy_id in state["known"]],
+            [str(policy_id) for policy_id in state["policies"]],
+            {
+                int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
+                for agent, part in state["actions"].items()
+            },
+        )
 
 
 class AgentReplay:

@@ -7,6 +7,7 @@ name. It must not know which numbers there are.
 
 import csv
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -67,9 +68,9 @@ class TensorBoardSink:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = RunFolder(run_dir)
-        rows = list(read_rows(folder.metrics, warn=False))
         # Of a resumed run, what an earlier session wrote after the checkpoint does not count.
-        following = int(rows[-1]["env_steps"]) + 1 if rows else 0
+        last = deque(read_rows(folder.metrics, warn=False), maxlen=1)
+        following = int(last[0]["env_steps"]) + 1 if last else 0
         self._writer = SummaryWriter(str(folder.tensorboard), purge_step=following)
         self._settings = _settings(folder)
         self._last: dict[str, float] = {}
