@@ -356,6 +356,7 @@ NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 # For smaller pictures, such as the 10x10 ones of MinAtar.
 SMALL_CONV = ((16, 3, 1), (32, 3, 1))
 NATURE_MIN_PIXELS = 36
+MAX_BYTE = 255.0  # of a pixel, which is 1 to a network
 
 
 def channels_first(shape: Sequence[int]) -> bool:
@@ -375,8 +376,20 @@ def channels_last(images: Tensor) -> Tensor:
 def scaled(images: Tensor) -> Tensor:
     """Images as float32, bytes in [0, 1]."""
     if images.dtype == torch.uint8:
-        return images.to(torch.float32).mul_(1.0 / 255.0)
+        return images.to(torch.float32).mul_(1.0 / MAX_BYTE)
     return images.to(torch.float32)
+
+
+class ImageConv2d(nn.Conv2d):
+    """A convolution of images [N, C, H, W], bytes in [0, 1].
+
+    Weights are scaled in place of the images, which are a thousand times as many numbers.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images, bytes or numbers, -> [N, filters, H', W']."""
+        weight = self.weight / MAX_BYTE if images.dtype == torch.uint8 else self.weight
+        return self._conv_forward(images.to(torch.float32), weight, self.bias)
 
 
 class ConvEncoder(nn.Module):
@@ -421,7 +434,7 @@ class ConvEncoder(nn.Module):
                     f"{height}x{width} pixels are left of the {tuple(shape)} image; "
                     "use fewer layers or smaller kernels and strides"
                 )
-            layer = nn.Conv2d(channels, num_filters, kernel, stride)
+            layer = (nn.Conv2d if i else ImageConv2d)(channels, num_filters, kernel, stride)
             INITS[init](layer, gain)
             self.conv.append(layer)
             channels = num_filters
@@ -434,7 +447,7 @@ class ConvEncoder(nn.Module):
         """Images [N, ...], bytes or numbers, -> [N, output_size]."""
         x = x.reshape(-1, *self._shape)
         x = x if self._channels_first else x.permute(0, 3, 1, 2)
-        x = scaled(channels_last(x))  # in this order: as numbers it would be four times the memory
+        x = channels_last(x) if self.conv else scaled(x)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
             for layer in self.conv:
                 x = torch.relu_(layer(x))
