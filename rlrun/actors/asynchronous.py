@@ -45,6 +45,8 @@ class _Untaken:
     runner_index: int
     asked: _Asked
     reply: Any
+    state: bytes | None
+    """The runner's, after the reply."""
 
 
 class AsynchronousSampler:
@@ -111,7 +113,7 @@ class AsynchronousSampler:
         while not self._queue:
             self.collect(timeout_s=self._remote.timeout_s)
         untaken = self._queue.popleft()
-        self._remote.states.taken[untaken.runner_index] = untaken.reply.state
+        self._remote.states.taken[untaken.runner_index] = untaken.state
         self._refill_all()
         return untaken.reply
 
@@ -225,7 +227,8 @@ class AsynchronousSampler:
                 return
             asked = self._asked[index].popleft()
             reply = self._remote.received(result, taken=False)
-            self._queue.append(_Untaken(index, asked, reply))
+            state = self._remote.states.replied[index]
+            self._queue.append(_Untaken(index, asked, reply, state))
 
     def _go_on(self, index: int, replaced: Sequence[int]) -> None:
         """Send a replaced runner all requests that its predecessor did not answer."""

@@ -185,7 +185,7 @@ class EnvRunnerGroup(OldNames):
             return replies
         if lengths is not None:
             request = replace(request, length=lengths[0])
-        return [self.local_env_runner.sample_fragment(request, weights, with_state=False)]
+        return [self.local_env_runner.sample_fragment(request, weights)]
 
     def begin(
         self,

@@ -24,11 +24,12 @@ import ray
 from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
 from rlrun.actors.ray_runtime import last_error_line, python_stacks
 from rlrun.actors.runner_host import (
+    INLINE_BYTES,
     INTERRUPT_SIGNAL,
     RunnerFactory,
     RunnerHost,
-    Warned,
     pack,
+    unpack,
 )
 from rlrun.config.problems import InputError
 from rlrun.config.schema import FaultToleranceConfig
@@ -36,11 +37,10 @@ from rlrun.envs.errors import EnvError
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 Task = Callable[[Any, Any, Any], Any]
-"""``(runner, request, weights) -> reply``: what a runner does; the reply has a ``state``."""
+"""``(runner, request, weights) -> reply``: what a runner does."""
 
 _OF_NO_FRAGMENT = -1  # where a runner fails while it is restored, or in a call of all runners
 _IDLE_S = 1.0  # pause before another try when no runner is left
-_INLINE_BYTES = 64 * 1024  # Ray sends arguments of up to 100 kB within the call
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ class EnvRunnersError(RuntimeError):
 class RunnerStates:
     """The states and failures of remote runners, by runner index."""
 
-    replied: dict[int, dict[str, Any] | None] = field(default_factory=dict)
-    """State after the last reply: a replaced runner goes on from there."""
-    taken: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    replied: dict[int, bytes | None] = field(default_factory=dict)
+    """State after the last reply, packed: a replaced runner goes on from there."""
+    taken: dict[int, bytes | None] = field(default_factory=dict)
     """State after the last reply that learning has taken: a resumed run goes on from there."""
     connector_state: dict[str, Any] | None = None
     """Merged connector statistics that were sent last."""
@@ -188,18 +188,17 @@ class RemoteRunners:
         Args:
             taken: whether learning has the reply at once.
         """
-        index, reply, states = result.actor_id, result.value, self.states
-        if isinstance(reply, Warned):
-            for warning in reply.warnings:
-                if warning not in self._warned:
-                    _log.warning("%s", warning)
-                self._warned.add(warning)
-            reply = reply.reply
-        states.replied[index] = reply.state
+        index, states = result.actor_id, self.states
+        packed, large, state, warnings = result.value
+        for warning in warnings:
+            if warning not in self._warned:
+                _log.warning("%s", warning)
+            self._warned.add(warning)
+        states.replied[index] = state
         if taken:
-            states.taken[index] = reply.state
+            states.taken[index] = state
         states.consecutive_failures = 0
-        return reply
+        return unpack(packed, large)
 
     def drop_answers(self, timeout_s: float = 0.0) -> bool:
         """Drop the answers that have come, but replace runners that they tell are dead.
@@ -220,7 +219,7 @@ class RemoteRunners:
 
         A small network's are at the runner a millisecond earlier than their place in the store.
         """
-        return pack(weights) if _num_bytes(weights) <= _INLINE_BYTES else ray.put(weights)
+        return pack(weights) if _num_bytes(weights) <= INLINE_BYTES else ray.put(weights)
 
     def with_connector_state(self, request: SampleRequest) -> SampleRequest:
         """The request as a replaced runner needs it, which has not been sent the statistics."""
@@ -398,12 +397,15 @@ class RemoteRunners:
 
     def get_states(self) -> dict[int, dict[str, Any] | None]:
         """See `EnvRunnerGroup.get_states`."""
-        return {index: self.states.taken.get(index) for index in self.actors.actor_ids}
+        taken = {index: self.states.taken.get(index) for index in self.actors.actor_ids}
+        return {index: None if state is None else unpack(state) for index, state in taken.items()}
 
     def set_states(self, states: Mapping[int, dict[str, Any] | None]) -> None:
         """Have each runner go on from its state; without one, as it was built."""
         own = {index: states.get(index) for index in self.actors.actor_ids}
-        self.states.replied = {index: state for index, state in own.items() if state is not None}
+        self.states.replied = {
+            index: pack(state) for index, state in own.items() if state is not None
+        }
         self.states.taken = dict(self.states.replied)
         self._settle()
         going_on = self.actors.healthy_actor_ids

@@ -1,7 +1,11 @@
 """RunnerHost: the Ray actor around one env runner.
 
-Owns the runner's process: its global generators, the signals that it answers to, and its log, which
-is not shown and so comes with replies. Must not know what runners do. Imports Ray.
+Owns the runner's process: its global generators, the signals that it answers to, its log, which is
+not shown and so comes with replies, and the form of messages. Must not know what runners do.
+Imports Ray.
+
+Messages are bytes, which Ray sends as they are. Its own pickling is in Python, and keeps every
+array apart, of which a reply has dozens of small ones.
 """
 
 from __future__ import annotations
@@ -9,17 +13,17 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import pickle
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import ray
 
 from rlrun.actors.ray_runtime import STACK_SIGNAL
-from rlrun.data.seeding import generators_seed, seed_generators
+from rlrun.data.seeding import Role, generators_seed, seed_generators
 from rlrun.envs.watchdog import CallEnded, end_calls_after, end_forked_copy
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
@@ -29,13 +33,12 @@ RunnerFactory = Callable[..., Any]
 INTERRUPT_SIGNAL = signal.SIGUSR1
 """Has a runner's process end a call of its environment that does not return."""
 
+INLINE_BYTES = 64 * 1024
+"""What is larger goes through Ray's object store; a call or its reply holds up to 100 kB."""
 
-@dataclass(frozen=True)
-class Warned:
-    """A reply with what its runner has warned of."""
-
-    reply: Any
-    warnings: list[str]
+PackedReply = tuple[bytes, list[pickle.PickleBuffer], bytes | None, list[str]]
+"""A reply, the memory of its arrays of more than `INLINE_BYTES`, the runner's state after it, and
+what the runner has warned of."""
 
 
 class _Warnings(logging.Handler):
@@ -104,19 +107,21 @@ class RunnerHost:
         """See `EnvRunner.set_weights`."""
         self._built().set_weights(weights)
 
-    def set_state(self, state: dict[str, Any] | None) -> None:
-        """See `EnvRunner.set_state`; None is the state in which a runner is built."""
+    def set_state(self, state: bytes | None) -> None:
+        """See `EnvRunner.set_state`; packed, or None for the state in which a runner is built."""
         if state is None:
             self._built().stop()
             self._runner = self._make()
         else:
-            self._built().set_state(state)
+            self._built().set_state(unpack(state))
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(runner, *arguments)``; a request and weights are the arguments, if any."""
-        unpacked = [
-            ray.cloudpickle.loads(one) if isinstance(one, bytes) else one for one in arguments
-        ]
+        """``function(runner, *arguments)``; a request and weights are the arguments, if any.
+
+        Returns:
+            What the function returned; for a request packed, with the runner's state.
+        """
+        unpacked = [unpack(one) if isinstance(one, bytes) else one for one in arguments]
         if unpacked:
             seed_generators(generators_seed(*self._place, unpacked[0].fragment))
         with _calls_may_be_ended():
@@ -124,8 +129,9 @@ class RunnerHost:
         if not unpacked:
             return reply
         end_forked_copy(self._process_id)
-        warnings = self._warnings.take()
-        return Warned(reply, warnings) if warnings else reply
+        # Evaluations begin afresh: a replaced runner has nothing to go on from.
+        state = self._runner.get_state() if self._place[1] is Role.TRAIN else None
+        return pack_reply(reply, state, self._warnings.take())
 
     def stop(self) -> None:
         """Close the environments."""
@@ -139,9 +145,41 @@ class RunnerHost:
 
 
 def pack(message: Any) -> bytes:
-    """A message as bytes, which Ray sends as they are: pickled once, for any number of runners."""
+    """A message to runners, pickled once for any number of them."""
     packed: bytes = ray.cloudpickle.dumps(message)  # type: ignore[no-untyped-call]
     return packed
+
+
+def unpack(packed: bytes, large: Iterable[Any] = ()) -> Any:
+    """A message, reply or state; large arrays are read-only views of Ray's memory."""
+    return pickle.loads(packed, buffers=large)
+
+
+def pack_reply(reply: Any, state: Any, warnings: list[str]) -> PackedReply:
+    """A runner's reply. Its large arrays are not copied.
+
+    Args:
+        state: pickled by itself, since only a restart or a checkpoint looks into it; None for none.
+    """
+    try:
+        return _packed_by(pickle.dumps, reply, state, warnings)
+    except Exception:  # of an object whose class has no import path in this process
+        return _packed_by(ray.cloudpickle.dumps, reply, state, warnings)
+
+
+def _packed_by(
+    dumps: Callable[..., bytes], reply: Any, state: Any, warnings: list[str]
+) -> PackedReply:
+    large: list[pickle.PickleBuffer] = []
+
+    def goes_within(array: pickle.PickleBuffer) -> bool:
+        within = array.raw().nbytes <= INLINE_BYTES
+        if not within:
+            large.append(array)
+        return within
+
+    packed = dumps(reply, protocol=5, buffer_callback=goes_within)
+    return packed, large, None if state is None else dumps(state, protocol=5), warnings
 
 
 def _sample_fragment(runner: Any, request: SampleRequest, weights: Any) -> Any:

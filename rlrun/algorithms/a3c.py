@@ -129,11 +129,6 @@ class GradientReply:
     sampled: SampleReply
     by_policy: dict[str, PolicyGradient]
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """The runner's state after the fragment."""
-        return self.sampled.state
-
 
 def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) -> GradientReply:
     """Sample a fragment in a runner; return gradients in place of its rows."""

@@ -429,14 +429,11 @@ class EnvRunner(OldNames):
         with seeded_generators(generators_seed(*place)):
             return self.sample_fragment(request).batch
 
-    def sample_fragment(
-        self, request: SampleRequest, weights: Any = None, *, with_state: bool = True
-    ) -> SampleReply:
+    def sample_fragment(self, request: SampleRequest, weights: Any = None) -> SampleReply:
         """Collect exactly ``request.length * B`` env steps.
 
         Args:
             weights: the policies' weights, taken over if their version is new.
-            with_state: whether the reply holds this runner's state.
         """
         started, loop, envs = perf_counter(), self._loop, self._slot_envs
         if request.policies is not None:
@@ -477,7 +474,6 @@ class EnvRunner(OldNames):
                 for policy_id, actor in self.actors.items()
                 if actor.connectors.stateful
             },
-            state=self.get_state() if with_state else {},
             timings_s=timings,
             longest_running_episode=envs.longest_episode,
             faulty_episodes=envs.episodes.num_failed,

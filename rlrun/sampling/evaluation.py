@@ -26,8 +26,6 @@ class EvaluationReply:
     """Episodes that a runner has finished."""
 
     episodes: list[EpisodeRecord]
-    state: None = None
-    """A runner that replaces another has nothing to take over: evaluations begin afresh."""
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,6 @@ class SampleReply:
     episodes: list[EpisodeRecord]
     connector_deltas: dict[str, Any]
     """Statistics gathered since the last reply, for the central connectors to merge."""
-    state: dict[str, Any]
-    """Where the runner stands now: `EnvRunner.set_state` continues from there. Empty where the
-    runner is asked for it when a checkpoint is written, in this process."""
     timings_s: dict[str, float]
     """Seconds of this fragment by part: `policy`, `env`, `other`."""
     longest_running_episode: int

@@ -78,9 +78,7 @@ class FakeRunner:
         if spec.behaviour.get("constructor") == runner_index:
             raise EnvError("Fake-v0", "constructor", "ValueError: no", runner_index=runner_index)
 
-    def sample_fragment(
-        self, request: FakeRequest, weights: Any = None, *, with_state: bool = True
-    ) -> FakeReply:
+    def sample_fragment(self, request: FakeRequest, weights: Any = None) -> FakeReply:
         if request.connector_state is not None:
             self.connector_state = request.connector_state
         self.count += request.length
@@ -137,9 +135,7 @@ class FakeRunner:
 class TimedRunner(FakeRunner):
     """Takes ``behaviour["takes_s"]`` for each fragment, and says when that was."""
 
-    def sample_fragment(
-        self, request: FakeRequest, weights: Any = None, *, with_state: bool = True
-    ) -> Any:
+    def sample_fragment(self, request: FakeRequest, weights: Any = None) -> Any:
         started = time.time()
         self.count += 1
         self._misbehave(request)

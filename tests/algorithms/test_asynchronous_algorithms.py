@@ -100,7 +100,9 @@ def train_until(algorithm, fragments):
 
     def remember():
         reply = take()
-        taken[reply.state["next_fragment"] - 1] = reply
+        index = getattr(reply, "sampled", reply).runner_index
+        states = algorithm.env_runner_group.get_states()
+        taken[states[index]["next_fragment"] - 1] = reply
         return reply
 
     sampler.take = remember

@@ -235,7 +235,7 @@ def test_noise_in_weights_is_renewed_when_the_first_sub_environment_ends_an_epis
     for fragment in range(30):
         reply = runner.sample_fragment(SampleRequest(fragment, 3))
         envs = {episode.env_index for episode in reply.episodes}
-        noise = reply.state["policies"]["default_policy"]["noise"]["parameters"]
+        noise = runner.get_state()["policies"]["default_policy"]["noise"]["parameters"]
         assert (noise["seed"] is None) == (0 in envs)
         ended.add(frozenset(envs))
     assert {frozenset({0}), frozenset({1})} <= ended

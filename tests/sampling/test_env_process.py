@@ -115,7 +115,7 @@ def test_a_failed_environment_is_replaced_and_its_episode_dropped(
     assert len(reply.batch) == 2 * length
     assert all(episode.seed % 3 != 2 for episode in reply.episodes)
     np.testing.assert_array_equal(reply.batch["obs"][:, 1], reply.batch["t"])
-    again.set_state(reply.state)
+    again.set_state(runner.get_state())
     following = [one.sample_fragment(SampleRequest(1, 3)).batch["obs"] for one in (runner, again)]
     np.testing.assert_array_equal(*following)
     runner.stop()
@@ -135,7 +135,7 @@ def test_policies_act_for_the_remote_environments_that_are_ready(tmp_path: Path)
     ahead = np.bincount(replies[0].batch["env_id"])
     assert ahead[0] >= 10  # all of these before the second one's first
     assert replies[0].vector_steps > 10
-    again.set_state(replies[1].state)
+    again.set_state(runner.get_state())
     states = [one.get_state() for one in (runner, again)]
     for name in ("number", "reset_number"):
         np.testing.assert_array_equal(*(state["episodes"][name] for state in states))

@@ -179,7 +179,7 @@ def test_actions_of_an_episode_that_is_too_long_to_be_repeated_are_not_kept(monk
     monkeypatch.setattr(agent_envs, "RecordedEpisode", Recorded)
     runner = agents(longest=14, fault="raises")
     for fragment, (length, num_agents) in enumerate([(7, 2), (7, 2), (2, 0)]):
-        runner.sample_fragment(SampleRequest(fragment, length), with_state=False)
+        runner.sample_fragment(SampleRequest(fragment, length))
         assert [len(episode.actions) for episode in recorded] == [num_agents] * 2
 
 
@@ -241,8 +241,11 @@ def test_an_env_that_raises_while_its_actions_are_repeated_begins_afresh(caplog,
 def test_an_environment_that_is_never_reset_leaves_a_state_of_the_same_size():
     """Also once there are too many steps since its reset to be repeated, over soft horizons."""
     runner = make("test_env_state:Endless", {"p": MLP}, spec={"max_replayed_env_steps": 14}, **SOFT)
-    states = [encode(sample(runner, fragment, 20).state) for fragment in range(6)]
-    sizes = [(len(str(document)), len(arrays)) for document, arrays in states]
+    sizes = []
+    for fragment in range(6):
+        sample(runner, fragment, 20)
+        document, arrays = encode(runner.get_state())
+        sizes.append((len(str(document)), len(arrays)))
     assert max(sizes[1:]) <= (sizes[0][0] + 100, sizes[0][1])
 
 
