@@ -180,9 +180,10 @@ class ProxyMaker:
     def all(self, num_envs: int) -> list[EnvProxy]:
         """All sub-environments, which build themselves at the same time."""
         with ExitStack() as begun:
-            proxies = [self._begun(env_index) for env_index in range(num_envs)]
-            for proxy in proxies:
-                begun.callback(proxy.close)
+            proxies = list[EnvProxy]()
+            for env_index in range(num_envs):
+                proxies.append(self._begun(env_index))
+                begun.callback(proxies[-1].close)
             built = [self._built(env_index, proxy) for env_index, proxy in enumerate(proxies)]
             begun.pop_all()
         return built

@@ -17,7 +17,7 @@ from counting_envs import Counter
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs import vector_env
-from rlrun.envs.env_process import EnvHost, EnvProxy
+from rlrun.envs.env_process import EnvHost, EnvProxy, ProxyMaker
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
@@ -186,3 +186,21 @@ def test_remote_environments_end_one_call_before_the_next(
         batch = runner.sample_fragment(SampleRequest(k, 5)).batch
         assert len(batch) == 5 * num_envs
         np.testing.assert_array_equal(batch["obs"][:, 1], batch["t"])
+
+
+def test_where_an_environment_cannot_be_started_those_before_it_are_closed() -> None:
+    started, closed = list[Any](), list[Any]()
+
+    class Limited(Near):
+        def __init__(self, *arguments: Any) -> None:
+            if len(started) == 2:
+                raise OSError("Too many open files")
+            super().__init__(*arguments)
+            started.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(OSError, match="Too many open files"):
+        ProxyMaker(Limited, lambda _: Counter(), "Counter", 0, None).all(3)
+    assert closed == started[::-1]
