@@ -18,12 +18,17 @@ def _loop():
         pass
 
 
+def _raise(error):
+    raise error
+
+
 ENDS = {
     "sleep": lambda: time.sleep(600),
     "loop": _loop,
     "keep lock": lambda: ctypes.PyDLL(None).sleep(600),
     "sys.exit": lambda: sys.exit(3),
     "raises": lambda: 1 / 0,
+    "GeneratorExit": lambda: _raise(GeneratorExit),
     "os._exit": lambda: os._exit(7),
     "os._exit(0)": lambda: os._exit(0),
     "chdir": lambda: os.chdir("/"),

@@ -23,6 +23,7 @@ from typing import Any
 import ray
 
 from rlrun.actors.ray_runtime import STACK_SIGNAL
+from rlrun.config.problems import keep_traceback
 from rlrun.data.seeding import Role, generators_seed, seed_generators
 from rlrun.envs.watchdog import CallEnded, end_calls_after, end_forked_copy
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
@@ -91,7 +92,8 @@ class RunnerHost:
         self._place = spec.seed, arguments["role"], arguments["runner_index"]
         seed_generators(generators_seed(*self._place))
         try:
-            self._runner = self._make()
+            with _errors_for_the_driver():
+                self._runner = self._make()
         except Exception as error:
             self._failure = error
 
@@ -105,7 +107,7 @@ class RunnerHost:
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """See `EnvRunner.set_weights`."""
-        self._built().set_weights(weights)
+        self.apply(lambda runner: runner.set_weights(weights))
 
     def set_state(self, state: bytes | None) -> None:
         """See `EnvRunner.set_state`; packed, or None for the state in which a runner is built."""
@@ -113,7 +115,7 @@ class RunnerHost:
             self._built().stop()
             self._runner = self._make()
         else:
-            self._built().set_state(unpack(state))
+            self.apply(lambda runner: runner.set_state(unpack(state)))
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(runner, *arguments)``; a request and weights are the arguments, if any.
@@ -124,13 +126,13 @@ class RunnerHost:
         unpacked = [unpack(one) if isinstance(one, bytes) else one for one in arguments]
         if unpacked:
             seed_generators(generators_seed(*self._place, unpacked[0].fragment))
-        with _calls_may_be_ended():
+        with _errors_for_the_driver():
             reply = function(self._built(), *unpacked)
-        if not unpacked:
-            return reply
+            if not unpacked:
+                return reply
+            # Evaluations begin afresh: a replaced runner has nothing to go on from.
+            state = self._runner.get_state() if self._place[1] is Role.TRAIN else None
         end_forked_copy(self._process_id)
-        # Evaluations begin afresh: a replaced runner has nothing to go on from.
-        state = self._runner.get_state() if self._place[1] is Role.TRAIN else None
         return pack_reply(reply, state, self._warnings.take())
 
     def stop(self) -> None:
@@ -187,9 +189,20 @@ def _sample_fragment(runner: Any, request: SampleRequest, weights: Any) -> Any:
 
 
 @contextmanager
-def _calls_may_be_ended() -> Iterator[None]:
-    """Pass `CallEnded` on as an exception that Ray brings to the driver."""
+def _errors_for_the_driver() -> Iterator[None]:
+    """Pass exceptions on as Ray brings them to the driver, with their tracebacks.
+
+    Those that would end the process, such as of ``sys.exit``, become RuntimeErrors.
+    """
     try:
         yield
+    except Exception as error:
+        keep_traceback(error)
+        raise
     except CallEnded as ended:
         raise RuntimeError(str(ended)) from None
+    except BaseException as error:
+        keep_traceback(error)
+        passed_on = RuntimeError(f"{type(error).__name__}: {error}")
+        vars(passed_on).update(vars(error))
+        raise passed_on from None

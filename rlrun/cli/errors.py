@@ -32,7 +32,7 @@ _REFUSALS = {
 """A disk that is full, or a path that cannot be written: no traceback would say more."""
 
 
-def report(error: Exception) -> int:
+def report(error: BaseException) -> int:
     """Print the error of a command to stderr; returns the exit code.
 
     A ConfigError is printed as a line for each problem, an error with an ``exit_code`` as its

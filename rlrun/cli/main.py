@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -148,14 +149,21 @@ def main() -> None:
     code: Any
     try:
         code = app(prog_name="rlrun")
-    except SystemExit as end:
-        code = end.code
-    except Exception as error:
-        code = errors.report(error)
     except KeyboardInterrupt:
         code = errors.INTERRUPTED
+    except SystemExit as end:
+        code = end.code if _is_own(end) else errors.report(end)
+    except BaseException as error:
+        code = errors.report(error)
     _end_in_spite_of_threads(code)
     raise SystemExit(code)
+
+
+def _is_own(end: SystemExit) -> bool:
+    """Whether the command line has ended the command, and not an experiment's code."""
+    frames = [frame for frame, _ in traceback.walk_tb(end.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__"))
+    return module.partition(".")[0] in ("rlrun", "typer", "click")
 
 
 def _show_exits() -> None:

@@ -101,8 +101,11 @@ def user_traceback(error: BaseException) -> str:
     """The traceback of an error and of those behind it, from the user's code on.
 
     Frames of rlrun and of what calls or is called by it are left out. If no frames of the user's
-    are left, the failure lies there, and all are kept.
+    are left, the failure lies there, and all are kept. Of an error from another process it is what
+    `keep_traceback` has kept.
     """
+    if _KEPT in vars(error):
+        return str(vars(error)[_KEPT])
     shown = TracebackException.from_exception(error)
     chain = list(_chain(shown, error))
     if all(_NOT_THE_USERS.issuperset(_packages(each)) for _, each in chain):
@@ -117,6 +120,19 @@ def user_traceback(error: BaseException) -> str:
         if context is not None and _NOT_SHOWN.issuperset(_packages(context)):
             part.__context__ = None
     return "".join(shown.format())
+
+
+def keep_traceback(error: BaseException) -> None:
+    """Have an error take its traceback along as text, also as a note, to another process.
+
+    An error with an ``exit_code`` says in its message all that there is to say.
+    """
+    if not hasattr(error, "exit_code"):
+        vars(error)[_KEPT] = user_traceback(error)
+        error.add_note(vars(error)[_KEPT])
+
+
+_KEPT = "kept_traceback"
 
 
 def _chain(

@@ -171,7 +171,7 @@ def import_module(name: str) -> Any:
         if name == missing or name.startswith(missing + "."):
             raise ImportPathError(f"{NO_MODULE} {missing!r}") from None
         raise ImportPathError(f"{name} needs the module {missing!r}, which is missing") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"importing {name} failed: {type(error).__name__}: {error}"
         raise ImportPathError(message) from error
 

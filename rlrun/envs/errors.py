@@ -11,7 +11,7 @@ from typing import Literal
 from rlrun.config.problems import user_traceback
 
 NO_ALLOWED_ACTION = "the action mask allows no action"
-RAISED = (Exception, SystemExit)
+RAISED = (Exception, SystemExit, GeneratorExit)
 """Exceptions of environments, ``sys.exit`` among them: it must not end the run as a success."""
 _LONGEST = 10_000  # characters of a reason, and of a traceback
 EnvPhase = Literal[

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from rlrun.envs.errors import EnvFailure, TooManyFailures
+from rlrun.envs.errors import RAISED, EnvFailure, TooManyFailures
 from rlrun.envs.watchdog import end_forked_copy
 
 _UNPROVEN = (
@@ -76,7 +76,7 @@ class Rebuilder:
         elif str(self._failures).strip("0") == "1":
             message = "%s has been built again %d times, now in sub-env %d: %s"
             _log.warning(message, self._env_id, self._failures, env_index, failure.reason)
-        with suppress(Exception):
+        with suppress(*RAISED):
             env.close()
         return make(env_index)
 

@@ -272,22 +272,17 @@ class RunSession:
             interrupts = stack.enter_context(Interrupts(self._on_signal))
             try:
                 outcome = yield from self._train_to_end(stack, interrupts)
-            except GeneratorExit:
-                outcome = self._ended(interrupts)
             except KeyboardInterrupt:
                 name = interrupts.cause or "SIGINT"
                 self.rescue()
                 outcome = self._outcome("interrupted", f"{name}, at once")
             except BaseException as error:
-                if self._never_began(error):
-                    log.info("refused", exc_info=error)
-                    self.folder.withdraw_session()
-                else:
-                    self.note_failure(error)
-                    error.add_note(self._how_to_resume())
-                if isinstance(error, ConfigError) and loaded is not None:
-                    raise loaded.placed(error) from error
-                raise
+                if not (isinstance(error, GeneratorExit) and (self.done or interrupts.requested)):
+                    self._note_error(error)
+                    if isinstance(error, ConfigError) and loaded is not None:
+                        raise loaded.placed(error) from error
+                    raise
+                outcome = self._ended(interrupts)
             self.note_end(outcome.end, outcome.reason)
             self.console.close()
             self.console.summary(summary_lines(outcome, self.stop))
@@ -530,6 +525,14 @@ class RunSession:
     def stop_reason(self) -> str:
         """The criteria that the last result has reached, as text; possibly empty."""
         return ", ".join(map(str, self.stop.reached(self.last_row or {})))
+
+    def _note_error(self, error: BaseException) -> None:
+        if self._never_began(error):
+            log.info("refused", exc_info=error)
+            self.folder.withdraw_session()
+        else:
+            self.note_failure(error)
+            error.add_note(self._how_to_resume())
 
     def note_failure(self, error: BaseException) -> None:
         """Write the traceback to the log, the reason to meta.json, and the last state held."""

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlrun.config.problems import keep_traceback
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data.seeding import seed_generators
 from rlrun.learning.learner import Learner
@@ -296,7 +297,8 @@ class LearnerHost:
         """Leave the group where this learner fails, so that the others do not wait for it."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            keep_traceback(error)
             self._leave()
             raise
 

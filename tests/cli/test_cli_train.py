@@ -161,6 +161,33 @@ def _failing_loss(module, rows, loss, statistics):
     raise RuntimeError("no more disk") from KeyError("disk")
 
 
+class _Cancelled(BaseException):
+    """As of a library that cancels tasks."""
+
+
+class _Ends(Callbacks):
+    def __init__(self, how):
+        self._how = how
+
+    def on_train_result(self, algorithm, result):
+        if result["training_iteration"] == 2:
+            raise {"exit": SystemExit(0), "close": GeneratorExit, "cancel": _Cancelled}[self._how]
+
+
+@pytest.mark.parametrize("how", ["exit", "close", "cancel"])
+def test_code_of_the_user_that_ends_a_run_is_no_success(rlrun, how):
+    callbacks = f"callbacks=[{{use: '{__name__}:_Ends', how: {how}}}]"
+    options = ["--algorithm", "PPO", "--env", "CartPole-v1", "--run-dir", "run", callbacks]
+    settings = ["env_runners.num_env_runners=0", "stop.training_iteration=3"]
+    code, _, err = rlrun("train", *options, *settings)
+    assert code == 1
+    assert err.startswith("Traceback")
+    (frame,) = [line for line in err.splitlines() if line.startswith("  File ")]
+    assert Path(__file__).name in frame
+    assert err.strip().endswith("checkpoint 000001 is valid: rlrun train --resume run")
+    assert json.loads(Path("run/meta.json").read_text())["sessions"][-1]["outcome"] == "failed"
+
+
 class _FailingNetwork(nn.Module):
     def __init__(self, space):
         super().__init__()

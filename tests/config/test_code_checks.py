@@ -127,6 +127,7 @@ def test_what_is_no_policy_is_none_of_several_agents_either(write):
         ("import no_such_thing", "broken needs the module 'no_such_thing', which is missing"),
         ("1 / 0", "importing broken failed: ZeroDivisionError: division by zero"),
         ("def f(:", "importing broken failed: SyntaxError: "),
+        ("raise SystemExit(0)", "importing broken failed: SystemExit: 0"),
     ],
 )
 def test_code_that_cannot_be_imported(tmp_path, monkeypatch, source, message):

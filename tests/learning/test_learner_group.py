@@ -15,7 +15,7 @@ from rlrun import PPOConfig
 from rlrun.actors.ray_runtime import ResourceError, Resources, preflight
 from rlrun.algorithms.a2c import a2c_loss
 from rlrun.algorithms.ppo import ppo_gradient, ppo_loss
-from rlrun.config.problems import ConfigError
+from rlrun.config.problems import ConfigError, user_traceback
 from rlrun.config.schema import EnvRunnersConfig, LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
@@ -470,8 +470,9 @@ def test_a_loss_that_raises_in_one_learner_ends_the_run_at_once(local_ray, metho
     else:
         step = partial(group.accumulate, rows.microbatches(16), rows.size)
     began = time.monotonic()
-    with pytest.raises(ValueError, match="of a loss"):
+    with pytest.raises(ValueError, match="of a loss") as caught:
         step(failing, A2C, lr=0.1)
+    assert "in failing" in user_traceback(caught.value)
     assert time.monotonic() - began < 300  # the other learner would wait for ten minutes
 
 

@@ -96,9 +96,13 @@ def test_c_code_that_keeps_the_interpreters_lock_is_ended_with_its_process(runne
         runner("async", how="keep lock", at=8).sample()
 
 
-def test_an_environment_that_exits_is_an_error(runner):
-    with pytest.raises(EnvError, match="SystemExit: 3"):
-        runner(how="sys.exit").sample()
+@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+@pytest.mark.parametrize(
+    ("how", "said"), [("sys.exit", "SystemExit: 3"), ("GeneratorExit", "GeneratorExit")]
+)
+def test_an_environment_that_exits_is_an_error(runner, where, how, said):
+    with pytest.raises(EnvError, match=said):
+        runner(how=how, where=where, at=1).sample()
 
 
 @pytest.mark.faults
