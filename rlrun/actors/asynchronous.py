@@ -226,7 +226,7 @@ class AsynchronousSampler:
                 self._go_on(index, self._remote.recover([result], _fragment(result)))
                 return
             asked = self._asked[index].popleft()
-            reply = self._remote.received(result, taken=False)
+            reply = self._remote.received(result)
             state = self._remote.states.replied[index]
             self._queue.append(_Untaken(index, asked, reply, state))
 
@@ -315,12 +315,14 @@ class RoundAhead:
         if self._round is None:
             self._begin(self._next_request(), lengths, weights)
 
-    def _begin(
-        self, request: SampleRequest, lengths: Sequence[int], weights: Any, *, queued: bool = False
-    ) -> Round:
-        self._asked, self._lengths = _Asked(request, weights), list(lengths)
-        self._round = self._group.begin(request, lengths, weights, queued=queued)
-        return self._round
+    def _begin(self, request: SampleRequest, lengths: Sequence[int], weights: Any) -> None:
+        begun = self._group.begin(request, lengths, weights)
+        self._keep(begun, request, lengths, weights)
+
+    def _keep(
+        self, begun: Round, request: SampleRequest, lengths: Sequence[int], weights: Any
+    ) -> None:
+        self._round, self._asked, self._lengths = begun, _Asked(request, weights), list(lengths)
 
     def take(
         self, lengths: Sequence[int], following: Sequence[int] | None, weights: Any
@@ -340,8 +342,10 @@ class RoundAhead:
         if following is None:
             return begun.replies()
         begun.ask_replaced()  # before they have the next request
-        behind = self._begin(self._next_request(), following, weights, queued=True)
-        replies = begun.replies()
+        request = self._next_request()
+        behind = self._group.begin(request, following, weights, queued=True)
+        replies = begun.replies()  # or an error, and both rounds are given up
+        self._keep(behind, request, following, weights)
         behind.ask_replaced()
         return replies
 

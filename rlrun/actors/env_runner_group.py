@@ -213,7 +213,6 @@ class EnvRunnerGroup(OldNames):
         there = {reply.runner_index for reply in replies}
         missing = sum(n for i, n in zip(self.indices, lengths, strict=True) if i not in there)
         able = self.indices if self.remote is None else self.remote.actors.healthy_actor_ids
-        able = able or self.indices[:1]  # with none left, the next round waits and counts the tries
         share, rest = divmod(missing, len(able))
         of_runner = {index: share + (i < rest) for i, index in enumerate(able)}
         return [of_runner.get(index, 0) for index in self.indices]
@@ -331,6 +330,9 @@ def env_spaces(spec: RunnerSpec) -> tuple[gym.Space[Any], gym.Space[Any]]:
 class Round:
     """A request to each remote runner, sent at once; repeated until it has answered or is lost.
 
+    A round whose `replies` were not returned is given up by the next one: runners sample it as if
+    the other had not been asked for.
+
     Args:
         lengths: steps of each sub-environment, by runner; None takes the request's for all.
         tasks: what runners do with the request, others than these get none; None samples fragments.
@@ -355,7 +357,7 @@ class Round:
         self._asked: set[int] = set()
         self._pending: set[int] = set()
         if not queued:
-            remote.drop_answers()  # to earlier requests
+            remote.give_up_rounds()
         self._ask(remote.actors.healthy_actor_ids if tasks is None else list(tasks))
 
     def replies(self) -> list[Any]:
@@ -373,7 +375,7 @@ class Round:
             for result in results:
                 self._pending.discard(result.actor_id)
                 if result.ok:
-                    replies[result.actor_id] = remote.received(result, taken=True)
+                    replies[result.actor_id] = remote.received(result)
             if failed:
                 self._ask_again(remote.recover(failed, self._request.fragment))
             elif not results:
@@ -382,6 +384,7 @@ class Round:
         remote.fragments_lost(self._length(index) for index in self._asked - replies.keys())
         if not replies:
             remote.nothing_came()
+        remote.states.taken |= {index: remote.states.replied[index] for index in replies}
         return [replies[index] for index in sorted(replies)]
 
     def _ask(self, indices: Sequence[int]) -> None:

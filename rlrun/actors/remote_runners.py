@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +39,6 @@ Task = Callable[[Any, Any, Any], Any]
 """``(runner, request, weights) -> reply``: what a runner does."""
 
 _OF_NO_FRAGMENT = -1  # where a runner fails while it is restored, or in a call of all runners
-_IDLE_S = 1.0  # pause before another try when no runner is left
 
 _log = logging.getLogger(__name__)
 
@@ -182,36 +180,16 @@ class RemoteRunners:
             self._packed = request, pack(request)
         return self._packed[1]
 
-    def received(self, result: CallResult, *, taken: bool) -> Any:
-        """The reply of a call that returned; logs the warnings that came with it.
-
-        Args:
-            taken: whether learning has the reply at once.
-        """
-        index, states = result.actor_id, self.states
+    def received(self, result: CallResult) -> Any:
+        """The reply of a call that returned; logs the warnings that came with it."""
         packed, large, state, warnings = result.value
         for warning in warnings:
             if warning not in self._warned:
                 _log.warning("%s", warning)
             self._warned.add(warning)
-        states.replied[index] = state
-        if taken:
-            states.taken[index] = state
-        states.consecutive_failures = 0
+        self.states.replied[result.actor_id] = state
+        self.states.consecutive_failures = 0
         return unpack(packed, large)
-
-    def drop_answers(self, timeout_s: float = 0.0) -> bool:
-        """Drop the answers that have come, but replace runners that they tell are dead.
-
-        Args:
-            timeout_s: wait so long for a first one.
-
-        Returns:
-            Whether there were any.
-        """
-        answers = self.actors.fetch_ready_async_reqs(timeout_s=timeout_s)
-        self._recover_dead(answers)
-        return bool(answers)
 
     @staticmethod
     def sendable(weights: Any) -> Any:
@@ -236,7 +214,8 @@ class RemoteRunners:
             failures: of one fragment's requests.
 
         Raises:
-            EnvError: the environment failed in the same place before, or restarts are not wanted.
+            EnvError: the environment failed in the same place before, or restarts are not wanted,
+                or no runner is left.
             EnvRunnersError: the runner's process died, and nothing covers that.
             KeyboardInterrupt: see `interrupt`.
         """
@@ -251,8 +230,7 @@ class RemoteRunners:
                     self.states.restarts["died" if result.actor_failed else "env_error"] += 1
                     again.append(index)
                     continue
-            elif tolerated and tolerance.ignore_env_runner_failures:
-                self._leave_out(index, what)
+            elif tolerated and tolerance.ignore_env_runner_failures and self._left(index, what):
                 continue
             raise _failure(result) from None
         self._restart(again)
@@ -277,12 +255,14 @@ class RemoteRunners:
         limit = self._tolerance.num_consecutive_env_runner_failures_tolerance
         return accident and self.states.consecutive_failures <= limit
 
-    def _leave_out(self, index: int, why: str) -> None:
+    def _left(self, index: int, why: str) -> bool:
+        """Leave a runner out; returns whether any are left."""
         self.actors.set_unhealthy(index)
         left, all_of_them = len(self.actors.healthy_actor_ids), len(self.actors.actor_ids)
         _log.warning(
             "env runner %d is lost: %s; %d of %d sample from now on", index, why, left, all_of_them
         )
+        return left > 0
 
     def recover_late(self, indices: Sequence[int], fragment: int) -> list[int]:
         """Replace runners that did not answer in time; returns those that can be asked again.
@@ -291,14 +271,14 @@ class RemoteRunners:
         runner that is late with the same fragment again would be late forever.
 
         Raises:
-            EnvRunnersError: a runner is late again, or restarts are not wanted or used up.
+            EnvRunnersError: a runner is late again, restarts are not wanted or used up, or no
+                runner is left.
         """
         self._end_if_interrupted()
         states, tolerance = self.states, self._tolerance
         late = f"no answer within env_runners.sample_timeout_s={self.timeout_s:g}"
-        if not tolerance.restart_failed_env_runners and tolerance.ignore_env_runner_failures:
-            for index in indices:
-                self._leave_out(index, late)
+        ignored = not tolerance.restart_failed_env_runners and tolerance.ignore_env_runner_failures
+        if ignored and all(self._left(index, late) for index in indices):
             return []
         lost = [
             index
@@ -344,12 +324,8 @@ class RemoteRunners:
         self.states.dropped_env_steps += sum(lengths) * self._spec.settings.num_envs_per_env_runner
 
     def nothing_came(self) -> None:
-        """Wait a little, as no runner is left; EnvRunnersError after as many tries as tolerated."""
-        self.states.consecutive_failures += 1
-        limit = self._tolerance.num_consecutive_env_runner_failures_tolerance
-        if self.states.consecutive_failures > limit:
-            raise EnvRunnersError(f"no env runner is left, after {limit} tries")
-        time.sleep(_IDLE_S)
+        """Raise EnvRunnersError, as no runner is left."""
+        raise EnvRunnersError("no env runner is left")
 
     def _restart(self, indices: Sequence[int]) -> None:
         """Replace runners by ones with the same indices and the states of their last replies.
@@ -412,11 +388,22 @@ class RemoteRunners:
         calls = {index: ("set_state", self.states.replied.get(index)) for index in going_on}
         self._call_all(calls, in_time=True)
 
+    def give_up_rounds(self) -> None:
+        """Have the runners as before a round whose replies were not taken, if there is one."""
+        states = self.states
+        untaken = any(states.taken.get(i) is not state for i, state in states.replied.items())
+        if untaken or self.actors.num_in_flight():
+            self.set_states(self.get_states())
+            if self._synced is not None:  # which runners without a state have lost
+                self.sync_weights(self._synced)
+
     def _settle(self) -> None:
-        """Wait until nothing is under way, and drop it; runners that are late are replaced."""
+        """Wait until nothing is under way, and drop it; runners that fail are replaced."""
         actors = self.actors
         while actors.num_in_flight():
-            if not self.drop_answers(self.timeout_s):
+            answers = actors.fetch_ready_async_reqs(timeout_s=self.timeout_s)
+            self._recover_dead(answers)
+            if not answers:
                 late = [index for index in actors.actor_ids if actors.num_in_flight(index)]
                 self.recover_late(late, _OF_NO_FRAGMENT)
                 for index in late:  # it will not be asked for the same again
@@ -564,4 +551,4 @@ def _num_bytes(weights: Any) -> int:
 
 
 def _last_line(error: BaseException | None) -> str:
-    return str(error).splitlines()[-1]
+    return (str(error).splitlines() or [type(error).__name__])[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,10 @@ class FakeRunner:
             time.sleep(self.spec.behaviour["sleep_s"])
         if what == "bug":
             raise KeyError("a bug of ours")
+        if what == "exit":
+            sys.exit(0)
+        if what == "assert":
+            raise AssertionError
         if what in ("raise", "always raise"):
             try:
                 {}["missing"]

@@ -343,6 +343,29 @@ def test_a_runner_that_a_call_of_all_finds_dead_takes_part_in_rounds_sampled_ahe
     assert group.faults()["restarts_by_cause"] == {"died": 1, "env_error": 0, "late": 0}
 
 
+def test_after_an_interrupt_no_fragment_sampled_ahead_is_lost_or_taken_twice(
+    make_faulty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, group = make_faulty({}, 2)
+    ahead = RoundAhead(group, Requests(), lambda state: FakeRequest(**state))  # type: ignore[arg-type,return-value]
+    ahead.begin([1, 1], None)
+
+    def interrupted(**_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for round_ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(group.remote.actors, "fetch_ready_async_reqs", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ahead.take([1, 1], [1, 1], None)
+        assert ahead.take([1, 1], [1, 1], None) is None
+        ahead.begin([1, 1], None)
+        replies = ahead.take([1, 1], [1, 1], None)
+        assert replies is not None
+        assert [reply.state["count"] for reply in replies] == [round_ + 1] * 2
+        assert group.num_in_flight == 2
+
+
 @pytest.mark.faults
 def test_a_runner_that_died_before_a_reset_is_replaced(make_faulty: Any) -> None:
     sampler, group = make_faulty({(1, 0): "die"}, number=1)

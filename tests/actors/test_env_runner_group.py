@@ -14,6 +14,7 @@ from rlrun.actors import actor_manager, remote_runners
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.actors.remote_runners import EnvRunnersError
 from rlrun.actors.runner_host import pack
+from rlrun.config.problems import user_traceback
 from rlrun.envs.errors import EnvError
 
 NO_RESTARTS = {"restart_failed_env_runners": False}
@@ -122,6 +123,24 @@ def test_a_bug_outside_of_the_environment_is_never_retried(make_group: Any) -> N
     group = make_group({(1, 0): "bug"})
     with pytest.raises(KeyError, match="a bug of ours"):
         rounds(group, 1)
+    assert group.num_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "last"),
+    [("assert", AssertionError, "AssertionError"), ("exit", RuntimeError, "SystemExit: 0")],
+)
+def test_any_other_error_of_a_runner_brings_its_traceback(
+    make_group: Any, what: str, error: type[Exception], last: str
+) -> None:
+    group = make_group({(1, 0): what})
+    with pytest.raises(error) as caught:
+        rounds(group, 1)
+    shown = user_traceback(caught.value)
+    assert "in _misbehave" in shown
+    assert shown.count("  File ") == shown.count("fake_runners.py") == 2
+    assert shown.splitlines()[-1] == last
+    assert caught.value.__notes__ == [shown]
     assert group.num_restarts == 0
 
 
@@ -284,13 +303,49 @@ def test_a_death_that_nothing_covers_ends_the_run(make_group: Any) -> None:
 
 
 @pytest.mark.faults
-def test_when_all_runners_are_lost_the_run_ends_after_the_tolerated_tries(make_group: Any) -> None:
-    tolerated = {"num_consecutive_env_runner_failures_tolerance": 3}
-    group = make_group({(1, 0): "die"}, number=1, **IGNORED, **tolerated)
-    assert group.sample(FakeRequest(0)) == []
-    assert group.sample(FakeRequest(1)) == []
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        ("die", EnvRunnersError, "env runner [12] died"),
+        ("raise", EnvError, "^Traceback"),
+        ("sleep", EnvRunnersError, r"no answer within .*sample_timeout_s=1"),
+    ],
+)
+def test_the_loss_of_the_last_runner_is_not_ignored(
+    make_group: Any, what: str, error: type[Exception], message: str
+) -> None:
+    behaviour = {(1, 0): what, (2, 0): what, "sleep_s": 60.0}
+    group = make_group(behaviour, **IGNORED, sample_timeout_s=1.0)
+    with pytest.raises(error, match=message):
+        group.sample(FakeRequest(0))
     with pytest.raises(EnvRunnersError, match="no env runner is left"):
-        group.sample(FakeRequest(2))
+        group.sample(FakeRequest(1))
+
+
+@pytest.mark.parametrize("state", [{}, {1: {"count": 10}, 2: {"count": 20}}])
+def test_after_a_round_that_was_given_up_runners_go_on_as_if_it_had_not_been_asked_for(
+    make_group: Any, monkeypatch: pytest.MonkeyPatch, state: Any
+) -> None:
+    group = make_group({(1, 0): "sleep", "sleep_s": 2.0})
+    group.set_states(state)
+    begun, fetch = group.begin(FakeRequest(0)), group.remote.actors.fetch_ready_async_reqs
+    calls: list[Any] = []
+
+    def fetched(**given: Any) -> Any:
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(given)
+        return fetch(**given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(group.remote.actors, "fetch_ready_async_reqs", fetched)
+        with pytest.raises(KeyboardInterrupt):
+            begun.replies()  # of the second runner, then no more
+    assert group.num_in_flight == 1
+    replies = group.sample(FakeRequest(1))
+    counts = [state.get(index, {"count": 0})["count"] + 2 for index in (1, 2)]
+    assert [reply.batch[:2] for reply in replies] == list(zip((1, 2), counts, strict=True))
+    assert group.num_restarts == 0
 
 
 @pytest.mark.faults

@@ -24,7 +24,7 @@ from rlrun.data.compression import is_packed
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.runner_messages import RunnerSpec, lone_request
 from rlrun.sampling.simple_list_collector import SimpleListCollector
 
 
@@ -129,6 +129,16 @@ def test_each_weights_of_a_loop_by_hand_are_acted_with(local_ray: None, number: 
     for weights in ({"w": 2.0}, {DEFAULT_POLICY_ID: {"w": 3.0}}, {"w": 4.0}):
         assert acted_with(group, weights) == [weights.get("w", 3.0)]
     assert acted_with(group) == [4.0]
+    group.stop()
+
+
+def test_after_a_round_that_was_given_up_runners_act_with_the_weights_that_were_set_last(
+    local_ray: None,
+) -> None:
+    group = group_of(replace(spec_of(EnvSpec(use="CartPole-v1")), policy_factory=Weighed), 2)
+    group.sync_weights({"w": 7.0})
+    group.begin(lone_request(group.spec.settings, 0, 0))
+    assert acted_with(group) == [7.0, 7.0]
     group.stop()
 
 
