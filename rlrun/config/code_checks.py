@@ -230,7 +230,10 @@ def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
     if isinstance(agents, str) or (isinstance(agents, dict) and "use" in agents):
         path = ("multi_agent", "agents")
         spec, findings = validated(UseSpec, agents, path, None)
-        yield from findings or _check_use(path, spec, None, positional=lambda _: 2)
+        for finding in findings or _check_use(path, spec, None, positional=lambda _: 2):
+            over_code = finding.path[:-1] == (*path, "kwargs")
+            hint = "; multi_agent.agents=null goes before a table" if over_code else ""
+            yield Finding(finding.path, finding.message + hint)
     if isinstance(multi_agent.policies_to_train, str):
         yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
 

@@ -1,11 +1,13 @@
 """Base files, the file and the command line, laid over each other into one tree.
 
 Owns: reading files, `base:`, KEY=VALUE, addresses, and the rules of merging. Must not know: which
-keys there are, except `base`, `stop`, `sweep.space`, and the forms of code and schedules.
+keys there are, except `base`, `stop`, `sweep.space`, `multi_agent.agents`, and the forms of code
+and schedules.
 
 Merging: mappings merge key by key, everything else is replaced. A mapping with another ``use``
 replaces the whole, since its keys belong to other code. So do a schedule of another ``kind``, and
-the distribution of a setting in `sweep.space`. ``null`` removes a stop criterion.
+the distribution of a setting in `sweep.space`, and code over a table of agents. ``null`` removes a
+stop criterion.
 """
 
 import os
@@ -70,6 +72,8 @@ def merge(below: Node, above: Node, at: tuple[str, ...] = ()) -> Node:
             below, above = _by_section(below), _by_section(above)
     elif any(_differ(below, above, name, form) for name, form in _FORMS.items()):
         return above
+    elif at == _AGENTS and "use" in above.value and "use" not in below.value:
+        return above
     merged = dict(below.value)
     for key, node in above.value.items():
         merged[key] = merge(merged[key], node, (*at, key)) if key in merged else node
@@ -92,6 +96,7 @@ def _is_distribution(node: Node) -> bool:
     return bool(node.value) and all(isinstance(item.value, list) for item in node.value.values())
 
 
+_AGENTS = ("multi_agent", "agents")
 _SPACE = ("sweep", "space")
 
 

@@ -190,6 +190,10 @@ def test_shipped_files_are_known_by_name(tmp_path, monkeypatch):
     assert load_experiment("ppo_cartpole") != load_experiment("ppo/cartpole")
 
 
+def _choose(agent, episode, fraction=1.0):
+    return "a"
+
+
 class TestBase:
     def test_is_relative_to_the_file_and_laid_below_it(self, write):
         write("training: {lr: 1, num_epochs: 2}\nname: below", "deep/base.yaml")
@@ -237,6 +241,19 @@ class TestBase:
         assert same.env.kwargs == {"size": 3, "walls": 1}
         other = load_experiment(write("base: b.yaml\nenv: {use: Acrobot-v1}", minimal=False))
         assert (other.env.use, other.env.kwargs) == ("Acrobot-v1", {})
+
+    def test_code_replaces_a_table_of_agents_which_does_not_replace_code(self, write):
+        code, table = f"{{use: '{__name__}:_choose', fraction: 0.5}}", "{agent_0: a}"
+        env = "rlrun.envs.multi_agent_examples:MultiAgentCartPole"
+        head = f"algorithm: PPO\nenv: {env}\nmulti_agent: {{policies: [a], agents: %s}}\n"
+        file = write(head % table, minimal=False)
+        found = load_experiment(file, [f"multi_agent.agents={code}"]).multi_agent.agents
+        assert found == {"use": f"{__name__}:_choose", "fraction": 0.5}
+        file = write(head % code, minimal=False)
+        (error,) = errors(file, [f"multi_agent.agents={table}"])
+        assert error.endswith("takes fraction; multi_agent.agents=null goes before a table")
+        words = ["multi_agent.agents=null", f"multi_agent.agents={table}"]
+        assert load_experiment(file, words).multi_agent.agents == {"agent_0": "a"}
 
     @pytest.mark.parametrize("words", [(), ("training.lr=%s",), ("training={lr: %s}",)])
     def test_a_schedule_of_another_kind_replaces_the_whole(self, write, words):
