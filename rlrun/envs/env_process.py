@@ -96,7 +96,13 @@ class EnvProxy(ABC):
     under_way = False
 
     def begin(self, method: str, *arguments: Any) -> None:
-        """Call a method, and go on; `finish` returns what it returned."""
+        """Call a method, and go on; `finish` returns what it returned.
+
+        A call that is still under way, as an exception has ended a vector step, is waited for.
+        """
+        if self.under_way:
+            with suppress(EnvError, EnvFailure):
+                self.finish()
         self.under_way = True
         self._send(method, arguments)
 

@@ -34,6 +34,7 @@ class BoundsCheck:
         spaces: the environment's, by policy id.
 
     Attributes:
+        envs: whose observations it compares.
         left: vector steps until the next comparison.
     """
 
@@ -45,7 +46,7 @@ class BoundsCheck:
     ) -> None:
         self._interval = settings.observation_check_interval or 0
         self._raises = settings.observations_out_of_bounds == "error"
-        self._envs, self._spaces = envs, spaces
+        self.envs, self._spaces = envs, spaces
         self.left: float = min(_FIRST, self._interval)
 
     def stepping(self, step: Callable[[], None]) -> Callable[[], None]:
@@ -62,7 +63,7 @@ class BoundsCheck:
 
     def _compare(self) -> None:
         spaces = self._spaces()
-        for policy_id, due in self._envs.due.items():
+        for policy_id, due in self.envs.due.items():
             space = spaces[policy_id][0]
             for row, observation in enumerate(self._observations(policy_id, due, space)):
                 problem = observation_problem(space, observation)
@@ -72,15 +73,15 @@ class BoundsCheck:
 
     def _observations(self, policy_id: str, due: Due, space: Any) -> Iterator[Any]:
         """Raw observations of the slots that are due."""
-        if isinstance(self._envs, LockStepEnvs):
-            yield from iterate(batch_space(space, self._envs.envs.num_envs), self._envs.raw)
+        if isinstance(self.envs, LockStepEnvs):
+            yield from iterate(batch_space(space, self.envs.envs.num_envs), self.envs.raw)
             return
         assert due.slots is not None
         for slot in due.slots:
-            yield self._envs.env.policies[policy_id].at(slot).observation
+            yield self.envs.env.policies[policy_id].at(slot).observation
 
     def _report(self, policy_id: str, due: Due, row: int, problem: str) -> None:
-        error = self._envs.observation_error(policy_id, due, row, problem)
+        error = self.envs.observation_error(policy_id, due, row, problem)
         if self._raises:
             raise error
         self.left = math.inf

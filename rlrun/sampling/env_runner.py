@@ -157,6 +157,7 @@ class EnvRunner(OldNames):
             self.set_policies(spec.multi_agent.policies)
         self.weights_version = -1
         self._next_fragment = 0
+        self._unfinished = False  # whether an exception has ended a fragment in the middle
         self._warned_of_length = self.runner_index > 1  # that an episode is too long to be repeated
         self._bounds: BoundsCheck | None = None
         if spec.settings.observation_check_interval and not spec.settings.disable_env_checking:
@@ -177,11 +178,7 @@ class EnvRunner(OldNames):
             if not self._lock_step:
                 several = self.spec.multi_agent is not None
                 return make_sub_envs(*place, several=several, **given)
-            return make_vector_env(
-                *place,
-                **given,
-                rebuilder=self._rebuilder,
-            )
+            return make_vector_env(*place, **given, rebuilder=self._rebuilder)
         except BaseException:
             self._end_watchdog()
             raise
@@ -323,13 +320,8 @@ class EnvRunner(OldNames):
         key: tuple[int, ...] = self.role, self.runner_index
         if settings is not None:
             spec, key = for_policy(spec, policy_id, settings), (*key, policy_key(policy_id))
-        connectors = RunnerConnectors(
-            spec,
-            *spaces,
-            num_slots=self.num_envs * self._agents_per_env,
-            key=key,
-            policy=settings,
-        )
+        slots = self.num_envs * self._agents_per_env
+        connectors = RunnerConnectors(spec, *spaces, num_slots=slots, key=key, policy=settings)
         return self.make_actor(connectors)
 
     @property
@@ -435,6 +427,7 @@ class EnvRunner(OldNames):
         Args:
             weights: the policies' weights, taken over if their version is new.
         """
+        self._begin_afresh()
         started, loop, envs = perf_counter(), self._loop, self._slot_envs
         if request.policies is not None:
             self.set_policies(request.policies)
@@ -442,6 +435,7 @@ class EnvRunner(OldNames):
         tell_exploration(self.policies, request.exploration, self.runner_index)
         self._next_fragment = request.fragment + 1
         loop.policy_s = loop.env_s = 0.0
+        self._unfinished = True
         self._begin_fragment(request)
         step = loop.step
         if self._watch is not None:
@@ -460,6 +454,7 @@ class EnvRunner(OldNames):
         if self._watch is not None:
             self._watch.require_lasting()
         batches = self._build(env_steps)
+        self._unfinished = False
         timings = {"policy": loop.policy_s, "env": loop.env_s}
         reply = SampleReply(
             runner_index=self.runner_index,
@@ -484,6 +479,20 @@ class EnvRunner(OldNames):
             warn_of_length(self.spec.env.use, longest, limit)
         timings["other"] = perf_counter() - started - loop.policy_s - loop.env_s
         return reply
+
+    def _begin_afresh(self) -> None:
+        """Give up all running episodes after a fragment that was not finished."""
+        if not self._unfinished:
+            return
+        self._unfinished, old = False, self._slot_envs.episodes
+        self._slot_envs = self._loop.envs = self.slot_envs(old.plan, recorder=self._watch)
+        self._slot_envs.episodes.follow(old)
+        for policy_id, actor in self.actors.items():
+            self.actors[policy_id] = self.make_actor(actor.connectors)
+        if isinstance(self._slot_envs, AgentEnvs):
+            self._slot_envs.set_policies(self.policy_spaces(), self.actors)
+        if self._bounds is not None:
+            self._bounds.envs = self._slot_envs
 
     def _finished_episodes(self) -> list[EpisodeRecord]:
         records = self._slot_envs.episodes.records
@@ -556,6 +565,7 @@ class EnvRunner(OldNames):
 
         Plain numbers and arrays.
         """
+        self._begin_afresh()
         watched = {} if self._watch is None else {"live_episodes": self._watch.get_state()}
         return {
             **watched,
@@ -567,6 +577,7 @@ class EnvRunner(OldNames):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where the runner of a state stood; see `LockStepEnvs` and `AgentEnvs`."""
+        self._begin_afresh()
         self._next_fragment = int(state["next_fragment"])
         self.weights_version = -1  # weights of another run may have the same number
         self._rebuilder.set_state(state["rebuilder"])  # environments may raise in what follows

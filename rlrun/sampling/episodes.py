@@ -203,6 +203,12 @@ class Episodes:
             self.reset_number[env_index] = number
             self.seeds[env_index] = plan.seed(env_index, number)
 
+    def follow(self, given_up: Episodes) -> None:
+        """Run what follows these episodes, as if their environments had failed."""
+        for i, number in enumerate(given_up.number.tolist()):
+            self.turn_to(i, self.plan.instead(i, number))
+        self.num_failed = given_up.num_failed
+
     def get_state(self) -> dict[str, Any]:
         """Numbers of the running episodes, and counters."""
         return {

@@ -305,7 +305,7 @@ class LockStepEnvs:
         actor = actors[DEFAULT_POLICY_ID]
         self.episodes.set_state(state["episodes"])
         actor.set_state(actor_states[DEFAULT_POLICY_ID])
-        self._unseen, self._unfiltered = None, None
+        self._t, self._unseen, self._unfiltered = 0, None, None
         self.started = state["unfiltered"] is not None
         if not self.started:
             return

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from counting_envs import Counter
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs import vector_env
 from rlrun.envs.env_process import EnvHost, EnvProxy, ProxyMaker
+from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
@@ -204,3 +207,55 @@ def test_where_an_environment_cannot_be_started_those_before_it_are_closed() -> 
     with pytest.raises(OSError, match="Too many open files"):
         ProxyMaker(Limited, lambda _: Counter(), "Counter", 0, None).all(3)
     assert closed == started[::-1]
+
+
+class Interrupts(Counter):
+    """Ctrl-C comes in its 20th step, which takes a while; once for all of them."""
+
+    def __init__(self, process_id: int, folder: str) -> None:
+        super().__init__()
+        self._process_id, self._sign, self._made = process_id, Path(folder) / "interrupted", 0
+
+    def step(self, action: Any) -> Any:
+        self._made += 1
+        with suppress(FileExistsError):
+            if self._made == 20:
+                self._sign.touch(exist_ok=False)
+                os.kill(self._process_id, signal.SIGINT)
+                time.sleep(0.5)
+        return super().step(action)
+
+
+InterruptedAgents = make_multi_agent(Interrupts)
+
+
+@pytest.mark.parametrize("kind", [{}, *KINDS.values()])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_after_an_interrupt_all_sub_environments_begin_afresh(
+    kind: dict[str, Any], several: bool, saved: bool, tmp_path: Path
+) -> None:
+    use = f"{__name__}:{'InterruptedAgents' if several else 'Interrupts'}"
+    env = {"use": use, "process_id": os.getpid(), "folder": str(tmp_path)}
+    runner = runner_of(env, several=several, disable_env_checking=True, **kind)
+    before = runner.sample_fragment(SampleRequest(0, 10))
+    with pytest.raises(KeyboardInterrupt):
+        runner.sample_fragment(SampleRequest(1, 20))
+    if saved:
+        state, weights = runner.get_state(), runner.get_weights()
+        runner.stop()
+        runner = runner_of(env, several=several, disable_env_checking=True, **kind)
+        runner.set_weights(weights)
+        runner.set_state(state)
+    ids = {episode.episode_id for episode in before.episodes}
+    for fragment in range(2, 4):
+        reply = runner.sample_fragment(SampleRequest(fragment, 9))
+        assert reply.env_steps == 18
+        for rows in reply.batches.policy_batches.values():
+            np.testing.assert_array_equal(rows["obs"][:, 1], rows["t"])
+        assert all(2 <= episode.length <= 4 for episode in reply.episodes)
+        found = {episode.episode_id for episode in reply.episodes}
+        assert len(found) == len(reply.episodes)
+        assert not found & ids
+        ids |= found
+    runner.stop()

@@ -249,6 +249,15 @@ def test_an_environment_that_is_never_reset_leaves_a_state_of_the_same_size():
     assert max(sizes[1:]) <= (sizes[0][0] + 100, sizes[0][1])
 
 
+def test_episodes_that_begin_afresh_in_a_runner_that_has_sampled_are_counted_from_there():
+    runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), max_replayed_env_steps=3))
+    runner.set_state(sample(runner, 0, 8).state)
+    reply = sample(runner, 1, 200)
+    episodes, (ends,) = reply.episodes, np.nonzero(reply.batch["terminateds"])
+    assert [episode.length for episode in episodes] == np.diff([-1, *ends]).tolist()
+    assert [episode.episode_return for episode in episodes] == [e.length for e in episodes]
+
+
 @pytest.mark.parametrize(("index", "told"), [(0, 1), (1, 1), (2, 0)])
 def test_the_first_runner_alone_tells_of_an_episode_that_is_too_long(index, told, caplog):
     runner = EnvRunner(
