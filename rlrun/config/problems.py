@@ -127,7 +127,7 @@ def keep_traceback(error: BaseException) -> None:
 
     An error with an ``exit_code`` says in its message all that there is to say.
     """
-    if not hasattr(error, "exit_code"):
+    if not hasattr(error, "exit_code") and _KEPT not in vars(error):
         vars(error)[_KEPT] = user_traceback(error)
         error.add_note(vars(error)[_KEPT])
 
