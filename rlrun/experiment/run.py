@@ -500,11 +500,6 @@ class RunSession:
         again = "; Ctrl-C again stops at once" if name == "SIGINT" else ""
         self.console.notice(f"{name}: finishing this iteration, then saving{again}")
 
-    def _never_began(self, error: BaseException) -> bool:
-        """Whether the input is wrong and there is no result of this session."""
-        before = self.resumed.row if self.resumed else None
-        return getattr(error, "exit_code", None) == 2 and self.last_row is before
-
     def _how_to_resume(self) -> str:
         newest = self.checkpoints.newest
         if not self.folder.is_there():
@@ -527,7 +522,8 @@ class RunSession:
         return ", ".join(map(str, self.stop.reached(self.last_row or {})))
 
     def _note_error(self, error: BaseException) -> None:
-        if self._never_began(error):
+        before = self.resumed.row if self.resumed else None
+        if getattr(error, "exit_code", None) == 2 and self.last_row is before:  # it never began
             log.info("refused", exc_info=error)
             self.folder.withdraw_session()
         else:

@@ -427,7 +427,8 @@ class EnvRunner(OldNames):
         Args:
             weights: the policies' weights, taken over if their version is new.
         """
-        self._begin_afresh()
+        if self._unfinished:
+            self._begin_afresh()
         started, loop, envs = perf_counter(), self._loop, self._slot_envs
         if request.policies is not None:
             self.set_policies(request.policies)
@@ -482,8 +483,6 @@ class EnvRunner(OldNames):
 
     def _begin_afresh(self) -> None:
         """Give up all running episodes after a fragment that was not finished."""
-        if not self._unfinished:
-            return
         self._unfinished, old = False, self._slot_envs.episodes
         self._slot_envs = self._loop.envs = self.slot_envs(old.plan, recorder=self._watch)
         self._slot_envs.episodes.follow(old)
@@ -565,7 +564,8 @@ class EnvRunner(OldNames):
 
         Plain numbers and arrays.
         """
-        self._begin_afresh()
+        if self._unfinished:
+            self._begin_afresh()
         watched = {} if self._watch is None else {"live_episodes": self._watch.get_state()}
         return {
             **watched,
@@ -577,7 +577,8 @@ class EnvRunner(OldNames):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where the runner of a state stood; see `LockStepEnvs` and `AgentEnvs`."""
-        self._begin_afresh()
+        if self._unfinished:
+            self._begin_afresh()
         self._next_fragment = int(state["next_fragment"])
         self.weights_version = -1  # weights of another run may have the same number
         self._rebuilder.set_state(state["rebuilder"])  # environments may raise in what follows
