@@ -251,7 +251,8 @@ def test_an_environment_that_is_never_reset_leaves_a_state_of_the_same_size():
 
 def test_episodes_that_begin_afresh_in_a_runner_that_has_sampled_are_counted_from_there():
     runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), max_replayed_env_steps=3))
-    runner.set_state(sample(runner, 0, 8).state)
+    sample(runner, 0, 8)
+    runner.set_state(runner.get_state())
     reply = sample(runner, 1, 200)
     episodes, (ends,) = reply.episodes, np.nonzero(reply.batch["terminateds"])
     assert [episode.length for episode in episodes] == np.diff([-1, *ends]).tolist()
