@@ -37,7 +37,12 @@ from rlrun.algorithms.replay import (
     transition_buffer,
 )
 from rlrun.algorithms.result import Result
-from rlrun.algorithms.sequence_replay import kept_columns, load_sequences, sequence_loss
+from rlrun.algorithms.sequence_replay import (
+    initial_state,
+    kept_columns,
+    load_sequences,
+    sequence_loss,
+)
 from rlrun.algorithms.targets import TargetNetwork, bellman_targets, values_of_best
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings, addressed_settings
@@ -279,10 +284,13 @@ class DQN(Algorithm[DQNTraining]):
         replay, model = self.config.replay, self.policies[policy_id].model
         if not _has_memory(model):
             return transition_buffer(replay, self.training_of(policy_id))
+        module = self.learners[policy_id].module
         return SequenceReplayBuffer(
             replay.capacity,
             length=replay.burn_in + model.max_seq_len,
-            further_columns=kept_columns(self.learners[policy_id].module),
+            burn_in=replay.burn_in,
+            initial_state=initial_state(module),
+            further_columns=kept_columns(module),
             alpha=replay.alpha if replay.prioritized else 0.0,
         )
 

@@ -143,7 +143,7 @@ class _UpdatesDue:
 
     training: ReplayTraining
     steps: int = 0
-    """Env steps counted since the first transitions in its buffer."""
+    """Env steps counted since its buffer can be sampled."""
     rows: float = 0.0
     """Transitions to replay for them."""
 
@@ -318,7 +318,8 @@ class Replay(Generic[U]):
         is drawn for all policies together.
         """
         rng_of = self._algorithm.learner_rng
-        drawn_for = [*filter(self.buffer.buffers.__contains__, learning)]
+        buffers = self.buffer.buffers
+        drawn_for = [name for name in learning if name in buffers and buffers[name].can_be_sampled]
         if drawn_for and self._in_lockstep:
             drawn_for = [DEFAULT_POLICY_ID]
         for drawn_id in drawn_for:

@@ -26,6 +26,7 @@ from rlrun.learning.loaded_batch import as_tensors
 from rlrun.policies.flat_parameters import as_array
 from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import n_step_returns
+from rlrun.replay.sequence_replay_buffer import in_initial_state
 
 PRESENT, FOLLOWING, LEARNED = "present", "following", "learned"
 WARMED, BURN_IN_PREFIX = "warmed", "burn_in_"
@@ -48,6 +49,11 @@ def _views(module: RLModule) -> list[str]:
         for name, view in module.view_requirements.items()
         if view.is_acted_on(name) and not name.startswith(col.STATE_IN_PREFIX)
     ]
+
+
+def initial_state(module: RLModule) -> list[Array]:
+    """The states in which an agent's episode begins."""
+    return [as_array(state) for state in module.initial_state()]
 
 
 def load_sequences(
@@ -75,9 +81,8 @@ def load_sequences(
     sequence = np.repeat(np.arange(len(lengths)), lengths)  # of each step, as all below
     last = (starts + lengths - 1)[sequence]
     steps = np.arange(len(last))
-    whole = _from_initial_state(batch, module)
-    # A sequence that is all burn-in has no loss, so its state does not matter.
-    burnt = np.where(whole | (lengths <= burn_in), 0, burn_in)  # [S]
+    whole = in_initial_state(batch, initial_state(module))
+    burnt = np.where(whole, 0, burn_in)  # [S]
     unrolled = lengths - burnt + 1
     row_of_start = sequence_offsets(unrolled)[:-1] - burnt
     step = steps - starts[sequence]
@@ -95,18 +100,11 @@ def load_sequences(
         col.DISCOUNTS: discounts,
         col.TERMINATEDS: batch.column(col.TERMINATEDS)[ends],
         col.WEIGHTS: batch.column(col.WEIGHTS),
-        LEARNED: whole[sequence] | (step >= burn_in),
+        LEARNED: step >= burnt[sequence],
         PRESENT: present,
         FOLLOWING: (row_of_start[sequence] + ends - starts[sequence] + 1).clip(min=0),
     }
     return as_tensors(rows, device)
-
-
-def _from_initial_state(batch: SampleBatch, module: RLModule) -> Array:
-    """Which sequences ``[S]`` begin where their agent's episode does; `t` may be later there."""
-    initial = enumerate(module.initial_state())
-    equal = [batch[f"{col.STATE_IN_PREFIX}{k}"] == as_array(state) for k, state in initial]
-    return np.logical_and.reduce([each.reshape(len(each), -1).all(axis=1) for each in equal])
 
 
 def _seen(
@@ -209,7 +207,7 @@ def sequence_errors(batch: SampleBatch, errors: Array) -> tuple[Array, Array]:
     """The errors that sequences are replayed by, of their steps' absolute errors ``[M]``.
 
     Args:
-        errors: NaN where a step has no loss; a sequence of such steps alone is left out.
+        errors: NaN where a step has no loss.
 
     Returns:
         The numbers of the sequences' first items, and an error for each.
@@ -221,5 +219,4 @@ def sequence_errors(batch: SampleBatch, errors: Array) -> tuple[Array, Array]:
     means = np.add.reduceat(sizes, starts) / np.maximum(counts, 1.0)
     eta = PRIORITY_OF_THE_MAXIMUM
     mixed = eta * np.maximum.reduceat(sizes, starts) + (1.0 - eta) * means
-    known = counts > 0
-    return batch.column(col.ITEM_IDS)[starts][known], mixed[known]
+    return batch.column(col.ITEM_IDS)[starts], mixed

@@ -129,15 +129,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().set_state(state)
         self.max_priority = float(state["max_priority"])
         self._clear()
-        self._sums[self._places] = state["scaled_priorities"]
-        self._minima[self._places] = state["scaled_priorities"]
+        scaled = state["scaled_priorities"]
+        self._sums[self._places] = scaled
+        self._minima[self._places] = np.where(scaled > 0.0, scaled, np.inf)
 
     def check_valid(self) -> None:
         super().check_valid()
         held = self._sums[self._places]
-        assert (held > 0.0).all(), "a transition without priority"
+        drawn = held[held > 0.0]
         assert np.isclose(self._sums.root, held.sum()), "the sum is wrong"
-        assert not len(held) or self._minima.root == held.min(), "the minimum is wrong"
+        assert not len(drawn) or self._minima.root == drawn.min(), "the minimum is wrong"
 
 
 def _require_positive(priorities: Array) -> None:

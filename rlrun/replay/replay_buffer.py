@@ -104,6 +104,11 @@ class ReplayBuffer(TransitionBuffer):
         stored = sum(column.nbytes for column in self._read(slice(len(self))).values())
         return stored + (self._observations.nbytes if self._columns else 0)
 
+    @property
+    def can_be_sampled(self) -> bool:
+        """Whether there is anything to sample."""
+        return self.num_added > 0
+
     def add(self, batch: SampleBatch) -> None:
         """Append all rows; the batch itself is not kept."""
         if len(batch) <= self.capacity:

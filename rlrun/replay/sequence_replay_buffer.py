@@ -38,6 +38,9 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
     Args:
         capacity: transitions that are kept, for sequences of any length.
         length: most steps of a sequence; it is shorter where its episode has no more of them.
+        burn_in: steps of a sequence that nothing is learned from, unless it begins in the initial
+            state. Until more than these follow one another, no sequence begins with the first.
+        initial_state: in which an agent's episode begins, an array for each ``state_in_k``.
         further_columns: see `ReplayBuffer`; states need one row for each step.
         alpha: see `PrioritizedReplayBuffer`; 0 draws first steps uniformly.
     """
@@ -47,20 +50,54 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         capacity: int = 10_000,
         *,
         length: int = 20,
+        burn_in: int = 0,
+        initial_state: Sequence[Any] = (),
         further_columns: Sequence[str] = (),
         alpha: float = 0.6,
     ) -> None:
         if length < 1:
             raise ValueError(f"a sequence has at least 1 step, not {length}")
         super().__init__(capacity, further_columns=(col.T, *further_columns), alpha=alpha)
-        self.length = length
+        self.length, self.burn_in, self._initial_state = length, burn_in, initial_state
+        self._waiting = np.zeros(0, np.int64)  # steps that are too few as yet to begin with
+
+    @property
+    def can_be_sampled(self) -> bool:
+        return self._sums.root > 0.0
+
+    def _add(self, batch: SampleBatch) -> None:
+        super()._add(batch)
+        if self.burn_in and len(batch):
+            new = np.arange(self.num_added - len(batch), self.num_added)
+            self._begin_with(np.append(self._waiting, new))
+
+    def _begin_with(self, ids: Array) -> None:
+        """Let sequences begin with those of these transitions behind which something is learned."""
+        ids = ids[ids >= self._oldest]
+        places = ids % self.capacity
+        sequences, lengths = self._sequences(ids, self.burn_in + 1)
+        learned = lengths > self.burn_in
+        learned |= in_initial_state(self._read(places), self._initial_state)
+        ready = ids[learned & (self._sums[places] == 0.0)]
+        self._set(ready, np.full(len(ready), self.max_priority))
+        self._sums[places[~learned]], self._minima[places[~learned]] = 0.0, np.inf
+        last = sequences[np.cumsum(lengths) - 1] % self.capacity
+        ended = self._columns[col.TERMINATEDS][last] | self._columns[col.TRUNCATEDS][last]
+        self._waiting = ids[~learned & ~ended]
+
+    def update_priorities(self, item_ids: Array, priorities: Array) -> None:
+        """See `PrioritizedReplayBuffer`; what no sequence begins with yet is skipped."""
+        drawn = self._sums[item_ids % self.capacity] > 0.0
+        super().update_priorities(item_ids[drawn], priorities[drawn])
 
     def sample(self, num_items: int, rng: np.random.Generator, *, beta: float = 0.4) -> SampleBatch:
         """Sequences ``[S = num_items]``, drawn with replacement.
 
         Raises:
-            ValueError: when nothing has been added yet.
+            ValueError: when there is none yet; see `can_be_sampled`.
         """
+        if not self.can_be_sampled:
+            raise ValueError("the replay buffer holds no sequence to learn from yet")
         first, weights = self._draw(num_items, rng, beta)
         ids, lengths = self._sequences(first, self.length)
         starts = sequence_offsets(lengths)[:-1]
@@ -71,6 +108,22 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         return SampleBatch.from_columns(
             {**columns, col.WEIGHTS: np.repeat(weights, lengths), col.SEQ_LENS: lengths}
         )
+
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        if self.burn_in and self._columns:
+            self._begin_with(np.arange(self._oldest, self.num_added))
+
+
+def in_initial_state(rows: Mapping[str, Any], initial_state: Sequence[Any]) -> Array:
+    """Which of the states ``state_in_k`` are where agents' episodes begin; `t` may be later there.
+
+    Args:
+        initial_state: for each k.
+    """
+    equal = [rows[f"{col.STATE_IN_PREFIX}{k}"] == each for k, each in enumerate(initial_state)]
+    return np.logical_and.reduce([each.reshape(len(each), -1).all(axis=1) for each in equal])
 
 
 class ItemReplayBuffer(ReplayBuffer):

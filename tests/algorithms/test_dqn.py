@@ -268,6 +268,20 @@ def test_the_error_that_is_reported_is_the_mean_of_the_minibatch(built, memory):
     assert 0.1 < statistics["td_error_mean"] < 3.0  # rewards of 1, and values near 0
 
 
+def test_no_update_is_made_before_any_sequence_is_longer_than_the_burn_in(built, tmp_path):
+    """A run that is resumed has lost its buffer, and goes on in the midst of an episode."""
+    config = DQNConfig().environment("MountainCar-v0").replay(burn_in=40)
+    config.training(train_batch_size=32, num_steps_sampled_before_learning_starts=1)
+    config.model(hidden=[8], use_lstm=True, lstm_cell_size=8, max_seq_len=5)
+    first = built(config)
+    assert statistics_of(first)["num_updates"] == 8
+    resumed = built(config)
+    first.save(tmp_path)
+    resumed.restore(tmp_path)
+    assert statistics_of(resumed)["num_updates"] == 0
+    assert statistics_of(resumed)["num_updates"] > 0
+
+
 def test_sequences_from_the_start_of_an_agents_episode_need_no_burn_in(built):
     """An agent's first transition ends at a later env step where agents take turns."""
     config = DQNConfig().environment("TakeTurns").debugging(seed=1).replay(burn_in=9)

@@ -103,12 +103,11 @@ def test_a_target_network_moves_every_so_many_steps(share):
 
 
 def test_a_sequence_is_replayed_by_the_greatest_and_the_mean_of_its_errors():
-    """Of its steps with a loss; a sequence without one is left out."""
-    lengths = np.array([3, 2, 2])
-    batch = SampleBatch({col.ITEM_IDS: np.arange(20, 27), col.SEQ_LENS: lengths})
+    """Of its steps with a loss."""
+    batch = SampleBatch({col.ITEM_IDS: np.arange(20, 25), col.SEQ_LENS: np.array([3, 2])})
     nan = np.nan
-    ids, errors = sequence_errors(batch, np.array([nan, 4, 1, nan, nan, nan, 2], np.float32))
-    assert ids.tolist() == [20, 25]
+    ids, errors = sequence_errors(batch, np.array([nan, 4, 1, nan, 2], np.float32))
+    assert ids.tolist() == [20, 23]
     np.testing.assert_allclose(errors, [0.9 * 4 + 0.1 * 2.5, 2.0], rtol=1e-6)
 
 

@@ -53,6 +53,48 @@ def test_sequences_are_drawn_by_the_priority_of_their_first_step():
     assert {int(again[col.ITEM_IDS][rows[0]]) for rows in sequences(again)} == {int(favourite)}
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    capacity=st.integers(3, 60),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    burn_in=st.integers(1, 6),
+)
+def test_a_sequence_of_burn_in_alone_is_not_drawn(seed, capacity, lengths, burn_in):
+    """Nor has it a part in the weights of others; one that begins in the initial state has none."""
+    options = {"length": burn_in + 3, "burn_in": burn_in, "initial_state": [np.float32([-1.0])]}
+    experience = Experience(seed)
+    buffer, resumed = (
+        SequenceReplayBuffer(capacity, **options, further_columns=[STATE], alpha=0.0)
+        for _ in range(2)
+    )
+    for size in lengths:
+        buffer.add(experience.batch(size))
+        buffer.update_priorities(np.arange(buffer.num_added), np.full(buffer.num_added, 2.0))
+        buffer.check_valid()
+    rows = experience.rows["a"]
+    held = range(max(len(rows) - capacity, 0), len(rows))
+    known = {i for i in held if len(followers(rows, i)) > burn_in or rows[i].obs == 1.0}
+    resumed.set_state(buffer.get_state())
+    for each in (buffer, resumed):
+        assert each.can_be_sampled == bool(known)
+        if known:
+            batch = each.sample(400, np.random.default_rng(seed))
+            firsts = {int(batch[col.ITEM_IDS][at[0]]) for at in sequences(batch)}
+            assert firsts <= known
+            assert len(firsts) > 0.8 * len(known)
+            assert (batch[col.WEIGHTS] == 1.0).all()
+        else:
+            with pytest.raises(ValueError, match="no sequence to learn from"):
+                each.sample(1, experience.rng)
+    further = experience.batch(8)
+    for each in (buffer, resumed):
+        each.add(further)
+    if buffer.can_be_sampled:
+        one, other = (each.sample(9, np.random.default_rng(0)) for each in (buffer, resumed))
+        assert_equal_batches(one, other)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 99),

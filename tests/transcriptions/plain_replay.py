@@ -23,14 +23,15 @@ class Replay:
     Items are rows of the streams one behind the other, in the order in which they were added.
     """
 
-    def __init__(self, run: Run, *, by_priority: bool | None = None) -> None:
+    def __init__(self, run: Run, *, by_priority: bool | None = None, burn_in: int = 0) -> None:
         self._run, self.rows = run, join(run.streams)
+        self._burn_in = burn_in
         self._steps = len(run.streams[0]["t"])
         self._known = 0  # steps of each stream
         self._items: list[int] = []
         self._by_priority = run.replay.prioritized if by_priority is None else by_priority
         self._alpha = run.replay.alpha if run.replay.prioritized else 0.0
-        self._priorities: list[float] = []
+        self._priorities: list[float | None] = []  # None: nothing to learn from follows as yet
         self._highest = 1.0
         self.drawn: list[int] = []
 
@@ -50,7 +51,10 @@ class Replay:
             for k in range(len(run.streams)):
                 newest = range(self._known - run.length, self._known)
                 self._items += [k * self._steps + i for i in newest]
-                self._priorities += [self._highest] * run.length
+                self._priorities += [None] * run.length
+            for k, row in enumerate(self._items):
+                if self._priorities[k] is None and self._is_learned_behind(row):
+                    self._priorities[k] = self._highest
             steps = self._known * run.envs
             if steps >= s.num_steps_sampled_before_learning_starts:
                 due += run.fragment_steps * s.training_intensity
@@ -65,6 +69,7 @@ class Replay:
             self.drawn = [held[i] for i in self._run.draw("integers")]
             return [self._items[i] for i in self.drawn], torch.ones(size).double()
         ring = sorted(held, key=lambda i: i % self._run.replay.capacity)
+        ring = [i for i in ring if self._priorities[i] is not None]
         scaled = np.array([self._priorities[i] for i in ring]) ** self._alpha
         masses = self._run.draw("random") * scaled.sum()
         places = np.searchsorted(scaled.cumsum(), masses, side="right")
@@ -87,6 +92,10 @@ class Replay:
         while len(rows) < most and not self.rows["ends"][rows[-1]] and rows[-1] + 1 < known:
             rows.append(rows[-1] + 1)
         return rows
+
+    def _is_learned_behind(self, row: int) -> bool:
+        at_the_start = not self.rows["t"][row]
+        return bool(at_the_start or len(self.following(row, self._burn_in + 1)) > self._burn_in)
 
     def n_step(self, sums: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
         """Discounted rewards of each list of rows, the discount behind it, and its last row."""
@@ -212,7 +221,11 @@ def r2d2(run: Run, memory: Memory, weights: Weights) -> Weights:
         Learner(weights, run.settings),
         run.settings,
     )
-    net, replay, copied_at = RecurrentQ(memory, dueling=s.dueling), Replay(run, by_priority=True), 0
+    net, replay = (
+        RecurrentQ(memory, dueling=s.dueling),
+        Replay(run, by_priority=True, burn_in=run.replay.burn_in),
+    )
+    copied_at = 0
     acting, states = Acting(net, len(run.streams)), [list[Any]() for _ in run.streams]
 
     def sampled(number: int) -> None:
@@ -234,14 +247,11 @@ def r2d2(run: Run, memory: Memory, weights: Weights) -> Weights:
     length = run.replay.burn_in + run.max_seq_len
     for steps, last_of_round in replay.updates(sampled):
         first, importance = replay.draw(max(s.minibatch_size // length, 1), steps)
-        losses, priorities, drawn = [], [], replay.drawn
+        losses, priorities = [], []
         for i, weight in zip(first, importance, strict=True):
             sequence = replay.following(i, length)
             burn_in = 0 if replay.rows["t"][i] == 0 else run.replay.burn_in
             learned = sequence[burn_in:]
-            if not learned:
-                priorities.append(None)
-                continue
             values = unrolled(learner.w, sequence, burn_in)
             with torch.no_grad():
                 following = unrolled(target.w, sequence, burn_in)
@@ -257,12 +267,8 @@ def r2d2(run: Run, memory: Memory, weights: Weights) -> Weights:
             losses.append(weight * of_steps)
             errors = errors.detach().abs()
             priorities.append(0.9 * errors.max() + 0.1 * errors.mean())
-        known = [k for k, priority in enumerate(priorities) if priority is not None]
-        loss = torch.cat(losses).mean() if losses else sum(p.sum() for p in learner.w.values()) * 0
-        learner.step(loss, at(s.lr, steps))
-        replay.drawn = [drawn[k] for k in known]
-        if known:
-            replay.report(torch.stack([priorities[k] for k in known]))
+        learner.step(torch.cat(losses).mean(), at(s.lr, steps))
+        replay.report(torch.stack(priorities))
         if last_of_round and steps - copied_at >= s.target_network_update_freq:
             target, copied_at = Learner(learner.copy(), s), steps
     return learner.copy()
