@@ -31,7 +31,7 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.replay.observation_store import ObservationStore, restored_store, store_for
 
 _STORED = (col.ACTIONS, col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS)
-_NONE = -1
+NONE = -1  # in place of the number of a transition, or of a slot
 
 
 class TransitionBuffer:
@@ -92,9 +92,9 @@ class ReplayBuffer(TransitionBuffer):
         self.n_step, self.gamma = n_step, gamma
         self._stored = (*_STORED, *further_columns)
         self._observations: ObservationStore  # as soon as there are columns
-        self._obs_slot = np.full(capacity, _NONE, dtype=np.int64)
-        self._next_obs_slot = np.full(capacity, _NONE, dtype=np.int64)
-        self._successor = np.full(capacity, _NONE, dtype=np.int64)
+        self._obs_slot = np.full(capacity, NONE, dtype=np.int64)
+        self._next_obs_slot = np.full(capacity, NONE, dtype=np.int64)
+        self._successor = np.full(capacity, NONE, dtype=np.int64)
         # Episode and agent -> step within it and number of the newest transition.
         self._newest: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -152,7 +152,7 @@ class ReplayBuffer(TransitionBuffer):
         if len(elsewhere):
             left_at = storage[next_index[elsewhere - 1]]
             elsewhere = elsewhere[_differ(left_at, storage[obs_index[elsewhere]])]
-        begin = [*elsewhere, *(row for row, before in led_by if before == _NONE)]
+        begin = [*elsewhere, *(row for row, before in led_by if before == NONE)]
         slots = self._observations.reserve(len(begin) + count)
         next_slots = slots[len(begin) :]
         obs_slots = np.empty_like(next_slots)
@@ -161,9 +161,9 @@ class ReplayBuffer(TransitionBuffer):
         for row, before in led_by:
             if before >= self.num_added:
                 obs_slots[row] = next_slots[before - self.num_added]
-            elif before != _NONE:
+            elif before != NONE:
                 obs_slots[row] = self._next_obs_slot[before % self.capacity]
-        previous = np.concatenate([np.full(len(begin), _NONE), obs_slots])
+        previous = np.concatenate([np.full(len(begin), NONE), obs_slots])
         self._observations.fill(
             slots, storage[np.concatenate([obs_index[begin], next_index])], previous
         )
@@ -178,7 +178,7 @@ class ReplayBuffer(TransitionBuffer):
 
     def _forget(self, places: Array) -> None:
         """Release the observations of transitions that are about to be overwritten."""
-        old = places[self._obs_slot[places] != _NONE]
+        old = places[self._obs_slot[places] != NONE]
         slots = np.concatenate([self._obs_slot[old], self._next_obs_slot[old]])
         self._observations.release(slots)
 
@@ -198,7 +198,7 @@ class ReplayBuffer(TransitionBuffer):
             led to its observation, or -1.
         """
         linked, start = follows.nonzero()[0], self.num_added
-        self._successor[places] = _NONE
+        self._successor[places] = NONE
         self._successor[places[linked - 1]] = start + linked
         episodes, steps, terminateds, truncateds = batch.columns(
             (col.EPS_ID, col.T, col.TERMINATEDS, col.TRUNCATEDS)
@@ -210,7 +210,7 @@ class ReplayBuffer(TransitionBuffer):
         led_by: list[tuple[int, int]] = []
         for first, last in zip(first_rows.tolist(), last_rows.tolist(), strict=True):
             key = int(episodes[first]), int(agents[first])
-            step, before = self._newest.pop(key, (_NONE, _NONE))
+            step, before = self._newest.pop(key, (NONE, NONE))
             gap = int(steps[first]) - step - 1
             leads_here = goes_on = before >= oldest_kept and gap >= 0
             if goes_on:
@@ -220,7 +220,7 @@ class ReplayBuffer(TransitionBuffer):
             # Where the agent did not act in between, its next step starts where it was.
             if leads_here or (goes_on and not gap):
                 self._successor[before % self.capacity] = start + first
-            led_by.append((first, before if leads_here else _NONE))
+            led_by.append((first, before if leads_here else NONE))
             if not ended[last]:
                 self._newest[key] = int(steps[last]), start + last
         if oldest_kept:
@@ -260,13 +260,13 @@ class ReplayBuffer(TransitionBuffer):
         Returns:
             Their numbers, sequence after sequence, and the lengths of the sequences, ``[S]``.
         """
-        numbers = np.full((len(first), length), _NONE, dtype=np.int64)
+        numbers = np.full((len(first), length), NONE, dtype=np.int64)
         numbers[:, 0] = first
         for step in range(1, length):
             before = numbers[:, step - 1]
             successor = self._successor[before % self.capacity]
-            numbers[:, step] = np.where(before == _NONE, _NONE, successor)
-        there = numbers != _NONE
+            numbers[:, step] = np.where(before == NONE, NONE, successor)
+        there = numbers != NONE
         return numbers[there], there.sum(axis=1)
 
     def _rows(self, ids: Array) -> dict[str, Array]:
@@ -304,7 +304,7 @@ class ReplayBuffer(TransitionBuffer):
         self._columns = {}
         self._newest.clear()
         for slots in (self._obs_slot, self._next_obs_slot, self._successor):
-            slots[:] = _NONE
+            slots[:] = NONE
         if "columns" not in state:
             return
         places = self._places
@@ -322,7 +322,7 @@ class ReplayBuffer(TransitionBuffer):
         ids, places = np.arange(self._oldest, self.num_added), self._places
         referring = np.concatenate([self._obs_slot[places], self._next_obs_slot[places]])
         self._observations.check_valid(referring)
-        followed = self._successor[places] != _NONE
+        followed = self._successor[places] != NONE
         successors = self._successor[places][followed]
         assert (successors > ids[followed]).all(), "a successor came earlier"
         assert (successors < self.num_added).all(), "a successor does not exist"
@@ -350,7 +350,7 @@ def n_step_returns(
     discounts = np.full(len(first), gamma)
     for _ in range(n_step - 1):
         successor = successors[last]
-        goes_on = successor != _NONE
+        goes_on = successor != NONE
         last = np.where(goes_on, successor % len(rewards), last)
         returns += np.where(goes_on, discounts * rewards[last], 0.0)
         discounts = np.where(goes_on, discounts * gamma, discounts)

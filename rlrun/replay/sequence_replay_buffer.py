@@ -29,7 +29,7 @@ from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
-from rlrun.replay.replay_buffer import ReplayBuffer, agents_of, follows_row_before
+from rlrun.replay.replay_buffer import NONE, ReplayBuffer, agents_of, follows_row_before
 
 
 class SequenceReplayBuffer(PrioritizedReplayBuffer):
@@ -109,7 +109,6 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
             {**columns, col.WEIGHTS: np.repeat(weights, lengths), col.SEQ_LENS: lengths}
         )
 
-
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
         if self.burn_in and self._columns:
@@ -132,9 +131,10 @@ class ItemReplayBuffer(ReplayBuffer):
     Args:
         capacity: transitions that are kept, with either unit; an item whose first transition has
             been overwritten is not sampled any more.
-        unit: "episodes" are complete ones, from env step 0 to their end, in however many fragments
-            they were added, of agents that act in each step: others cannot be known to be
-            complete, and are left out. "fragments" are the batches that were added.
+        unit: "episodes" are all steps of an agent in an episode, in however many fragments they
+            were added; of an agent that comes later, if the buffer has followed another one there
+            from env step 0 on. Others cannot be known to be complete, and are left out.
+            "fragments" are the batches that were added.
         further_columns: see `ReplayBuffer`.
     """
 
@@ -150,7 +150,7 @@ class ItemReplayBuffer(ReplayBuffer):
         super().__init__(capacity, further_columns=(col.EPS_ID, col.T, *further_columns))
         self.unit = unit
         self._items: list[tuple[int, int]] = []  # number of the first transition, length
-        # Episode and agent -> number of the first transition, length, step of the last.
+        # Episode and agent -> number of the first transition or -1, length, number of the last.
         self._open: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     @property
@@ -175,16 +175,20 @@ class ItemReplayBuffer(ReplayBuffer):
         ends = np.append(begins[1:] - 1, len(batch) - 1)
         episodes, agents, steps = batch.column(col.EPS_ID), agents_of(batch), batch.column(col.T)
         done = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
+        # A fragment has all steps of its agents, so what is followed from step 0 on is complete.
+        followed = {key[0] for key, (first, *_) in self._open.items() if first != NONE}
+        followed.update(episodes[steps == 0].tolist())
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            key, step = (int(episodes[begin]), int(agents[begin])), int(steps[begin])
-            first, count, last = self._open.pop(key, (first_id + begin, 0, -1))
-            if step != last + 1:
-                continue  # its first steps were never added
+            key, here = (int(episodes[begin]), int(agents[begin])), first_id + begin
+            new = here if key[0] in followed else NONE
+            first, count, last = self._open.pop(key, (new, 0, NONE))
+            if count and self._successor[last % self.capacity] != here:
+                first = NONE  # steps in between were never added
             count += end - begin + 1
-            if done[end]:
+            if not done[end]:
+                self._open[key] = first, count, first_id + end
+            elif first != NONE:
                 self._items.append((first, count))
-            else:
-                self._open[key] = first, count, int(steps[end])
 
     def sample(self, num_items: int, rng: np.random.Generator) -> SampleBatch:
         """Items ``[S = num_items]``, drawn with replacement.

@@ -100,15 +100,20 @@ def test_a_sequence_of_burn_in_alone_is_not_drawn(seed, capacity, lengths, burn_
     seed=st.integers(0, 99),
     capacity=st.integers(5, 80),
     lengths=st.lists(st.integers(1, 9), min_size=4, max_size=9),
+    num_agents=st.sampled_from([1, 5]),
 )
-def test_an_episode_is_sampled_whole_or_not_at_all(seed, capacity, lengths):
-    experience = Experience(seed)
+def test_an_episode_is_sampled_whole_or_not_at_all(seed, capacity, lengths, num_agents):
+    """Agents of several do not act in each step, but one of them acts in the first."""
+    experience = Experience(seed, num_agents=num_agents)
     buffer, resumed = (ItemReplayBuffer(capacity, unit="episodes") for _ in range(2))
     for size in lengths:
         buffer.add(experience.batch(size))
     rows = experience.rows["a"]
-    first_steps = [i for i, row in enumerate(rows) if not row.t and i >= len(rows) - capacity]
-    episodes = [followers(rows, first) for first in first_steps]
+    followed = {row.episode for row in rows if not row.t}
+    firsts = {row[:3]: i for i, row in reversed([*enumerate(rows)]) if row.episode in followed}
+    episodes = [
+        followers(rows, first) for first in firsts.values() if first >= len(rows) - capacity
+    ]
     complete = [episode for episode in episodes if rows[episode[-1]].done]
     assert buffer.num_items == len(complete)
     if not complete:
