@@ -144,8 +144,7 @@ class Learner:
             loss, gradient: of a mean over rows, called as in `update`.
 
         Returns:
-            Statistics, scalars on the device, averaged over rows, or the extremes of ``min_*`` and
-            ``max_*``; ``grad_norm`` is of the step.
+            Statistics as `reduced` makes them, weighted by rows; ``grad_norm`` is of the step.
         """
         means = self.compute_gradients(microbatches, num_rows, loss, loss_arguments, gradient)
         means["grad_norm"] = self.apply_gradients(lr)
@@ -163,21 +162,18 @@ class Learner:
         if gradient is None or self._by_autograd:
             gradient = self._gradient_of(loss)
         grads, group = self.parameters.grads, self.group
-        means: Statistics = {}
+        gathered: list[Statistics] = []
+        shares: list[float] = []
         total = torch.zeros_like(grads)
         for whole in microbatches:
             rows, weight = (whole, 1.0) if group is None else group.part_of(whole)
             share = weight * count_rows(whole[col.OBS]) / num_rows
-            statistics = gradient(self.module, rows, **loss_arguments)
+            gathered.append(gradient(self.module, rows, **loss_arguments))
+            shares.append(share)
             total.add_(grads, alpha=share)
-            for name, value in statistics.items():
-                if name.startswith(EXTREMES):
-                    pick = torch.fmin if name.startswith("min_") else torch.fmax
-                    means[name] = pick(value, means[name]) if name in means else value
-                else:
-                    means[name] = value * share + means.get(name, 0.0)
         grads.copy_(total)
-        return means if group is None else group.all_reduce(grads, means)
+        means, weights = _weighted(gathered, shares)
+        return means if group is None else group.all_reduce(grads, means, weights)
 
     def apply_gradients(self, lr: float) -> Tensor | float:
         """The second half: a step along `parameters.grads`; returns their norm before clipping."""
@@ -243,11 +239,7 @@ class Learner:
             part, weight = group.part_of(rows)
             statistics = gradient(module, part, **arguments)
             grads.mul_(weight)
-            shares = {
-                name: x if name.startswith(EXTREMES) else x * weight
-                for name, x in statistics.items()
-            }
-            return group.all_reduce(grads, shares)
+            return group.all_reduce(grads, statistics, dict.fromkeys(statistics, weight))
 
         return together
 
@@ -313,23 +305,31 @@ def reduced(updates: Sequence[Mapping[str, Tensor | float]]) -> dict[str, float]
     Args:
         updates: the statistics of each, by name.
     """
-    names = dict.fromkeys(chain.from_iterable(updates))
+    return _weighted(updates, [1.0] * len(updates))[0]
+
+
+def _weighted(
+    updates: Sequence[Mapping[str, Tensor | float]], weights: Sequence[float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """As `reduced`, with a weight for each update; and the weights that are in each mean."""
+    names = [*dict.fromkeys(chain.from_iterable(updates))]
     numbers = [update.get(name, math.nan) for update in updates for name in names]
     on_device = [x for x in numbers if isinstance(x, Tensor)]
-    if len(on_device) == len(numbers):
+    if on_device and len(on_device) == len(numbers):
         table = torch.stack(on_device).cpu()  # in one transfer
     else:
         table = torch.tensor([float(x) for x in numbers], dtype=torch.float64)
     table = table.view(len(updates), len(names))
-    means = table.mean(0)
-    if means.isnan().any():
-        means = table.nanmean(0)
+    known = ~table.isnan()
+    shares = known * torch.tensor(weights, dtype=table.dtype)[:, None]
+    totals = shares.sum(0)
+    means = (shares * table.where(known, 0.0)).sum(0) / totals
     result = dict(zip(names, means.tolist(), strict=True))
     for i, name in enumerate(names):
         if name.startswith(EXTREMES):
             pick = np.fmin if name.startswith("min_") else np.fmax
             result[name] = float(pick.reduce(table[:, i].numpy()))
-    return result
+    return result, dict(zip(names, totals.tolist(), strict=True))
 
 
 def resolve_device(name: str) -> torch.device:

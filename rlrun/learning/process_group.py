@@ -9,9 +9,11 @@ a mean over rows. Owns that division, and the only use of torch.distributed. Kno
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import chain
+from math import nan
 from typing import Any
 
 import torch
@@ -55,6 +57,7 @@ class ProcessGroup:
     def __init__(self, rank: int, world_size: int, store: Store, backend: str) -> None:
         self._rank, self._world_size = rank, world_size
         self._through_cpu = backend == "gloo"
+        self._names: list[str] = []  # of the statistics that any learner has reported so far
         distributed.init_process_group(
             backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT
         )
@@ -70,32 +73,58 @@ class ProcessGroup:
         return part_of_rank(rows, self._rank, self._world_size)
 
     def all_reduce(
-        self, grads: Tensor, statistics: Mapping[str, Tensor | float]
+        self, grads: Tensor, statistics: Mapping[str, Tensor | float], weights: Mapping[str, float]
     ) -> dict[str, Tensor]:
         """Replace gradients ``[P]`` by their sum over the learners.
 
+        Args:
+            weights: of this learner's statistics, by name.
+
         Returns:
-            The sums of the statistics; of those that `EXTREMES` names the least or the greatest,
-            where NaN counts only if there is nothing else.
+            The means of the statistics; of those that `EXTREMES` names the least or the greatest.
+            NaN, and what a learner does not report, counts only where there is nothing else.
         """
-        extremes, summed = dict[str, Tensor | float](), dict[str, Tensor | float]()
-        for name, value in statistics.items():
-            if name.startswith(EXTREMES):
-                extremes[name] = -value if name.startswith("min_") else value
-            else:
-                summed[name] = value
-        sums = self._reduced(torch.cat([grads, _vector(summed, grads)]), distributed.ReduceOp.SUM)
+        own, message = self._message(statistics, weights, grads)
+        sums = self._reduced(torch.cat([grads, message]), distributed.ReduceOp.SUM)
         grads.copy_(sums[: len(grads)])
-        result = dict(zip(summed, sums[len(grads) :], strict=True))
+        sums = sums[len(grads) :]
+        if sums[-1] > 0.0:  # there are new names: all learners see that here
+            self._names = self._joined([*self._names, *statistics])
+            own, message = self._message(statistics, weights, grads)
+            sums = self._reduced(message, distributed.ReduceOp.SUM)
+        names, (totals, shares) = self._names, sums[:-1].chunk(2)
+        means = totals / shares
+        extremes = [i for i, name in enumerate(names) if name.startswith(EXTREMES)]
         if extremes:
-            mine = _vector(extremes, grads)
-            greatest = self._reduced(
-                mine.where(~mine.isnan(), -torch.inf), distributed.ReduceOp.MAX
-            )
-            found = greatest.where(greatest > -torch.inf, torch.nan)
-            for name, value in zip(extremes, found, strict=True):
-                result[name] = -value if name.startswith("min_") else value
-        return result
+            signs = _vector([-1.0 if names[i].startswith("min_") else 1.0 for i in extremes], grads)
+            mine = (signs * own[extremes]).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+            greatest = self._reduced(mine, distributed.ReduceOp.MAX)
+            means[extremes] = (signs * greatest).where(shares[extremes] > 0.0, nan)
+        there = shares.tolist()
+        return {
+            name: mean
+            for name, mean, share in zip(names, means, there, strict=True)
+            if share or name in statistics
+        }
+
+    def _message(
+        self, statistics: Mapping[str, Tensor | float], weights: Mapping[str, float], like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """This learner's numbers by the known names ``[K]``, NaN where it has none; and what is to
+        be added up, ``[2 K + 1]``: they times their weights, the weights, and 1 for a new name.
+        """
+        own = _vector([statistics.get(name, nan) for name in self._names], like)
+        known = ~own.isnan()
+        shares = known * _vector([weights.get(name, 0.0) for name in self._names], like)
+        new = _vector([float(not statistics.keys() <= {*self._names})], like)
+        return own, torch.cat([shares * own.where(known, 0.0), shares, new])
+
+    @_named_errors()
+    def _joined(self, names: Sequence[str]) -> list[str]:
+        """The names of all learners, each once."""
+        each: list[Any] = [None] * self._world_size
+        distributed.all_gather_object(each, names)
+        return [*dict.fromkeys(chain.from_iterable(each))]
 
     @_named_errors()
     def _reduced(self, message: Tensor, operation: Any) -> Tensor:
@@ -138,9 +167,8 @@ def join_store(host: str, port: int, world_size: int) -> TCPStore:
     return TCPStore(host, port, world_size, is_master=False, timeout=TIMEOUT)
 
 
-def _vector(statistics: Mapping[str, Tensor | float], like: Tensor) -> Tensor:
-    numbers = [torch.as_tensor(x) for x in statistics.values()]
-    return torch.stack(numbers).to(like) if numbers else like[:0]
+def _vector(numbers: Sequence[Tensor | float], like: Tensor) -> Tensor:
+    return torch.stack([torch.as_tensor(x) for x in numbers]).to(like) if numbers else like[:0]
 
 
 def _has_a_row_for_each_sequence(name: str) -> bool:

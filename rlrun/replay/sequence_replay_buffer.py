@@ -115,7 +115,7 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
             self._begin_with(np.arange(self._oldest, self.num_added))
 
 
-def in_initial_state(rows: Mapping[str, Any], initial_state: Sequence[Any]) -> Array:
+def in_initial_state(rows: Mapping[str, Any] | SampleBatch, initial_state: Sequence[Any]) -> Array:
     """Which of the states ``state_in_k`` are where agents' episodes begin; `t` may be later there.
 
     Args:

@@ -191,7 +191,21 @@ def test_statistics_are_reduced_by_their_names_and_nan_is_left_out():
     }
     assert np.isnan([found["none"], found["max_none"]]).all()
     found = learner.accumulate(rows.microbatches(1), 4, loss, {}, lr=1e-3)
-    assert [found[name].item() for name in ("x", "min_x", "max_x")] == [1.5, 0.0, 3.0]
+    assert [found[name] for name in ("x", "min_x", "max_x")] == [1.5, 0.0, 3.0]
+
+
+def test_a_statistic_of_some_microbatches_is_the_mean_of_their_rows():
+    learner = make_learner()
+    rows = learner.load(make_batch(5), (col.ACTIONS,))
+
+    def loss(module, rows):
+        mean = rows[col.ACTIONS].float().mean()
+        some = {"some": mean} if mean > 1 else {}
+        return squared_values(module, rows)[0], {"mean": mean, **some}
+
+    found = learner.accumulate(rows.microbatches(2), 5, loss, {}, lr=1e-3)  # 0 1, 2 3, 4
+    assert found["mean"] == pytest.approx(2.0)
+    assert found["some"] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +264,9 @@ class OneOfThree:
     def part_of(self, rows):
         return part_of_rank(rows, self._rank, 3)
 
-    def all_reduce(self, grads, statistics):
+    def all_reduce(self, grads, statistics, weights):
         self.grads = grads.clone()
-        return dict(statistics)
+        return {"share": weights["loss"], **statistics}
 
 
 def test_shares_of_unequal_parts_add_up_to_the_step_of_the_whole_minibatch():
@@ -269,5 +283,5 @@ def test_shares_of_unequal_parts_add_up_to_the_step_of_the_whole_minibatch():
     for learner.group in places:
         found.append(learner.update([rows], loss, {}, lr=0.0))
     assert sorted(one["max_action"] for one in found) == [1.0, 2.0, 3.0]
-    assert sum(one["loss"] for one in found) == pytest.approx(whole["loss"])
+    assert sum(one["share"] * one["loss"] for one in found) == pytest.approx(whole["loss"])
     torch.testing.assert_close(sum(place.grads for place in places), grads)

@@ -165,17 +165,16 @@ def test_the_actor_of_one_learner_makes_its_steps_and_goes_back_to_where_it_bega
     assert host.call("get_state")["optimizer"]["num_steps"] == 0
 
 
-@pytest.mark.parametrize("value", [-3.0, float("inf"), float("-inf"), float("nan")])
-def test_a_learner_alone_keeps_its_means_whatever_they_are(value):
+@pytest.mark.parametrize("value", [-3.0, math.inf, -math.inf, math.nan])
+def test_a_learner_alone_keeps_its_statistics_whatever_they_are(value):
     group = ProcessGroup(0, 1, torch.distributed.HashStore(), "gloo")
+    statistics = {"loss": value, "min_ratio": value, "max_kl": value}
     try:
-        statistics = {"loss": value, "min_ratio": 0.5, "max_kl": 2.0, "min_of_none": math.nan}
-        found = group.all_reduce(torch.zeros(2), statistics)
+        found = group.all_reduce(torch.zeros(2), statistics, dict.fromkeys(statistics, 0.3))
     finally:
         group.leave()
-    assert found["loss"].item() == pytest.approx(value, nan_ok=True)
-    assert (found["min_ratio"], found["max_kl"]) == (0.5, 2.0)
-    assert found["min_of_none"].isnan()
+    for number in found.values():
+        assert number.item() == pytest.approx(value, nan_ok=True)
 
 
 def test_learners_meet_at_the_store_that_the_first_one_made():
@@ -330,6 +329,22 @@ def test_extremes_of_several_learners_are_those_of_all_their_rows(one, two):
         minibatches = rows.minibatches(1, 16, np.random.default_rng(4))
         statistics = learner.update(minibatches, loss, A2C, lr=1e-2)
         assert {name: statistics[name] for name in expected} == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_statistic_that_one_learner_has_now_and_then_is_the_mean_of_its_rows(one, two):
+    def loss(module, rows, **arguments):
+        total, statistics = a2c_loss(module, rows, **arguments)
+        rare = rows[col.ADVANTAGES][rows[col.ADVANTAGES] > 0.8]
+        return total, {**({"rare": rare.mean()} if len(rare) else {}), **statistics}
+
+    results = []
+    for learner in (one, two):
+        rows = learner.load(make_batch(), NAMES)
+        minibatches = rows.minibatches(1, 2, np.random.default_rng(4))  # a row for each of two
+        results.append(learner.update(minibatches, loss, A2C, lr=1e-2))
+        assert "rare" not in learner.accumulate(rows.microbatches(2), 1, a2c_loss, A2C, lr=0.0)
+    assert results[1] == pytest.approx(results[0], abs=1e-5)
+    assert results[0]["rare"] > 0.8
 
 
 def test_all_learners_stop_early_at_the_same_step(one, two):
