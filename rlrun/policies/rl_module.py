@@ -117,6 +117,15 @@ class RLModule(nn.Module, ABC):
         """Whether the module has a `vjp` that can stand in for autograd where it is."""
         return False
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """See `torch.nn.Module.load_state_dict`; values are copied with ``assign``, too.
+
+        Parameters stay where they are in memory: what learns and acts has views of that.
+        """
+        return super().load_state_dict(state_dict, strict)
+
     values_when_acting = False
     """Whether `forward_exploration` returns all that `forward_train` does; learning then takes it
     from there, as long as the weights are the same, and does not compute it again."""

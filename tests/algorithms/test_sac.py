@@ -42,14 +42,15 @@ def test_the_target_entropy_follows_from_how_many_actions_each_mask_allows():
 
 
 def test_the_critics_compute_with_the_parameters_that_they_have():
-    """Also after these were exchanged, not overwritten."""
+    """Also after torch was asked to exchange them."""
     torch.manual_seed(0)
     critics, others = (TwinQNetwork(OBS_SPACE, BOX, MODEL) for _ in range(2))
     batch = {col.OBS: torch.randn(5, *OBS_SPACE.shape), col.ACTIONS: torch.rand(5, *BOX.shape)}
+    rows = {name: column.numpy() for name, column in batch.items()}
+    critics.vjp(rows)
     critics.load_state_dict(others.state_dict(), assign=True)
     expected = others.forward_train(batch)[Q_VALUES]
     torch.testing.assert_close(critics.forward_train(batch)[Q_VALUES], expected, rtol=0, atol=0)
-    rows = {name: column.numpy() for name, column in batch.items()}
     np.testing.assert_array_equal(critics.vjp(rows)[0], others.vjp(rows)[0])
     np.testing.assert_allclose(critics.vjp(rows)[0], expected.detach(), rtol=1e-5)
 

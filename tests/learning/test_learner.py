@@ -231,6 +231,22 @@ def test_freed_memory_is_kept_on_the_cpu(space, monkeypatch):
     assert asked == [space]
 
 
+def test_weights_that_are_loaded_into_the_module_are_what_is_learned_and_acted_with():
+    """Where torch is asked to exchange the parameters as well."""
+    learner, other = make_learner(), make_learner()
+    with torch.no_grad():
+        other.parameters.vector.add_(0.5)
+    rows = next(iter(learner.load(make_batch(4), (col.ACTIONS,)).microbatches(None)))
+    for one in (learner, other):
+        one.update([rows], squared_values, {}, lr=1e-3)
+    learner.module.load_state_dict(other.module.state_dict(), assign=True)
+    learner.set_state(other.get_state())
+    learner.parameters.check_valid()
+    for one in (learner, other):
+        one.update([rows], squared_values, {}, lr=1e-3)
+    np.testing.assert_array_equal(learner.get_weights(), other.get_weights())
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to keep memory")
 @pytest.mark.parametrize(
     ("space", "num_rows"),
