@@ -17,6 +17,7 @@ or a dict or tuple of those for nested spaces, which become one structured array
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -65,7 +66,7 @@ class ObservationPipeline(Connector):
 
     Raises:
         TypeError: for a space that cannot be preprocessed.
-        ConfigError: for a filter of observations that are not floats in a Box.
+        ConfigError: for observations of nothing, and for a filter of others than floats in a Box.
     """
 
     def __init__(self, space: gym.Space[Any], settings: "EnvRunnersConfig") -> None:
@@ -77,6 +78,8 @@ class ObservationPipeline(Connector):
         self.splits = masked and settings.preprocessor_pref is not None
         filtered = settings.observation_filter == "MeanStdFilter"
         seen = space_without_mask(space)
+        if not any(prod(part.shape or ()) for _, part in leaf_spaces(seen)):
+            raise misfit("env", f"the observation space has no numbers to act on: {seen}")
         if settings.preprocessor_pref is not None:
             preprocessor = Preprocessor(seen, keep_images=not filtered)
             self.preprocessor = None if preprocessor.identity else preprocessor

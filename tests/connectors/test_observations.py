@@ -177,3 +177,14 @@ def test_what_cannot_be_done_is_named() -> None:
             pipeline(space, preprocessor_pref=None, observation_filter="MeanStdFilter")
     with pytest.raises(ConfigError, match=r"observation_filter.*leave it out"):
         pipeline(gym.spaces.Dict(a=IMAGE), observation_filter="MeanStdFilter")
+
+
+@pytest.mark.parametrize("preprocessor", ["rllib", None])
+def test_observations_of_nothing_are_named_unless_they_are_a_part(preprocessor: Any) -> None:
+    empty = gym.spaces.Box(-1, 1, (0,))
+    for space in (empty, gym.spaces.Dict(a=empty), gym.spaces.Dict()):
+        with pytest.raises(ConfigError, match="env: the observation space has no numbers"):
+            pipeline(space, preprocessor_pref=preprocessor)
+    space = gym.spaces.Dict(a=empty, b=gym.spaces.Box(-1, 1, (2,)))
+    batch, _ = batch_of(space, 3)
+    assert len(pipeline(space, preprocessor_pref=preprocessor)(batch)) == 3
