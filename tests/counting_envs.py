@@ -88,6 +88,17 @@ class ObservesNested(Observes):
         return self._value if self._step == 2 else {"x": np.zeros(2, np.float32), "n": 1}
 
 
+class ObservesNestedBytes(Observes):
+    """The same in a Tuple in a Dict, in int8 given as int64."""
+
+    observation_space = spaces.Dict(  # type: ignore[assignment]
+        {"y": spaces.Tuple([ObservesBytes.observation_space])}
+    )
+
+    def _observation(self) -> Any:
+        return self._value if self._step == 2 else {"y": (np.array([100, -1]),)}
+
+
 class NestedCounter(Counter):
     """The same in nested spaces."""
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from rlrun.data.column_data import Array
-from rlrun.envs.env import observation_problem
+from rlrun.envs.env import observation_problem, stack_observations
 from rlrun.envs.episode_vector_env import bad_value_test
 from rlrun.policies.policy_mapping import Spaces
 
@@ -349,4 +349,4 @@ def _stacker(space: gym.Space[Any]) -> Callable[[Sequence[Any]], Any]:
 
         return stack
     empty: Any = create_empty_array
-    return lambda observations: concatenate(space, observations, empty(space, len(observations)))
+    return lambda seen: stack_observations(space, seen, empty(space, len(seen)))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate
 
 from rlrun.config.registry import takes_a_config
 from rlrun.data.nested import ACTION_MASK
@@ -462,6 +463,33 @@ def form_problem(space: spaces.Box, observation: Any, where: str = "observation"
 def narrows(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
     """Whether a dtype of integers cannot hold all numbers of a given one."""
     return dtype.kind in "iu" and not np.can_cast(given, dtype)
+
+
+def stack_observations(space: spaces.Space[Any], observations: Sequence[Any], out: Any) -> Any:
+    """Write observations into a batch, as gymnasium's `concatenate`; returns it.
+
+    Raises:
+        ValueError: for integers that the dtype of their space cannot hold, which would wrap around.
+    """
+    if isinstance(space, spaces.Dict):
+        return {
+            key: stack_observations(part, [each[key] for each in observations], out[key])
+            for key, part in space.spaces.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            stack_observations(part, [each[i] for each in observations], out[i])
+            for i, part in enumerate(space.spaces)
+        )
+    if space.dtype is None or space.dtype.kind not in "iu":
+        return concatenate(space, observations, out)
+    try:
+        return np.stack(observations, out=out, casting="safe")
+    except TypeError:
+        np.stack(observations, out=out)
+        if (out != np.stack(observations)).any():
+            raise ValueError(f"observations hold what {space.dtype} cannot") from None
+        return out
 
 
 def _first_index(mask: np.ndarray) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
-from rlrun.envs.env import form_problem, narrows, observation_problem
+from rlrun.envs.env import form_problem, narrows, observation_problem, stack_observations
 from rlrun.envs.env_state import STATE_CALLS
 from rlrun.envs.episode_vector_env import (
     Batched,
@@ -259,7 +259,7 @@ class SerialVectorEnv:
     def _concatenate(self) -> None:
         space, observations = self.single_observation_space, self._nested_observations
         try:
-            self._buffer = concatenate(space, observations, self._buffer)
+            self._buffer = stack_observations(space, observations, self._buffer)
         except Exception:
             self._raise_bad_value()
             raise

@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from rlrun.config.schema import EnvRunnersConfig
 from rlrun.data.column_data import num_rows, pick
 from rlrun.envs.agent_slots import Due, SlotStep
-from rlrun.envs.env import observation_problem
+from rlrun.envs.env import observation_problem, stack_observations
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.runner_connectors import RunnerConnectors
 
@@ -88,7 +88,7 @@ class ActingPolicy:
         space = self.observation_space
         empty: Any = create_empty_array(space, 1)
         try:
-            batch = concatenate(space, [observation], empty)
+            batch = stack_observations(space, [observation], empty)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ValueError(observation_problem(space, observation) or str(error)) from None
         actions = self.compute_actions(batch, np.array([reward]))

@@ -12,7 +12,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import Observes, ObservesBytes, ObservesDoubles, ObservesNested
+from counting_envs import (
+    Observes,
+    ObservesBytes,
+    ObservesDoubles,
+    ObservesNested,
+    ObservesNestedBytes,
+)
 from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
@@ -368,6 +374,7 @@ def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
         (ObservesNested, {"x": np.float32(3), "n": 1}, r"\['x'\] has shape \(\)"),
         (ObservesNested, {"x": np.zeros(2), "n": "a"}, r"\['n'\] 'a' is not in Discrete"),
         (ObservesNested, None, "must be a dict"),
+        (ObservesNestedBytes, {"y": (np.array([3, 200]),)}, r"\['y'\]\[0\] at index \(1,\) is 200"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")

@@ -413,6 +413,12 @@ FORMS = {  # kind -> space, an observation in it, one of another form and what i
         np.array([3, 300]),
         "at index (1,) is 300, which int8 cannot hold",
     ),
+    "nested integers": (
+        gym.spaces.Dict(y=gym.spaces.Box(-128, 127, (2,), np.int8)),
+        {"y": np.array([100, -1])},
+        {"y": np.array([3, 300])},
+        "['y'] at index (1,) is 300, which int8 cannot hold",
+    ),
     "number": (gym.spaces.Discrete(10), 3, 2.7, "2.7 is not in Discrete"),
     "array of a number": (gym.spaces.Discrete(10), 3, np.array([3]), "is not in Discrete"),
     "numbers": (gym.spaces.MultiDiscrete([5, 5]), np.array([1, 2]), np.array([1.5, 2]), "not in M"),
