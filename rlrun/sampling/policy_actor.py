@@ -10,7 +10,6 @@ collector. Must not know environments: it receives the steps of its slots (`agen
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -86,6 +85,7 @@ class PolicyActor:
         self._custom_slots = np.zeros(0, np.int64)  # [S] of custom connectors
         self._unanswered: dict[int, Any] = {}  # by slot of custom connectors, actions
         self._sent: list[Array] = []  # what custom connectors made of actions, where all act
+        self._computed = frozenset[str]()  # names of the policy's `fragment_columns`
         self._taken: list[tuple[Array, Array, Array]] = []  # [k, 3] places, [k] steps, actions
         self._resize(num_slots or 0)
         self._look_at_views()
@@ -332,11 +332,15 @@ class PolicyActor:
             running: ids of the episodes that have not ended.
             everything: with the columns that only postprocessing sees.
         """
-        return self.collector.build(
-            frozenset() if everything else self.inputs.leave_out,
-            partial(self.policy.fragment_columns, explore=self.explore),
-            running,
-        )
+        leave_out = frozenset() if everything else self.inputs.leave_out
+        none_is_sent = self._computed and self._computed <= leave_out
+        further = None if none_is_sent else self._fragment_columns
+        return self.collector.build(leave_out, further, running)
+
+    def _fragment_columns(self, columns: dict[str, Array]) -> dict[str, Array]:
+        computed = self.policy.fragment_columns(columns, explore=self.explore)
+        self._computed = frozenset(computed)
+        return computed
 
     def forget_custom(self) -> None:
         """Let custom connectors be as made, so that no evaluation depends on another."""

@@ -73,6 +73,19 @@ def test_results_are_the_same_as_with_all_columns(build, model):
     assert not full.policies.reads.left_out
 
 
+def test_what_is_not_sent_is_not_computed(build, monkeypatch):
+    algorithm, calls = build(), []
+    policy = type(algorithm.env_runner_group.local_env_runner.policy)
+    compute = policy.fragment_columns
+    monkeypatch.setattr(
+        policy, "fragment_columns", lambda *args, **how: calls.append(1) or compute(*args, **how)
+    )
+    algorithm.train()
+    assert len(calls) == 1
+    algorithm.train()
+    assert len(calls) == 1
+
+
 class LooksAtAnything(Callbacks):
     def on_learn_on_batch(self, algorithm, policy_id, batch):
         assert "action_logp" in batch
