@@ -191,8 +191,10 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def make_learner(self, policy_id: str) -> Learner:
         """The learner of one policy; overridden by algorithms that make it otherwise."""
-        training = self.policies[policy_id].training
-        return build_learner(self.build_module(policy_id), training, self.config.learners)
+        policy, settings = self.policies[policy_id], self.config.learners
+        if not policy.train:  # it keeps its weights in this process
+            settings = settings.model_copy(update={"num_learners": 0})
+        return build_learner(self.build_module(policy_id), policy.training, settings)
 
     def build_module(
         self, policy_id: str = DEFAULT_POLICY_ID, factory: ModuleFactory | None = None

@@ -328,6 +328,8 @@ class Policies(Mapping[str, PolicySettings]):
             raise ValueError(f"there is no policy {policy_id!r}")
         if self.settings[policy_id].like is None:
             raise ValueError(f"the policy {policy_id!r} is one of the experiment's own")
+        if policy_id in self.learners:
+            self.learners[policy_id].stop()
         tables: list[dict[str, Any]] = [self.settings, self.spaces, self.learners, self.scratch]
         tables.append(self._learner_connectors)
         for table in tables:

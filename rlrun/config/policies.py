@@ -93,11 +93,9 @@ def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, Policy
 
 
 def num_networks(experiment: ExperimentConfig) -> int:
-    """Policies that are networks: each has learners of its own, if only to keep its weights."""
-    policies = experiment.multi_agent.policies
-    if not policies:
-        return int(experiment.policy is None)
-    return sum(policy.use is None for policy in policies.values())
+    """Policies that are networks and learn: each has learners of its own."""
+    policies = policy_settings(experiment, "").values()
+    return sum(policy.use is None and policy.train for policy in policies)
 
 
 def settings_of(

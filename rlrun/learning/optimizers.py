@@ -61,15 +61,17 @@ class FlatAdam:
             torch.set_flush_denormal(False)
 
     def get_state(self) -> dict[str, Any]:
-        """The moments as arrays ``[P]``, and the number of steps."""
-        moments = {"mean": _to_numpy(self._mean), "square": _to_numpy(self._square)}
-        return {"num_steps": self._num_steps, **moments}
+        """The number of steps, and if there were any the moments as arrays ``[P]``."""
+        state: dict[str, Any] = {"num_steps": self._num_steps}
+        if self._num_steps:  # not for a policy that never learns
+            state |= {"mean": _to_numpy(self._mean), "square": _to_numpy(self._square)}
+        return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`."""
         self._num_steps = int(state["num_steps"])
-        _load(self._mean, state["mean"])
-        _load(self._square, state["square"])
+        for name, moment in (("mean", self._mean), ("square", self._square)):
+            _load(moment, state.get(name, np.zeros(len(moment))))
 
 
 class FlatRMSProp:

@@ -30,6 +30,7 @@ from rlrun.config.schema import EnvSpec, ModelConfig, TrainingConfig
 from rlrun.data.seeding import learner_rng
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_examples import RockPaperScissors
+from rlrun.learning.learner_group import LearnerGroup
 from rlrun.policies.policy import Policy
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec
 
@@ -196,6 +197,31 @@ def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several)
     following = algorithm.next_request()
     assert following.fragment == request.fragment + 1
     assert set(following.connector_state) == set(following.policies) == {"main", "newer"}
+
+
+def test_policies_that_never_learn_have_no_learners_of_their_own(several, local_ray, monkeypatch):
+    """Nor does a checkpoint hold moments for them; those of a removed policy end."""
+    stopped = []
+    algorithm = several(
+        "PPO",
+        multi_agent={"policies": ["main"], "agents": "test_multi_agent:older_or_main"},
+        learners={"num_learners": 1, "num_cpus_per_learner": 0.1},
+    )
+    algorithm.add_policy("older", like="main")
+    algorithm.add_policy("younger", like="main", train=True)
+    train(algorithm, 1)
+    learners, removed = algorithm.policies.learners, algorithm.policies.learners["younger"]
+    assert {name: isinstance(each, LearnerGroup) for name, each in learners.items()} == {
+        **{"main": True, "younger": True},
+        "older": False,
+    }
+    assert learners["older"].get_state()["optimizer"] == {"num_steps": 0}
+    assert learners["main"].get_state()["optimizer"]["num_steps"] > 0
+    monkeypatch.setattr(
+        removed, "stop", lambda: stopped.append(removed) or type(removed).stop(removed)
+    )
+    algorithm.remove_policy("younger")
+    assert stopped == [removed]
 
 
 @pytest.mark.parametrize("name", ["PPO", "IMPALA", "APPO", "A3C", "DQN", "SAC"])

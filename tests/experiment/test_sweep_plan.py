@@ -117,7 +117,9 @@ def test_a_trial_reserves_its_runners_and_devices():
     nothing = experiment("env_runners: {num_env_runners: 1, num_cpus_per_env_runner: 0}")
     assert bundles_of(nothing) == [{"CPU": 1.0}]
     assert bundles_of(experiment("learners: {device: cuda}")) == [{"CPU": 1.0, "GPU": 1.0}]
-    policies = MultiAgentConfig(policies={"p": {}, "q": {}, "scratch": {"use": "a:B"}})
+    policies = MultiAgentConfig(
+        policies={"p": {}, "q": {}, "frozen": {"train": False}, "scratch": {"use": "a:B"}}
+    )
     learners = experiment("learners: {num_learners: 2}")
     several = learners.model_copy(update={"multi_agent": policies})
     assert bundles_of(several) == [{"CPU": 1.0}] * 5
