@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlrun.algorithms.callbacks import Callbacks
+from rlrun.config.problems import misfit
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
@@ -34,6 +35,11 @@ class League(Callbacks):
     ) -> None:
         self._main, self._at_return, self._every, self._most = main, at_return, every, most
 
+    def on_algorithm_init(self, algorithm: Algorithm) -> None:
+        if self._main not in algorithm.policies:
+            known = f"there is {', '.join(algorithm.policies)}"
+            raise misfit("callbacks", f"League copies the policy {self._main!r}, {known}: set main")
+
     def on_train_result(self, algorithm: Algorithm, result: Result) -> None:
         reached = result["env_runners"]["policy_return_mean"][self._main]
         due = result["training_iteration"] % self._every == 0
@@ -53,11 +59,12 @@ class League(Callbacks):
 
 
 def main_against_others(agent: str, episode: EpisodeStart, main: str = "main") -> str:
-    """``main`` for one of two agents, drawn by the episode's seed; any other policy for the other.
+    """``main`` for one of two agents, drawn by the episode's seed; any other policy for the other,
+    or ``main`` as well where there is none yet.
 
     The names of the agents end in two consecutive digits, as ``player_0`` and ``player_1`` do.
     """
-    if int(agent[-1]) % 2 == episode.seed % 2:
-        return main
     others = [policy for policy in episode.policies if policy != main]
+    if int(agent[-1]) % 2 == episode.seed % 2 or not others:
+        return main
     return others[int(episode.rng.integers(len(others)))]

@@ -24,9 +24,8 @@ from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import import_object
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.data.column_data import num_rows as count_rows
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows, as_tensors
+from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows, as_tensors, num_rows_of
 from rlrun.learning.losses import Gradient, Loss, Statistics, changed_loss
 from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
 from rlrun.learning.process_group import EXTREMES, ProcessGroup
@@ -167,7 +166,7 @@ class Learner:
         total = torch.zeros_like(grads)
         for whole in microbatches:
             rows, weight = (whole, 1.0) if group is None else group.part_of(whole)
-            share = weight * count_rows(whole[col.OBS]) / num_rows
+            share = weight * num_rows_of(whole) / num_rows
             gathered.append(gradient(self.module, rows, **loss_arguments))
             shares.append(share)
             total.add_(grads, alpha=share)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlrun.data import columns as col
-from rlrun.data.column_data import map_leaves, pick
+from rlrun.data.column_data import map_leaves, num_rows, pick
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.policies.flat_parameters import to_tensors, weights_checksum
@@ -239,6 +239,11 @@ def row_selector(storage: Any) -> Callable[[Any], Any]:
         select = row_selector(storage.permute(0, 2, 3, 1))
         return lambda rows: select(rows).permute(0, 3, 1, 2)
     return partial(storage.index_select, 0)
+
+
+def num_rows_of(rows: Rows) -> int:
+    """M of a minibatch; a module that sees views alone has no observations in it."""
+    return next(num_rows(column) for name, column in rows.items() if col.is_countable(name))
 
 
 def moved_rows(rows: Rows, device: torch.device) -> Rows:

@@ -21,9 +21,8 @@ from torch import Tensor, distributed
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from rlrun.data import columns as col
-from rlrun.data.column_data import num_rows as count_rows
 from rlrun.data.column_data import pick
-from rlrun.learning.loaded_batch import Rows
+from rlrun.learning.loaded_batch import Rows, num_rows_of
 
 TIMEOUT = timedelta(minutes=10)  # for a learner to arrive where the others wait for it
 EXTREMES = ("min_", "max_")
@@ -140,7 +139,7 @@ def part_of_rank(rows: Rows, rank: int, world_size: int) -> tuple[Rows, float]:
     learners each takes everything, with a weight of 1 / ``world_size``: the sum is the same.
     """
     lengths = rows.get(col.SEQ_LENS)
-    num_rows = count_rows(rows[col.OBS])
+    num_rows = num_rows_of(rows)
     if (num_rows if lengths is None else len(lengths)) < world_size:
         return rows, 1.0 / world_size
     mine = slice(rank, None, world_size)
@@ -153,7 +152,7 @@ def part_of_rank(rows: Rows, rank: int, world_size: int) -> tuple[Rows, float]:
             name: pick(column, mine if _has_a_row_for_each_sequence(name) else steps)
             for name, column in rows.items()
         }
-    return part, count_rows(part[col.OBS]) / num_rows
+    return part, num_rows_of(part) / num_rows
 
 
 def host_store(host: str, world_size: int) -> TCPStore:

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from rlrun import ConfigError
 from rlrun.algorithms.league import League, main_against_others
 from rlrun.policies.policy_mapping import EpisodeStart
 
@@ -93,3 +94,13 @@ def test_the_main_policy_is_one_of_both_agents_and_each_other_as_often_its_oppon
 def test_the_episodes_seed_says_which_agent_has_the_main_policy():
     assert opponents(("main", "other"), 6) == ["main", "other"]
     assert opponents(("main", "other"), 7) == ["other", "main"]
+
+
+def test_the_main_policy_is_both_agents_where_it_is_alone():
+    assert opponents(("main",), 6) == opponents(("main",), 7) == ["main", "main"]
+
+
+def test_a_league_of_a_policy_that_there_is_not_is_refused():
+    League().on_algorithm_init(Policies("main", "other"))
+    with pytest.raises(ConfigError, match=r"callbacks: .*the policy 'hero', there is main, other"):
+        League(main="hero").on_algorithm_init(Policies("main", "other"))

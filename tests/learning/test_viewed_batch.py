@@ -18,6 +18,7 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.learning.learner import Learner
+from rlrun.learning.process_group import part_of_rank
 from rlrun.policies.catalog import build_module
 from rlrun.policies.policy import state_names
 from rlrun.policies.rl_module import RLModule
@@ -194,3 +195,29 @@ def test_stacked_observations_are_one_storage_on_the_device_too(monkeypatch):
     assert batch.shared("obs")[0].shape in moved
     assert (2 * len(batch), 3) in moved  # the index into it
     assert (2 * len(batch), 3, 4) not in moved
+
+
+class SeesFramesAlone(RLModule):
+    """The last three observations, under another name than `obs`."""
+
+    def __init__(self, observation_space, action_space, model):
+        super().__init__(observation_space, action_space, model)
+        frames = ViewRequirement("obs", space=observation_space, shift="-2:0")
+        self.view_requirements = {"frames": frames}
+        self.net = torch.nn.Linear(3 * 4, 3)
+
+    def forward_train(self, batch):
+        outputs = self.net(batch["frames"].flatten(1))
+        return {col.ACTION_DIST_INPUTS: outputs[:, :2], col.VF_PREDS: outputs[:, 2]}
+
+
+def test_rows_without_an_observation_of_that_name_are_counted():
+    learner, rows = loaded(*sampled(ModelConfig(use=f"{__name__}:SeesFramesAlone"), [7]))
+
+    def loss(module, rows):
+        values = module.forward_train(rows)[col.VF_PREDS]
+        return values.mean(), {"t": rows[col.T].float().mean()}
+
+    found = learner.accumulate(rows.microbatches(5), rows.size, loss, {}, lr=1e-3)
+    assert found["t"] == pytest.approx(rows.columns[col.T].float().mean().item())
+    assert sum(part_of_rank(rows.columns, rank, 3)[1] for rank in range(3)) == pytest.approx(1.0)
