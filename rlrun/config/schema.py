@@ -254,7 +254,7 @@ class LearnersConfig(Section):
     """Where and how the networks are trained."""
 
     num_learners: Whole = 0
-    """Ray actors that share the minibatches of each policy that learns; 0 trains in this process."""
+    """Ray actors that share the minibatches of each learning policy; 0 trains in this process."""
     num_cpus_per_learner: NonNegative = 1.0
     """CPUs that each of these learners reserves."""
     num_gpus_per_learner: NonNegative = 0.0
