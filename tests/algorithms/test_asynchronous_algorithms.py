@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from rlrun import A3CConfig, APPOConfig, EnvRunner, IMPALAConfig
 from rlrun.algorithms.a3c import sample_gradients
@@ -11,7 +12,9 @@ from rlrun.checkpoint.state_codec import decode, encode
 from rlrun.config.batch_arithmetic import stream_length, stream_problems
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig
+from rlrun.data import columns as col
 from rlrun.learning.loaded_batch import LoadedBatch
+from rlrun.policies.rl_module import ActorCritic
 
 CONFIGS = {"IMPALA": IMPALAConfig, "APPO": APPOConfig, "A3C": A3CConfig}
 TWO_STATES = "rlrun.envs.examples:RepeatAfterMe"  # name the token you see: return 10
@@ -224,6 +227,26 @@ def test_appo_renews_its_target_policy_every_few_updates(built):
             np.testing.assert_array_equal(targets[i], weights[renewed_at])
     np.testing.assert_array_equal(targets[0], targets[1])
     assert not np.array_equal(targets[1], weights[1])
+
+
+class DropsOut(ActorCritic):
+    """Draws from torch's global generator in each gradient."""
+
+    def forward_train(self, batch):
+        rows = {**batch, col.OBS: torch.dropout(batch[col.OBS], 0.5, self.training)}
+        return super().forward_train(rows)
+
+    has_vjp = False
+
+
+@pytest.mark.faults
+def test_a3c_gradients_that_draw_from_torchs_generator_follow_from_the_seed(built, local_ray):
+    found = []
+    for _ in range(2):
+        algorithm = built(configured("A3C", runners=1).model(use=f"{__name__}:DropsOut"))
+        algorithm.train()
+        found.append(algorithm.learner.get_weights())
+    np.testing.assert_array_equal(*found)
 
 
 def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute(built):
