@@ -71,6 +71,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _add(self, batch: SampleBatch) -> None:
         ids = self.num_added + np.arange(len(batch))
         super()._add(batch)
+        self._prioritize(ids)
+
+    def _prioritize(self, ids: Array) -> None:
+        """Let transitions that have just been added be drawn."""
         self._set(ids, np.full(len(ids), self.max_priority))
 
     def sample(self, num_items: int, rng: np.random.Generator, *, beta: float = 0.4) -> SampleBatch:
@@ -113,10 +117,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._set(item_ids[there], priorities[there])
 
     def _set(self, ids: Array, priorities: Array) -> None:
+        self._set_scaled(ids, np.asarray(priorities, dtype=np.float64) ** self.alpha)
+
+    def _set_scaled(self, ids: Array, scaled: Array) -> None:
+        """Set p_i^alpha; what has 0 is not drawn."""
         places = ids % self.capacity
-        values = np.asarray(priorities, dtype=np.float64) ** self.alpha
-        self._sums[places] = values
-        self._minima[places] = values
+        self._sums[places] = scaled
+        self._minima[places] = np.where(scaled > 0.0, scaled, np.inf)
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -129,9 +136,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().set_state(state)
         self.max_priority = float(state["max_priority"])
         self._clear()
-        scaled = state["scaled_priorities"]
-        self._sums[self._places] = scaled
-        self._minima[self._places] = np.where(scaled > 0.0, scaled, np.inf)
+        self._set_scaled(self._places, state["scaled_priorities"])
 
     def check_valid(self) -> None:
         super().check_valid()

@@ -59,31 +59,46 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
             raise ValueError(f"a sequence has at least 1 step, not {length}")
         super().__init__(capacity, further_columns=(col.T, *further_columns), alpha=alpha)
         self.length, self.burn_in, self._initial_state = length, burn_in, initial_state
-        self._waiting = np.zeros(0, np.int64)  # steps that are too few as yet to begin with
+        # Transitions that nothing is learned behind as yet, the last known of the steps that follow
+        # each, and how many these are, [3, w].
+        self._waiting = np.zeros((3, 0), np.int64)
 
     @property
     def can_be_sampled(self) -> bool:
         return self._sums.root > 0.0
 
-    def _add(self, batch: SampleBatch) -> None:
-        super()._add(batch)
-        if self.burn_in and len(batch):
-            new = np.arange(self.num_added - len(batch), self.num_added)
-            self._begin_with(np.append(self._waiting, new))
+    def _prioritize(self, ids: Array) -> None:
+        if not (self.burn_in and len(ids)):
+            super()._prioritize(ids)
+            return
+        ready, waiting = self._beginnings(ids)
+        scaled = np.zeros(len(ready) + len(waiting))
+        scaled[: len(ready)] = self.max_priority**self.alpha
+        self._set_scaled(np.append(ready, waiting), scaled)
 
-    def _begin_with(self, ids: Array) -> None:
-        """Let sequences begin with those of these transitions behind which something is learned."""
-        ids = ids[ids >= self._oldest]
-        places = ids % self.capacity
-        sequences, lengths = self._sequences(ids, self.burn_in + 1)
-        learned = lengths > self.burn_in
-        learned |= in_initial_state(self._read(places), self._initial_state)
-        ready = ids[learned & (self._sums[places] == 0.0)]
-        self._set(ready, np.full(len(ready), self.max_priority))
-        self._sums[places[~learned]], self._minima[places[~learned]] = 0.0, np.inf
-        last = sequences[np.cumsum(lengths) - 1] % self.capacity
-        ended = self._columns[col.TERMINATEDS][last] | self._columns[col.TRUNCATEDS][last]
-        self._waiting = ids[~learned & ~ended]
+    def _beginnings(self, new: Array) -> tuple[Array, Array]:
+        """Transitions that sequences may begin with from now on; and those of the new ones that
+        they may not.
+        """
+        states = {
+            name: column[new % self.capacity]
+            for name, column in self._columns.items()
+            if name.startswith(col.STATE_IN_PREFIX)
+        }
+        initial = in_initial_state(states, self._initial_state)
+        late = new[~initial]
+        waiting = np.append(self._waiting, [late, late, np.zeros_like(late)], axis=1)
+        ids, last, count = waiting[:, waiting[0] >= self._oldest]
+        while True:
+            following = self._successor[last % self.capacity]
+            more = (following != NONE) & (count < self.burn_in)
+            if not more.any():
+                break
+            last, count = np.where(more, following, last), count + more
+        ready, places = count == self.burn_in, last % self.capacity
+        ended = self._columns[col.TERMINATEDS][places] | self._columns[col.TRUNCATEDS][places]
+        self._waiting = np.stack([ids, last, count])[:, ~ready & ~ended]
+        return np.append(new[initial], ids[ready]), ids[~ready & (ids >= new[0])]
 
     def update_priorities(self, item_ids: Array, priorities: Array) -> None:
         """See `PrioritizedReplayBuffer`; what no sequence begins with yet is skipped."""
@@ -111,8 +126,10 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
+        self._waiting = self._waiting[:, :0]
         if self.burn_in and self._columns:
-            self._begin_with(np.arange(self._oldest, self.num_added))
+            _, waiting = self._beginnings(np.arange(self._oldest, self.num_added))
+            self._set_scaled(waiting, np.zeros(len(waiting)))
 
 
 def in_initial_state(rows: Mapping[str, Any] | SampleBatch, initial_state: Sequence[Any]) -> Array:

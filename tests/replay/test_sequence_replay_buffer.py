@@ -69,7 +69,9 @@ def test_a_sequence_of_burn_in_alone_is_not_drawn(seed, capacity, lengths, burn_
         for _ in range(2)
     )
     for size in lengths:
-        buffer.add(experience.batch(size))
+        batch = experience.batch(size)
+        for part in (batch.slice(0, 0), batch):
+            buffer.add(part)
         buffer.update_priorities(np.arange(buffer.num_added), np.full(buffer.num_added, 2.0))
         buffer.check_valid()
     rows = experience.rows["a"]
