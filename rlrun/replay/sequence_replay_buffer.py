@@ -40,7 +40,8 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         length: most steps of a sequence; it is shorter where its episode has no more of them.
         burn_in: steps of a sequence that nothing is learned from, unless it begins in the initial
             state. Until more than these follow one another, no sequence begins with the first.
-        initial_state: in which an agent's episode begins, an array for each ``state_in_k``.
+        initial_state: in which an agent's episode begins, an array for each ``state_in_k``; if
+            there is none, all sequences have burn-in.
         further_columns: see `ReplayBuffer`; states need one row for each step.
         alpha: see `PrioritizedReplayBuffer`; 0 draws first steps uniformly.
     """
@@ -85,7 +86,9 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
             for name, column in self._columns.items()
             if name.startswith(col.STATE_IN_PREFIX)
         }
-        initial = in_initial_state(states, self._initial_state)
+        initial = np.zeros(len(new), np.bool_)
+        if self._initial_state:
+            initial = in_initial_state(states, self._initial_state)
         late = new[~initial]
         waiting = np.append(self._waiting, [late, late, np.zeros_like(late)], axis=1)
         ids, last, count = waiting[:, waiting[0] >= self._oldest]

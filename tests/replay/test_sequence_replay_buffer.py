@@ -97,6 +97,15 @@ def test_a_sequence_of_burn_in_alone_is_not_drawn(seed, capacity, lengths, burn_
         assert_equal_batches(one, other)
 
 
+def test_without_an_initial_state_all_sequences_have_burn_in():
+    experience = Experience(1, num_envs=1)
+    buffer = SequenceReplayBuffer(50, length=4, burn_in=2)
+    buffer.add(experience.batch(2))
+    assert not buffer.can_be_sampled
+    buffer.add(experience.batch(20))
+    assert min(buffer.sample(50, experience.rng)[col.SEQ_LENS]) == 3
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 99),
