@@ -467,6 +467,14 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """Copies of all weights, as ``<policy id>/<parameter>``."""
         return self.policies.named_weights()
 
+    def buffers(self) -> set[str]:
+        """Names of the weights that are buffers of networks, such as masks."""
+        return {
+            f"{policy_id}/{name}"
+            for policy_id, learner in self.learners.items()
+            for name in learner.parameters.buffers
+        }
+
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Take over weights by name; the env runners get them with the next request."""
         self.policies.load_named_weights(weights)

@@ -320,6 +320,14 @@ class SAC(Algorithm[SACTraining]):
             weights |= {f"{prefix}{name}": values for name, values in named.items()}
         return weights
 
+    def buffers(self) -> set[str]:
+        """Names of the weights that are buffers; see `get_weights`."""
+        return super().buffers() | {
+            f"{policy_id}/{CRITICS}{name}"
+            for policy_id in self.policies.trained
+            for name in self.replay.updaters[policy_id].critic.parameters.buffers
+        }
+
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Take over weights by name; the critics' targets become copies of them."""
         rest = dict(weights)

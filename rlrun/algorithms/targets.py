@@ -99,8 +99,10 @@ class TargetNetwork:
         return due
 
     def follow(self, tau: float) -> None:
-        """Move the share ``tau`` of the way to the learner's network."""
-        self._parameters.vector.lerp_(self._source.vector, tau)
+        """Move the share ``tau`` of the way to the learner's network; buffers become its own."""
+        own, source, end = self._parameters, self._source.vector, self._source.num_parameters
+        own.vector[:end].lerp_(source[:end], tau)
+        own.vector[end:].copy_(source[end:])
 
     def get_state(self) -> dict[str, Any]:
         """The weights, and the steps of the run when they were renewed last."""

@@ -17,7 +17,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,6 +98,9 @@ class Checkpointed(Protocol):
     def get_weights(self) -> dict[str, np.ndarray]:
         """Parameters by name."""
 
+    def buffers(self) -> Collection[str]:
+        """Names among these that are of buffers, which need not be finite."""
+
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set the parameters."""
 
@@ -123,8 +126,9 @@ def take_checkpoint(
         CheckpointWriteError: a weight is NaN or infinite; nothing could go on from it.
     """
     weights = algorithm.get_weights()
+    buffers = algorithm.buffers()
     for name, array in weights.items():
-        if not np.isfinite(array).all():
+        if name not in buffers and not np.isfinite(array).all():
             raise CheckpointWriteError(f"no checkpoint is written: weights {name} are not finite")
     return Checkpoint(
         algorithm=algorithm.config.algorithm,

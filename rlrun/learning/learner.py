@@ -256,8 +256,9 @@ class Learner:
         return self.parameters.to_numpy()
 
     def has_finite_weights(self) -> bool:
-        """Whether no weight is NaN or infinite."""
-        return bool(torch.isfinite(self.parameters.vector).all())
+        """Whether no weight is NaN or infinite; buffers aside."""
+        learned = self.parameters.vector[: self.parameters.num_parameters]
+        return bool(torch.isfinite(learned).all())
 
     def get_state(self) -> dict[str, Any]:
         """Optimizer and integer buffers; weights are kept apart, by name (`named_weights`)."""

@@ -36,11 +36,15 @@ class FlatParameters:
             never by setting gradients to None.
         layout: name -> (offset, shape), in the order of ``module.named_parameters()`` and then
             ``module.named_buffers()``.
+        buffers: names of the buffers, which may be infinite, as masks are.
+        num_parameters: numbers of the vector that come before the buffers.
     """
 
     vector: Tensor
     grads: Tensor
     layout: Layout
+    buffers: frozenset[str]
+    num_parameters: int
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -55,6 +59,10 @@ class FlatParameters:
                 raise TypeError(f"parameter {name!r} is {tensor.dtype}; only float32 is supported")
             self.layout[name] = (offset, tuple(tensor.shape))
             offset += tensor.numel()
+        self.buffers = frozenset(
+            name for name, tensor in named.items() if not isinstance(tensor, nn.Parameter)
+        )
+        self.num_parameters = offset - sum(named[name].numel() for name in self.buffers)
         device = next(iter(devices), torch.device("cpu"))
         self.vector = torch.empty(offset, dtype=torch.float32, device=device)
         self.grads = torch.zeros_like(self.vector)

@@ -97,10 +97,11 @@ class TorchPolicy(SamplingPolicy):
 
     @property
     def unperturbed(self) -> list[slice]:
-        """The places of the parameters of normalisation layers."""
+        """The places of the parameters of normalisation layers, and of buffers."""
         norms = [n for n, part in self.module.named_modules() if isinstance(part, NORMALISATION)]
         places = [self.layout[name] for name in self.layout if name.rpartition(".")[0] in norms]
-        return [slice(offset, offset + math.prod(shape)) for offset, shape in places]
+        slices = [slice(offset, offset + math.prod(shape)) for offset, shape in places]
+        return [*slices, slice(self._flat.num_parameters, None)]
 
     def compute_actions(
         self,

@@ -89,6 +89,16 @@ def test_layers_that_count_their_batches_are_restored_to_the_bit(built, tmp_path
     assert_equal_weights(straight, resumed)
 
 
+@pytest.mark.parametrize("name", ["PPO", "SAC"])
+def test_buffers_may_be_infinite(built, tmp_path, name):
+    straight, resumed = (built(name, model={"use": "tiny:HasMask"}) for _ in range(2))
+    train(straight, 3)
+    straight.save(tmp_path / "checkpoint")
+    resumed.restore(tmp_path / "checkpoint")
+    assert train(resumed, 2) == train(straight, 2)
+    assert_equal_weights(straight, resumed)
+
+
 class Modes(ActorCritic):
     """Notes with and without gradients: whether it, and its parts, are in training mode."""
 

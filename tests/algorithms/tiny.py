@@ -180,6 +180,20 @@ class Normalises(torch.nn.Module):
         return self.layer(self.norm(obs))
 
 
+class HasMask(torch.nn.Module):
+    """A buffer is infinite, as masks of attention are."""
+
+    output_size = 16
+
+    def __init__(self, observation_space):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 16)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+    def forward(self, obs):
+        return torch.tanh(self.layer(obs)) * self.mask.softmax(-1)[0]
+
+
 class CannotBeBuilt(torch.nn.Module):
     def __init__(self, observation_space):
         raise KeyError("its network")
