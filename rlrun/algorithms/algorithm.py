@@ -191,10 +191,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def make_learner(self, policy_id: str) -> Learner:
         """The learner of one policy; overridden by algorithms that make it otherwise."""
-        policy, settings = self.policies[policy_id], self.config.learners
-        if not policy.train:  # it keeps its weights in this process
-            settings = settings.model_copy(update={"num_learners": 0})
-        return build_learner(self.build_module(policy_id), policy.training, settings)
+        policy, module = self.policies[policy_id], self.build_module(policy_id)
+        return build_learner(module, policy.training, self.config.learners, learns=policy.train)
 
     def build_module(
         self, policy_id: str = DEFAULT_POLICY_ID, factory: ModuleFactory | None = None
@@ -469,11 +467,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def buffers(self) -> set[str]:
         """Names of the weights that are buffers of networks, such as masks."""
-        return {
-            f"{policy_id}/{name}"
-            for policy_id, learner in self.learners.items()
-            for name in learner.parameters.buffers
-        }
+        return self.policies.buffers()
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Take over weights by name; the env runners get them with the next request."""

@@ -282,6 +282,14 @@ class Policies(Mapping[str, PolicySettings]):
             for name, array in learner.named_weights().items()
         }
 
+    def buffers(self) -> set[str]:
+        """Names among those of `named_weights` that are of buffers."""
+        return {
+            f"{policy_id}/{name}"
+            for policy_id, learner in self.learners.items()
+            for name in learner.parameters.buffers
+        }
+
     def load_named_weights(self, weights: Mapping[str, Any]) -> None:
         """Take over what `named_weights` returned."""
         for policy_id, learner in self.learners.items():

@@ -161,8 +161,7 @@ class Learner:
         if gradient is None or self._by_autograd:
             gradient = self._gradient_of(loss)
         grads, group = self.parameters.grads, self.group
-        gathered: list[Statistics] = []
-        shares: list[float] = []
+        gathered, shares = list[Statistics](), list[float]()
         total = torch.zeros_like(grads)
         for whole in microbatches:
             rows, weight = (whole, 1.0) if group is None else group.part_of(whole)
@@ -257,8 +256,7 @@ class Learner:
 
     def has_finite_weights(self) -> bool:
         """Whether no weight is NaN or infinite; buffers aside."""
-        learned = self.parameters.vector[: self.parameters.num_parameters]
-        return bool(torch.isfinite(learned).all())
+        return bool(torch.isfinite(self.parameters.vector[: self.parameters.num_parameters]).all())
 
     def get_state(self) -> dict[str, Any]:
         """Optimizer and integer buffers; weights are kept apart, by name (`named_weights`)."""

@@ -47,9 +47,15 @@ class LearnersError(RuntimeError):
     exit_code = 1
 
 
-def build_learner(module: RLModule, training: TrainingConfig, settings: LearnersConfig) -> Learner:
-    """The learner that the `learners` section asks for: one in this process, or a group."""
-    kind = LearnerGroup if settings.num_learners else Learner
+def build_learner(
+    module: RLModule, training: TrainingConfig, settings: LearnersConfig, *, learns: bool = True
+) -> Learner:
+    """The learner that the `learners` section asks for: one in this process, or a group.
+
+    Args:
+        learns: False only keeps the module's weights, in this process.
+    """
+    kind = LearnerGroup if settings.num_learners and learns else Learner
     return kind(module, training, settings)
 
 

@@ -333,8 +333,8 @@ class PolicyActor:
             everything: with the columns that only postprocessing sees.
         """
         leave_out = frozenset() if everything else self.inputs.leave_out
-        none_is_sent = self._computed and self._computed <= leave_out
-        further = None if none_is_sent else self._fragment_columns
+        unsent = self._computed and self._computed <= leave_out
+        further = None if unsent else self._fragment_columns
         return self.collector.build(leave_out, further, running)
 
     def _fragment_columns(self, columns: dict[str, Array]) -> dict[str, Array]:
