@@ -153,9 +153,7 @@ class PolicyActor:
         slots = step.slots
         if step.joined:
             self._join(step.joined)
-        learned = None
-        if self._learned is not None:
-            learned = self._learn_rewards(step)
+        learned = None if self._learned is None else self._learn_rewards(step)
         if self._custom is not None:
             self._advance_custom(step)
         obs = step.observations
@@ -236,11 +234,8 @@ class PolicyActor:
         for begins in (False, True):  # a slot may end an episode and begin the next in one step
             rows = np.flatnonzero(first == begins)
             if len(rows):
-                part, run = pick(step.observations, rows), pipeline
-                if begins:
-                    seen[rows] = pipeline.first(part, custom_slots[rows], update=self.learns)
-                else:
-                    seen[rows] = run(part, update=self.learns, slots=custom_slots[rows])
+                part, see = pick(step.observations, rows), pipeline.first if begins else pipeline
+                seen[rows] = see(part, slots=custom_slots[rows], update=self.learns)
         return seen
 
     # -- slots that act together ---------------------------------------------------------------
@@ -273,9 +268,7 @@ class PolicyActor:
             self.noise.begin_episode(slot, rng)
 
     def drop(self, slots: Array, episode_id: int = -1) -> None:
-        """Forget the episode of these slots as far as it has not been delivered; by its id where
-        slots come and go, and some may have left it.
-        """
+        """Forget what was not delivered of the episode of these slots; by id where some left it."""
         self._returns[slots] = 0.0
         self.collector.drop(slots, episode_id)
 
