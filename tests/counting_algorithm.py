@@ -26,6 +26,7 @@ class CountingAlgorithm:
     """Its return rises by ``gain`` plus noise from a generator that is part of the state."""
 
     Training = CountingTraining
+    optional_sections: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: ExperimentConfig, *, address: str | None = None) -> None:
         self.config = config

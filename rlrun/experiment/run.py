@@ -252,8 +252,8 @@ class RunSession:
         self._refused = False
         """Whether the run folder has refused that state."""
         # Not twice in memory where it holds the replay buffers.
-        every = experiment.checkpoint.every
-        self._may_hold = every is not None and not experiment.replay.store_in_checkpoints
+        self._stores_replay = experiment.replay.store_in_checkpoints
+        self._may_hold = experiment.checkpoint.every is not None and not self._stores_replay
 
     def _checkpoints_of(self, folder: RunFolder) -> CheckpointFolder:
         settings = self.experiment.checkpoint
@@ -338,6 +338,8 @@ class RunSession:
         self.write_config()
         if self.resumed is not None and self.resumed.path.parent == self.folder.checkpoints:
             self.checkpoints.set_aside_after(self.resumed.iteration)
+            if "replay" in algorithm.optional_sections and not self._stores_replay:
+                log.warning("the replay buffer is filled anew (replay.store_in_checkpoints: false)")
         repair(self.folder.metrics, self.resumed.row if self.resumed else None)
         return algorithm
 

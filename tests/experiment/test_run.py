@@ -174,6 +174,17 @@ def test_a_resumption_that_is_refused_leaves_the_run_as_it_was(checkpoints, monk
     assert meta("run")["outcome"] == "failed"
 
 
+@pytest.mark.parametrize("stored", ["true", "false"])
+def test_a_run_resumed_without_its_replay_buffer_says_so(stored, capsys):
+    settings = ["algorithm=DQN", "env=CartPole-v1", "training=null", "model.hidden=[4]"]
+    tiny = ["training.train_batch_size=8", f"replay.store_in_checkpoints={stored}"]
+    train(*settings, *tiny, "stop={training_iteration: 1}")
+    assert "replay buffer" not in capsys.readouterr().err
+    resume("stop={training_iteration: 2}")
+    warning = "warning: the replay buffer is filled anew (replay.store_in_checkpoints: false)"
+    assert (warning in capsys.readouterr().err) == (stored == "false")
+
+
 def test_a_finished_run_is_not_resumed_with_settings_that_nothing_would_be_trained_with():
     train()
     before = contents("run")
