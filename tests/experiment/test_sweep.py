@@ -115,6 +115,15 @@ def counting_trial(counting, metric, *, scheduled=True):
     return SweepTrial({IDENTITY: {**identity, **place}})
 
 
+def test_a_trial_notes_the_command_that_runs_the_sweep(counting, monkeypatch):
+    trial, command = counting_trial(counting, "episode_return_mean"), ["rlrun", "sweep", "a.yaml"]
+    monkeypatch.setattr("sys.argv", ["worker.py", "--of-ray"])
+    (counting.parent / "sweep/meta.json").write_text(json.dumps({"sessions": [{"argv": command}]}))
+    trial.step()
+    trial.stop()
+    assert meta(counting.parent / "sweep/trials/0001")["sessions"][0]["argv"] == command
+
+
 def test_a_metric_that_an_evaluation_may_bring_is_waited_for(counting):
     trial = counting_trial(counting, "evaluation/success_rate")
     assert trial.step()["done"], "to the end of the run, as the number never came"

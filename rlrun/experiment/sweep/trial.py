@@ -6,6 +6,7 @@ checkpoint, and the translation to Tune's calls. It must not know which trials t
 
 import json
 import shutil
+import sys
 import time
 import traceback
 from contextlib import ExitStack, closing
@@ -232,6 +233,8 @@ class SweepTrial(tune.Trainable):
                 folder = SweepFolder(Path(self._identity["sweep"]))
                 text = folder.config.read_text(encoding="utf-8")
                 self._builder = PointBuilder(text, str(folder.config))
+                for session in folder.read_meta().get("sessions", [])[-1:]:
+                    sys.argv = session["argv"]  # for meta.json; a worker's own are Ray's
             settings, seed = python_values(self._settings), self._identity["seed"]
             experiment = self._builder.build(settings, seed)
             self._run = TrialRun(self._path(), experiment, take_over=self._take_over)
