@@ -56,6 +56,9 @@ Words = Annotated[
         metavar="[FILE.yaml] [KEY=VALUE ...]", show_default=False, autocompletion=complete_files
     ),
 ]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)
+]
 Run = Annotated[
     Path,
     typer.Argument(
@@ -135,7 +138,7 @@ def seeds_of(text: str) -> int | tuple[int, ...]:
 
 def refuse_with_resume(what: str, **options: object) -> None:
     """Raise if ``--resume`` is combined with options that only a new folder can have."""
-    names = [name if name == "FILE" else f"--{name.replace('_', '-')}" for name in options]
+    names = [name if name.isupper() else f"--{name.replace('_', '-')}" for name in options]
     given = [
         name for name, value in zip(names, options.values(), strict=True) if value not in (None, [])
     ]

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import RunOrCheckpoint, Trust
+from rlrun.cli.arguments import Overrides, RunOrCheckpoint, Trust
 
 
 def rollout(  # noqa: PLR0913 - one parameter for each option
     run_or_checkpoint: RunOrCheckpoint,
+    overrides: Overrides = None,
     *,
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Episodes; default: as in the run's evaluation.")
@@ -35,6 +36,8 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     """Roll out a trained policy: the run's best checkpoint, deterministic actions.
 
     rlrun rollout runs/ppo_cartpole --episodes 20 --video videos
+
+    rlrun rollout runs/ppo_cartpole env.max_episode_steps=200
     """
     if render and video is not None:
         raise typer.BadParameter("--render or --video, not both")
@@ -42,6 +45,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
 
     done = room.rollout(
         run_or_checkpoint,
+        overrides or (),
         episodes=episodes,
         steps=steps,
         seed=seed,

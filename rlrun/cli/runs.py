@@ -9,6 +9,7 @@ import typer
 from rlrun.cli.arguments import (
     RUNS,
     Address,
+    Overrides,
     Quiet,
     Run,
     Runs,
@@ -46,7 +47,7 @@ def ls(
     ] = None,
     sort: Annotated[SortKey, typer.Option(help="What comes first.")] = "age",
     members: Annotated[
-        bool, typer.Option("--members", help="Show the runs of groups and sweeps, too.")
+        bool, typer.Option("--members", help="Show the runs of groups and sweeps that match, too.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -62,14 +63,17 @@ def ls(
     from rlrun.experiment.report.tables import print_table
 
     filters = dict(_filter(text) for text in where or ())
-    found = [entry for entry in _entries(folder) if entry.matches(filters)]
+    entries = [entry.with_members(filters) if members else entry for entry in _entries(folder)]
+    found = [entry for entry in entries if entry.matches(filters) or (members and entry.members)]
     found.sort(key=SORT_KEYS[sort])
     if json:
         typer.echo(json_module.dumps([to_json(entry) for entry in found], allow_nan=False))
     elif found:
         print_table(list_table(found, folder, members=members), style_of)
     else:
-        typer.echo(f"no {'such ' if filters else ''}runs in {folder}", err=True)
+        inside = any(entry.is_sweep for entry in entries) and not members
+        hint = "; --members looks into groups and sweeps, too" if inside else ""
+        typer.echo(f"no {'such ' if filters else ''}runs in {folder}{hint}", err=True)
 
 
 def _filter(text: str) -> tuple[str, str]:
@@ -138,9 +142,7 @@ def diff(first: Run, second: Run, *, json: Json = False) -> None:
 
 def rerun(
     run: Run,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)
-    ] = None,
+    overrides: Overrides = None,
     *,
     run_dir: Annotated[Path | None, typer.Option(help="Exact folder of the new run.")] = None,
     address: Address = None,

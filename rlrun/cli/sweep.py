@@ -39,7 +39,7 @@ def sweep(
     """
     file, overrides = split_words(words)
     if resume is not None:
-        refuse_with_resume("sweep", FILE=file, run_dir=run_dir, overrides=overrides)
+        refuse_with_resume("sweep", FILE=file, run_dir=run_dir, **{"KEY=VALUE": overrides})
     elif file is None:
         raise typer.BadParameter("name a FILE.yaml, or --resume SWEEP")
     from rlrun.config.loader import load

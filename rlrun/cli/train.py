@@ -115,5 +115,5 @@ def _resume(
 
     if not is_sweep_folder(path):
         return resume_experiment(path, overrides, address=address, console=style, trust=trust)
-    refuse_with_resume("group", overrides=overrides)
+    refuse_with_resume("group", **{"KEY=VALUE": overrides})
     return resume_sweep(path, address=address, console=style, trust=trust)

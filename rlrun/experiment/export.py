@@ -100,7 +100,7 @@ def export(
         if path.is_dir() or not path.parent.is_dir():
             raise InputError(f"{path}: expected a file in a folder that exists")
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
-    algorithm = restored(checkpoint, {}, trust=trust)
+    algorithm = restored(checkpoint, trust=trust)
     try:
         chosen = _chosen(list(algorithm.policies), policy_id)
         exported = export_policy(algorithm, chosen)

@@ -6,7 +6,7 @@ sub-environments and seeds, so that one checkpoint and seed always give the same
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,7 @@ class Rollout:
 
 def rollout(  # noqa: PLR0913 - one parameter for each option
     run_or_checkpoint: Path | str,
+    overrides: Sequence[str] = (),
     *,
     episodes: int | None = None,
     steps: int | None = None,
@@ -101,6 +102,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
 
     Args:
         run_or_checkpoint: run folder, or one checkpoint.
+        overrides: settings laid over the run's, such as ``"env.max_episode_steps=50"``.
         episodes: number of episodes; None takes as many as the run's `evaluation`.
         steps: most env steps of the whole rollout, which then plays one episode at a time.
         seed: seed of the episodes; None takes the seed of the run's evaluation.
@@ -117,12 +119,12 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     """
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"
-    changes: dict[str, int | str | None]
     alone = 1 if mode is not None or steps is not None else None
     changes = {"episodes": episodes, "seed": seed, "num_envs": alone}
+    words = [f"evaluation.{key}={value}" for key, value in changes.items() if value is not None]
     if episodes is not None:
-        changes["env_steps"] = "null"
-    algorithm = restored(checkpoint, changes, trust=trust)
+        words.append("evaluation.env_steps=null")
+    algorithm = restored(checkpoint, [*overrides, *words], trust=trust)
     try:
         runner = algorithm.evaluator.runner(mode)
         transitions = None if save is None else TransitionRecorder()
@@ -179,7 +181,7 @@ def load_policy(
     Raises:
         InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.
     """
-    algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), {}, trust=trust)
+    algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), trust=trust)
     try:
         if policy_id not in algorithm.policies:
             known = ", ".join(algorithm.policies)
@@ -194,15 +196,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
     return checkpoint_at(path if os.path.isfile(path / MANIFEST) else resolve_run(path))
 
 
-def restored(
-    checkpoint: Checkpoint, evaluation: Mapping[str, int | str | None], *, trust: bool
-) -> "Algorithm":
-    """The algorithm of a checkpoint, in this process.
-
-    Args:
-        evaluation: changes of the section `evaluation`; None changes nothing.
-    """
-    overrides = [f"evaluation.{k}={value}" for k, value in evaluation.items() if value is not None]
+def restored(checkpoint: Checkpoint, overrides: Sequence[str] = (), *, trust: bool) -> "Algorithm":
+    """The algorithm of a checkpoint, in this process, with overrides laid over its settings."""
     experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
     algorithm = build_alone(experiment)
     # The training episodes are not needed, and restoring their environments would take time.

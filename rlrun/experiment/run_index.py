@@ -9,7 +9,7 @@ import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -86,6 +86,10 @@ class RunEntry:
             if value != parse_scalar(wanted) and not fnmatchcase(str(value), wanted):
                 return False
         return True
+
+    def with_members(self, filters: Mapping[str, str]) -> "RunEntry":
+        """The entry with those members alone that match."""
+        return replace(self, members=tuple(each for each in self.members if each.matches(filters)))
 
     def sizes(self) -> dict[str, int]:
         """Bytes by entry of the folder; links count nothing."""

@@ -77,6 +77,18 @@ def test_one_json_object(run, rollout, tmp_path):
     assert (tmp_path / "t.npz").exists()
 
 
+def test_settings_of_the_run_can_be_overridden(run, rollout):
+    words = [run, "env.max_episode_steps=5", "--episodes", 2, "--json"]
+    code, out, _ = rollout(*words)
+    assert code == 0
+    assert [each["episode_len"] for each in json.loads(out)["per_episode"]] == [5, 5]
+    code, _, err = rollout(run, "env.max_episode_step=5")
+    assert code == 2
+    assert "did you mean max_episode_steps?" in err
+    assert "does not fit" in rollout(run, "env=Acrobot-v1")[2]
+    assert "expected KEY=VALUE" in rollout(run, "videos")[2]
+
+
 def test_a_step_limit_can_end_a_rollout_without_episodes(run, rollout):
     code, out, _ = rollout(run, "--steps", 2)
     assert code == 0

@@ -140,6 +140,27 @@ def test_runs_are_filtered_and_sorted(rlrun, make_run):
     assert not listed(rlrun, "--where", "training.nothing=1")
 
 
+def test_runs_within_sweeps_are_filtered_where_they_are_shown(rlrun, make_run, make_sweep):
+    make_sweep("runs/x/sweep")
+    filters = ("--where", "training.lr=0.001", "--where", "state=finished")
+    code, out, err = rlrun("ls", *filters)
+    assert (code, out) == (0, "")
+    assert err == "no such runs in runs; --members looks into groups and sweeps, too\n"
+    shown = rlrun("ls", *filters, "--members")[1]
+    assert ["trials/0001" in shown, "trials/0002" in shown] == [True, False]
+    assert not listed(rlrun, "--members", "--where", "training.lr=7")
+
+
+def test_the_first_and_the_last_command_of_a_run_are_shown(rlrun, make_run):
+    path = make_run("runs/exp/a") / "meta.json"
+    found = json.loads(path.read_text())
+    found["sessions"].append({"argv": ["rlrun", "train", "--resume", "exp"]})
+    path.write_text(json.dumps(found))
+    shown = rlrun("show", "exp/a")[1]
+    assert "command     rlrun train a.yaml\n" in shown
+    assert "resumed     rlrun train --resume exp\n" in shown
+
+
 def test_a_sweep_is_one_row_with_its_runs_on_request(rlrun, make_sweep):
     make_sweep("runs/exp/s")
     found = listed(rlrun)["runs/exp/s"]
@@ -170,12 +191,14 @@ def test_the_best_of_a_sweep_is_its_best_trials_score(rlrun, make_sweep, mode, b
 
 
 def test_two_runs_differ_in_settings_and_results(rlrun, make_run):
-    make_run("runs/exp/a")
+    make_run("runs/exp/a", last=26_624)
     make_run("runs/exp/b", lr=0.01, best=95)
     found = json.loads(rlrun("diff", "exp/a", "runs/exp/b", "--json")[1])
     assert found["settings"] == {"training.lr": [0.001, 0.01]}
     assert found["results"]["best episode_return_mean"] == [90, 95]
-    assert "training.lr  0.001  0.01" in rlrun("diff", "exp/a", "exp/b")[1]
+    shown = rlrun("diff", "exp/a", "exp/b")[1]
+    assert "training.lr  0.001  0.01" in shown
+    assert ["env_steps", "26,624", "1,000"] in [line.split() for line in shown.splitlines()]
 
 
 def test_disk_use_adds_up(rlrun, make_sweep, make_run):

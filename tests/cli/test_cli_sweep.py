@@ -81,7 +81,7 @@ def test_exit_codes(sweep, stand_in, end, statuses, code):
         (["sweep.trials=3"], "--resume SWEEP"),
         (["a.yaml", "b.yaml"], "one FILE.yaml"),
         (["fake.yaml", "--resume", "d"], "with the settings of its folder"),
-        (["--resume", "d", "sweep.trials=9"], "with the settings of its folder"),
+        (["--resume", "d", "sweep.trials=9"], "its folder, without KEY=VALUE"),
         (["--resume", "nowhere"], "no such run folder"),
         (["missing.yaml"], "missing.yaml"),
         (["fake.yaml", "sweep.space.training={gains: {grid: [1]}}"], "did you mean gain?"),

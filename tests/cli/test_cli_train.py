@@ -89,7 +89,9 @@ def test_a_group_is_a_sweep_and_resumes_like_a_run(train, sweeps):
     assert (ranged.seeds, ranged.space) == ((11, 12, 13), {"training.gain": {"grid": [1, 2]}})
     assert (counted.seeds, counted.space) == (2, {})
     assert (fresh, auto, resumed) == (False, True, Path("group"))
-    assert train("--resume", "group", "training.gain=3")[0] == 2
+    code, _, err = train("--resume", "group", "training.gain=3")
+    assert code == 2
+    assert "with the settings of its folder, without KEY=VALUE" in err
 
 
 @pytest.mark.parametrize(

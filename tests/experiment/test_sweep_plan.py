@@ -311,6 +311,13 @@ def table(tmp_path, *rows, mode="max"):
     return TrialTable(tmp_path / "trials.jsonl", trials, metric="m", mode=mode)
 
 
+def test_trials_that_differ_in_their_seed_alone_are_a_group(tmp_path):
+    assert not table(tmp_path).is_group, "as Optuna has suggested none yet"
+    assert not table(tmp_path, (1, "waiting", None)).is_group
+    seeds = [Trial(trial=i, point=1, seed=i, settings={}) for i in (1, 2)]
+    assert TrialTable(tmp_path / "trials.jsonl", seeds, metric="m", mode="max").is_group
+
+
 def test_trials_are_ranked_by_score_and_status(tmp_path):
     found = table(
         tmp_path,

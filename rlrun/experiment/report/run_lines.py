@@ -121,7 +121,11 @@ def show_lines(entry: RunEntry) -> list[str]:
     lines = [str(entry.path)]
     for name, text in _facts(entry):
         # A command stays one line, to be pasted.
-        parts = [text] if name == "command" else textwrap.wrap(text, 66, break_long_words=False)
+        parts = (
+            [text]
+            if name in ("command", "resumed")
+            else textwrap.wrap(text, 66, break_long_words=False)
+        )
         lines += [f"  {head:<12}{part}" for head, part in zip_longest([name], parts, fillvalue="")]
     if entry.members:
         lines += ["", *list_table(entry.members, entry.path, members=False).plain_lines()]
@@ -151,8 +155,11 @@ def _facts(entry: RunEntry) -> Iterator[tuple[str, str]]:
         yield "checkpoints", ", ".join(_checkpoints(entry.path)) or "none"
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in _largest(entry.sizes())[:3])
     yield "size", size_text(sum(entry.sizes().values())) + (f": {parts}" if parts else "")
+    if sessions:
+        yield "command", _command(sessions[0])
+    if len(sessions) > 1:
+        yield "resumed", _command(sessions[-1])
     for session in sessions[-1:]:
-        yield "command", _command(session)
         yield "machine", f"{session.get('host')}, {session.get('cpus')} CPUs"
         yield "code", _code(session)
 
@@ -229,7 +236,9 @@ def difference_lines(left: RunEntry, right: RunEntry) -> list[str]:
 
 
 def _result(value: Any) -> str:
-    return str(value) if isinstance(value, str) else rounded(value, "-")
+    if value is None or isinstance(value, str):
+        return value or "-"
+    return number(value) if value == int(value) else rounded(value)  # counts have all digits
 
 
 def usage_table(entries: Iterable[RunEntry], home: Path) -> Table:

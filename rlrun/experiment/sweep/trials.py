@@ -146,8 +146,8 @@ class TrialTable:
 
     @property
     def is_group(self) -> bool:
-        """Whether the trials differ in their seed alone."""
-        return not any(trial.settings for trial in self.trials)
+        """Whether the trials differ in their seed alone; unknown, and false, without any."""
+        return bool(self.trials) and not any(trial.settings for trial in self.trials)
 
     def of_point(self, point: int) -> list[Trial]:
         """The trials of one point."""
