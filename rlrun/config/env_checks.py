@@ -18,7 +18,8 @@ from rlrun.config.registry import ImportPathError, install_hint, nearest, sugges
 from rlrun.config.schema import EnvSpec, ExperimentConfig
 
 _MAKE_ARGUMENTS = ("max_episode_steps", "render_mode", "disable_env_checker")
-_ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
+ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
+"""Games of Atari, whether ale_py is installed or not."""
 _EXTRAS = (  # prefix of the entry point, module that it needs, extra that brings it
     ("gymnasium.envs.box2d", "Box2D", "box2d"),
     ("gymnasium.envs.mujoco", "mujoco", "mujoco"),
@@ -70,7 +71,7 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_evaluation_env(experiment)
     settings = experiment.env_runners
     no_wait = settings.remote_env_batch_wait_ms is not None and not several
-    if no_wait and settings.preprocessor_pref == "deepmind" and _ATARI_ID.search(env.use):
+    if no_wait and settings.preprocessor_pref == "deepmind" and ATARI_ID.search(env.use):
         message = "games of Atari, whose lost lives end no episode, step together; leave it out"
         yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
     if env.use.startswith("pettingzoo/") and not several:
@@ -155,10 +156,10 @@ def _check_gymnasium_id(env: EnvSpec) -> Iterator[Finding]:
     import gymnasium
 
     module, _, name = env.use.rpartition(":")
-    if module and _ATARI_ID.search(name):
+    if module and ATARI_ID.search(name):
         yield Finding(("env", "use"), f"rlrun registers Atari's ids itself: write {name}")
         return
-    if _ATARI_ID.search(env.use):
+    if ATARI_ID.search(env.use):
         if missing := list(_is_missing(env, "ale_py", "atari")):
             yield from missing
             return

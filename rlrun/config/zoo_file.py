@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from rlrun.config.env_checks import ATARI_ID
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import no_such, suggestion
 from rlrun.config.rllib_tables import ENV_IDS
@@ -155,21 +156,26 @@ def is_zoo(tree: Node) -> bool:
 def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Translation:
     """The settings for the environment `name`, or for the only one of the file.
 
+    Of a game of Atari without an entry they are those of `atari`.
+
     Args:
         algorithm: algorithm of the file, which does not say it.
 
     Raises:
         ConfigError: with all problems.
     """
-    name = chosen_entry(tree, name, "environment")
+    is_game = name is not None and name not in tree.value and ATARI_ID.search(name)
+    entry = (
+        "atari" if is_game and "atari" in tree.value else chosen_entry(tree, name, "environment")
+    )
     if algorithm not in DEFAULTS:
         kinds = ", ".join(DEFAULTS)
         message = f"{kinds} are translated, not {algorithm}; name one: algorithm=PPO"
         raise ConfigError([Problem(tree.origin, "algorithm", message)])
-    node = tree.value[name]
+    node = tree.value[entry]
     if not isinstance(node.value, dict):
-        raise ConfigError([Problem(node.origin, name, "expected settings, keys and values")])
-    settings = _ZooSettings(name, algorithm, node)
+        raise ConfigError([Problem(node.origin, entry, "expected settings, keys and values")])
+    settings = _ZooSettings(str(name) if is_game else entry, algorithm, node)
     settings.translate()
     return settings.finish(node.origin, node.origin, algorithm)
 
@@ -248,6 +254,7 @@ class _ZooSettings(OldSettings):
         if self.name in STAND_FOR:
             what = STAND_FOR[self.name]
             message = f"stands for {what}: copy its settings under the name of one"
+            message += ", or write name=ALE/Pong-v5" if self.name == "atari" else ""
             self.refuse(self.node, "env", message)
         name = ENV_IDS.get(self.name, self.name)
         arguments = self.value("env_kwargs", {})

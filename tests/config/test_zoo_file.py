@@ -168,6 +168,15 @@ def test_a_file_that_is_not_clear_is_refused(algorithm, overrides, says, written
         load(file, overrides)
 
 
+@pytest.mark.parametrize("game", ["ALE/Pong-v5", "BreakoutNoFrameskip-v4"])
+def test_a_game_of_atari_without_an_entry_has_the_settings_of_all(game, written):
+    pytest.importorskip("ale_py")
+    file = written("atari: {n_timesteps: 1e5, n_epochs: 7}\nALE/Pong-v4: {n_timesteps: 1e5}\n")
+    found = load(file, [f"name={game}"]).experiment
+    assert (found.env.use, found.training.num_epochs) == (game, 7)
+    assert found.name == game.replace("/", "-")
+
+
 def test_the_algorithm_of_a_file_with_another_name_is_given(written):
     file = written("CartPole-v1: {n_timesteps: 1e5}\n", "mine")
     assert load(file, ["algorithm=A2C"]).experiment.training.train_batch_size == 5
