@@ -28,13 +28,16 @@ ALGORITHMS: dict[str, str] = {
 }
 """Name -> import path of the algorithm class."""
 
-_SETTINGS_OF_DQN = {
-    "SimpleQ": "training.double_q: false and training.dueling: false",
-    "APEX": "exploration.runner_exponent: 7 and replay.prioritized: true",
-    "R2D2": "model.use_lstm: true",
-    "Rainbow": "training.noisy: true, num_atoms: 51, n_step: 3, and replay.prioritized: true",
+_OTHER_NAMES = {
+    "SimpleQ": "DQN with training.double_q: false and training.dueling: false",
+    "APEX": "DQN with exploration.runner_exponent: 7 and replay.prioritized: true",
+    "R2D2": "DQN with model.use_lstm: true",
+    "C51": "DQN with training.num_atoms: 51",
+    "Rainbow": "DQN with training.noisy, num_atoms: 51, n_step: 3, and replay.prioritized",
+    "RecurrentPPO": "PPO with model.use_lstm: true",
+    "MaskablePPO": "PPO, which finds action masks by itself",
 }
-"""Algorithms of other libraries, and what makes DQN of it."""
+"""Algorithms of other libraries, and what they are here."""
 
 ENVS: dict[str, Callable[..., Any]] = {}
 """Name -> callable that makes the environment; filled by `rlrun.register_env`."""
@@ -214,8 +217,8 @@ def algorithm_class(name: str) -> Any:
 
     Raises ImportPathError for a name that is neither.
     """
-    if name in _SETTINGS_OF_DQN:
-        raise ImportPathError(f"{name} is DQN with {_SETTINGS_OF_DQN[name]}")
+    if name in _OTHER_NAMES:
+        raise ImportPathError(f"{name} is {_OTHER_NAMES[name]}")
     if name not in ALGORITHMS and not is_import_path(name):
         raise ImportPathError(no_such("algorithm", name, ALGORITHMS))
     return import_object(ALGORITHMS.get(name, name))

@@ -339,6 +339,14 @@ OTHER_LIBRARIES: dict[str, str] = {
     "actor_critic_share_weights": "write model.share_layers",
     "adaptive_stddev": "write model.free_log_std: false for true",
     "initial_stddev": "write model.log_std_init, its logarithm",
+    "normalize": (
+        "write env_runners.observation_filter: MeanStdFilter and connectors.normalize_rewards: true"
+    ),
+    "frame_stack": (
+        "write env_runners.env_wrappers: [{use: FrameStackObservation, stack_size: 4}]; Atari's "
+        "frames are stacked without it"
+    ),
+    "env_wrapper": "write env_runners.env_wrappers",
     "normalize_input": "write env_runners.observation_filter: MeanStdFilter",
     "normalize_returns": (
         "write connectors.normalize_rewards, which divides rewards by the deviation of returns"

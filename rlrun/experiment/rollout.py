@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.error import DependencyNotInstalled
+
 from rlrun.algorithms.result import evaluation_result
 from rlrun.checkpoint.checkpoint import (
     MANIFEST,
@@ -19,9 +21,11 @@ from rlrun.checkpoint.checkpoint import (
 )
 from rlrun.checkpoint.checkpoint_folder import checkpoint_at
 from rlrun.config.loader import load_experiment
+from rlrun.config.problems import InputError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
+from rlrun.envs.errors import EnvError
 from rlrun.envs.recorded_step import RecordedStep
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.run_folder import resolve_run
@@ -115,7 +119,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     Raises:
         TrustError: the run names code that this user has not signed.
         RunFolderError, CheckpointError: there is no checkpoint. EnvError: the environment failed.
-        InputError: a video cannot be made here.
+        InputError: a video cannot be made here, or the environment cannot be shown.
     """
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"
@@ -159,6 +163,11 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
             statistics=evaluation_result(records),
             videos=() if videos is None else tuple(videos.close()),
         )
+    except (EnvError, DependencyNotInstalled) as error:
+        missing = error.__context__ if isinstance(error, EnvError) else error
+        if mode is None or not isinstance(missing, DependencyNotInstalled):
+            raise
+        raise InputError(f"{'--render' if render else '--video'}: {missing}") from None
     finally:
         algorithm.stop()
 

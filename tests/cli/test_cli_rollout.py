@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from functools import partial
 
 import numpy as np
@@ -89,6 +90,17 @@ def test_settings_of_the_run_can_be_overridden(run, rollout):
     assert "expected KEY=VALUE" in rollout(run, "videos")[2]
 
 
+@pytest.mark.parametrize("option", [["--render"], ["--video", "videos"]])
+def test_a_package_that_rendering_needs_and_that_is_missing_is_named(
+    run, rollout, option, monkeypatch
+):
+    pytest.importorskip("moviepy")
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    code, _, err = rollout(run, "--episodes", 1, *option)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"{option[0]}: pygame is not installed, run `pip install")
+
+
 def test_a_step_limit_can_end_a_rollout_without_episodes(run, rollout):
     code, out, _ = rollout(run, "--steps", 2)
     assert code == 0
@@ -98,6 +110,7 @@ def test_a_step_limit_can_end_a_rollout_without_episodes(run, rollout):
 def test_wrong_arguments_are_exit_2(run, rollout, tmp_path):
     assert rollout(tmp_path)[0] == 2
     assert "no such run folder" in rollout(tmp_path / "none")[2]
+    assert f"no such run folder - did you mean {run}?" in rollout(run.with_name("rum"))[2]
     assert rollout(run, "--render", "--video", tmp_path)[0] == 2
     assert rollout(run, "--episodes", 0)[0] == 2
 

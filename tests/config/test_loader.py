@@ -338,6 +338,12 @@ class TestOverrides:
         assert message in line
 
 
+@pytest.mark.parametrize("name", ["RecurrentPPO", "MaskablePPO", "C51", "R2D2"])
+def test_an_algorithm_of_another_library_is_answered_with_what_it_is_here(name):
+    (line,) = errors(None, [f"algorithm={name}", "env=CartPole-v1"])
+    assert line.startswith(f"<command line>: algorithm: {name} is ")
+
+
 def test_without_a_file(write):
     words = ["algorithm=fake_algorithm:Fake", "env=CartPole-v1", "training.num_epochs=2", "seed=3"]
     experiment = load_experiment(None, words)
