@@ -124,10 +124,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"
     alone = 1 if mode is not None or steps is not None else None
-    changes = {"episodes": episodes, "seed": seed, "num_envs": alone}
-    words = [f"evaluation.{key}={value}" for key, value in changes.items() if value is not None]
-    if episodes is not None:
-        words.append("evaluation.env_steps=null")
+    words = _evaluation_overrides(episodes=episodes, seed=seed, num_envs=alone)
     algorithm = restored(checkpoint, [*overrides, *words], trust=trust)
     try:
         runner = algorithm.evaluator.runner(mode)
@@ -170,6 +167,12 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         raise InputError(f"{'--render' if render else '--video'}: {missing}") from None
     finally:
         algorithm.stop()
+
+
+def _evaluation_overrides(**changes: int | None) -> list[str]:
+    """Changes of the section `evaluation`, of which None is none; `episodes` replace `env_steps`."""
+    words = [f"evaluation.{key}={value}" for key, value in changes.items() if value is not None]
+    return words if changes["episodes"] is None else [*words, "evaluation.env_steps=null"]
 
 
 def load_policy(
