@@ -170,7 +170,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
 
 
 def _evaluation_overrides(**changes: int | None) -> list[str]:
-    """Changes of the section `evaluation`, of which None is none; `episodes` replace `env_steps`."""
+    """Changes of the section `evaluation`; None is none, and `episodes` replace `env_steps`."""
     words = [f"evaluation.{key}={value}" for key, value in changes.items() if value is not None]
     return words if changes["episodes"] is None else [*words, "evaluation.env_steps=null"]
 
