@@ -95,6 +95,9 @@ class CountingAlgorithm:
     def match_policies(self, state: dict[str, Any]) -> None:
         """It has none."""
 
+    def buffer_names(self) -> frozenset[str]:
+        return frozenset()
+
     def get_weights(self) -> dict[str, np.ndarray]:
         return {"pi.0.weight": self.weights.copy()}
 

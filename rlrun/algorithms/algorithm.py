@@ -465,9 +465,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """Copies of all weights, as ``<policy id>/<parameter>``."""
         return self.policies.named_weights()
 
-    def buffers(self) -> set[str]:
+    def buffer_names(self) -> set[str]:
         """Names of the weights that are buffers of networks, such as masks."""
-        return self.policies.buffers()
+        return self.policies.buffer_names()
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Take over weights by name; the env runners get them with the next request."""

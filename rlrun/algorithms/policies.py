@@ -282,7 +282,7 @@ class Policies(Mapping[str, PolicySettings]):
             for name, array in learner.named_weights().items()
         }
 
-    def buffers(self) -> set[str]:
+    def buffer_names(self) -> set[str]:
         """Names among those of `named_weights` that are of buffers."""
         return {
             f"{policy_id}/{name}"

@@ -320,9 +320,9 @@ class SAC(Algorithm[SACTraining]):
             weights |= {f"{prefix}{name}": values for name, values in named.items()}
         return weights
 
-    def buffers(self) -> set[str]:
+    def buffer_names(self) -> set[str]:
         """Names of the weights that are buffers; see `get_weights`."""
-        return super().buffers() | {
+        return super().buffer_names() | {
             f"{policy_id}/{CRITICS}{name}"
             for policy_id in self.policies.trained
             for name in self.replay.updaters[policy_id].critic.parameters.buffers

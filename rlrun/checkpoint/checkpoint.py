@@ -98,7 +98,7 @@ class Checkpointed(Protocol):
     def get_weights(self) -> dict[str, np.ndarray]:
         """Parameters by name."""
 
-    def buffers(self) -> Collection[str]:
+    def buffer_names(self) -> Collection[str]:
         """Names among these that are of buffers, which need not be finite."""
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -126,7 +126,7 @@ def take_checkpoint(
         CheckpointWriteError: a weight is NaN or infinite; nothing could go on from it.
     """
     weights = algorithm.get_weights()
-    buffers = algorithm.buffers()
+    buffers = algorithm.buffer_names()
     for name, array in weights.items():
         if name not in buffers and not np.isfinite(array).all():
             raise CheckpointWriteError(f"no checkpoint is written: weights {name} are not finite")
