@@ -150,7 +150,7 @@ def update_policies(
 
     Args:
         env_steps: where on its schedules the run is.
-        every_column: load all columns of numbers, and not just what the module sees, and actions.
+        every_column: load all columns of numbers, and new_obs, not just actions and views.
 
     Returns:
         ``learner_stats`` and ``num_agent_steps_trained`` by policy, for `training_step` to return.

@@ -51,10 +51,7 @@ class Learner:
     """
 
     def __init__(
-        self,
-        module: RLModule,
-        training: TrainingConfig,
-        settings: LearnersConfig,
+        self, module: RLModule, training: TrainingConfig, settings: LearnersConfig
     ) -> None:
         self.group: ProcessGroup | None = None
         self.device = resolve_device(settings.device)
@@ -77,11 +74,14 @@ class Learner:
         only_obs = seen == [col.OBS] and views[col.OBS].is_plain(col.OBS)
         unread = unread_views(self.module, "forward_train")
         self.views = [] if only_obs else [name for name in seen if name not in unread]
+        # For losses is what the module asked for and cannot see when it acts.
+        self._unseen = [n for n in views if views[n].used_for_training and n not in seen]
         self.optimizer = _optimizer(self.parameters, training)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
-        """Load the named columns and what the module sees: tensors, but arrays for closed forms."""
+        """Load the named columns and the module's views: tensors, but arrays for closed forms."""
+        names += tuple(name for name in self._unseen if batch.column(name).dtype.kind in "biuf")
         if self.views:
             return ViewedBatch(batch, names, self.device, self.views)
         return LoadedBatch(batch, names, self.device if self._by_autograd else None)

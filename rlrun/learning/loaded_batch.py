@@ -53,6 +53,7 @@ class LoadedBatch:
     dict or tuple of such storages.
 
     Args:
+        names: of further columns; ``new_obs`` among them joins the rows of minibatches.
         device: of all columns, which become tensors; None leaves them arrays, as gradients in
             closed form take them.
 
@@ -66,13 +67,21 @@ class LoadedBatch:
     def __init__(
         self, batch: SampleBatch, names: tuple[str, ...], device: torch.device | None
     ) -> None:
-        storage, obs_index, next_obs_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
         self._device = device
+        if col.NEXT_OBS in batch:
+            storage, obs_index, next_obs_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
+            self.next_obs_index = self._move(next_obs_index)
+        else:  # actions to imitate, for example: nothing bootstraps
+            storage, obs_index = batch.column(col.OBS), np.arange(len(batch))
         self.size = len(obs_index)
         self.storage, self._num_stored = self._move(storage), len(storage)
         self.obs_index = self._move(obs_index)
-        self.next_obs_index = self._move(next_obs_index)
-        self.columns: Rows = {name: self._move(batch.column(name)) for name in names}
+        self._indices = {col.OBS: self.obs_index}
+        if col.NEXT_OBS in names:
+            self._indices[col.NEXT_OBS] = self.next_obs_index
+        self.columns: Rows = {
+            name: self._move(batch.column(name)) for name in names if name != col.NEXT_OBS
+        }
 
     def add(self, name: str, column: NDArray[Any] | Tensor) -> None:
         """Add a column ``[N, ...]`` that was computed from the others."""
@@ -133,13 +142,14 @@ class LoadedBatch:
         for _ in range(num_epochs):
             permutation = self._move(rng.permutation(self.size))
             # Small columns are shuffled once an epoch; observations, which may be large, are not.
-            index = row_selector(self.obs_index)(permutation)
+            indices = {name: row_selector(i)(permutation) for name, i in self._indices.items()}
             columns = {name: row_selector(c)(permutation) for name, c in self.columns.items()}
             select = row_selector(self.storage)
             for begin in range(0, self.size, size):
                 rows = slice(begin, begin + size)
                 minibatch = {name: column[rows] for name, column in columns.items()}
-                minibatch[col.OBS] = select(index[rows])
+                for name, index in indices.items():
+                    minibatch[name] = select(index[rows])
                 yield minibatch
 
     def microbatches(self, size: int | None) -> Iterator[Rows]:
@@ -147,7 +157,8 @@ class LoadedBatch:
         for begin in range(0, self.size, size or self.size):
             rows = slice(begin, begin + (size or self.size))
             microbatch = {name: column[rows] for name, column in self.columns.items()}
-            microbatch[col.OBS] = row_selector(self.storage)(self.obs_index[rows])
+            for name, index in self._indices.items():
+                microbatch[name] = row_selector(self.storage)(index[rows])
             yield microbatch
 
     def to(self, device: torch.device) -> Self:
@@ -272,8 +283,8 @@ def as_tensors(rows: Rows, device: torch.device) -> Rows:
 
 
 def columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:
-    """Columns with a number for each row; observations are loaded in any case."""
-    return tuple(
+    """Columns with a number for each row, and ``new_obs``; ``obs`` is loaded in any case."""
+    names = (
         name
         for name in batch
         if name not in module.view_requirements
@@ -281,3 +292,4 @@ def columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:
         and not name.startswith(col.NEXT_PREFIX)
         and batch.column(name).dtype.kind in "biuf"
     )
+    return (*names, col.NEXT_OBS) if col.NEXT_OBS in batch else (*names,)

@@ -44,7 +44,10 @@ class ViewedBatch(LoadedBatch):
     ) -> None:
         self._device = device
         self.size = len(batch)
-        self.columns = {name: self._move(batch.column(name)) for name in names}
+        self._with_next_obs = col.NEXT_OBS in names
+        self.columns = {
+            name: self._move(batch.column(name)) for name in names if name != col.NEXT_OBS
+        }
         self._states = {
             name: self._move(batch.column(name))
             for name in views
@@ -122,6 +125,8 @@ class ViewedBatch(LoadedBatch):
         for rows, sequences in self._sequences.groups(size, rng):
             index = self._move(rows)
             columns = {name: column[index] for name, column in self.columns.items()}
+            if self._with_next_obs:
+                columns[col.NEXT_OBS] = self._rows({}, index + self.size, sequences)[col.OBS]
             yield self._rows(columns, index, sequences)
 
 

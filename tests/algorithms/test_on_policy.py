@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlrun import PGConfig, multi_gpu_train_one_step, train_one_step
+from rlrun import PGConfig, SampleBatch, multi_gpu_train_one_step, train_one_step
 from rlrun.data import columns as col
 
 BATCH = 48
@@ -72,6 +72,33 @@ def test_several_steps_go_through_all_rows_in_each_epoch(build):
     assert row["num_agent_steps_trained"] == BATCH
     assert row["learner_stats"]["num_updates"] == 9
     assert algorithm.learner.get_state()["optimizer"]["num_steps"] == 9
+
+
+LSTM = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 5}
+
+
+@pytest.mark.parametrize("model", [{}, LSTM], ids=["MLP", "LSTM"])
+@pytest.mark.parametrize("step", [train_one_step, multi_gpu_train_one_step])
+def test_a_loss_finds_what_each_step_led_to(build, step, model):
+    algorithm, moved = build(model=model), []
+
+    def looking_ahead(module, rows):
+        obs, then = rows[col.OBS], rows[col.NEXT_OBS]
+        moved.extend((then[:, 0] - obs[:, 0] - 0.02 * obs[:, 1]).tolist())
+        return negative_logp(module, rows, scale=1.0)
+
+    step(algorithm, algorithm.sample(), looking_ahead)
+    assert moved == pytest.approx([0.0] * BATCH, abs=1e-5)
+
+
+@pytest.mark.parametrize("step", [train_one_step, multi_gpu_train_one_step])
+def test_a_batch_needs_no_more_than_its_loss_reads(build, step):
+    """Recorded actions are imitated without what they led to."""
+    algorithm = build()
+    sampled = algorithm.sample()
+    recorded = SampleBatch({name: sampled[name] for name in (col.OBS, col.ACTIONS, col.REWARDS)})
+    result = step(algorithm, recorded, negative_logp, {"scale": 1.0})
+    assert result["default_policy"]["num_agent_steps_trained"] == BATCH
 
 
 @pytest.mark.parametrize("step", [train_one_step, multi_gpu_train_one_step])

@@ -8,11 +8,20 @@ import pytest
 import torch
 from tiny import ALGORITHMS, SEVERAL_AGENTS, learner_stats
 
-from rlrun import EnvRunner, LearningPolicy, MultiAgentBatch, PPOConfig, RunnerSpec, SampleBatch
+from rlrun import (
+    EnvRunner,
+    LearningPolicy,
+    MultiAgentBatch,
+    PPOConfig,
+    RunnerSpec,
+    SampleBatch,
+    ViewRequirement,
+)
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.data import columns as col
+from rlrun.policies.rl_module import ActorCritic
 from rlrun.policies.torch_policy import TorchPolicy
 
 
@@ -86,6 +95,39 @@ def test_what_a_hook_must_return_is_said(built, hook) -> None:
     algorithm = trained(built, "PPO", hook)
     with pytest.raises(TypeError, match=r"training.loss must return a scalar tensor with gradient"):
         algorithm.train()
+
+
+class Foresees(ActorCritic):
+    """An actor-critic whose losses find the observation and the reward that a step led to."""
+
+    def __init__(self, observation_space, action_space, model, looks_back=False):
+        super().__init__(observation_space, action_space, model)
+        self.view_requirements["next_obs"] = ViewRequirement("obs", shift=1)
+        self.view_requirements["rewards"] = ViewRequirement()
+        if looks_back:  # batches of such modules are others
+            view = ViewRequirement("actions", shift=-1, used_for_compute_actions=True)
+            self.view_requirements["prev_actions"] = view
+
+
+def forward_model(module, rows, loss, statistics):
+    """How much further the cart is than its velocity said, which is nothing."""
+    obs, then = rows[col.OBS], rows["next_obs"]
+    error = (then[:, 0] - obs[:, 0] - 0.02 * obs[:, 1]).abs()
+    return loss, {"max_error": error.max(), "reward": rows[col.REWARDS].mean()}
+
+
+@pytest.mark.parametrize("looks_back", [False, True])
+@pytest.mark.parametrize("name", ["PPO", "A2C", "PG", "A3C", "IMPALA", "APPO"])
+def test_a_hook_finds_what_a_step_led_to_where_the_module_asks_for_it(
+    built, name, looks_back
+) -> None:
+    config = ALGORITHMS[name]().environment("CartPole-v1").debugging(seed=0)
+    config.model(use=f"{__name__}:Foresees", looks_back=looks_back)
+    algorithm = built(config.training(loss=f"{__name__}:forward_model"))
+    for _ in range(2):
+        stats = learner_stats(algorithm)
+        assert stats["max_error"] == pytest.approx(0.0, abs=1e-5)
+        assert stats["reward"] == 1.0
 
 
 class Shift:
