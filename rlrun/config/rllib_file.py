@@ -194,7 +194,7 @@ class _Translator(RLlibSettings):
     def _one_of_two_networks(self) -> None:
         """Of SAC's networks the one without settings of its own has RLlib's default."""
         for name, given in self.networks.items():
-            default, (written, node) = tables.DEFAULTS["SAC"][name], given[0]
+            default, (written, node) = tables.DEFAULTS["SAC"].get(name), given[0]
             is_only = len({key.split(".")[1] for key, _ in given}) == 1
             if is_only and node.plain() != default:
                 message = f"{_SAME_LAYERS}, and RLlib's other network has {default!r}: set both"
@@ -231,7 +231,8 @@ class _Translator(RLlibSettings):
             return  # its schedule goes first
         if name.startswith("model.") and earlier is not None and earlier.plain() != node.plain():
             self.refuse(node, written, _SAME_LAYERS)
-        if name.startswith("model.") and not written.startswith("config.model."):
+        of_a_network = written.count(".") > 1 and not written.startswith("config.model.")
+        if name.startswith("model.") and of_a_network:
             self.networks.setdefault(name, []).append((written, node))
         self.values[name], self.sources[name] = node, written.removeprefix("config.")
 

@@ -101,7 +101,13 @@ def _sum_over_fragment(old: RLlibSettings) -> None:
     _sum_of_rows(old, old.number(_FRAGMENT, 1) * old.num_envs)
 
 
+def _kl_loss(old: RLlibSettings) -> None:
+    if not old.take("use_kl_loss"):
+        old.derive("training.kl_coeff", 0.0, "use_kl_loss", "no KL term")
+
+
 def _ppo_losses(old: RLlibSettings) -> None:
+    _kl_loss(old)
     old.values["training.normalize_advantages"] = from_plain("batch", RLLIB_DEFAULT)
     old.sources["training.normalize_advantages"] = "as RLlib always does"
     clip, why = "training.vf_clip_param", "the squared error is clamped there"
@@ -125,8 +131,7 @@ def _vtrace(old: RLlibSettings) -> None:
 
 
 def _appo(old: RLlibSettings) -> None:
-    if not old.take("use_kl_loss"):
-        old.derive("training.kl_coeff", 0.0, "use_kl_loss", "no KL term")
+    _kl_loss(old)
     passes, kept = old.number("training.num_epochs", 1), old.number("minibatch_buffer_size", 1)
     buffer = old.values.pop("minibatch_buffer_size", None)
     in_turns = buffer is not None and passes > 1 and kept > 1

@@ -125,6 +125,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "training.entropy_coeff": 0.0,
         "training.kl_coeff": 0.2,
         "training.kl_target": 0.01,
+        "use_kl_loss": True,  # of later releases
     },
     "IMPALA": _IMPALA,
     "APPO": {
