@@ -4,9 +4,11 @@ import re
 import sys
 import types
 
+import gymnasium as gym
+import numpy as np
 from pages import blocks, execute, page
 
-from rlrun import Callbacks, load_experiment
+from rlrun import Callbacks, PPOConfig, load_experiment
 from rlrun.config.registry import algorithm_class
 
 PAGE = page("callbacks.md")
@@ -18,7 +20,7 @@ def test_its_tables_have_every_method():
 
 
 def test_its_example_runs_and_is_reported(built, tmp_path, monkeypatch):
-    ((yaml,), (example,)) = blocks(PAGE, "yaml"), blocks(PAGE, "python")
+    ((yaml,), (_, example)) = blocks(PAGE, "yaml"), blocks(PAGE, "python")
     for name in ("my", "my.code"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     execute(example, vars(sys.modules["my.code"]), "docs/callbacks.md")
@@ -33,3 +35,54 @@ def test_its_example_runs_and_is_reported(built, tmp_path, monkeypatch):
     assert result["hours"] < 1
     (env, *_) = algorithm.env_runner_group.foreach_env(lambda env: env.unwrapped.length)[0]
     assert env == 0.6
+
+
+class Corridor(gym.Env):
+    """Ends in success after as many steps as it is hard."""
+
+    observation_space = gym.spaces.Box(0, 100, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    level = 1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.float32([self.t, self.level]), {}
+
+    def step(self, action):
+        self.t += 1
+        over = self.t >= self.level
+        return np.float32([self.t, self.level]), 1.0, over, False, {"is_success": over}
+
+    def set_level(self, level):
+        self.level = level
+
+    def get_state(self):
+        return {"t": self.t, "level": self.level}
+
+    def set_state(self, state):
+        self.t, self.level = state["t"], state["level"]
+
+
+def test_its_curriculum_goes_on_where_a_checkpoint_was_taken(built, tmp_path, monkeypatch):
+    names = {"__name__": "page"}
+    execute(blocks(PAGE, "python")[0], names, "docs/callbacks.md")
+    config = (
+        PPOConfig()
+        .environment(Corridor)
+        .training(train_batch_size=64, minibatch_size=64, num_epochs=1)
+        .debugging(seed=1)
+        .callbacks(names["Curriculum"])
+    )
+
+    def levels(algorithm):
+        results = [algorithm.train() for _ in range(3)]
+        return [(result["level"], result["episode_len_mean"]) for result in results]
+
+    straight = built(config.copy())
+    assert [level for level, _ in levels(straight)] == [1, 2, 3]
+    straight.save(tmp_path / "three")
+    resumed = built(config.copy())
+    resumed.restore(tmp_path / "three")
+    assert levels(resumed) == levels(straight)
+    assert resumed.env_runner_group.foreach_env(lambda env: env.unwrapped.level) == [[7]]
