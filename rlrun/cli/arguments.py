@@ -4,6 +4,7 @@ Owns their help and how they are read. It must not know what a command does with
 """
 
 import os
+from functools import partial
 from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,6 +96,23 @@ def resume_option(text: str) -> Any:
         parser=lambda word: Path(word) if word == "auto" else run_path(word),
         autocompletion=complete_runs,
     )
+
+
+def output_option(metavar: str, text: str) -> Any:
+    """An option that names what a command writes, FILE or DIR, with its help."""
+    return typer.Option(metavar=metavar, help=text, parser=partial(_output_path, metavar))
+
+
+def _output_path(metavar: str, text: str) -> Path:
+    """The path; raises BadParameter if nothing can be written there, before any work is done."""
+    path = Path(text)
+    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    is_folder = os.path.isdir(there)
+    if there == path and is_folder != (metavar == "DIR"):
+        raise typer.BadParameter(f"{path} is {'a folder' if is_folder else 'no folder'}")
+    if not (is_folder or there == path) or not os.access(there, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written")
+    return path
 
 
 Address = Annotated[str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")]

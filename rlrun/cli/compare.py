@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rlrun.cli.arguments import Runs, with_folder
+from rlrun.cli.arguments import Runs, output_option, with_folder
 
 Mode = Literal["max", "min"]
 
@@ -25,12 +25,8 @@ def compare(  # noqa: PLR0913 - one parameter for each option
         int | None,
         typer.Option(min=1, help="Env steps to compare at; default the last that all runs have."),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the curves, as PNG or SVG.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one self-contained page.")
-    ] = None,
+    plot: Annotated[Path | None, output_option("FILE", "Draw the curves, as PNG or SVG.")] = None,
+    html: Annotated[Path | None, output_option("FILE", "Write one self-contained page.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print a line a run instead.")] = False,
 ) -> None:

@@ -5,17 +5,17 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import RunOrCheckpoint, Trust
+from rlrun.cli.arguments import RunOrCheckpoint, Trust, output_option
 
 
 def export(
     run_or_checkpoint: RunOrCheckpoint,
     *,
     onnx: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the policy in the ONNX format.")
+        Path | None, output_option("FILE", "Write the policy in the ONNX format.")
     ] = None,
     torchscript: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the policy as TorchScript.")
+        Path | None, output_option("FILE", "Write the policy as TorchScript.")
     ] = None,
     policy: Annotated[
         str | None, typer.Option(metavar="ID", help="One of several policies.")

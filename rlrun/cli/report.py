@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import Run, with_folder
+from rlrun.cli.arguments import Run, output_option, with_folder
 
 
 def report(
     run: Run,
     *,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page; default report.html in RUN.")
+        Path | None, output_option("FILE", "The page; default report.html in RUN.")
     ] = None,
 ) -> None:
     """Write a run or a sweep as one self-contained page.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import Overrides, RunOrCheckpoint, Trust
+from rlrun.cli.arguments import Overrides, RunOrCheckpoint, Trust, output_option
 
 
 def rollout(  # noqa: PLR0913 - one parameter for each option
@@ -24,12 +24,8 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         bool, typer.Option("--explore", help="Sample actions; default: the most probable ones.")
     ] = False,
     render: Annotated[bool, typer.Option("--render", help="Show the environment.")] = False,
-    video: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a video of each episode.")
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all transitions as npz.")
-    ] = None,
+    video: Annotated[Path | None, output_option("DIR", "Write a video of each episode.")] = None,
+    save: Annotated[Path | None, output_option("FILE", "Write all transitions as npz.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     trust: Trust = False,
 ) -> None:

@@ -15,6 +15,7 @@ from rlrun.cli.arguments import (
     Runs,
     Trust,
     complete_paths,
+    output_option,
     run_path,
     with_folder,
 )
@@ -95,7 +96,7 @@ def show(
     *,
     json: Json = False,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the panel of a run as a picture.")
+        Path | None, output_option("FILE", "Write the panel of a run as a picture.")
     ] = None,
 ) -> None:
     """Show a run, or a sweep and its runs: outcome, results, checkpoints, size, command, code.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlrun.cli import errors
-from rlrun.cli.arguments import seeds_of
+from rlrun.cli.arguments import output_option, seeds_of
 
 _STYLES = {"reached": "green", "passes": "green", "falls short": "red", "failed": "red"}
 
@@ -31,10 +31,10 @@ def verify(
     ] = True,
     markdown: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the results page, with curves; the .json beside it keeps the results of "
-            "all cases, for later pages without their runs.",
+        output_option(
+            "FILE",
+            "Write the results page, with curves; the .json beside it keeps the results of all "
+            "cases, for later pages without their runs.",
         ),
     ] = None,
     list_: Annotated[

@@ -406,3 +406,33 @@ def test_the_panel_of_a_run_is_a_picture(rlrun, make_run):
     assert picture.startswith("<svg")
     assert all(text in picture for text in ("CartPole-v1", "env_steps", "1,000"))
     assert "url(" not in picture.replace("url(#", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_folder"),
+    [
+        (["show", "run", "--svg"], False),
+        (["report", "run", "--html"], False),
+        (["compare", "run", "--plot"], False),
+        (["compare", "run", "--html"], False),
+        (["rollout", "run", "--save"], False),
+        (["rollout", "run", "--video"], True),
+        (["export", "run", "--onnx"], False),
+        (["export", "run", "--torchscript"], False),
+        (["verify", "--markdown"], False),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_any_work(rlrun, words, is_folder, monkeypatch):
+    """There is no run, which would be told otherwise."""
+    Path("file.png").touch()
+    code, _, error = rlrun(*words, "file.png/below.png")
+    assert code == 2
+    assert "file.png/below.png cannot be written" in " ".join(error.split())
+    place = "file.png" if is_folder else "."
+    code, _, error = rlrun(*words, place)
+    assert code == 2
+    assert f"{place} is {'no' if is_folder else 'a'} folder" in " ".join(error.split())
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != Path.cwd())
+    code, _, error = rlrun(*words, "missing/other.png")
+    assert code == 2
+    assert "missing/other.png cannot be written" in " ".join(error.split())
