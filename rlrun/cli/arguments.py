@@ -129,7 +129,9 @@ def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:
         message = f"one FILE.yaml at a time, got {' and '.join(files)}"
         values = [word for word in files if not word.endswith((".yaml", ".yml"))]
         if values:
-            message += f"; a setting is KEY=VALUE, for instance name={values[-1]}"
+            word = values[-1]
+            example = f"{word}=VALUE" if "." in word else f"name={word}"
+            message += f"; a setting is KEY=VALUE, for instance {example}"
         raise typer.BadParameter(message)
     overrides = [word for word in words or [] if is_override(word)]
     return (Path(files[0]) if files else None), overrides

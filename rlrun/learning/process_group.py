@@ -109,8 +109,8 @@ class ProcessGroup:
     def _message(
         self, statistics: Mapping[str, Tensor | float], weights: Mapping[str, float], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """This learner's numbers by the known names, ``[K]``, NaN where it has none; and the summands
-        ``[2 K + 1]``: the numbers times their weights, the weights, and 1 if it has a new name.
+        """This learner's numbers by the known names, ``[K]``, NaN where it has none; and what is
+        summed, ``[2 K + 1]``: numbers times weights, the weights, and 1 if it has a new name.
         """
         own = _vector([statistics.get(name, nan) for name in self._names], like)
         known = ~own.isnan()

@@ -65,6 +65,7 @@ def test_settings_of_the_command_line_are_written(old):
         (["old.yaml", "-o", "new.yaml", "training.lr=x"], "training.lr: expected a number"),
         (["old.yaml", "new.yaml"], "one FILE.yaml at a time"),
         (["a2c.yml", "CartPole-v1"], "KEY=VALUE, for instance name=CartPole-v1"),
+        (["old.yaml", "training.lr"], "KEY=VALUE, for instance training.lr=VALUE"),
         (["none.yaml"], "none.yaml: there is no such file"),
         ([], "name a FILE.yaml of RLlib"),
     ],
