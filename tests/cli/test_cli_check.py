@@ -258,6 +258,12 @@ def test_init_of_unknown_names(rlrun):
     assert "did you mean CartPole-v1?" in rlrun("init", "PPO", "CartPol-v1")[2]
 
 
+def test_init_of_an_algorithm_that_cannot_act_in_the_environment(rlrun):
+    code, out, err = rlrun("init", "DQN", "Pendulum-v1")
+    assert (code, out) == (2, "")
+    assert "action values need a Discrete action space" in err
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
