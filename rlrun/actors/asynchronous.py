@@ -212,7 +212,7 @@ class AsynchronousSampler:
             self._go_on(index, self._remote.recover_late([index], first))
         self._refill_all()
         if not (results or self._queue or self._remote.actors.num_in_flight()):
-            self._remote.nothing_came()
+            self._remote.fail_without_runners()
 
     def _is_expected(self, result: CallResult) -> bool:
         asked = [asked.request.fragment for asked in self._asked.get(result.actor_id, ())]

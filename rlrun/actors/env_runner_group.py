@@ -383,7 +383,7 @@ class Round:
                 self._ask_again(remote.recover_late(late, self._request.fragment))
         remote.fragments_lost(self._length(index) for index in self._asked - replies.keys())
         if not replies:
-            remote.nothing_came()
+            remote.fail_without_runners()
         remote.states.taken |= {index: remote.states.replied[index] for index in replies}
         return [replies[index] for index in sorted(replies)]
 

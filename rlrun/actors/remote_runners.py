@@ -230,7 +230,11 @@ class RemoteRunners:
                     self.states.restarts["died" if result.actor_failed else "env_error"] += 1
                     again.append(index)
                     continue
-            elif tolerated and tolerance.ignore_env_runner_failures and self._left(index, what):
+            elif (
+                tolerated
+                and tolerance.ignore_env_runner_failures
+                and self._left_without(index, what)
+            ):
                 continue
             raise _failure(result) from None
         self._restart(again)
@@ -255,7 +259,7 @@ class RemoteRunners:
         limit = self._tolerance.num_consecutive_env_runner_failures_tolerance
         return accident and self.states.consecutive_failures <= limit
 
-    def _left(self, index: int, why: str) -> bool:
+    def _left_without(self, index: int, why: str) -> bool:
         """Leave a runner out; returns whether any are left."""
         self.actors.set_unhealthy(index)
         left, all_of_them = len(self.actors.healthy_actor_ids), len(self.actors.actor_ids)
@@ -278,7 +282,7 @@ class RemoteRunners:
         states, tolerance = self.states, self._tolerance
         late = f"no answer within env_runners.sample_timeout_s={self.timeout_s:g}"
         ignored = not tolerance.restart_failed_env_runners and tolerance.ignore_env_runner_failures
-        if ignored and all(self._left(index, late) for index in indices):
+        if ignored and all(self._left_without(index, late) for index in indices):
             return []
         lost = [
             index
@@ -323,7 +327,7 @@ class RemoteRunners:
         """Count fragments of so many vector steps that were asked of runners now lost."""
         self.states.dropped_env_steps += sum(lengths) * self._spec.settings.num_envs_per_env_runner
 
-    def nothing_came(self) -> None:
+    def fail_without_runners(self) -> None:
         """Raise EnvRunnersError, as no runner is left."""
         raise EnvRunnersError("no env runner is left")
 

@@ -283,7 +283,7 @@ class Policies(Mapping[str, PolicySettings]):
         }
 
     def buffer_names(self) -> set[str]:
-        """Names among those of `named_weights` that are of buffers."""
+        """The names in `named_weights` that belong to buffers."""
         return {
             f"{policy_id}/{name}"
             for policy_id, learner in self.learners.items()

@@ -78,9 +78,7 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         self._set_scaled(np.append(ready, waiting), scaled)
 
     def _beginnings(self, new: Array) -> tuple[Array, Array]:
-        """Transitions that sequences may begin with from now on; and those of the new ones that
-        they may not.
-        """
+        """Transitions that can begin a sequence from now on, and new ones that cannot yet."""
         states = {
             name: column[new % self.capacity]
             for name, column in self._columns.items()
