@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -76,7 +77,9 @@ class DQNTraining(ReplayTraining):
 
     lr: LearningRate = 5e-4
     target_network_update_freq: Count = 500
-    """Env steps between copies of the network into the target network."""
+    """Env steps between renewals of the target network."""
+    tau: float = Field(default=1.0, gt=0, le=1)
+    """How far the target network moves towards the network each time; 1 makes it a copy."""
     double_q: bool = True
     """Let the network choose the next action that the target network values."""
     value_rescaling: bool = False
@@ -379,7 +382,7 @@ class DQNUpdater(Updater):
     def end_round(self, steps: int) -> None:
         """Renew the target network if that is due."""
         if self.target.due(steps, self._training.target_network_update_freq):
-            self.target.copy()
+            self.target.follow(self._training.tau)
 
 
 def _has_memory(model: ModelConfig) -> bool:

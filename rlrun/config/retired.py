@@ -309,10 +309,7 @@ OTHER_LIBRARIES: dict[str, str] = {
     ),
     **dict.fromkeys(("train_freq", "train_frequency", "gradient_steps"), _INTENSITY),
     **dict.fromkeys(("target_update_interval", "target_network_frequency"), _TARGET),
-    "tau": (
-        "write training.tau, which SAC has; DQN copies the whole network, each "
-        "training.target_network_update_freq env steps"
-    ),
+    "tau": "write training.tau, which DQN and SAC have",
     **dict.fromkeys(
         (
             *("exploration_fraction", "exploration_initial_eps", "exploration_final_eps"),

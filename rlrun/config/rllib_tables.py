@@ -284,7 +284,6 @@ KEPT = (
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_gae": ((True,), "advantages are always estimated by GAE; lambda: 1 is plain returns"),
     "use_critic": ((True,), "the value function is always trained"),
-    "DQN.tau": ((1.0,), "the target network becomes a copy of the network"),
     "replay_proportion": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
     "replay_ratio": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
     "momentum": ((0,), "RMSProp has no momentum here"),

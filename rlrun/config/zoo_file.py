@@ -433,8 +433,7 @@ def _a2c(old: _ZooSettings) -> None:
 def _dqn(old: _ZooSettings) -> None:
     old.off_policy()
     if old.value("tau") != 1.0:
-        message = "DQN copies the whole network each target_update_interval env steps; leave it out"
-        old.refuse(old.values["tau"], "tau", message)
+        old.derive("training.tau", old.value("tau"), "tau")
     interval = "target_update_interval"
     old.derive("training.target_network_update_freq", old.value(interval), interval)
     for name in ("double_q", "dueling"):

@@ -277,7 +277,7 @@ def test_older_and_newer_names_mean_the_same(write, spellings, address, value):
         ("DQN", "exploration_config: {type: ParameterNoise, initial_stddev: 0.5}", {"exploration.type": "ParameterNoise", "exploration.initial_stddev": 0.5, "exploration.epsilon": 0.01, "exploration.random_steps": 10_000}),
         ("DQN", "exploration_config: {type: ParameterNoise, random_timesteps: 5, sub_exploration: {type: EpsilonGreedy, final_epsilon: 0.1}}", {"exploration.epsilon": ((0, 1.0), (100_000, 0.1)), "exploration.random_steps": 5}),
         ("DQN", "exploration_config: {warmup_timesteps: 5, epsilon_timesteps: 10}", {"exploration.epsilon": ((0, 1.0), (5, 1.0), (15, 0.02))}),
-        ("DQN", "tau: 1.0, final_prioritized_replay_beta: 1.0", {"replay.beta": ((0, 0.4), (20_000, 1.0))}),
+        ("DQN", "tau: 0.3, final_prioritized_replay_beta: 1.0", {"training.tau": 0.3, "replay.beta": ((0, 0.4), (20_000, 1.0))}),
         ("DQN", "prioritized_replay: false, training_intensity: 4", {"replay.prioritized": False, "training.training_intensity": 4.0}),
         ("DQN", "noisy: true, exploration_config: {final_epsilon: 0.0}", {"exploration.epsilon": 0.0}),
         ("IMPALA", "opt_type: rmsprop, epsilon: 0.1, train_batch_size: 100", {"training.optimizer": "rmsprop", "training.rmsprop_epsilon": 1e-5, "training.grad_clip": 0.4}),

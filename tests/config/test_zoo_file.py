@@ -177,6 +177,12 @@ def test_a_game_of_atari_without_an_entry_has_the_settings_of_all(game, written)
     assert found.name == game.replace("/", "-")
 
 
+def test_a_target_network_of_dqn_may_follow_slowly(written):
+    file = written("CartPole-v1: {n_timesteps: 1e5, tau: 0.01, target_update_interval: 1}", "dqn")
+    training = load(file).experiment.training
+    assert (training.tau, training.target_network_update_freq) == (0.01, 1)
+
+
 def test_the_algorithm_of_a_file_with_another_name_is_given(written):
     file = written("CartPole-v1: {n_timesteps: 1e5}\n", "mine")
     assert load(file, ["algorithm=A2C"]).experiment.training.train_batch_size == 5

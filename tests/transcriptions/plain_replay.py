@@ -156,6 +156,12 @@ def bellman(returns: Tensor, discounts: Tensor, over: Tensor, values: Tensor, h:
     return rescale(returns + discounts * following) if h else returns + discounts * following
 
 
+def moved(target: Learner, learner: Learner, s: Any) -> Learner:
+    """Lillicrap et al. 2016: tau theta + (1 - tau) theta'."""
+    old, new = target.copy(), learner.copy()
+    return Learner({name: s.tau * new[name] + (1 - s.tau) * old[name] for name in old}, s)
+
+
 def dqn(run: Run, net: QNetwork, weights: Weights) -> Weights:
     """Mnih et al. 2015, algorithm 1, and the parts of Hessel et al. 2018."""
     learner, target, s = (
@@ -192,7 +198,7 @@ def dqn(run: Run, net: QNetwork, weights: Weights) -> Weights:
         learner.step((importance * losses).mean(), at(s.lr, steps))
         replay.report(errors)
         if last_of_round and steps - copied_at >= s.target_network_update_freq:
-            target, copied_at = Learner(learner.copy(), s), steps
+            target, copied_at = moved(target, learner, s), steps
     return learner.copy()
 
 
@@ -270,7 +276,7 @@ def r2d2(run: Run, memory: Memory, weights: Weights) -> Weights:
         learner.step(torch.cat(losses).mean(), at(s.lr, steps))
         replay.report(torch.stack(priorities))
         if last_of_round and steps - copied_at >= s.target_network_update_freq:
-            target, copied_at = Learner(learner.copy(), s), steps
+            target, copied_at = moved(target, learner, s), steps
     return learner.copy()
 
 

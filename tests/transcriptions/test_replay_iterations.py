@@ -26,6 +26,7 @@ SWITCHES = {
     "dueling": {"dueling": True},
     "n-step": {"n_step": 3},
     "rescaled": {"value_rescaling": True},
+    "a slow target": {"tau": 0.3},
     "distributional": C51,
     "noisy": NOISY,
     "Rainbow": {"double_q": True, "dueling": True, "n_step": 3, **C51, **NOISY},
