@@ -39,7 +39,7 @@ def sweep(
     """
     file, overrides = split_words(words)
     if resume is not None:
-        refuse_with_resume("sweep", FILE=file, run_dir=run_dir, **{"KEY=VALUE": overrides})
+        refuse_with_resume("sweep", FILE=file, run_dir=run_dir)
     elif file is None:
         raise typer.BadParameter("name a FILE.yaml, or --resume SWEEP")
     from rlrun.config.loader import load
@@ -47,7 +47,7 @@ def sweep(
 
     style = console_style(quiet=quiet, plain=plain)
     if resume is not None:
-        outcome = resume_sweep(resume, address=address, console=style, trust=trust)
+        outcome = resume_sweep(resume, overrides, address=address, console=style, trust=trust)
     else:
         loaded = load(file, overrides, trust=trust)
         outcome = run_sweep(loaded, run_dir=run_dir, address=address, console=style)

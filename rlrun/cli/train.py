@@ -113,7 +113,5 @@ def _resume(
     from rlrun.experiment.run_folder import is_sweep_folder
     from rlrun.experiment.sweep.sweep import resume_sweep
 
-    if not is_sweep_folder(path):
-        return resume_experiment(path, overrides, address=address, console=style, trust=trust)
-    refuse_with_resume("group", **{"KEY=VALUE": overrides})
-    return resume_sweep(path, address=address, console=style, trust=trust)
+    resume = resume_sweep if is_sweep_folder(path) else resume_experiment
+    return resume(path, overrides, address=address, console=style, trust=trust)

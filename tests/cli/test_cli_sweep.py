@@ -56,8 +56,9 @@ def test_the_sweep_of_another_user_is_run_and_rerun_with_trust(rlrun, sweep, sta
 
 
 def test_resume(sweep, stand_in):
-    assert sweep("--resume", "d", "--plain")[0] == 0
-    arguments = ((Path("d"),), {"address": None, "console": "lines", "trust": False})
+    assert sweep("--resume", "d", "--plain", "stop.env_steps=9")[0] == 0
+    options = {"address": None, "console": "lines", "trust": False}
+    arguments = ((Path("d"), ["stop.env_steps=9"]), options)
     assert stand_in.calls == [("resume_sweep", *arguments)]
 
 
@@ -81,7 +82,6 @@ def test_exit_codes(sweep, stand_in, end, statuses, code):
         (["sweep.trials=3"], "--resume SWEEP"),
         (["a.yaml", "b.yaml"], "one FILE.yaml"),
         (["fake.yaml", "--resume", "d"], "with the settings of its folder"),
-        (["--resume", "d", "sweep.trials=9"], "its folder, without KEY=VALUE"),
         (["--resume", "nowhere"], "no such run folder"),
         (["missing.yaml"], "missing.yaml"),
         (["fake.yaml", "sweep.space.training={gains: {grid: [1]}}"], "did you mean gain?"),

@@ -68,8 +68,8 @@ def sweeps(monkeypatch):
         noted.calls.append((loaded.experiment.sweep, options["resume"]))
         return outcome()
 
-    def resume(path, **options):
-        noted.calls.append(path)
+    def resume(path, overrides, **options):
+        noted.calls.append((path, overrides))
         return outcome()
 
     monkeypatch.setattr("rlrun.experiment.sweep.sweep.run_sweep", run)
@@ -84,14 +84,11 @@ def test_a_group_is_a_sweep_and_resumes_like_a_run(train, sweeps):
     assert train("fake.yaml", "--seeds", "2", "--resume", "auto")[0] == 1
     Path("group").mkdir()
     Path("group/sweep.yaml").touch()
-    assert train("--resume", "group")[0] == 1
+    assert train("--resume", "group", "stop.env_steps=9")[0] == 1
     (ranged, fresh), (counted, auto), resumed = sweeps.calls
     assert (ranged.seeds, ranged.space) == ((11, 12, 13), {"training.gain": {"grid": [1, 2]}})
     assert (counted.seeds, counted.space) == (2, {})
-    assert (fresh, auto, resumed) == (False, True, Path("group"))
-    code, _, err = train("--resume", "group", "training.gain=3")
-    assert code == 2
-    assert "with the settings of its folder, without KEY=VALUE" in err
+    assert (fresh, auto, resumed) == (False, True, (Path("group"), ["stop.env_steps=9"]))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rlrun.config.problems import InputError
 from rlrun.data.results import lookup
 from rlrun.experiment.rollout import rollout
 from rlrun.experiment.run import resume_experiment, run_experiment, unfinished_run
+from rlrun.experiment.run_folder import RunFolderError
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trial import IDENTITY, SweepTrial, TrialRun
 from rlrun.experiment.sweep.trials import SweepFolder
@@ -181,6 +182,41 @@ def test_seeds_alone_are_a_sweep_that_a_restarted_job_goes_on_with(counting, cap
     (first.folder / "meta.json").write_text(json.dumps({"outcome": "running"}))  # killed at the end
     again = start()
     assert (again.folder, statuses(again)) == (first.folder, ["finished"] * 2)
+
+
+@pytest.mark.faults
+def test_a_group_is_trained_longer(counting):
+    longer = ["stop.training_iteration=9"]
+    run_experiment("fake.yaml", ["seed=4", *longer], run_dir="alone", console="quiet")
+    group = run_sweep("fake.yaml", ["sweep.seeds=2"], console="quiet").folder
+    for wanted in (["stop.training_iteration=8"], longer, longer):  # and once more, after a kill
+        outcome = resume_sweep(group, wanted, console="quiet")
+    assert statuses(outcome) == ["finished"] * 2
+    assert [row["training_iteration"] for row in trial_rows(outcome)] == [9, 9]
+    assert len(rows(group / "trials/0001")) == 9
+    assert_equal_runs(group / "trials/0002", "alone")
+    assert statuses(resume_sweep(group, console="quiet")) == ["finished"] * 2
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("section", "overrides", "says"),
+    [
+        ("{seeds: 1}", ["training.gain=9"], "its trials keep their settings; only stop can change"),
+        ("{seeds: 1}", ["sweep.seeds=2"], "only stop can change"),
+        ("{space: {stop.training_iteration: {grid: [1]}}}", [], "is swept, or up to a scheduler"),
+        ("{space: {training.gain: {grid: [1]}}, scheduler: asha}", [], "up to a scheduler"),
+        ("{seeds: 1}", [], "0001 has finished without a checkpoint"),
+    ],
+)
+def test_what_cannot_be_trained_longer_is_refused(counting_sweep, section, overrides, says):
+    folder = counting_sweep(section, iterations=1).folder
+    if "checkpoint" in says:
+        shutil.rmtree(folder / "trials/0001/checkpoints")
+    before = (folder / "sweep.yaml").read_text(), (folder / "trials.jsonl").read_text()
+    with pytest.raises(RunFolderError, match=says):
+        resume_sweep(folder, ["stop.training_iteration=9", *overrides], console="quiet")
+    assert before == ((folder / "sweep.yaml").read_text(), (folder / "trials.jsonl").read_text())
 
 
 @pytest.mark.faults

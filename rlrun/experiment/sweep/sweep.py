@@ -21,6 +21,7 @@ from rlrun.actors.ray_runtime import (
     start_ray,
     stop_ray,
 )
+from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
 from rlrun.checkpoint.files import replace_text
 from rlrun.config import registry
 from rlrun.config.builder import GivenExperiment, given_experiment
@@ -34,7 +35,13 @@ from rlrun.config.yaml_tree import Node
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, known_style, print_error
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import seed_of, with_seed
-from rlrun.experiment.run_folder import FolderLostError, RunLog, in_shell
+from rlrun.experiment.run_folder import (
+    FolderLostError,
+    RunFolder,
+    RunFolderError,
+    RunLog,
+    in_shell,
+)
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
 from rlrun.experiment.sweep.report import (
@@ -88,7 +95,7 @@ def run_sweep(
     experiment, loaded = given_experiment(experiment, overrides)
     unfinished = unfinished_run(SweepFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
-        return _resumed(unfinished, address=address, console=console, trust=True)
+        return _resumed(unfinished, (), address=address, console=console, trust=True)
     experiment = with_seed(experiment)
     planned = _Plan(experiment, loaded.tree if loaded else None, address)
     folder = SweepFolder.create(experiment.name, seed_of(experiment), at=run_dir)
@@ -100,6 +107,7 @@ def run_sweep(
 
 def resume_sweep(
     sweep: Path | str,
+    overrides: Sequence[str] = (),
     *,
     address: str | None = None,
     console: ConsoleStyle | None = None,
@@ -108,6 +116,7 @@ def resume_sweep(
     """Resume a sweep: trials that have not ended, or have failed, continue from their checkpoints.
 
     Args:
+        overrides: another ``stop`` as ``KEY=VALUE`` texts; finished trials continue up to it.
         trust: import the code that the sweep names, even if this user has not signed it.
 
     Raises:
@@ -116,14 +125,19 @@ def resume_sweep(
     """
     console = known_style(console)
     folder = SweepFolder.open(Path(sweep))
-    return _resumed(folder, address=address, console=console, trust=trust)
+    return _resumed(folder, overrides, address=address, console=console, trust=trust)
 
 
 def _resumed(
-    folder: SweepFolder, *, address: str | None, console: ConsoleStyle | None, trust: bool
+    folder: SweepFolder,
+    overrides: Sequence[str],
+    *,
+    address: str | None,
+    console: ConsoleStyle | None,
+    trust: bool,
 ) -> SweepOutcome:
     with closing(folder), RunLog(folder.log, print_error) as run_log:
-        experiment = load(folder.config, trust=trust).experiment
+        experiment = load(folder.config, overrides, trust=trust).experiment
         settings = experiment.sweep
         planned = _Plan(experiment, None, address)
         if folder.trials.exists():
@@ -133,7 +147,37 @@ def _resumed(
             _read_settings(folder, table, trust=trust)
         else:
             table = planned.new_table(folder)
-        return _Sweep(experiment, folder, table, planned, address, console).go(run_log, ())
+        if overrides:
+            _move_stop(folder, table, experiment)
+        return _Sweep(experiment, folder, table, planned, address, console).go(run_log, overrides)
+
+
+def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentConfig) -> None:
+    """Let finished trials continue up to the experiment's stop, which the folder gets.
+
+    Raises:
+        RunFolderError: other settings differ from the folder's, the trials have stops of their own,
+            or one has no checkpoint to continue from.
+    """
+    before = load(folder.config, trust=True).experiment
+    finished = [trial for trial in table.trials if trial.status == "finished"]
+    homes = [folder.path / trial.folder for trial in finished]
+    whole = (newest_checkpoint(RunFolder(home).checkpoints) is not None for home in homes)
+    if before.model_copy(update={"stop": experiment.stop}) != experiment:
+        problem = "its trials keep their settings; only stop can change"
+    elif experiment.sweep.scheduler is not None or any(
+        address.partition(".")[0] == "stop" for trial in table.trials for address in trial.settings
+    ):
+        problem = "the stop of its trials is swept, or up to a scheduler; train single trials on"
+    elif lacking := [home for home, kept in zip(homes, whole, strict=True) if not kept]:
+        problem = f"{lacking[0].name} has finished without a checkpoint to continue from"
+    else:
+        replace_text(folder.config, signed_yaml(experiment))
+        for trial in finished:
+            trial.status, trial.reason = "interrupted", None
+        table.save()
+        return
+    raise RunFolderError(f"{folder.path}: {problem}")
 
 
 def _require_known_code(
