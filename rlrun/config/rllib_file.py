@@ -20,6 +20,7 @@ from rlrun.config.rllib_rules import (
     RLLIB_DEFAULT,
     RULES,
     RLlibSettings,
+    for_all_learners,
 )
 from rlrun.config.schema import ExperimentConfig, sections
 from rlrun.config.translation import Translation, chosen_entry
@@ -124,7 +125,7 @@ class _Translator(RLlibSettings):
                 self.values[name] = from_plain(value, RLLIB_DEFAULT)
                 self.sources[name] = DEFAULT
         self._agents()
-        for rule in (*RULES[self.algorithm.name], *COMMON):
+        for rule in (for_all_learners, *RULES[self.algorithm.name], *COMMON):
             rule(self)
         for name in [name for name in self.values if name in tables.KEPT]:
             node = self.values.pop(name)
@@ -203,9 +204,11 @@ class _Translator(RLlibSettings):
     def _key(self, name: str, written: str, node: Node, known: dict[str, Any]) -> None:
         """One key of `config`; `name` has dots for mappings, in one spelling."""
         own = name.rpartition(".")[2]
-        only = tables.ONLY.get(f"{self.algorithm.name}.{name}", tables.ONLY.get(name))
+        only = tables.ONLY.get(name)
         if name == "optimizer":
             self.ignore(node, written, "Ray's actors of replay and learning are no part of rlrun")
+        elif address := tables.ADDRESSES.get(f"{self.algorithm.name}.{name}"):
+            self._keep(address, node, written)
         elif only is not None:
             values, why = only
             if node.plain() in values:
@@ -220,7 +223,7 @@ class _Translator(RLlibSettings):
             self._keep(address, node, written)
         elif (reason := retired.without_effect(own)) is not None:
             self.ignore(node, written, reason)
-        else:
+        elif not (name.startswith("model.") and node.value is None):  # null: no such thing
             self.refuse(node, written, self._unknown(own, known))
 
     def _keep(self, name: str, node: Node, written: str) -> None:
@@ -231,7 +234,8 @@ class _Translator(RLlibSettings):
             return  # its schedule goes first
         if name.startswith("model.") and earlier is not None and earlier.plain() != node.plain():
             self.refuse(node, written, _SAME_LAYERS)
-        of_a_network = written.count(".") > 1 and not written.startswith("config.model.")
+        mapping = written.removeprefix("config.").rpartition(".")[0]
+        of_a_network = mapping not in ("", *tables.OF_ALL_NETWORKS)
         if name.startswith("model.") and of_a_network:
             self.networks.setdefault(name, []).append((written, node))
         self.values[name], self.sources[name] = node, written.removeprefix("config.")

@@ -51,6 +51,15 @@ _FRAGMENT, _BATCH = "env_runners.rollout_fragment_length", "training.train_batch
 _ITERATION = "report.min_sample_timesteps_per_iteration"
 
 
+def for_all_learners(old: RLlibSettings) -> None:
+    """Later releases count the rows of one learner, here they are those of all together."""
+    learners = int(old.number("learners.num_learners", 0))
+    if learners > 1 and old.sources.get(_BATCH, "").endswith("_per_learner"):
+        for name in (_BATCH, "training.minibatch_size"):
+            if (size := old.number(name)) is not None and old.is_given(name):
+                old.derive(name, int(size) * learners, name, f"of each of {learners} learners")
+
+
 def _whole_batch(old: RLlibSettings, unit: int) -> None:
     """RLlib samples rounds until it has a batch; here a batch is a multiple of `unit` exactly."""
     wanted = old.number(_BATCH)
@@ -252,7 +261,9 @@ def _epsilon(old: RLlibSettings) -> None:
     )
     given = next((key for key in _EPSILON_KEYS if old.is_given(f"{_EXPLORES}{key}")), None)
     source = f"{_EXPLORES}{given or 'final_epsilon'}"
-    if old.value("training.noisy") is True and last == 0:
+    if old.is_given("exploration.epsilon"):
+        pass  # the schedule of later releases
+    elif old.value("training.noisy") is True and last == 0:
         old.derive("exploration.epsilon", 0.0, source, "noisy weights explore")
     else:
         points = [[0, first], [_sum(warmup, steps), last]]

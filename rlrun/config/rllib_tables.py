@@ -244,22 +244,30 @@ ADDRESSES: dict[str, str] = {
     "opt_type": "training.optimizer",
     "decay": "training.rmsprop_decay",
     "epsilon": "training.rmsprop_epsilon",
+    "_train_batch_size_per_learner": "training.train_batch_size",
+    "DQN.epsilon": "exploration.epsilon",
+    "DQN.model.head_fcnet_hiddens": "training.hiddens",
     "evaluation_config.explore": "evaluation.explore",
     "evaluation_config.seed": "evaluation.seed",
     "evaluation_config.num_workers": "evaluation.num_env_runners",
     "evaluation_config.num_envs_per_worker": "evaluation.num_envs",
     "evaluation_config.num_envs_per_env_runner": "evaluation.num_envs",
 }
-"""Key of RLlib's `config` -> the name in `DEFAULTS`; where meanings differ too, the rules of the
-algorithm go on from there. Other keys are found by retired.SUCCESSORS, or by their own name."""
+"""Key of RLlib's `config`, for one algorithm before it, -> the name in `DEFAULTS`; where meanings
+differ too, the rules of the algorithm go on from there. Other keys are found by retired.SUCCESSORS,
+or by their own name."""
 
 SPELLINGS: dict[str, str] = {
     "q_model_config": "Q_model",
     "policy_model_config": "policy_model",
     "optimization_config": "optimization",
     "multi_agent": "multiagent",
+    "_model_config": "model",
 }
 """Mapping of an older or newer release -> its name in `ADDRESSES`."""
+
+OF_ALL_NETWORKS = ("model", "_model_config")
+"""Mappings that are about all networks of an algorithm."""
 
 MAPPINGS = (
     *("model", "Q_model", "policy_model", "optimization", "exploration_config"),
@@ -297,6 +305,14 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
     "model.custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
+    "model.conv_activation": (("relu",), "convolutions have relu"),
+    "model.head_fcnet_activation": (("relu",), "layers of training.hiddens have relu"),
+    "model.head_fcnet_hiddens": (([],), "heads are a linear layer each, but DQN's"),
+    "model.fcnet_use_layernorm": ((False,), "layers are not normalised"),
+    "model.head_fcnet_use_layernorm": ((False,), "layers are not normalised"),
+    "model.fusionnet_hiddens": (([256, 256],), "nested observations become one vector"),
+    "model.fusionnet_activation": (("tanh",), "nested observations become one vector"),
+    "model.log_std_clip_param": ((20.0,), "standard deviations are bounded in another way"),
     "model.custom_action_dist": ((None,), "name the distribution in model.distribution"),
     "model.custom_preprocessor": ((None,), "write it as an env_runners.env_to_module_connector"),
     "model.no_final_linear": ((False,), "networks end in a linear layer"),

@@ -198,6 +198,7 @@ def test_settings_of_the_command_line_lie_over_the_translation(write):
     [
         ("input: /tmp/data", "config.input: only 'sampler' is translated: rlrun learns from environments, not from recorded data"),
         ("vf_clip: 3", "config.vf_clip: unknown key - did you mean vf_error_clip?"),
+        ("_model_config: {fcnet_use_layernorm: true}", "config._model_config.fcnet_use_layernorm: only False is translated: layers are not normalised"),
         ("use_gae: false", "config.use_gae: only True is translated: advantages are always estimated by GAE; lambda: 1 is plain returns"),
         ("minibatch_buffer_size: 3", "config.minibatch_buffer_size: PPO has no such key"),
         ("model: 3", "config.model: expected keys and values"),
@@ -278,6 +279,10 @@ def test_older_and_newer_names_mean_the_same(write, spellings, address, value):
         ("DQN", "exploration_config: {type: ParameterNoise, random_timesteps: 5, sub_exploration: {type: EpsilonGreedy, final_epsilon: 0.1}}", {"exploration.epsilon": ((0, 1.0), (100_000, 0.1)), "exploration.random_steps": 5}),
         ("DQN", "exploration_config: {warmup_timesteps: 5, epsilon_timesteps: 10}", {"exploration.epsilon": ((0, 1.0), (5, 1.0), (15, 0.02))}),
         ("DQN", "tau: 0.3, final_prioritized_replay_beta: 1.0", {"training.tau": 0.3, "replay.beta": ((0, 0.4), (20_000, 1.0))}),
+        ("DQN", "epsilon: [[0, 1.0], [500, 0.1]], _model_config: {head_fcnet_hiddens: [16]}", {"exploration.epsilon": ((0, 1.0), (500, 0.1)), "training.hiddens": (16,)}),
+        ("PPO", "_model_config: {fcnet_hiddens: [8], fcnet_bias_initializer: null, head_fcnet_hiddens: [], vf_share_layers: true}", {"model.hidden": (8,), "model.share_layers": True}),
+        ("PPO", "_train_batch_size_per_learner: 512, minibatch_size: 64, num_learners: 2", {"training.train_batch_size": 1024, "training.minibatch_size": 128}),
+        ("PPO", "train_batch_size_per_learner: 512, minibatch_size: 64, num_learners: 1", {"training.train_batch_size": 512, "training.minibatch_size": 64}),
         ("DQN", "prioritized_replay: false, training_intensity: 4", {"replay.prioritized": False, "training.training_intensity": 4.0}),
         ("DQN", "noisy: true, exploration_config: {final_epsilon: 0.0}", {"exploration.epsilon": 0.0}),
         ("IMPALA", "opt_type: rmsprop, epsilon: 0.1, train_batch_size: 100", {"training.optimizer": "rmsprop", "training.rmsprop_epsilon": 1e-5, "training.grad_clip": 0.4}),
