@@ -90,3 +90,11 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "fake.yaml"
     path.write_text(COUNTING)
     return path
+
+
+@pytest.fixture
+def saving(counting: Path) -> Path:
+    """The same file, with the newest and the best of a checkpoint every two iterations."""
+    settings = "checkpoint: {every: 2, keep: 2}\nreport: {sinks: [jsonl]}\n"
+    counting.write_text(counting.read_text() + settings)
+    return counting

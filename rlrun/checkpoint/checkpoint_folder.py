@@ -11,8 +11,10 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from rlrun.checkpoint.checkpoint import (
@@ -37,6 +39,8 @@ LATEST = "latest"
 
 Score = tuple[bool, float]
 """(whether the number counts already, the number, higher is better); compared in that order."""
+
+_MOST_OF_TIME = 0.02  # that checkpoints may take with `every: auto`
 
 _log = logging.getLogger(__name__)
 
@@ -214,3 +218,23 @@ def score_by(
         return (counts_already(metric, row, smoothing_episodes), sign * value)
 
     return score
+
+
+class Pace:
+    """When a state is to be written or held: after so many seconds, for at most 2 % of the time."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = self._pause_s = every_s
+        self._last = perf_counter()
+
+    def is_due(self) -> bool:
+        """Whether it may be done now."""
+        return perf_counter() - self._last >= self._pause_s
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Do it within; it counts as done at the end."""
+        started = perf_counter()
+        yield
+        self._last = perf_counter()
+        self._pause_s = max(self._every_s, (self._last - started) / _MOST_OF_TIME)

@@ -32,8 +32,8 @@ def train(  # noqa: PLR0913 - one parameter for each option
     resume: Annotated[
         Path | None,
         resume_option(
-            "Resume this run or group, also after a kill; with a FILE and `auto` the newest "
-            "unfinished one of it, or start one."
+            "Resume this run or group, also after a kill; a checkpoint, in a new run folder; with a "
+            "FILE and `auto` the newest unfinished run of it, or start one."
         ),
     ] = None,
     algorithm: Annotated[
@@ -72,7 +72,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
     named = {"algorithm": algorithm, "env": env, "seed": seed}
     either = resume == _AUTO
     if resume is not None and not either:
-        refuse_with_resume("run", FILE=file, run_dir=run_dir, **named, seeds=seeds)
+        refuse_with_resume("run", FILE=file, **named, seeds=seeds)
     elif file is None and (algorithm is None or env is None):
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
     from rlrun.actors.ray_runtime import stop_ray
@@ -92,7 +92,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
         loaded = load(file, group or overrides, trust=trust)
         outcome = run(loaded, run_dir=run_dir, resume=either, address=address, console=style)
     else:
-        outcome = _resume(resume, overrides, address, style, trust=trust)
+        outcome = _resume(resume, overrides, run_dir, address, style, trust=trust)
     stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)
@@ -103,6 +103,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
 def _resume(
     path: Path,
     overrides: list[str],
+    run_dir: Path | None,
     address: str | None,
     style: "ConsoleStyle | None",
     *,
@@ -113,5 +114,9 @@ def _resume(
     from rlrun.experiment.run_folder import is_sweep_folder
     from rlrun.experiment.sweep.sweep import resume_sweep
 
-    resume = resume_sweep if is_sweep_folder(path) else resume_experiment
-    return resume(path, overrides, address=address, console=style, trust=trust)
+    if not is_sweep_folder(path):
+        return resume_experiment(
+            path, overrides, run_dir=run_dir, address=address, console=style, trust=trust
+        )
+    refuse_with_resume("group", run_dir=run_dir)
+    return resume_sweep(path, overrides, address=address, console=style, trust=trust)

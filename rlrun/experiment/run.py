@@ -15,9 +15,8 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rlrun.checkpoint.checkpoint import (
@@ -29,6 +28,8 @@ from rlrun.checkpoint.checkpoint import (
 from rlrun.checkpoint.checkpoint_folder import (
     CHECKPOINTS,
     CheckpointFolder,
+    Pace,
+    checkpoint_at,
     directory_name,
     newest_checkpoint,
     score_by,
@@ -36,7 +37,7 @@ from rlrun.checkpoint.checkpoint_folder import (
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.builder import GivenExperiment, given_experiment
 from rlrun.config.loader import Loaded, load
-from rlrun.config.problems import ConfigError
+from rlrun.config.problems import ConfigError, InputError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.trust import signed_yaml
@@ -61,7 +62,14 @@ from rlrun.experiment.report.sinks import (
     read_rows,
     repair,
 )
-from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunLog, in_shell
+from rlrun.experiment.run_folder import (
+    FolderLostError,
+    RunFolder,
+    RunFolderError,
+    RunLog,
+    in_shell,
+    is_of_checkpoints,
+)
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 from rlrun.experiment.unfinished_run import require_work, unfinished_run
 
@@ -71,7 +79,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CHECKPOINT_EVERY_S = 60.0  # with `every: auto`
-_MOST_OF_TIME = 0.02  # that checkpoints may take with it
 
 
 def run_experiment(
@@ -143,6 +150,7 @@ def resume_experiment(
     run: Path | str,
     overrides: Sequence[str] = (),
     *,
+    run_dir: Path | str | None = None,
     address: str | None = None,
     console: ConsoleStyle | None = None,
     trust: bool = False,
@@ -154,6 +162,8 @@ def resume_experiment(
     ``overrides`` move its stop.
 
     Args:
+        run: the run's folder; or one checkpoint, from which a new run goes on, with its settings.
+        run_dir: the exact folder of that new run.
         trust: import the code that the run names, even if this user has not signed it.
 
     Raises:
@@ -161,7 +171,14 @@ def resume_experiment(
         TrustError: the run names code that this user has not signed.
     """
     console = known_style(console)
-    folder = RunFolder.open(Path(run))
+    if is_of_checkpoints(Path(run)):
+        folder = RunFolder.branch(checkpoint_at(Path(run)).path, at=run_dir)
+    elif run_dir is not None:
+        raise RunFolderError(
+            f"{run}: a run is resumed in its own folder; only from a checkpoint in another"
+        )
+    else:
+        folder = RunFolder.open(Path(run))
     return _drained(_resumed(folder, overrides, address=address, console=console, trust=trust))
 
 
@@ -174,13 +191,17 @@ def _resumed(
     trust: bool,
 ) -> Generator[Row, None, RunOutcome]:
     with closing(folder), RunLog(folder.log, print_error) as run_log:
-        loaded = load(folder.config, overrides, trust=trust)
-        checkpoint = newest_checkpoint(folder.checkpoints)
-        session = RunSession(loaded.experiment, folder, checkpoint, address, console)
-        if checkpoint is not None:  # a row of the file has the keys of all rows
-            first = next(read_rows(folder.metrics, warn=False), {})
-            session.check_keys(with_keys_of(first, checkpoint.row))
-        require_work(folder, loaded.experiment, checkpoint, session.stop_reason())
+        try:
+            loaded = load(folder.config, overrides, trust=trust)
+            checkpoint = newest_checkpoint(folder.checkpoints)
+            session = RunSession(loaded.experiment, folder, checkpoint, address, console)
+            if checkpoint is not None:  # a row of the file has the keys of all rows
+                first = next(read_rows(folder.metrics, warn=False), {})
+                session.check_keys(with_keys_of(first, checkpoint.row))
+            require_work(folder, loaded.experiment, checkpoint, session.stop_reason())
+        except (ConfigError, InputError):
+            folder.withdraw_session()
+            raise
         return (yield from session.go(run_log, overrides, loaded))
 
 
@@ -577,23 +598,3 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error}"
-
-
-class Pace:
-    """How often something may be done: after so many seconds, and for at most 2 % of the time."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s = self._pause_s = every_s
-        self._last = perf_counter()
-
-    def is_due(self) -> bool:
-        """Whether it may be done now."""
-        return perf_counter() - self._last >= self._pause_s
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Do it within; it counts as done at the end."""
-        started = perf_counter()
-        yield
-        self._last = perf_counter()
-        self._pause_s = max(self._every_s, (self._last - started) / _MOST_OF_TIME)

@@ -79,6 +79,7 @@ class RunFolder:
     Attributes:
         path: the folder as the user has named it, for messages.
         home: absolute path of the folder, valid after a change of the working directory.
+        is_new: whether this process has made it.
     """
 
     CONFIG: ClassVar[str] = "config.yaml"
@@ -102,7 +103,7 @@ class RunFolder:
         """The directory that is locked."""
         self._noted: dict[str, Any] = {}
         """Content of meta.json as this process has written it."""
-        self._is_new = False
+        self.is_new = False
         self._earlier: dict[str, Any] = {}
         """Content of meta.json before the session."""
 
@@ -146,9 +147,31 @@ class RunFolder:
         return cls._made(path)
 
     @classmethod
+    def branch(cls, checkpoint: Path, *, at: Path | str | None = None) -> Self:
+        """Make a folder for a run that goes on from one checkpoint, of another run or alone.
+
+        It has the settings of the checkpoint, and the results of its run.
+
+        Raises:
+            RunFolderError: the folder cannot be made.
+        """
+        settings, metrics = checkpoint / cls.CONFIG, checkpoint.parent.parent / "metrics.jsonl"
+        plain = plain_settings(settings)
+        folder = cls.create(plain["name"], plain["seed"], at=at)
+        try:
+            shutil.copytree(checkpoint, folder.checkpoints / checkpoint.name)
+            shutil.copy(settings, folder.config)
+            if checkpoint.parent.name == CHECKPOINTS and metrics.is_file():
+                shutil.copy(metrics, folder.metrics)
+        except OSError as error:
+            folder.discard()
+            raise RunFolderError(f"{folder.path}: cannot be written: {error}") from error
+        return folder
+
+    @classmethod
     def _made(cls, path: Path) -> Self:
         folder = cls(path)
-        folder._is_new = True
+        folder.is_new = True
         folder.lock()
         return folder
 
@@ -264,7 +287,7 @@ class RunFolder:
 
     def withdraw_session(self) -> None:
         """Leave the folder as it was before a session that never began; a new one is removed."""
-        if self._is_new:
+        if self.is_new:
             self.discard()
         elif self._earlier:
             self._write_meta(self._earlier)

@@ -69,14 +69,16 @@ def require_work(
         reached: the criteria of its stop that the newest checkpoint has reached; possibly empty.
 
     Raises:
-        RunFolderError: it has finished without a checkpoint, or nothing would be trained with the
-            changed settings.
+        RunFolderError: it has finished without a checkpoint, or nothing would be trained in a new
+            folder or with the changed settings.
     """
     if checkpoint is None and folder.is_finished():
         raise RunFolderError(
             f"{folder.path}: finished, without a checkpoint to go on from; "
             f"`rlrun rerun {in_shell(folder.path)}` trains it again"
         )
+    if reached and folder.is_new:
+        raise RunFolderError(f"the checkpoint has reached its stop ({reached}); move it, too")
     if reached:
         present = load(folder.config, trust=True).experiment
         if present.model_copy(update={"stop": experiment.stop}) != experiment:

@@ -18,6 +18,7 @@ from rlrun.checkpoint.checkpoint import (
 )
 from rlrun.checkpoint.checkpoint_folder import (
     CheckpointFolder,
+    Pace,
     best_checkpoint,
     newest_checkpoint,
     score_by,
@@ -227,3 +228,17 @@ def test_a_moved_folder_keeps_its_links(tmp_path):
     (tmp_path / "a").rename(tmp_path / "b")
     assert best_checkpoint(tmp_path / "b").iteration == 10
     assert not Path(os.readlink(tmp_path / "b" / "best")).is_absolute()
+
+
+def test_checkpoints_come_by_the_clock_unless_the_file_says_how_often(monkeypatch):
+    """After the iteration that ends a minute after the last one, or 50 times what writing takes."""
+    seconds = iter(range(0, 100_000, 16))
+    monkeypatch.setattr(
+        "rlrun.checkpoint.checkpoint_folder.perf_counter", lambda: float(next(seconds))
+    )
+    pace = Pace(60.0)
+    due = [pace.is_due() for _ in range(5)]
+    assert due == [False, False, False, True, True]
+    with pace.timed():  # 16 seconds
+        pass
+    assert [pace.is_due() for _ in range(51)] == [False] * 49 + [True] * 2

@@ -13,10 +13,24 @@ from rlrun.checkpoint.checkpoint import CheckpointError, read_checkpoint
 from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
 from rlrun.data.results import addresses, lookup
 from rlrun.experiment.report.sinks import read_rows
+from rlrun.experiment.run import resume_experiment, run_experiment
 
 
 def rows(folder):
     return list(read_rows(Path(folder) / "metrics.jsonl"))
+
+
+def train(*overrides, run_dir="run", console="quiet"):
+    """Train the file of `counting`."""
+    return run_experiment("fake.yaml", overrides, run_dir=run_dir, console=console)
+
+
+def resume(*overrides, run_dir="run"):
+    return resume_experiment(run_dir, overrides, console="quiet")
+
+
+def iterations(folder="run"):
+    return [row["training_iteration"] for row in rows(folder)]
 
 
 def timeless(folder):
