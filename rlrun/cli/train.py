@@ -32,8 +32,8 @@ def train(  # noqa: PLR0913 - one parameter for each option
     resume: Annotated[
         Path | None,
         resume_option(
-            "Resume this run or group, also after a kill; a checkpoint, in a new run folder; with a "
-            "FILE and `auto` the newest unfinished run of it, or start one."
+            "Resume this run or group, also after a kill; from a checkpoint, in a new run folder; "
+            "with a FILE and `auto` the newest unfinished run of it, or start one."
         ),
     ] = None,
     algorithm: Annotated[
