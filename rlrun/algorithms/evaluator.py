@@ -51,8 +51,12 @@ class Evaluator:
     ) -> None:
         self._settings = config.evaluation
         self._spec = replace(spec, env=evaluation_env(config), settings=evaluation_runners(config))
-        if config.evaluation.env:
-            require_spaces(self._spec, policies.spaces)
+        if (agents := config.evaluation.agents) is not None:
+            assert spec.multi_agent is not None
+            self._spec = replace(self._spec, multi_agent=replace(spec.multi_agent, agents=agents))
+            require_spaces(self._spec, policies.spaces, "evaluation.agents")
+        elif config.evaluation.env:
+            require_spaces(self._spec, policies.spaces, "evaluation.env")
         self._policies, self._explorations = policies, explorations
         self._runner: EnvRunner | None = None
         self.group: EnvRunnerGroup | None = None

@@ -121,9 +121,12 @@ def resized(
 
 
 def find_spaces(
-    spec: RunnerSpec, group: EnvRunnerGroup | None = None
+    spec: RunnerSpec, group: EnvRunnerGroup | None = None, *, key: str = "multi_agent.agents"
 ) -> tuple[dict[str, Spaces], list[str]]:
     """From the local runner or an environment made for this: spaces of each policy, and agents.
+
+    Args:
+        key: address of the setting that says which policies agents have.
 
     Raises:
         ConfigError: agents and policies do not fit.
@@ -137,7 +140,7 @@ def find_spaces(
             env = local.envs.envs[0]
         mapping = AgentMapping(spec.multi_agent.agents)
         try:
-            spaces = policy_spaces(env, mapping, spec.multi_agent.policies)
+            spaces = policy_spaces(env, mapping, spec.multi_agent.policies, key)
             return spaces, [str(agent) for agent in env.possible_agents]
         finally:
             if local is None:
@@ -145,9 +148,13 @@ def find_spaces(
     return {DEFAULT_POLICY_ID: env_spaces(spec) if group is None else group.spaces()}, []
 
 
-def require_spaces(spec: RunnerSpec, expected: Mapping[str, Spaces]) -> None:
-    """Raise ConfigError if policies made for these spaces cannot act in the evaluation's."""
-    found, _ = find_spaces(spec)
+def require_spaces(spec: RunnerSpec, expected: Mapping[str, Spaces], key: str) -> None:
+    """Raise ConfigError if policies made for these spaces cannot act in the evaluation's.
+
+    Args:
+        key: address of what differs in evaluation.
+    """
+    found, _ = find_spaces(spec, key=key)
     for policy_id, spaces in expected.items():
         of_policy = f" of policy {policy_id}" if spec.multi_agent is not None else ""
         for name, own, its in zip(
@@ -155,7 +162,7 @@ def require_spaces(spec: RunnerSpec, expected: Mapping[str, Spaces]) -> None:
         ):
             if not _have_one_form(own, its):
                 message = f"its {name}{of_policy} are {its}, and those of training are {own}"
-                raise misfit("evaluation.env", message)
+                raise misfit(key, message)
 
 
 def _have_one_form(one: gym.Space[Any], other: gym.Space[Any]) -> bool:

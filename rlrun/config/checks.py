@@ -284,6 +284,8 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
         if multi_agent != MultiAgentConfig(count_steps_by=multi_agent.count_steps_by):
             message = "no policies; `policies: [a, b]` would name two"
             yield Finding(("multi_agent", "policies"), message)
+        if experiment.evaluation.agents is not None:
+            yield Finding(("evaluation", "agents"), "the environment has one agent; leave it out")
         return
     if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
         message = f"{experiment.algorithm} learns one policy; PPO, for example, learns several"
@@ -291,7 +293,7 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     if experiment.env_runners.gym_env_vectorize_mode == "vector_entry_point":
         message = 'it makes environments for one agent; leave it out, or take "async" for slow ones'
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
-    yield from _check_policy_ids(multi_agent)
+    yield from _check_policy_ids(experiment)
     for policy_id in multi_agent.policies:
         yield from _check_policy(experiment, policy_id)
 
@@ -339,8 +341,8 @@ def _check_beside_own_policies(experiment: ExperimentConfig) -> Iterator[Finding
             yield Finding(("training", name), message)
 
 
-def _check_policy_ids(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
-    policies = multi_agent.policies
+def _check_policy_ids(experiment: ExperimentConfig) -> Iterator[Finding]:
+    multi_agent, policies = experiment.multi_agent, experiment.multi_agent.policies
     for policy_id in policies:
         if not policy_id or "/" in policy_id:
             message = f"a policy id is not empty and has no slash, got {policy_id!r}"
@@ -348,13 +350,14 @@ def _check_policy_ids(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
     named: dict[Path, Any] = {}
     if isinstance(multi_agent.policies_to_train, tuple):
         for i, policy_id in enumerate(multi_agent.policies_to_train):
-            named["policies_to_train", i] = policy_id
-    if isinstance(multi_agent.agents, dict) and "use" not in multi_agent.agents:
-        for agent, policy_id in multi_agent.agents.items():
-            named["agents", agent] = policy_id
+            named["multi_agent", "policies_to_train", i] = policy_id
+    for section in ("multi_agent", "evaluation"):
+        agents = getattr(experiment, section).agents
+        if isinstance(agents, dict) and "use" not in agents:
+            named |= {(section, "agents", agent): policy for agent, policy in agents.items()}
     for path, policy_id in named.items():
         if policy_id not in policies:
-            yield Finding(("multi_agent", *path), no_such("policy", str(policy_id), policies))
+            yield Finding(path, no_such("policy", str(policy_id), policies))
 
 
 def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Finding]:

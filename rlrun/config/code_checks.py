@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from rlrun.config import registry, retired
+from rlrun.config.layers import AGENTS
 from rlrun.config.policies import PolicySettings, addressed_settings
-from rlrun.config.problems import Finding, Path
+from rlrun.config.problems import Finding, Path, join
 from rlrun.config.registry import ImportPathError, import_object, nearest, suggestion
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
@@ -96,6 +97,8 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     if experiment.policy is not None:
         yield from _check_own_policy(("policy",), experiment.policy.use)
     yield from _check_policies(experiment.multi_agent)
+    for path in AGENTS:
+        yield from _check_agents(path, getattr(experiment, path[0]).agents)
 
 
 def _check_wrappers(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -226,16 +229,18 @@ def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
     for policy_id, policy in multi_agent.policies.items():
         if policy.use is not None:
             yield from _check_own_policy(("multi_agent", "policies", policy_id), policy.use)
-    agents = multi_agent.agents
+    if isinstance(multi_agent.policies_to_train, str):
+        yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
+
+
+def _check_agents(path: Path, agents: dict[str, Any] | str | None) -> Iterator[Finding]:
+    """Code that chooses the policies of agents."""
     if isinstance(agents, str) or (isinstance(agents, dict) and "use" in agents):
-        path = ("multi_agent", "agents")
         spec, findings = validated(UseSpec, agents, path, None)
         for finding in findings or _check_use(path, spec, None, positional=lambda _: 2):
             over_code = finding.path[:-1] == (*path, "kwargs")
-            hint = "; multi_agent.agents=null goes before a table" if over_code else ""
+            hint = f"; {join(path)}=null goes before a table" if over_code else ""
             yield Finding(finding.path, finding.message + hint)
-    if isinstance(multi_agent.policies_to_train, str):
-        yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
 
 
 def _check_own_policy(path: Path, use: str) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """Base files, the file and the command line, laid over each other into one tree.
 
 Owns: reading files, `base:`, KEY=VALUE, addresses, and the rules of merging. Must not know: which
-keys there are, except `base`, `stop`, `sweep.space`, `multi_agent.agents`, and the forms of code
-and schedules.
+keys there are, except `base`, `stop`, `sweep.space`, `agents` of two sections, and the forms of
+code and schedules.
 
 Merging: mappings merge key by key, everything else is replaced. A mapping with another ``use``
 replaces the whole, since its keys belong to other code. So do a schedule of another ``kind``, and
@@ -93,7 +93,7 @@ def _differ(below: Node, above: Node, name: str, form: set[str]) -> bool:
 
 def _over_table(below: Node, above: Node, at: tuple[str, ...]) -> bool:
     """Whether code stands in place of a table of agents."""
-    return at == _AGENTS and "use" in above.value and "use" not in below.value
+    return at in AGENTS and "use" in above.value and "use" not in below.value
 
 
 def _is_distribution(node: Node) -> bool:
@@ -101,7 +101,8 @@ def _is_distribution(node: Node) -> bool:
     return bool(node.value) and all(isinstance(item.value, list) for item in node.value.values())
 
 
-_AGENTS = ("multi_agent", "agents")
+AGENTS = (("multi_agent", "agents"), ("evaluation", "agents"))
+"""Where a table of agents stands, or code in its place."""
 _SPACE = ("sweep", "space")
 
 

@@ -400,6 +400,8 @@ class EvaluationConfig(Section):
     """Arguments of the environment that differ in evaluation; `use` names another environment."""
     env_runners: dict[str, Any] = Field(default_factory=dict)
     """Settings of `env_runners` that differ in evaluation; `sample_timeout_s` is 1e6 by default."""
+    agents: dict[str, Any] | str | None = None
+    """As `multi_agent.agents`, where other policies play in evaluation, such as fixed opponents."""
 
 
 class FaultToleranceConfig(Section):

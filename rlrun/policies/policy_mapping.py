@@ -79,8 +79,7 @@ class AgentMapping:
             found = policies[0]
         if found is None:
             raise MappingError(
-                f"agent {agent!r} has no policy; multi_agent.agents must name one of "
-                f"{', '.join(policies)} for it"
+                f"agent {agent!r} has no policy; name one of {', '.join(policies)} for it"
             )
         if found not in policies:
             raise MappingError(
@@ -95,13 +94,19 @@ def _fits(agent: Any, pattern: str) -> bool:
 
 
 def policy_spaces(
-    env: Any, mapping: AgentMapping, policies: Mapping[str, PolicySettings]
+    env: Any,
+    mapping: AgentMapping,
+    policies: Mapping[str, PolicySettings],
+    key: str = "multi_agent.agents",
 ) -> dict[str, Spaces]:
     """The spaces of each policy: its agents' spaces.
 
     A policy without an agent in a first episode has the spaces of the agent that its ``spaces_of``
     names, or of all agents if these are equal; one that was added has the spaces of the policy that
     it was copied from.
+
+    Args:
+        key: address of the setting that the mapping is made of.
 
     Raises:
         ConfigError: an agent has no policy, those of a policy differ in their spaces, or a policy
@@ -110,7 +115,7 @@ def policy_spaces(
     try:
         return _policy_spaces(env, mapping, policies)
     except MappingError as error:
-        raise misfit("multi_agent.agents", str(error)) from None
+        raise misfit(key, str(error)) from None
 
 
 def _policy_spaces(

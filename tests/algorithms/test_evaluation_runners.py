@@ -214,6 +214,55 @@ def test_evaluation_has_an_environment_and_runner_settings_of_its_own(
     assert row["episode_len_mean"] == 4
 
 
+HANDS = "rlrun.envs.multi_agent_examples"
+
+
+def against(agents: Any, **evaluation: Any) -> Any:
+    """Two players who show rock, and one who shows paper in evaluation alone."""
+    same = f"{HANDS}:AlwaysSame"
+    made = config(agents=agents, **evaluation).environment(f"{HANDS}:RockPaperScissors", rounds=4)
+    policies = {name: {"use": same, "hand": hand, "train": False} for hand, name in enumerate("rp")}
+    policies |= {"learns": {"spaces_of": "player_0"}}
+    return made.multi_agent(policies=policies, agents={"player_0": "r", "player_1": "r"})
+
+
+def a_random_hand(agent: str, episode: Any) -> str:
+    return "rp"[episode.rng.integers(2)] if agent == "player_1" else "r"
+
+
+@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=pytest.mark.faults)])
+def test_other_policies_may_play_in_evaluation(runners: int) -> None:
+    table = {"player_0": "p", "player_*": "r"}
+    algorithm = against(table, num_env_runners=runners).build()
+    row = algorithm.train()
+    algorithm.stop()
+    assert row["env_runners"]["policy_return_mean"] == {"r": 0.0, "p": None, "learns": None}
+    assert row["evaluation"]["policy_return_mean"] == {"r": -4.0, "p": 4.0, "learns": None}
+
+
+def test_code_may_choose_who_plays_in_evaluation() -> None:
+    row = against(f"{__name__}:a_random_hand", episodes=20).build().train()
+    assert -4.0 < row["evaluation"]["agent_return_mean"]["player_0"] < 0.0
+
+
+@pytest.mark.parametrize(
+    ("agents", "says"),
+    [
+        ({"player_0": "r"}, "evaluation.agents: agent 'player_1' has no policy; name one of r, p"),
+        ({"player_*": "q"}, r"evaluation\.agents\.player_\*: there is no policy 'q'"),
+        (f"{__name__}:no_such", "evaluation.agents"),
+    ],
+)
+def test_policies_that_cannot_play_in_evaluation_are_refused(agents: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        against(agents).build()
+
+
+def test_a_single_agent_has_no_others_in_evaluation() -> None:
+    with pytest.raises(ConfigError, match="evaluation.agents: the environment has one agent"):
+        config(agents={"a": "b"}).build()
+
+
 class Boxed(gymnasium.Env[Any, Any]):
     """Its spaces are given."""
 
