@@ -248,7 +248,7 @@ def test_code_may_choose_who_plays_in_evaluation() -> None:
 @pytest.mark.parametrize(
     ("agents", "says"),
     [
-        ({"player_0": "r"}, "evaluation.agents: agent 'player_1' has no policy; name one of r, p"),
+        ({"player_0": "r"}, "agents: agent 'player_1' has no policy; name one of r, p"),
         ({"player_*": "q"}, r"evaluation\.agents\.player_\*: there is no policy 'q'"),
         (f"{__name__}:no_such", "evaluation.agents"),
     ],
@@ -259,7 +259,7 @@ def test_policies_that_cannot_play_in_evaluation_are_refused(agents: Any, says: 
 
 
 def test_a_single_agent_has_no_others_in_evaluation() -> None:
-    with pytest.raises(ConfigError, match="evaluation.agents: the environment has one agent"):
+    with pytest.raises(ConfigError, match="agents: the environment has one agent"):
         config(agents={"a": "b"}).build()
 
 
