@@ -32,6 +32,7 @@ from rlrun.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from rlrun.checkpoint.checkpoint_folder import algorithm_at
+from rlrun.checkpoint.initial_weights import Sources, begin_with, read_sources
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems, stream_problems
 from rlrun.config.builder import AlgorithmConfig, experiment_of
 from rlrun.config.old_names import OF_ALGORITHMS, OldNames
@@ -107,13 +108,14 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.policies, self.progress = Policies(self.config), Progress(self.config)
         self.learners, self.timers = self.policies.learners, self.progress.timers
         self._parts: dict[str, Part] = {}
+        sources = read_sources(self.config)  # before anything is started
         self._callbacks = make_callbacks(config.callbacks)
         with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)), ExitStack() as built:
-            self._build(with_ray(self.config, address), built)
+            self._build(with_ray(self.config, address), built, sources)
             self._to_stop = built.pop_all()
         self.timers.lap()
 
-    def _build(self, config: ExperimentConfig, built: ExitStack) -> None:
+    def _build(self, config: ExperimentConfig, built: ExitStack, sources: Sources) -> None:
         factories = {policy_id: self.policy_factory(policy_id) for policy_id in self.policies}
         spec = runner_spec(config, self.seed, self.policies.settings, factories, self._callbacks)
         self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)
@@ -129,6 +131,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         built.callback(self.evaluator.stop)
         self.setup()
         self.policies.acting_weights = self.policies.present_weights()
+        begin_with(sources, self)
         self.env_runner_group.wait_until_built()
         self.evaluator.wait_until_built()
         if self._callbacks:
@@ -309,12 +312,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def next_request(self, length: int = 0) -> SampleRequest:
         """The next request for a fragment: its number, and what policies act with."""
         policies, progress, connectors = self.policies, self.progress, self.policies.connectors
-        sends = connectors.sends and progress.next_fragment > 0  # before it nothing is merged
         request = SampleRequest(
             fragment=progress.next_fragment,
             length=length,
             weights_version=policies.weights_version,
-            connector_state=connectors.get_state() if sends else None,
+            connector_state=connectors.get_state() if connectors.sends else None,
             exploration=self.explorations(),
             leave_out=dict(policies.reads.left_out),
             policies=dict(policies) if policies.several else None,
@@ -376,10 +378,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return learner_rng(self.seed, self.policies.weights_version, *_key_of(policy_id))
 
     def learner_result(
-        self,
-        trained_steps: int,
-        statistics: Mapping[str, Any],
-        policy_id: str = DEFAULT_POLICY_ID,
+        self, trained_steps: int, statistics: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID
     ) -> Result:
         """The `learners` part of the result for one policy."""
         return self.progress.learner_result(trained_steps, statistics, policy_id)

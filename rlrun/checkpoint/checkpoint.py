@@ -88,6 +88,7 @@ class Checkpointed(Protocol):
     """The part of an algorithm that checkpoints use."""
 
     config: ExperimentConfig
+    policies: Any
 
     def get_state(self) -> dict[str, Any]:
         """Everything besides the weights that the next iteration depends on."""
@@ -161,7 +162,7 @@ def _restore(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
         )
     try:
         algorithm.match_policies(checkpoint.state)
-        difference = _first_difference(algorithm.get_weights(), checkpoint.weights)
+        difference = first_difference(algorithm.get_weights(), checkpoint.weights)
         if difference is None:
             algorithm.set_weights(checkpoint.weights)
             algorithm.set_state(checkpoint.state)
@@ -176,7 +177,8 @@ def _restore(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.path}: does not fit this env and model: {difference}")
 
 
-def _first_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+def first_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """The first parameter that is missing, superfluous or of another shape, in words."""
     for name, array in expected.items():
         if name not in found:
             return f"it has no parameter {name}"

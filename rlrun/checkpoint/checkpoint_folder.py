@@ -176,7 +176,7 @@ def algorithm_at(
         raise CheckpointError(
             f"{path}: a checkpoint of {kind.__name__}, not of {expected.__name__}"
         )
-    algorithm = kind(experiment, address=address)
+    algorithm = kind(experiment.begun, address=address)
     restore_checkpoint(algorithm, checkpoint)
     return algorithm
 

@@ -113,6 +113,14 @@ class AlgorithmConfig(OldNames):
         self._values["policy"] = {"use": _named(use), **copy.deepcopy(config)}
         return self
 
+    def initial_weights(self, source: Any) -> Self:
+        """The run whose weights this one begins with, or a dict, policy id -> run."""
+        self._check_open()
+        if isinstance(source, Mapping):
+            source = {policy_id: _path_text(own) for policy_id, own in source.items()}
+        self._values["initial_weights"] = _path_text(source)
+        return self
+
     def training(self, **settings: Any) -> Self:
         """Section `training`: the algorithm's own settings."""
         return self._set("training", settings)
@@ -349,6 +357,10 @@ def _named(value: Any) -> Any:
     if isinstance(value, dict) and callable(value.get("use")):
         return {**value, "use": code_name(value["use"])}
     return value
+
+
+def _path_text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else copy.deepcopy(value)
 
 
 def _with_names(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from rlrun.config.schema import (
     ExplorationConfig,
     ModelConfig,
     MultiAgentConfig,
+    PolicySource,
     ReplayConfig,
     Section,
     TrainingConfig,
@@ -73,6 +74,9 @@ def check_experiment(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_model(experiment)
     yield from _check_multi_agent(experiment)
     yield from _check_own_policy(experiment)
+    if isinstance(experiment.initial_weights, dict):
+        for policy_id, source in experiment.initial_weights.items():
+            yield from validated(PolicySource, source, ("initial_weights", policy_id), None)[1]
     yield from _check_algorithm(experiment)
     yield from _check_learners(experiment)
 

@@ -133,6 +133,12 @@ def similar_file(path: Path) -> str:
     return suggestion(written, shipped_configs())
 
 
+def similar_folder(path: Path, home: Path) -> str:
+    """`` - did you mean PATH?`` for the nearest name in `home`, the folder of `path`."""
+    found = nearest(path.name, os.listdir(home)) if home.is_dir() else None
+    return "" if found is None else f" - did you mean {path.with_name(found)}?"
+
+
 def is_import_path(name: str) -> bool:
     """Whether `name` has the form "package.module:attribute"."""
     return _IMPORT_PATH.match(name) is not None

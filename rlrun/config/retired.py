@@ -183,6 +183,7 @@ RULES: dict[str, str] = {
     "custom_preprocessor": "write it as an env_runners.env_to_module_connector",
     **dict.fromkeys(("model_config", "model_config_dict"), "its successor is the section `model`"),
     "rl_module_spec": "model.use names the class, whose arguments stand beside it",
+    "load_state_path": "initial_weights names a run of rlrun; RLlib's checkpoints cannot be read",
     "custom_model_config": "arguments of the class that model.use names stand beside it",
     "custom_action_dist": "name the distribution in model.distribution",
     **dict.fromkeys(

@@ -332,6 +332,20 @@ class ReplayConfig(Section):
     buffer; false fills the buffer anew before a resumed run learns on."""
 
 
+class PolicySource(Section):
+    """A policy of another run, whose weights one of this run begins with."""
+
+    path: str
+    """A run folder, of which the best checkpoint is taken, or a checkpoint."""
+    policy: str | None = None
+    """Its id there; null: the same as here."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, data: Any) -> Any:
+        return data if isinstance(data, dict) else {"path": data}
+
+
 class PolicyConfig(CodeSection):
     """One policy. With `use`, keys that are not named here are its arguments."""
 
@@ -511,6 +525,10 @@ class ExperimentConfig(Section):
     """How experience is collected."""
     model: ModelConfig = ModelConfig()
     """The networks."""
+    initial_weights: str | dict[str, Any] | None = None
+    """Run whose weights all policies begin with: its folder, of which the best checkpoint is taken,
+    or a checkpoint, relative to the working directory. For some policies {id: run}, or {id: {path:
+    run, policy: its id there}}."""
     policy: UseSpec | None = None
     """Import path of a `Policy` written from scratch, or {use: ..., key: value}, which acts and
     learns in place of the networks; of several agents each policy has its own `use`."""
@@ -538,6 +556,11 @@ class ExperimentConfig(Section):
     """Reports about the run."""
     sweep: SweepConfig = SweepConfig()
     """A search over settings, for `rlrun sweep`."""
+
+    @property
+    def begun(self) -> "ExperimentConfig":
+        """The experiment where a checkpoint of its own is restored: no other run is read."""
+        return self.model_copy(update={"initial_weights": None})
 
 
 def sections(training: type[TrainingConfig]) -> dict[str, type[BaseModel]]:

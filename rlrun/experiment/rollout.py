@@ -211,7 +211,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
 def restored(checkpoint: Checkpoint, overrides: Sequence[str] = (), *, trust: bool) -> "Algorithm":
     """The algorithm of a checkpoint, in this process, with overrides laid over its settings."""
     experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
-    algorithm = build_alone(experiment)
+    algorithm = build_alone(experiment.begun)
     # The training episodes are not needed, and restoring their environments would take time.
     state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
     restore_checkpoint(algorithm, replace(checkpoint, state=state))

@@ -350,9 +350,9 @@ class RunSession:
         """Make the algorithm and restore the checkpoint; only then change files of the folder."""
         runners = self.experiment.env_runners.num_env_runners
         self.console.status(f"starting {runners} env runners" if runners else "starting")
-        algorithm: Algorithm = algorithm_class(self.experiment.algorithm)(
-            self.experiment, address=self.address
-        )
+        experiment = self.experiment if self.resumed is None else self.experiment.begun
+        make = algorithm_class(experiment.algorithm)
+        algorithm: Algorithm = make(experiment, address=self.address)
         stack.callback(algorithm.stop)
         if self.resumed is not None:
             restore_checkpoint(algorithm, self.resumed)

@@ -41,7 +41,7 @@ from rlrun.checkpoint.checkpoint import MANIFEST, CheckpointWriteError
 from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, LATEST
 from rlrun.checkpoint.files import replace_link, replace_text
 from rlrun.config.problems import InputError
-from rlrun.config.registry import nearest
+from rlrun.config.registry import similar_folder
 from rlrun.config.yaml_tree import parse_yaml
 
 RUNS = "runs"
@@ -301,9 +301,7 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
     """The run folder that ``path`` names: itself, or the ``latest`` of ``runs/<name>``."""
     if not os.path.exists(path):
         home = path.parent if len(path.parts) > 1 else Path(RUNS)  # where names of runs are
-        found = nearest(path.name, os.listdir(home)) if home.is_dir() else None
-        hint = "" if found is None else f" - did you mean {path.with_name(found)}?"
-        raise RunFolderError(f"{path}: no such run folder{hint}")
+        raise RunFolderError(f"{path}: no such run folder{similar_folder(path, home)}")
     if is_of_checkpoints(path):
         raise RunFolderError(f"{path}: checkpoints; name the run folder that contains them")
     if (path / config).is_file():

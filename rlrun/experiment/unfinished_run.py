@@ -70,7 +70,7 @@ def require_work(
 
     Raises:
         RunFolderError: it has finished without a checkpoint, or nothing would be trained in a new
-            folder or with the changed settings.
+            folder or with the changed settings, or these say what a run begins with.
     """
     if checkpoint is None and folder.is_finished():
         raise RunFolderError(
@@ -79,13 +79,14 @@ def require_work(
         )
     if reached and folder.is_new:
         raise RunFolderError(f"the checkpoint has reached its stop ({reached}); move it, too")
-    if reached:
-        present = load(folder.config, trust=True).experiment
-        if present.model_copy(update={"stop": experiment.stop}) != experiment:
-            raise RunFolderError(
-                f"{folder.path}: finished ({reached}), so nothing would be trained with the other "
-                "settings; move its stop, too"
-            )
+    present = load(folder.config, trust=True).experiment
+    if checkpoint is not None and present.initial_weights != experiment.initial_weights:
+        raise RunFolderError(f"{folder.path}: it has begun: initial_weights is for new runs")
+    if reached and present.model_copy(update={"stop": experiment.stop}) != experiment:
+        raise RunFolderError(
+            f"{folder.path}: finished ({reached}), so nothing would be trained with the other "
+            "settings; move its stop, too"
+        )
 
 
 def _is_run_of(folder: RunFolder, experiment: ExperimentConfig) -> bool:

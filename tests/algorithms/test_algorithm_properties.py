@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from itertools import pairwise
@@ -78,6 +79,24 @@ def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
     assert_equal_weights(straight, resumed)
 
 
+@pytest.mark.parametrize(("name", "env"), CASES)
+def test_initial_weights_act_as_they_did_and_are_not_read_again(built, tmp_path, name, env):
+    same = {**FILTERED, "evaluation": {"episodes": 3, "seed": 3}}
+    source = built(name, env, **same)
+    train(source, 2)
+    source.save(tmp_path / "source")
+    begun = built(name, env, seed=6, initial_weights={"source": tmp_path / "source"}, **same)
+    assert begun.evaluate() == source.evaluate()
+    assert_equal_weights(begun, source)
+    assert begun.env_steps == 0
+    train(begun, 2)
+    begun.save(tmp_path / "begun")
+    shutil.rmtree(tmp_path / "source")
+    resumed = built(type(begun).from_checkpoint, tmp_path / "begun")
+    assert train(resumed, 2) == train(begun, 2)
+    assert_equal_weights(begun, resumed)
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_layers_that_count_their_batches_are_restored_to_the_bit(built, tmp_path, momentum):
     model = {"use": "tiny:Normalises", "momentum": momentum}
@@ -85,6 +104,9 @@ def test_layers_that_count_their_batches_are_restored_to_the_bit(built, tmp_path
     train(straight, 2)
     straight.save(tmp_path / "checkpoint")
     resumed.restore(tmp_path / "checkpoint")
+    begun = built("PPO", model=model, initial_weights={"source": tmp_path / "checkpoint"})
+    counts = [algorithm.learner.get_state()["buffers"] for algorithm in (begun, straight)]
+    assert counts[0] == counts[1] != {}
     assert train(resumed, 2) == train(straight, 2)
     assert_equal_weights(straight, resumed)
 

@@ -23,6 +23,7 @@ from rlrun.actors.ray_runtime import (
 )
 from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
 from rlrun.checkpoint.files import replace_text
+from rlrun.checkpoint.initial_weights import read_sources
 from rlrun.config import registry
 from rlrun.config.builder import GivenExperiment, given_experiment
 from rlrun.config.dump import to_plain
@@ -98,6 +99,11 @@ def run_sweep(
         return _resumed(unfinished, (), address=address, console=console, trust=True)
     experiment = with_seed(experiment)
     planned = _Plan(experiment, loaded.tree if loaded else None, address)
+    try:
+        for each in {repr(one.initial_weights): one for one in planned.experiments}.values():
+            read_sources(each)
+    except ConfigError as error:
+        raise (loaded.placed(error) if loaded else error) from None
     folder = SweepFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         replace_text(folder.config, signed_yaml(experiment))
