@@ -68,7 +68,7 @@ from rlrun.experiment.run_folder import (
     RunFolderError,
     RunLog,
     in_shell,
-    is_of_checkpoints,
+    is_checkpoint,
 )
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 from rlrun.experiment.unfinished_run import require_work, unfinished_run
@@ -171,7 +171,7 @@ def resume_experiment(
         TrustError: the run names code that this user has not signed.
     """
     console = known_style(console)
-    if is_of_checkpoints(Path(run)):
+    if is_checkpoint(Path(run)):
         folder = RunFolder.branch(checkpoint_at(Path(run)).path, at=run_dir)
     elif run_dir is not None:
         raise RunFolderError(

@@ -319,9 +319,14 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
     raise RunFolderError(f"{path}: not a run folder: it has no {config}{hint}")
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether ``path`` is a checkpoint."""
+    return os.path.isfile(path / MANIFEST)
+
+
 def is_of_checkpoints(path: Path) -> bool:
     """Whether ``path`` is a checkpoint, or the folder of a run's checkpoints."""
-    return any(os.path.isfile(home / MANIFEST) for home in (path, path / LATEST))
+    return is_checkpoint(path) or is_checkpoint(path / LATEST)
 
 
 def in_shell(path: Path) -> str:

@@ -253,10 +253,12 @@ def test_checkpoints_are_no_runs(rlrun, refused, make_run):
     (newest / "config.yaml").write_text((run / "config.yaml").read_text())
     (newest / "manifest.json").write_text("{}")
     (run / "checkpoints/latest").symlink_to("000010")
+    says = "checkpoints; name the run folder that contains them"
     for path in (run / "checkpoints", newest):
         assert listed(rlrun, path) == {}
-        for words in (("show",), ("rm", "--yes"), ("train", "--resume")):
-            refused((*words, path), "checkpoints; name the run folder that contains them")
+        for words in (("show",), ("rm", "--yes")):
+            refused((*words, path), says)
+    refused(("train", "--resume", run / "checkpoints"), says)
     refused(("rm", "--yes", run / "checkpoints/latest"), "name the run folder that contains them")
     refused(("rollout", run / "checkpoints"), "name the run folder that contains them")
     assert newest.is_dir()
