@@ -100,7 +100,7 @@ def _build(experiment: "ExperimentConfig") -> None:
 
 
 def _act(algorithm: "Algorithm[Any]") -> None:
-    """Choose an action with each network of the user's own, for an observation of its space.
+    """Choose actions with each network of the user's own, for observations of its space.
 
     Raises:
         ConfigError: its forward pass raises.
@@ -112,9 +112,10 @@ def _act(algorithm: "Algorithm[Any]") -> None:
         use, space = settings.model.use, algorithm.policies.module_spaces(policy_id)[0]
         if use is None or settings.use is not None or has_action_mask(space):
             continue  # a mask that is drawn may allow nothing
-        acting = algorithm.acting_policy(policy_id)
         try:
-            acting.compute_single_action(acting.observation_space.sample())
+            for explore in (False, True):
+                acting = algorithm.acting_policy(policy_id, explore=explore)
+                acting.compute_single_action(acting.observation_space.sample())
         except ConfigError:
             raise
         except Exception as error:

@@ -25,7 +25,7 @@ from rlrun.data.nested import nest
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.policies.flat_parameters import to_tensors, weights_checksum
 from rlrun.policies.networks import channels_first, channels_last
-from rlrun.policies.rl_module import RLModule
+from rlrun.policies.rl_module import RLModule, actor_critic_outputs
 
 Rows = dict[str, Any]
 """Columns of a minibatch by name, each ``[M, ...]``: tensors, or arrays for closed forms."""
@@ -130,8 +130,7 @@ class LoadedBatch:
             in_numpy: Any = module
             inputs, values, _ = in_numpy.vjp(rows)
             return inputs, values
-        outputs = module.forward_train(rows)
-        return outputs[col.ACTION_DIST_INPUTS], outputs[col.VF_PREDS]
+        return actor_critic_outputs(module, rows)
 
     def minibatches(self, num_epochs: int, size: int, rng: np.random.Generator) -> Minibatches:
         """Shuffled minibatches; the last of an epoch may be smaller, no row is left out."""

@@ -18,7 +18,7 @@ from rlrun.data.column_data import pick
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths
 from rlrun.learning.loaded_batch import KnownOutputs, LoadedBatch, Rows
-from rlrun.policies.rl_module import RLModule
+from rlrun.policies.rl_module import RLModule, actor_critic_outputs
 
 Index = NDArray[np.int64]
 
@@ -98,9 +98,8 @@ class ViewedBatch(LoadedBatch):
         chunks = []
         for steps, sequences in self._sequences.slices(max_rows):
             rows = self._rows({}, self._move(positions[steps]), sequences, extra=1)
-            chunks.append(module.forward_train(rows))
-        inputs = torch.cat([chunk[col.ACTION_DIST_INPUTS] for chunk in chunks])
-        values = torch.cat([chunk[col.VF_PREDS] for chunk in chunks])
+            chunks.append(actor_critic_outputs(module, rows))
+        inputs, values = map(torch.cat, zip(*chunks, strict=True))
         here = self._move(present)
         return inputs[here], values[here], values[here + 1]
 

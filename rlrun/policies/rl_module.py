@@ -140,6 +140,25 @@ class RLModule(nn.Module, ABC):
         return self.forward_train(batch)
 
 
+def actor_critic_outputs(module: RLModule, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+    """Distribution inputs [N, P] and values [N] of `RLModule.forward_train`.
+
+    Raises:
+        ConfigError: the module returns other shapes; values [N, 1] would be broadcast in a loss.
+    """
+    outputs = module.forward_train(batch)
+    inputs, values = outputs[col.ACTION_DIST_INPUTS], outputs.get(col.VF_PREDS)
+    size, width = len(inputs), module.distribution.num_inputs
+    if values is None or inputs.shape != (size, width) or values.shape != (size,):
+        shapes = [None if part is None else tuple(part.shape) for part in (inputs, values)]
+        message = (
+            f"for {size} rows forward_train must return action_dist_inputs of shape "
+            f"{(size, width)} and vf_preds of shape {(size,)}, not {shapes[0]} and {shapes[1]}"
+        )
+        raise misfit("model.use", message)
+    return inputs, values
+
+
 class ActorCritic(RLModule):
     """The default networks: MLPs for flat observations, convolutions for images, both for nests.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from rlrun import RLModule
 from rlrun.cli.main import COMMANDS
 from rlrun.config.loader import load_experiment
 from rlrun.config.registry import configs_folder
@@ -153,6 +154,19 @@ def test_a_network_that_cannot_take_an_observation_is_found(rlrun, inputs, code)
         assert err.startswith("a.yaml:6:3: model.use: ")
         assert "WrongWidth fails for an observation of Box(" in err
         assert "shapes cannot be multiplied (1x4 and 5x8)" in err
+
+
+class ThreeLogits(RLModule):
+    def forward_train(self, batch):
+        return {"action_dist_inputs": batch["obs"][:, :3]}
+
+
+def test_a_network_with_the_wrong_number_of_outputs_is_found(rlrun):
+    Path("a.yaml").write_text(GOOD + f"model:\n  use: {__name__}:ThreeLogits\n")
+    code, _, err = rlrun("check", "a.yaml")
+    assert code == 2
+    assert "ThreeLogits fails for an observation of Box(" in err
+    assert "(1,3) (1,2)" in err
 
 
 def test_what_train_refuses_on_this_machine_is_found(rlrun):

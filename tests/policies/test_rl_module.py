@@ -17,7 +17,13 @@ from rlrun.policies.catalog import build_module, seeded_module
 from rlrun.policies.layers import Layers, is_image
 from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first
-from rlrun.policies.rl_module import ActorCritic, MultiAgentRLModule, RLModule, flattens
+from rlrun.policies.rl_module import (
+    ActorCritic,
+    MultiAgentRLModule,
+    RLModule,
+    actor_critic_outputs,
+    flattens,
+)
 
 VECTOR = gym.spaces.Box(-1, 1, (4,))
 ACTION_SPACES: dict[str, gym.Space] = {
@@ -331,6 +337,28 @@ def test_a_users_module_needs_one_method() -> None:
         torch.testing.assert_close(forward(batch)["action_dist_inputs"], expected)
     with pytest.raises(KeyError, match="vf_preds"):
         module.compute_values(batch)
+
+
+class Returns(RLModule):
+    """Returns zeros of these shapes."""
+
+    def __init__(self, inputs: Any, values: Any) -> None:
+        super().__init__(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2), ModelConfig())
+        self.shapes = {"action_dist_inputs": inputs, "vf_preds": values}
+
+    def forward_train(self, batch: Any) -> dict[str, Tensor]:
+        return {name: torch.zeros(shape) for name, shape in self.shapes.items() if shape}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "values"), [((5, 2), (5, 1)), ((5, 2), None), ((5, 3), (5,)), ((5,), (5,))]
+)
+def test_outputs_that_a_loss_would_broadcast_are_refused(inputs: Any, values: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        actor_critic_outputs(Returns(inputs, values), {})
+    assert "model.use" in str(caught.value)
+    assert "of shape (5, 2) and vf_preds of shape (5,)" in str(caught.value)
+    assert str(caught.value).endswith(f"not {inputs} and {values}")
 
 
 @pytest.mark.parametrize(
