@@ -232,7 +232,11 @@ def start_ray(
                 logging_level=logging.ERROR,
             )
         except Exception as error:
-            raise RayStartError(f"no Ray cluster at {address}: {_first_line(error)}") from error
+            message = f"no Ray cluster at {address}: {_first_line(error)}"
+            # `ray start` asks for the token that is there; an address is sent none by itself.
+            if "RAY_AUTH_MODE" not in os.environ:
+                message += "; if it asks for a token (Ray 2.60 and later), set RAY_AUTH_MODE=token"
+            raise RayStartError(message) from error
         try:
             where = f"the cluster at {address}"
             there = cluster_resources()

@@ -144,6 +144,25 @@ def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left
     assert re.search(r"wait for \d+ CPUs, .* MiB of disk .*, a limit of .* open files", second)
 
 
+@pytest.mark.parametrize("mode", [None, "token"])
+def test_a_cluster_that_does_not_answer_may_ask_for_a_token(
+    monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
+    import ray
+
+    def init(**_: Any) -> None:
+        raise ConnectionError("Failed to connect\nto it")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(RayStartError, match="no Ray cluster at 10.0.0.1:1: Failed") as caught:
+        ray_runtime.start_ray(settings(num_env_runners=1), "10.0.0.1:1")
+    assert ("set RAY_AUTH_MODE=token" in str(caught.value)) == (mode is None)
+
+
 @pytest.mark.faults
 def test_nothing_is_printed_and_nothing_is_left_when_the_driver_is_killed() -> None:
     code = (
