@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, cast
 
 import numpy as np
+from torch import nn
+from torch.optim import Optimizer
 from typing_extensions import TypeVar
 
 from rlrun.actors.asynchronous import RoundAhead
 from rlrun.algorithms.callbacks import call_back, make_callbacks
 from rlrun.algorithms.evaluator import Evaluator
-from rlrun.algorithms.policies import Part, Policies
+from rlrun.algorithms.policies import Policies, Stateful, as_stateful
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners, with_ray
@@ -58,7 +60,7 @@ from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
 
 T_co = TypeVar("T_co", bound=TrainingConfig, covariant=True, default=TrainingConfig)
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=Stateful | nn.Module | Optimizer)
 
 
 class Algorithm(OldNames, ABC, Generic[T_co]):
@@ -107,7 +109,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.config: ExperimentConfig = config.model_copy(update={"seed": self.seed})
         self.policies, self.progress = Policies(self.config), Progress(self.config)
         self.learners, self.timers = self.policies.learners, self.progress.timers
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, Stateful] = {}
         sources = read_sources(self.config)  # before anything is started
         self._callbacks = make_callbacks(config.callbacks)
         with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)), ExitStack() as built:
@@ -209,8 +211,12 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """Make what the algorithm needs besides its learners, which exist by now."""
 
     def keep(self, name: str, part: P) -> P:
-        """Save and restore a part of the algorithm with its checkpoints; returns the part."""
-        self._parts[name] = part
+        """Save and restore a part of the algorithm with its checkpoints; returns the part.
+
+        Args:
+            part: see `as_stateful`; a method ``forget(policy_id)`` drops what is of that policy.
+        """
+        self._parts[name] = as_stateful(name, part)
         return part
 
     @property
@@ -456,7 +462,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def _forget(self, policy_id: str) -> None:
         self.policies.remove(policy_id)
         for part in self._parts.values():
-            part.forget(policy_id)
+            if (forget := getattr(part, "forget", None)) is not None:
+                forget(policy_id)
 
     # -- state ---------------------------------------------------------------------------------
 

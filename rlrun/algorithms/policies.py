@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rlrun.algorithms.progress import Progress
 from rlrun.config.policies import PolicySettings, policy_settings
@@ -461,11 +464,36 @@ class Stateful(Protocol):
         """Take over what `get_state` returned."""
 
 
-class Part(Stateful, Protocol):
-    """A part of an algorithm that its checkpoints hold."""
+def as_stateful(name: str, part: Stateful | nn.Module | Optimizer) -> Stateful:
+    """A part that has ``get_state()`` and ``set_state(state)``, or torch's module or optimizer."""
+    if not isinstance(part, Stateful | nn.Module | Optimizer):
+        raise TypeError(f"{name} has no get_state() and set_state(): {type(part).__name__}")
+    return part if isinstance(part, Stateful) else _StateDict(part)
 
-    def forget(self, policy_id: str) -> None:
-        """Drop what belongs to a policy: it has been removed."""
+
+class _StateDict:
+    """A module or an optimizer of torch as a part of an algorithm, by its ``state_dict``."""
+
+    def __init__(self, owner: nn.Module | Optimizer) -> None:
+        self._owner: Any = owner
+
+    def get_state(self) -> State:
+        """The ``state_dict``, with arrays in place of tensors."""
+        state: State = _mapped(self._owner.state_dict(), Tensor, lambda x: x.cpu().numpy().copy())
+        return state
+
+    def set_state(self, state: State) -> None:
+        """Take over what `get_state` returned."""
+        self._owner.load_state_dict(_mapped(state, np.ndarray, torch.tensor))
+
+
+def _mapped(nest: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Nested dicts, lists and tuples with all leaves of a type changed."""
+    if isinstance(nest, Mapping):
+        return {key: _mapped(value, kind, change) for key, value in nest.items()}
+    if isinstance(nest, list | tuple):
+        return type(nest)(_mapped(value, kind, change) for value in nest)
+    return change(nest) if isinstance(nest, kind) else nest
 
 
 Kept = TypeVar("Kept", bound=Stateful)

@@ -45,9 +45,10 @@ _LOG_2PI = math.log(2.0 * math.pi)
 class Distribution(ABC):
     """pi(a|s) of one action space, as functions of its inputs [N, P].
 
-    A subclass that ``model.distribution`` names is made with the action space, and defines `sample`
-    and `mode`; it may be a ``torch.nn.Module`` too, whose parameters are learned with the others.
-    Its constructor raises ValueError for a space that does not fit.
+    A subclass that ``model.distribution`` names is made with the action space, sets ``num_inputs``
+    and ``num_noise``, and defines `sample`, `mode`, `logp` and `entropy`; it may be a
+    ``torch.nn.Module`` too, whose parameters are learned with the others. Its constructor raises
+    ValueError for a space that does not fit.
     """
 
     num_inputs: int

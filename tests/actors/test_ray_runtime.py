@@ -158,7 +158,7 @@ def test_a_cluster_that_does_not_answer_may_ask_for_a_token(
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    with pytest.raises(RayStartError, match="no Ray cluster at 10.0.0.1:1: Failed") as caught:
+    with pytest.raises(RayStartError, match="no Ray cluster at") as caught:
         ray_runtime.start_ray(settings(num_env_runners=1), "10.0.0.1:1")
     assert ("set RAY_AUTH_MODE=token" in str(caught.value)) == (mode is None)
 

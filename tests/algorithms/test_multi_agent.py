@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from tiny import (
     BATCH,
     CONFIGS,
@@ -180,6 +181,18 @@ def test_the_policy_of_a_single_agent_may_be_written_from_scratch(built, make, t
     other.restore(tmp_path / "checkpoint")
     assert train(algorithm, 1) == train(other, 1)
     assert algorithm.compute_single_action(np.zeros(4)) == 0
+
+
+def test_what_is_kept_needs_a_state_and_no_forget(several):
+    algorithm = several("PPO", multi_agent={"policies": ["main"], "agents": {"*": "main"}})
+    critic = torch.nn.Linear(1, 1)
+    assert algorithm.keep("critic", critic) is critic
+    algorithm.add_policy("older", like="main")
+    algorithm.remove_policy("older")
+    weight = algorithm.get_state()["algorithm"]["critic"]["weight"]
+    assert np.array_equal(weight, critic.weight.detach())
+    with pytest.raises(TypeError, match=r"count has no get_state\(\) and set_state\(\): int"):
+        algorithm.keep("count", 5)
 
 
 def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several):

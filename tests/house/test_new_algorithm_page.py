@@ -11,10 +11,11 @@ from pages import blocks, execute, page
 import rlrun
 from rlrun.algorithms import asynchronous
 from rlrun.algorithms.policies import ByPolicy
+from rlrun.algorithms.result import PhaseTimers
 
 PAGE = page("new-algorithm.md")
-FILE, SNIPPET = blocks(PAGE, "python")
-(YAML,), (COMMANDS,) = blocks(PAGE, "yaml"), blocks(PAGE, "sh")
+FILE, SNIPPET, TD3 = blocks(PAGE, "python")
+(YAML, TD3_YAML), (COMMANDS,) = blocks(PAGE, "yaml"), blocks(PAGE, "sh")
 
 
 @pytest.fixture
@@ -22,6 +23,8 @@ def folder(tmp_path):
     """A folder with the files that the page tells to write."""
     (tmp_path / "vpg.py").write_text(FILE)
     (tmp_path / "vpg_cartpole.yaml").write_text(YAML)
+    (tmp_path / "td3.py").write_text(TD3)
+    (tmp_path / "td3.yaml").write_text(TD3_YAML)
     return tmp_path
 
 
@@ -43,8 +46,27 @@ def test_its_python_runs(folder, monkeypatch, capsys):
 def test_the_names_in_its_tables_exist():
     names = re.findall(r"`(?:self\.)?(\w+)\(", PAGE)
     assert len(names) > 10
-    owners = (rlrun, rlrun.Algorithm, asynchronous, ByPolicy)
+    parts = ByPolicy, PhaseTimers(), rlrun.PrioritizedReplayBuffer
+    owners = (rlrun, rlrun.Algorithm, asynchronous, *parts)
     assert [name for name in names if not any(hasattr(owner, name) for owner in owners)] == []
+
+
+def test_its_td3_is_resumed_to_the_bit(folder):
+    words = ["training={warmup: 20, train_batch_size: 10, minibatch_size: 8}", "--plain"]
+    train = ["-m", "rlrun", "train"]
+    run(folder, *train, "td3.yaml", *words, "stop.env_steps=60", "--run-dir", "whole")
+    run(folder, *train, "td3.yaml", *words, "stop.env_steps=40", "--run-dir", "halves")
+    run(folder, *train, "--resume", "halves", "stop.env_steps=60", "--plain")
+    for file in ("weights.safetensors", "state.safetensors"):
+        paths = [folder / name / "checkpoints/latest" / file for name in ("whole", "halves")]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.learning
+def test_its_td3_learns(folder):
+    run(folder, "-m", "rlrun", "train", "td3.yaml", "--plain", "--run-dir", "here")
+    rows = (folder / "here" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["evaluation"]["episode_return_mean"] > -200
 
 
 @pytest.mark.learning
