@@ -58,14 +58,14 @@ class MultiAgentEnv:
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
         """Start an episode; observations and infos of the agents that act first."""
-        raise TypeError(f"{type(self).__name__} must define reset()")
+        raise TypeError(f"{type(self).__name__} must define reset() without the base class's")
 
     def step(self, actions: dict[Agent, Any]) -> Dicts:
         """Observations, rewards, terminateds, truncateds and infos, each by agent.
 
         The two flags also have the key ``__all__``; an agent that is not named in them goes on.
         """
-        raise TypeError(f"{type(self).__name__} must define step()")
+        raise TypeError(f"{type(self).__name__} must define step() without the base class's")
 
     def render(self) -> Any:
         """A frame, or None; gymnasium's render modes."""

@@ -381,7 +381,9 @@ class MultiAgentVectorEnv:
                 agent.observation, agent.credit = observation, 0.0
             sub.transitions += len(staying) - (len(agents) - num_agents)  # none of those that join
             if sub.silent > _MOST_SILENT_STEPS:
-                reason = f"no agent has acted for {sub.silent} steps; such an episode must end"
+                reason = (
+                    f"no agent has acted for {sub.silent} steps; a flag '{ALL}' ends an episode"
+                )
                 raise self._error(sub, "step", reason)
         if self._resetting and self.envs.waits:
             self._finish_resets()

@@ -84,6 +84,10 @@ class Rollout:
             )
             ends = f"min {low:.2f}, max {high:.2f}, over {len(self.episodes)} episodes"
             lines.append(f"return {mean:.2f} ± {std:.2f}, {ends}")
+            by_policy = self.statistics.get("policy_return_mean", {})
+            means = [f"{k} {v:.2f}" for k, v in by_policy.items() if v is not None]
+            if means:
+                lines.append(f"return of an agent, by policy: {', '.join(means)}")
         else:
             lines.append("no episode ended within the step limit")
         return [*lines, *(f"video {path}" for path in self.videos)]
@@ -157,7 +161,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
             seed=seed,
             explore=explore,
             episodes=tuple(records),
-            statistics=evaluation_result(records),
+            statistics=evaluation_result(records, [*algorithm.policies], algorithm.policies.agents),
             videos=() if videos is None else tuple(videos.close()),
         )
     except (EnvError, DependencyNotInstalled) as error:

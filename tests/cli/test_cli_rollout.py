@@ -67,6 +67,20 @@ def test_an_evaluation_of_so_many_env_steps_is_repeated(rollout, tmp_path, capsy
         )
 
 
+def test_returns_of_agents_are_shown_by_policy(rollout, tmp_path):
+    (tmp_path / "ppo.yaml").write_text(FILE)
+    changes = ["env=TakeTurns", "multi_agent.policies=[one, two]"]
+    changes += ["multi_agent.agents={player_0: one, player_1: two}", "training.num_epochs=1"]
+    run_experiment(tmp_path / "ppo.yaml", changes, run_dir=tmp_path / "run", console="quiet")
+    _, out, _ = rollout(tmp_path / "run", "--episodes", 3)
+    of_all, by_policy = out.splitlines()[-2:]
+    assert of_all.startswith("return 0.00 ")
+    assert by_policy.startswith("return of an agent, by policy: one ")
+    _, out, _ = rollout(tmp_path / "run", "--episodes", 3, "--json")
+    means = json.loads(out)["policy_return_mean"]
+    assert by_policy.endswith(f"one {means['one']:.2f}, two {means['two']:.2f}")
+
+
 def test_one_json_object(run, rollout, tmp_path):
     words = [run / "checkpoints/latest", "--episodes", 2, "--explore", "--json"]
     code, out, _ = rollout(*words, "--save", tmp_path / "t.npz")

@@ -67,6 +67,16 @@ def test_every_line_of_the_panel_is_as_wide_as_the_terminal(width, iterations):
     assert len(lines) <= 16
 
 
+def test_the_panel_shows_statistics_of_other_algorithms_while_there_is_room():
+    state, _ = make()
+    own = {"critic_loss": 0.5, "mine": 2.0, "lr": 0.1}
+    state.update({**result(1), "learners": {"default_policy": {"learner_stats": own}}})
+    some = "lr 0.1 · critic_loss 0.5"
+    for width, shown in ((100, f"{some} · mine 2"), (40, some)):
+        (line,) = (line for line in frame(state, width) if "learner" in line)
+        assert line.split("learner")[1].strip("│ ") == shown
+
+
 def test_the_panel_shows_progress_speed_runners_and_checkpoints():
     state, clock = make()
     state.saved, state.best_saved = "000004", "000002"

@@ -103,6 +103,7 @@ def test_a_point_with_contradicting_settings_is_refused():
 def test_settings_on_one_line():
     assert settings_text({"training.lr": 0.00012345, "a.gamma": 1}) == "lr=0.0001234 gamma=1"
     assert settings_text({"a.x": 1, "b.x": 2}) == "a.x=1 b.x=2"
+    assert settings_text({"a": None, "b": True, "c": "text"}) == "a=null b=true c=text"
 
 
 def capacity(*nodes):

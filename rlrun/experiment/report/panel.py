@@ -33,13 +33,14 @@ _PHASE_COLOURS = {
     "report": "bright_blue",
     "other": "bright_black",
 }
-_LEARNER_STATISTICS = (
-    ("approx_kl", "kl"),
-    ("entropy", "entropy"),
-    ("clip_fraction", "clipped"),
-    ("vf_explained_variance", "explained"),
-    ("lr", "lr"),
-)
+_LEARNER_STATISTICS = {
+    "approx_kl": "kl",
+    "entropy": "entropy",
+    "clip_fraction": "clipped",
+    "vf_explained_variance": "explained",
+    "lr": "lr",
+}
+"""Statistics that come first, with their labels; others follow while there is room."""
 
 
 def draw(state: ConsoleState, width: int) -> RenderableType:
@@ -207,11 +208,11 @@ def _learner(state: ConsoleState, room: int) -> list[Text]:
     if not isinstance(learners, dict):
         return []
     rows = []
-    for policy_id in learners:
+    for policy_id, learner in learners.items():
         address = f"learners/{policy_id}/learner_stats"
         found = [
-            f"{label} {value:.3g}"
-            for key, label in _LEARNER_STATISTICS
+            f"{_LEARNER_STATISTICS.get(key, key)} {value:.3g}"
+            for key in dict.fromkeys((*_LEARNER_STATISTICS, *learner.get("learner_stats", ())))
             if (value := state.value(f"{address}/{key}")) is not None
         ]
         name = f"{policy_id}: " if len(learners) > 1 else ""

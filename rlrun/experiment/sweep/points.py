@@ -157,5 +157,7 @@ def short_names(addresses: Mapping[str, Any]) -> dict[str, str]:
 
 
 def value_text(value: Any) -> str:
-    """A value as short text."""
+    """A value as short text; null, true and false as YAML has them."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -258,8 +258,9 @@ def _draw_panel(axes: Any, dimension: Dimension, scored: list[Trial], best: Tria
         if dimension.kind == "loguniform" or _spans_decades(values):
             _use_log_scale(axes)
     else:
-        names = list(dict.fromkeys(map(str, values)))
-        positions = [names.index(str(value)) for value in values]
+        texts = [value_text(value) for value in values]
+        names = list(dict.fromkeys(texts))
+        positions = [names.index(text) for text in texts]
         axes.set_xticks(range(len(names)), names)
     colours = [_COLOURS.get(trial.status, "tab:orange") for trial in scored]
     axes.scatter(positions, [trial.score for trial in scored], c=colours, alpha=0.8)
