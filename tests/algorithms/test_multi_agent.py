@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,7 @@ from rlrun.config.policies import PolicySettings
 from rlrun.config.schema import EnvSpec, ModelConfig, TrainingConfig
 from rlrun.data.seeding import learner_rng
 from rlrun.envs.errors import EnvError
+from rlrun.envs.multi_agent_env import MultiAgentEnv
 from rlrun.envs.multi_agent_examples import RockPaperScissors
 from rlrun.learning.learner_group import LearnerGroup
 from rlrun.policies.policy import Policy
@@ -451,3 +453,29 @@ def test_policies_draw_random_numbers_of_their_own(built):
     only = built("PPO")
     version = only.policies.weights_version
     assert only.learner_rng().random() == learner_rng(only.seed, version).random()
+
+
+class Endless(MultiAgentEnv):
+    """Its agent leaves at once, and no flag says that the episode is over."""
+
+    possible_agents = ("a",)
+    observation_spaces: ClassVar = {"a": gym.spaces.Discrete(2)}
+    action_spaces: ClassVar = observation_spaces
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": 0}, {}
+
+    def step(self, actions):
+        return {}, {}, dict.fromkeys(actions, True), {}, {}
+
+
+def test_an_episode_in_which_nobody_acts_any_more_is_an_error_that_says_what_ends_it(built):
+    config = PPOConfig().environment(f"{__name__}:Endless").multi_agent(policies=["a"])
+    algorithm = built(config.training(train_batch_size=1100, minibatch_size=1100))
+    with pytest.raises(EnvError, match="acted for 1001 steps; a flag '__all__' ends an episode"):
+        algorithm.train()
+
+
+def test_a_method_that_calls_the_base_class_s_is_told_so():
+    with pytest.raises(TypeError, match=r"Endless must define reset\(\) without the base class's"):
+        MultiAgentEnv.reset(Endless())
