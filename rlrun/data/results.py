@@ -1,16 +1,14 @@
 """Result rows: a result as plain JSON values, addressed as ``a/b``.
 
-Owns the values that metrics.jsonl may hold: numpy numbers become Python's, numbers that are not
-finite become None (JSON has no NaN), and every row has the keys of the first. It must not know
-which keys there are (algorithms/result.py).
+Owns the values that metrics.jsonl may hold: numbers of numpy and torch become Python's, numbers
+that are not finite become None (JSON has no NaN), and every row has the keys of the first. It must
+not know which keys there are (algorithms/result.py).
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-
-import numpy as np
 
 from rlrun.data.media import Media
 
@@ -30,7 +28,7 @@ def plain_row(result: Mapping[str, Any]) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):
+    if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -69,7 +67,9 @@ def number_at(row: Mapping[str, Any], address: str) -> float | None:
 
 
 def _finite(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 

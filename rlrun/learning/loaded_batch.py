@@ -282,13 +282,19 @@ def as_tensors(rows: Rows, device: torch.device) -> Rows:
 
 
 def columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:
-    """Columns with a number for each row, and ``new_obs``; ``obs`` is loaded in any case."""
-    names = (
-        name
-        for name in batch
-        if name not in module.view_requirements
-        and col.is_countable(name)
-        and not name.startswith(col.NEXT_PREFIX)
-        and batch.column(name).dtype.kind in "biuf"
-    )
+    """Columns with a number for each row, and ``new_obs``; ``obs`` is loaded in any case.
+
+    Raises:
+        ValueError: a column is no array, or has another number of rows.
+    """
+    names = []
+    for name in batch:
+        other = name in module.view_requirements or name.startswith(col.NEXT_PREFIX)
+        if other or not col.is_countable(name):
+            continue
+        column = batch.column(name)
+        if not isinstance(column, np.ndarray) or len(column) != len(batch):
+            raise ValueError(f"column {name!r} must be an array of the batch's {len(batch)} rows")
+        if column.dtype.kind in "biuf":
+            names.append(name)
     return (*names, col.NEXT_OBS) if col.NEXT_OBS in batch else (*names,)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from rlrun import PGConfig, SampleBatch, multi_gpu_train_one_step, train_one_step
 from rlrun.data import columns as col
@@ -113,3 +114,12 @@ def test_each_policy_that_trains_makes_its_step_on_its_own_rows(build, step):
     after = algorithm.get_weights()
     changed = {name for name, value in after.items() if not np.array_equal(value, before[name])}
     assert {name.partition("/")[0] for name in changed} == {"agent_0"}
+
+
+@pytest.mark.parametrize("column", [np.ones(3), 1.0, torch.ones(BATCH)])
+def test_a_column_that_is_not_of_the_batch_s_rows_is_named(build, column):
+    algorithm = build()
+    batch = algorithm.sample()
+    batch["mine"] = column
+    with pytest.raises(ValueError, match="column 'mine' must be an array of the batch's 48 rows"):
+        train_one_step(algorithm, batch, negative_logp, {"scale": 1.0})

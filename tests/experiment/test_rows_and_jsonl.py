@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,13 @@ def test_numpy_numbers_become_plain():
     row = plain_row({"a": np.int64(3), "b": {"c": np.float32(0.5), "d": np.array([1, 2])}, 5: None})
     assert row == {"a": 3, "b": {"c": 0.5, "d": [1, 2]}, "5": None}
     assert type(row["a"]) is int
+
+
+def test_numbers_of_torch_are_numbers():
+    result = {"a": torch.tensor(0.5, requires_grad=True), "b": torch.tensor(math.nan)}
+    assert plain_row(result) == {"a": 0.5, "b": None}
+    assert number_at(result, "a") == 0.5
+    assert flat_numbers({"mine": result}) == {"mine/a": 0.5}
 
 
 def test_addresses_and_numbers():
