@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, cast
 
 import numpy as np
-from torch import nn
-from torch.optim import Optimizer
 from typing_extensions import TypeVar
 
 from rlrun.actors.asynchronous import RoundAhead
 from rlrun.algorithms.callbacks import call_back, make_callbacks
 from rlrun.algorithms.evaluator import Evaluator
-from rlrun.algorithms.policies import Policies, Stateful, as_stateful
+from rlrun.algorithms.policies import Part, Policies, Stateful, as_stateful
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners, with_ray
@@ -60,7 +58,7 @@ from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
 
 T_co = TypeVar("T_co", bound=TrainingConfig, covariant=True, default=TrainingConfig)
-P = TypeVar("P", bound=Stateful | nn.Module | Optimizer)
+P = TypeVar("P", bound=Part)
 
 
 class Algorithm(OldNames, ABC, Generic[T_co]):
@@ -211,11 +209,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """Make what the algorithm needs besides its learners, which exist by now."""
 
     def keep(self, name: str, part: P) -> P:
-        """Save and restore a part of the algorithm with its checkpoints; returns the part.
-
-        Args:
-            part: see `as_stateful`; a method ``forget(policy_id)`` drops what is of that policy.
-        """
+        """Save and restore a part of the algorithm with its checkpoints; returns the part."""
         self._parts[name] = as_stateful(name, part)
         return part
 

@@ -464,9 +464,18 @@ class Stateful(Protocol):
         """Take over what `get_state` returned."""
 
 
-def as_stateful(name: str, part: Stateful | nn.Module | Optimizer) -> Stateful:
-    """A part that has ``get_state()`` and ``set_state(state)``, or torch's module or optimizer."""
-    if not isinstance(part, Stateful | nn.Module | Optimizer):
+Part = Stateful | nn.Module | Optimizer
+"""A part of an algorithm that its checkpoints hold. A method ``forget(policy_id)``, if it has one,
+drops what belongs to a policy that has been removed."""
+
+
+def as_stateful(name: str, part: Part) -> Stateful:
+    """The part, or the ``state_dict`` of a module or an optimizer of torch.
+
+    Raises:
+        TypeError: it has no state.
+    """
+    if not isinstance(part, Part):
         raise TypeError(f"{name} has no get_state() and set_state(): {type(part).__name__}")
     return part if isinstance(part, Stateful) else _StateDict(part)
 

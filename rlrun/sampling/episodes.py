@@ -226,10 +226,7 @@ class Episodes:
         """
         there = len(state["number"])
         if there != self.num_envs:
-            raise ValueError(
-                f"it is of {there} sub-environments, now there are {self.num_envs}; "
-                "env_runners.num_envs_per_env_runner must stay as it was"
-            )
+            raise ValueError(f"num_envs_per_env_runner must be {there}, not {self.num_envs}")
         np.copyto(self.number, state["number"])
         np.copyto(self.reset_number, state["reset_number"])
         self.num_failed = int(state["num_failed"])
