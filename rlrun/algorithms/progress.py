@@ -6,6 +6,7 @@ how anything is sampled or learned.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from rlrun.config.schema import ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.sampling.runner_messages import SampleReply
 
+_log = logging.getLogger(__name__)
+
+_SYNCED_BY = 100  # iterations
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "trained_steps", "next_fragment")
 
 
@@ -128,6 +132,8 @@ class Progress:
             policies, agents: named in the result, whether or not they took part.
             learners, evaluation: parts of the result.
         """
+        if self.iteration == _SYNCED_BY and self.trained_steps and not weights_version:
+            _log.warning("training_step() never calls sync_weights(): acting has the first weights")
         timers, wall_s = self.timers.lap()
         self.time_s += wall_s
         new_steps = self.env_steps - self._env_steps_before

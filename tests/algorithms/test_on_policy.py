@@ -123,3 +123,13 @@ def test_a_column_that_is_not_of_the_batch_s_rows_is_named(build, column):
     batch["mine"] = column
     with pytest.raises(ValueError, match="column 'mine' must be an array of the batch's 48 rows"):
         train_one_step(algorithm, batch, negative_logp, {"scale": 1.0})
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_weights_that_never_reach_the_env_runners_are_told_once(build, caplog, monkeypatch, synced):
+    algorithm = build()
+    if not synced:
+        monkeypatch.setattr(algorithm, "sync_weights", lambda: None)
+    for _ in range(102):
+        algorithm.train()
+    assert caplog.text.count("never calls sync_weights()") == (not synced)
