@@ -160,7 +160,9 @@ def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, befo
         for n in (before, num_envs)
     )
     sample(then, 0, 5)
-    with pytest.raises(ValueError, match=f"of {before} sub-.* now there are {num_envs}"):
+    with pytest.raises(
+        ValueError, match=f"num_envs_per_env_runner must be {before}, not {num_envs}"
+    ):
         now.set_state(then.get_state())
 
 
