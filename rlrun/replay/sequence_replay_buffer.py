@@ -150,7 +150,7 @@ class ItemReplayBuffer(ReplayBuffer):
         capacity: transitions that are kept, with either unit; an item whose first transition has
             been overwritten is not sampled any more.
         unit: "episodes" are all steps of an agent in an episode, in however many fragments they
-            were added; of an agent that comes later, if the buffer has followed another one there
+            were added; of an agent that comes later, if the buffer follows another one there then,
             from env step 0 on. Others cannot be known to be complete, and are left out.
             "fragments" are the batches that were added.
         further_columns: see `ReplayBuffer`.
