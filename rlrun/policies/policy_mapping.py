@@ -159,12 +159,11 @@ def _spaces_of(env: Any, agent: Any, policy_id: str) -> Spaces:
 
 
 def _common_spaces(env: Any, policy_id: str) -> Spaces:
-    agents = list(env.possible_agents)
-    spaces = env.observation_spaces[agents[0]], env.action_spaces[agents[0]]
-    for agent in agents:
-        if (env.observation_spaces[agent], env.action_spaces[agent]) != spaces:
-            raise MappingError(
-                f"policy {policy_id!r} has no agent at first, and agents differ in their "
-                f"spaces; spaces_of: {agents[0]} would name an agent to have the spaces of"
-            )
+    first, *others = env.possible_agents
+    spaces = _spaces_of(env, first, policy_id)
+    if any(_spaces_of(env, agent, policy_id) != spaces for agent in others):
+        raise MappingError(
+            f"policy {policy_id!r} has no agent at first, and agents differ in their "
+            f"spaces; spaces_of: {first} would name an agent to have the spaces of"
+        )
     return spaces

@@ -102,3 +102,9 @@ def test_a_test_that_fails_without_the_mutant_notices_nothing(killers):
 def test_a_mutant_that_ends_the_process_is_noticed(killers):
     source = SOURCE.replace("return", "__import__('os')._exit(0)\n        return")
     assert killers(["zero"], source=source) == ["zero"]
+
+
+def test_no_mutant_is_tried_where_tests_cannot_be_collected(killers, tmp_path):
+    (tmp_path / "test_sums.py").write_text(f"import nothing\n{TESTS}")
+    with pytest.raises(FileNotFoundError, match="outcomes"):
+        killers(["zero"])

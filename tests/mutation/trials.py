@@ -64,8 +64,10 @@ class Trials:
         self._later = count(1)  # seconds
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Try one mutant after another."""
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Try one mutant after another, unless tests could not be collected."""
+        if session.testsfailed:
+            return None  # pytest's own loop says so
         self._items = {item.nodeid: item for item in session.items}
         self._functions = _functions_of_the_package()
         # A test's own processes read the changed file, and leave no compiled mutant behind.

@@ -19,6 +19,7 @@ from rlrun.policies.action_sampling import (
     action_sampler,
 )
 from rlrun.policies.distributions import (
+    Categorical,
     build_distribution,
     squashed_sample,
     squashed_sample_vjp,
@@ -161,6 +162,7 @@ def test_epsilon_is_the_share_of_uniform_actions_and_logp_says_so(epsilon: float
     sampler = EpsilonGreedySampler(3)
     sampler.set_exploration({"epsilon": epsilon})
     noise = sampler.draw(np.random.default_rng(0), 1, 30_000)[0]
+    assert noise.shape == (30_000, sampler.num_noise)
     values = np.tile(np.array([0.0, 5.0, -1.0], np.float32), (30_000, 1))
     actions = sampler.sample(values, noise)
     expected = np.full(3, epsilon / 3)
@@ -187,6 +189,49 @@ def test_the_highest_noise_there_is_chooses_the_last_action(masked: bool) -> Non
         sampler = EpsilonGreedySampler(number, masked=masked)
         sampler.set_exploration({"epsilon": 1.0})
         assert sampler.sample(np.zeros((1, number), np.float32), noise) == [number - 1]
+
+
+def test_a_subclass_inherits_only_what_follows_from_the_formulas_that_it_keeps() -> None:
+    """Joint and closed forms are of the class that has defined the formulas, or a later one."""
+
+    class Named:
+        def __init_subclass__(cls, name: str, **arguments: object) -> None:
+            super().__init_subclass__(**arguments)
+            cls.name = name
+
+    class Same(Categorical, Named, name="same"):
+        pass
+
+    class Sharper(Categorical):
+        def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
+            return super().logp(2.0 * inputs, actions)
+
+    class Calm(Categorical):
+        def entropy(self, inputs: Tensor) -> Tensor:
+            return torch.zeros(len(inputs))
+
+    class SharperWithMore(Sharper):
+        def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
+            return super(Sharper, self).kl(2.0 * inputs_p, 2.0 * inputs_q)
+
+        def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+            return self.logp(inputs, actions), torch.ones(len(inputs))
+
+    kinds = (Categorical, Same, Sharper, Calm, SharperWithMore)
+    assert [kind.has_kl for kind in kinds] == [True, True, False, True, True]
+    assert [kind.has_vjp for kind in kinds] == [True, False, False, False, False]
+    inputs, actions = torch.randn(N, 3), torch.arange(N) % 3
+    with pytest.raises(TypeError, match="Sharper has no KL divergence"):
+        Sharper(3).kl(inputs, inputs)
+    assert Same.logp_entropy is Categorical.logp_entropy
+    assert Same.name == "same"
+    parent = Categorical(3)
+    sharp, entropy = parent.logp(2.0 * inputs, actions), parent.entropy(inputs)
+    torch.testing.assert_close(Sharper(3).logp_entropy(inputs, actions), (sharp, entropy))
+    calm = parent.logp(inputs, actions), torch.zeros(N)
+    torch.testing.assert_close(Calm(3).logp_entropy(inputs, actions), calm)
+    both = SharperWithMore(3).logp_entropy(inputs, actions)
+    torch.testing.assert_close(both, (sharp, torch.ones(N)))
 
 
 def test_extreme_inputs_stay_finite() -> None:

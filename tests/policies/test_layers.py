@@ -4,6 +4,7 @@ import copy
 import ctypes
 import pickle
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.policies.flat_parameters import FlatParameters
-from rlrun.policies.layers import Layers, Network
+from rlrun.policies.layers import Layers, Network, has_image
 from rlrun.policies.networks import MLP, OPENBLAS_THREADS, TwinMLP, set_num_threads
 from rlrun.policies.numpy_policy import FlatArrays, NumpyMLP
 
@@ -117,9 +118,11 @@ def test_the_threads_of_numpys_matrix_products_are_bounded_too():
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])
-def test_the_gradient_of_twins_is_autograds(activation):
+@pytest.mark.parametrize("hidden", [(), (5,)])
+def test_the_gradient_of_twins_is_autograds(activation, hidden):
     torch.manual_seed(0)
-    module = TwinMLP(Layers((3, 5, 1), activation, 1.0))
+    module = TwinMLP(Layers((3, *hidden, 1), activation, 1.0))
+    assert module.has_vjp
     flat, x = FlatParameters(module), torch.randn(6, 3, requires_grad=True)
     up = torch.randn(2, 6)
     up[0, ::2] = up[1, 1::2] = 0.0  # of the smaller value, half of the rows have a gradient
@@ -150,3 +153,12 @@ def test_closed_forms_are_of_layers_on_the_cpu(module):
 
 def test_twins_with_several_outputs_have_no_closed_form():
     assert not TwinMLP(Layers((3, 5, 2), "relu", 1.0)).has_vjp
+
+
+def test_an_image_anywhere_in_a_nest_is_found():
+    image, vector = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), gym.spaces.Box(-1, 1, (4,))
+    for nest in (gym.spaces.Tuple([image, vector]), gym.spaces.Dict(a=vector, b=image)):
+        assert has_image(nest)
+        assert has_image(gym.spaces.Tuple([vector, nest]))
+        assert has_image(gym.spaces.Dict(a=vector, b=nest))
+    assert not has_image(gym.spaces.Tuple([vector, gym.spaces.Dict(a=gym.spaces.Discrete(9))]))

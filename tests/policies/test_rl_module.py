@@ -410,9 +410,11 @@ def test_several_modules_are_a_mapping_with_the_parameters_of_all() -> None:
     assert dict(both) == {"a.b": first, "c": second}
     parts = [*first.parameters(), *second.parameters()]
     assert [id(p) for p in both.parameters()] == [id(p) for p in parts]
-    both.add("d", small())
+    third = small()
+    both.add("d", third)
     both.remove("a.b")
-    assert list(both) == ["c", "d"]
+    assert dict(both) == {"c": second, "d": third}
+    assert len(both) == 2
     with pytest.raises(KeyError):
         both["a.b"]
     with pytest.raises(ValueError, match="'c' already"):
