@@ -133,10 +133,7 @@ class EpisodeStatistics:
 
     def custom_metrics(self, policies: Sequence[str] = ()) -> Result:
         """`_custom_metrics` of the episodes that were averaged last."""
-        names = self._names
-        if not (names.own or names.of_agents):
-            return {}
-        return _custom_metrics(self._counted, names, policies)
+        return _custom_metrics(self._counted, self._names, policies)
 
     def hist_stats(self) -> Result:
         """Returns and lengths of the episodes that were averaged last, in their order."""
@@ -147,10 +144,7 @@ class EpisodeStatistics:
 
     def success_rates(self, policies: Sequence[str] = ()) -> Result:
         """`_success_rates` of the episodes that were averaged last."""
-        names = self._names
-        if not (names.own or names.of_agents):
-            return {}
-        return _success_rates(self._counted, names, policies)
+        return _success_rates(self._counted, self._names, policies)
 
     def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
         """`agent_return_statistics` of the episodes that the last `end_iteration` averaged."""

@@ -97,6 +97,13 @@ def test_rewards_that_are_not_told_are_zero(built):
     assert [list(actions) for actions in told] == [[0, 0], [0, 0], [0, 1], [0, 0]]
 
 
+def test_views_reach_back_however_many_steps_there_have_been(built):
+    policy = built(PGConfig().environment("CartPole-v1").policy(Rewarded)).acting_policy(num_envs=2)
+    seen, rewards = np.zeros((2, 4), np.float32), np.random.default_rng(0).integers(0, 2, (300, 2))
+    policy.compute_actions(seen)
+    np.testing.assert_array_equal([policy.compute_actions(seen, row) for row in rewards], rewards)
+
+
 def test_exploring_draws_from_the_seed_and_leaves_training_alone(built):
     algorithm, other = built("PPO", "Pendulum-v1"), built("PPO", "Pendulum-v1")
     observations = np.zeros((4, 3), np.float32)
