@@ -187,6 +187,7 @@ class LockStepEnvs:
         if envs.valid is not None:  # steps that environments spent on their own reset
             resetting = np.flatnonzero(~envs.valid)
             self.episodes.start_at(resetting, self._t)
+            actor.begin_noise(resetting, self.episodes.number[resetting])
             actor.continue_with_new_episodes(resetting, self.episodes.ids[resetting])
         if self._step.fresh is not None:
             failed = ~self._step.fresh
@@ -237,7 +238,6 @@ class LockStepEnvs:
         except EnvError as error:
             raise self._placed(error, self._t - 1) from None
         if raw is None:  # the observations come with the environment's next step
-            actor.begin_noise(slots, self.episodes.number[slots])
             return
         first = raw[slots] if type(raw) is np.ndarray else pick(raw, slots)
         if self._recorder is not None:

@@ -33,6 +33,12 @@ def test_all_episodes_that_end_in_the_same_step_are_counted(collector):
     assert reply.env_steps == len(reply.batch) == 15
 
 
+@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+def test_each_fragment_counts_its_own_episodes(collector):
+    replies = collect(whole_runner(1, collector=collector, length=5), [5, 6, 10, 11])
+    assert [reply.env_steps for reply in replies] == [5, 10, 10, 15]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     num_envs=st.integers(1, 3),

@@ -1,5 +1,7 @@
 """Evaluation plays exactly N fresh episodes."""
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 from agent_runners import MLP
@@ -69,6 +71,28 @@ def test_steps_that_environments_spend_on_their_own_reset_do_not_count():
         steps = record.length * (record.length + 1) / 2
         assert steps <= record.episode_return <= steps + 20 * record.length
         assert (record.episode_return - steps) % 10 == 0
+
+
+def test_an_episode_explores_with_noise_of_its_own_where_environments_reset_themselves():
+    def taken(num_envs):
+        """The actions of each episode, which follow from the noise alone."""
+        spec = RunnerSpec(
+            EnvSpec(use="counting_envs:PaysAtReset"),
+            EnvRunnersConfig(num_envs_per_env_runner=num_envs),
+        )
+        runner, actions = EnvRunner(spec, role=Role.EVALUATION), defaultdict(list)
+        runner.load(np.zeros_like(runner.policy.get_weights()), 1, None)
+
+        def record(step):
+            for number, action in zip(step.episodes, step.actions, strict=True):
+                actions[number].append(int(action))
+
+        run_episodes(runner, range(12), seed=3, explore=True, recorder=record)
+        return [actions[number] for number in range(12)]
+
+    for alone, together in zip(taken(1), taken(3), strict=True):
+        common = min(len(alone), len(together))
+        assert alone[:common] == together[:common]
 
 
 def test_the_recorder_sees_every_step_of_every_episode_and_may_stop():
