@@ -104,6 +104,28 @@ def test_views_reach_back_however_many_steps_there_have_been(built):
     np.testing.assert_array_equal([policy.compute_actions(seen, row) for row in rewards], rewards)
 
 
+class Numbered(Rewarded):
+    """Its action is the id of the episode."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        last = ViewRequirement("eps_id", shift=-1, used_for_compute_actions=True)
+        self.view_requirements["last"] = last
+
+    def compute_actions_from_input_dict(self, input_dict, *, explore=True, noise=None):
+        return input_dict["last"].copy(), [], {}
+
+
+def test_no_two_episodes_have_the_same_id(built):
+    policy = built(PGConfig().environment("CartPole-v1").policy(Numbered)).acting_policy(num_envs=2)
+    seen, ids = np.zeros((2, 4), np.float32), []
+    for ended in (None, 1, None, 0):
+        policy.reset(ended)
+        policy.compute_actions(seen)
+        ids += policy.compute_actions(seen).tolist()
+    assert len({*ids}) == 2 + 1 + 2 + 1
+
+
 def test_exploring_draws_from_the_seed_and_leaves_training_alone(built):
     algorithm, other = built("PPO", "Pendulum-v1"), built("PPO", "Pendulum-v1")
     observations = np.zeros((4, 3), np.float32)

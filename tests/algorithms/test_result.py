@@ -107,6 +107,7 @@ def test_counts_of_runners_go_on_with_a_resume():
     assert (result["faulty_episodes"], result["longest_running_episode"]) == (4 + 3, 10)
     of_one = resumed.result([1])  # the other has gone
     assert (of_one["faulty_episodes"], of_one["longest_running_episode"]) == (4 + 3, 5)
+    assert resumed.result([])["longest_running_episode"] == 0  # all have gone
 
 
 def test_the_keys_of_an_evaluation_do_not_depend_on_whether_it_was_due():

@@ -131,3 +131,16 @@ def test_steps_of_a_runner_that_does_not_reply_are_sampled_in_a_round_of_their_o
     monkeypatch.setattr(algorithm.env_runner_group, "sample", sampling)
     assert algorithm.train()["env_steps_this_iter"] == 64
     assert lengths_of_rounds == [[64], [64]]
+
+
+def test_observations_that_runners_have_packed_are_unpacked(built):
+    config = PPOConfig().environment("CartPole-v1").env_runners(compress_observations=True)
+    algorithm = built(config)
+    reply = algorithm.env_runner_group.local_env_runner.sample_fragment(SampleRequest(0, 20))
+    expected = {name: reply.batch[name].copy() for name in (col.OBS, col.NEXT_OBS)}
+    for batch in reply.batches.policy_batches.values():
+        batch.compress()
+    assert reply.batch[col.OBS].dtype == object
+    found = algorithm.train_batch([reply]).unwrapped()
+    for name, rows in expected.items():
+        np.testing.assert_array_equal(found[name], rows)
