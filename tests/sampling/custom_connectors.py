@@ -87,6 +87,22 @@ class Sticky(Connector):
         self.rng.bit_generator.state = state["rng"]
 
 
+class Blurred(Connector):
+    """Adds random numbers of its own."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def __call__(self, observations, history):
+        return (observations + self.rng.normal(size=observations.shape)).astype(np.float32)
+
+    def get_state(self):
+        return {"rng": self.rng.bit_generator.state}
+
+    def set_state(self, state):
+        self.rng.bit_generator.state = state["rng"]
+
+
 class Counted(Connector):
     """Counts the actions that pass."""
 

@@ -376,6 +376,16 @@ def test_evaluation_learns_nothing_and_does_not_depend_on_the_one_before(several
     assert learned["count"] == before["count"] > 0
 
 
+def test_random_numbers_of_connectors_begin_anew_with_each_evaluation():
+    blurred = {"env_to_module_connector": "custom_connectors:Blurred"}
+    runner = EnvRunner(spec_of(2, "CartPole-v1", **blurred), role=Role.EVALUATION)
+    played = []
+    for seed in (3, 4, 3):
+        runner.load(None, 1, None)
+        played.append(run_episodes(runner, range(4), seed=seed))
+    assert played[0] == played[2] != played[1]
+
+
 def test_a_function_may_ask_for_the_module():
     modules = []
     with_module.seen = modules.append
