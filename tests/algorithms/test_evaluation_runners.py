@@ -149,6 +149,7 @@ def test_each_evaluation_is_a_request_with_a_number_of_its_own(
 
 def test_env_steps_take_the_fewest_first_episodes_that_suffice() -> None:
     by_episodes = config(episodes=30).build().evaluator.evaluate()
+    assert len(by_episodes) == 30
     found = config(env_steps=150, num_envs=5).build().evaluator.evaluate()
     assert [episode.seed for episode in found] == [e.seed for e in by_episodes[: len(found)]]
     lengths = [episode.length for episode in found]

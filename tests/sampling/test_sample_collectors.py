@@ -427,12 +427,14 @@ def test_unroll_ids_of_several_agents_cannot_be_viewed(collector):
         runner_of(collector, views, states=False, policies=("p",))
 
 
-def test_unrolls_are_numbered_from_the_first_id_on():
+@pytest.mark.parametrize("flag", ["terminateds", "truncateds"])
+def test_an_unroll_is_an_agents_rows_up_to_an_episode_that_begins_without_a_flag(flag):
     columns = {
-        "env_id": np.array([0, 0, 0, 1]),
-        "agent_index": np.array([0, 0, 1, 1]),
-        "eps_id": np.array([5, 5, 5, 7]),
-        "terminateds": np.zeros(4, np.bool_),
-        "truncateds": np.zeros(4, np.bool_),
+        "env_id": np.array([0, 0, 0, 0, 0, 1]),
+        "agent_index": np.array([0, 0, 0, 0, 1, 1]),
+        "eps_id": np.array([5, 5, 6, 7, 5, 7]),
+        "terminateds": np.zeros(6, np.bool_),
+        "truncateds": np.zeros(6, np.bool_),
     }
-    assert number_unrolls(columns, 40).tolist() == [40, 40, 41, 42]
+    columns[flag][1] = True  # the episode 6 follows it; before 7 there is a soft horizon
+    assert number_unrolls(columns, 40).tolist() == [40, 40, 40, 41, 42, 43]
