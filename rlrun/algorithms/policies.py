@@ -519,7 +519,6 @@ class ByPolicy(dict[str, Kept]):
     """
 
     def __init__(self, make: Callable[[str], Kept], policies: Iterable[str] = ()) -> None:
-        super().__init__()
         self._make = make
         for policy_id in policies:
             self[policy_id]

@@ -156,6 +156,13 @@ def test_the_lag_of_the_policy_is_the_mean_over_fragments_and_the_greatest():
     assert progress.policy_lag == {"policy_lag_mean": 2.5, "policy_lag_max": 4.0}
 
 
+def test_nothing_is_counted_before_the_first_iteration():
+    state = Progress(PPOConfig().environment("CartPole-v1").experiment()).get_state()
+    numbers = {name: value for name, value in state.items() if isinstance(value, int | float)}
+    assert numbers == dict.fromkeys(numbers, 0)
+    assert {"iteration", "env_steps", "time_s"} <= numbers.keys()
+
+
 def test_wall_clock_keys():
     assert is_wall_clock("timers/sample_s")
     assert is_wall_clock("env_steps_per_s")

@@ -265,6 +265,8 @@ def test_settings_of_convolutions_without_an_image_are_refused(setting: dict[str
 def test_a_kernel_larger_than_the_image_is_refused_with_its_numbers() -> None:
     with pytest.raises(ValueError, match=r"layer 1 has a 8x8 kernel, but only 4x4 pixels"):
         ConvEncoder((20, 20, 3), [[8, 8, 4], [8, 8, 4]], 16)
+    with pytest.raises(ValueError, match=r"layer 1 has a 8x8 kernel, but only 4x14 pixels"):
+        ConvEncoder((20, 60, 3), [[8, 8, 4], [8, 8, 4]], 16)
     with pytest.raises(ValueError, match="3-D observations"):
         build(VECTOR, gym.spaces.Discrete(2), conv=((8, 3, 1),))
 
