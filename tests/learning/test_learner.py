@@ -12,6 +12,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.data.view_requirement import ViewRequirement
 from rlrun.learning import learner as learner_module
 from rlrun.learning.learner import Learner, resolve_device
 from rlrun.learning.process_group import part_of_rank
@@ -75,6 +76,19 @@ def test_rows_keep_their_observations():
         make_learner().load(batch, (col.ACTIONS,)).minibatches(1, 4, np.random.default_rng(0))
     ):
         np.testing.assert_array_equal(rows[col.OBS], batch[col.OBS][rows[col.ACTIONS]])
+
+
+def test_views_that_are_not_acted_on_are_loaded_for_losses_where_they_are_numbers():
+    module = build_module(OBS_SPACE, gym.spaces.Discrete(2), ModelConfig(hidden=(8,)))
+    module.view_requirements |= {
+        "later": ViewRequirement("rewards", shift=1),
+        "unused": ViewRequirement("rewards", shift=2, used_for_training=False),
+        "told": ViewRequirement("infos", shift=1),
+    }
+    learner, batch = Learner(module, TrainingConfig(), LearnersConfig(device="cpu")), make_batch(4)
+    batch["later"], batch["unused"] = np.arange(4.0), np.zeros(4)
+    batch["told"] = np.array([{}] * 4, object)
+    assert learner.load(batch, (col.ACTIONS,)).columns.keys() == {col.ACTIONS, "later"}
 
 
 @pytest.mark.parametrize("how", ["global_norm", "norm", "value"])
