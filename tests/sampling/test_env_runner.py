@@ -517,6 +517,16 @@ def test_policies_act_on_the_device_of_the_runner_as_in_numpy(factory):
     np.testing.assert_allclose(*(batch[col.ACTION_DIST_INPUTS] for batch in (first, second)), 1e-4)
 
 
+def test_a_runner_by_itself_samples_one_fragment_after_another():
+    spec = RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(rollout_fragment_length=20))
+    alone, asked = EnvRunner(spec), EnvRunner(spec)
+    asked.set_weights(alone.get_weights())
+    for fragment in range(3):
+        batch = asked.sample_fragment(SampleRequest(fragment, 20)).batch
+        for name, rows in alone.sample().items():
+            np.testing.assert_array_equal(rows, batch[name])
+
+
 class Constant(Policy):
     """Its weights, a dict, say which action it takes."""
 

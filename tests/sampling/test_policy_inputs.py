@@ -95,6 +95,18 @@ def test_a_policy_without_views_keeps_no_past():
     assert runner.get_state()["policies"]["default_policy"]["collector"]["past"] == {}
 
 
+def test_what_a_policy_computes_for_batches_is_computed_where_it_is_sent():
+    """All of it in the first fragment, which shows what there is."""
+    runner, calls = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig())), []
+    compute = runner.policy.fragment_columns
+    runner.policy.fragment_columns = lambda *args, **how: calls.append(1) or compute(*args, **how)
+    for fragment, unsent in enumerate([(), ("action_logp",), ("action_logp",), ()]):
+        leave_out = {"default_policy": frozenset(unsent)}
+        batch = runner.sample_fragment(SampleRequest(fragment, 4, leave_out=leave_out)).batch
+        assert ("action_logp" in batch) is not bool(unsent)
+    assert len(calls) == 2
+
+
 def test_unknown_columns_are_named():
     runner = recording_runner(1)
     runner.policy.view_requirements["x"] = ViewRequirement("nothing", shift=-1)
