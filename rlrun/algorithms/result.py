@@ -91,6 +91,7 @@ class EpisodeStatistics:
         self._names = _MetricNames(names, agent_names)
         self._unseen = {*self._names.own, *self._names.of_agents}
         self._looked_at = 0  # episodes, for those
+        self._size = window
         self._window: deque[_Ended] = deque(maxlen=window)
         self._this_iteration: list[_Ended] = []
         self._counted: list[_Ended] = []  # at the end of the last iteration
@@ -125,7 +126,7 @@ class EpisodeStatistics:
         for episode in ended:
             self._unseen -= episode.custom.keys() | {row[1] for row in episode.agent_metrics}
         self._looked_at += len(ended)
-        if self._looked_at >= (self._window.maxlen or 0):
+        if self._looked_at >= self._size:
             for name in sorted(self._unseen):
                 message = "report.info_keys: none of the last infos of %d episodes has %r"
                 _log.warning(message, self._looked_at, name)

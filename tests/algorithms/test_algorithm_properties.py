@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from itertools import pairwise
 from typing import ClassVar
 
@@ -310,6 +311,13 @@ def test_every_row_has_the_same_keys_and_timers_add_up(built, name):
         assert later["timers"]["other_s"] >= 0
         for steps in ("env_steps", "agent_steps_trained"):
             assert later[f"{steps}_per_s"] * wall == pytest.approx(later[f"{steps}_this_iter"])
+
+
+def test_the_time_that_building_takes_is_no_part_of_the_first_iteration(built, monkeypatch):
+    setup = PPO.setup
+    monkeypatch.setattr(PPO, "setup", lambda self: time.sleep(0.2) or setup(self))
+    row = built("PPO").train()
+    assert row["timers"]["other_s"] < min(0.2, row["time_s"])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
