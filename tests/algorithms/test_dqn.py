@@ -25,7 +25,7 @@ def make_networks(**options):
 
 
 def test_distributions_of_values_are_not_rescaled():
-    config = DQNConfig().environment("CartPole-v1").training(num_atoms=51, value_rescaling=True)
+    config = DQNConfig().environment("CartPole-v1").training(num_atoms=2, value_rescaling=True)
     with pytest.raises(ConfigError, match=r"training\.value_rescaling.*leave it out"):
         config.experiment()
 
@@ -223,7 +223,7 @@ def test_a_return_beyond_the_ends_of_the_distribution_goes_to_the_end_as_a_whole
 
 def test_the_ends_of_the_distribution_must_be_in_order():
     with pytest.raises(ConfigError, match=r"v_min.*must be below v_max"):
-        build(num_atoms=51, v_min=5.0, v_max=5.0).experiment()
+        build(num_atoms=2, v_min=5.0, v_max=5.0).experiment()
 
 
 def test_each_runner_has_its_own_epsilon_and_evaluation_the_least(built):
@@ -256,9 +256,10 @@ def test_what_no_memory_learns_from_is_refused():
     config = DQNConfig().environment("CartPole-v1").replay(burn_in=3)
     with pytest.raises(ConfigError, match=r"replay\.burn_in.*no memory"):
         config.experiment()
-    config = DQNConfig().environment("CartPole-v1").model(use_gru=True).training(num_atoms=51)
-    with pytest.raises(ConfigError, match=r"training\.num_atoms.*memory"):
-        config.experiment()
+    for name, value in (("num_atoms", 2), ("noisy", True), ("hiddens", [8])):
+        config = DQNConfig().environment("CartPole-v1").model(use_gru=True)
+        with pytest.raises(ConfigError, match=rf"training\.{name}.*memory"):
+            config.training(**{name: value}).experiment()
 
 
 @pytest.mark.parametrize("memory", [{}, {"use_gru": True, "lstm_cell_size": 8, "max_seq_len": 5}])
