@@ -36,6 +36,9 @@ def test_h_and_its_inverse_are_the_papers(x):
     assert rescale(torch.tensor(x)).item() == pytest.approx(h(x), rel=1e-5, abs=1e-7)
     assert unrescale(torch.tensor(h(x))).item() == pytest.approx(x, rel=1e-5, abs=1e-6)
     assert unrescale(torch.tensor(x)).item() == pytest.approx(h_inverse(x), rel=1e-5, abs=1e-6)
+    exact = torch.tensor(x, dtype=torch.float64)
+    assert rescale(exact).item() == pytest.approx(h(x), rel=1e-9, abs=1e-12)
+    assert unrescale(exact).item() == pytest.approx(h_inverse(x), rel=1e-7, abs=1e-9)
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32))

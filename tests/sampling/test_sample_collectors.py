@@ -327,6 +327,18 @@ def test_slots_that_come_and_go_make_the_same_batches(
                 runners[i].set_state(decode(json.loads(json.dumps(document)), arrays))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_many_agents_and_long_fragments_make_the_same_batches(mode):
+    """More of either than there is room for at first."""
+    views = {"frames": ViewRequirement("obs", shift="-2:0")}
+    more = {"states": True, "policies": ("p",), "num_envs": 8, "batch_mode": mode}
+    runners = [runner_of(collector, views, **more) for collector in COLLECTORS]
+    for fragment, length in enumerate((40, 5, 40)):
+        first, *others = (sample(runner, fragment, length) for runner in runners)
+        for other in others:
+            assert_equal_replies(first, other)
+
+
 @pytest.mark.parametrize("collector", COLLECTORS)
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_that_are_left_out_are_not_sent(collector, mode):
