@@ -14,7 +14,7 @@ from rlrun.learning.process_group import ProcessGroup
 @pytest.fixture
 def reduced(monkeypatch):
     """Call it with (gradients, statistics, weight) of two learners: what both have then."""
-    rank_of, sent, barrier = {}, {}, threading.Barrier(2, timeout=10)
+    rank_of, sent, barrier, names = {}, {}, threading.Barrier(2, timeout=10), []
 
     def exchanged(message):
         sent[rank_of[threading.get_ident()]] = message
@@ -28,6 +28,7 @@ def reduced(monkeypatch):
         tensor.copy_(both.sum(0) if operation == distributed.ReduceOp.SUM else both.amax(0))
 
     def all_gather_object(found, own):
+        names.append(own)
         found[:] = exchanged(own)
 
     monkeypatch.setattr(distributed, "init_process_group", lambda *_, **__: None)
@@ -47,6 +48,7 @@ def reduced(monkeypatch):
             waiting = [threads.submit(reduce_in_thread, k, *each) for k, each in enumerate(reports)]
             return [each.result() for each in waiting]
 
+    reduced.names = names
     return reduced
 
 
@@ -57,6 +59,7 @@ def test_gradients_are_summed_statistics_averaged_and_of_extremes_the_outermost_
         found = reduced(([1.0, 2.0], one, 0.25), ([10.0, 20.0], other, 0.75))
         expected = {"loss": 2.5, "min_ratio": 0.5, "max_kl": -0.25}
         assert found == [([11.0, 22.0], expected)] * 2
+    assert reduced.names == [[*one], [*other]], "which are sent once"
 
 
 def test_what_one_learner_lacks_is_the_others_number(reduced):
