@@ -454,5 +454,4 @@ class AgentEnvs:
 
     def _has_state(self, state: Mapping[str, Any]) -> bool:
         """Whether the environment itself goes on from a state, without a replay."""
-        has_names = -1 not in state["positions"]
-        return self.env.envs.offers_state and state["own"] is not None and has_names
+        return self.env.envs.offers_state and state["own"] is not None

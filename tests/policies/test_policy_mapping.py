@@ -18,7 +18,7 @@ SETTINGS = PolicySettings(ModelConfig(), TrainingConfig())
 
 
 def spaces(agents, observations=(SMALL, SMALL), actions=(TWO, TWO), policies="pq"):
-    names = ("a", "b")
+    names = "abc"[: len(observations)]
     env = SimpleNamespace(
         possible_agents=list(names),
         observation_spaces=dict(zip(names, observations, strict=True)),
@@ -49,9 +49,16 @@ def test_a_policy_without_an_agent_has_the_spaces_that_all_agents_share():
     assert spaces({"*": "p"}) == {"p": (SMALL, TWO), "q": (SMALL, TWO)}
 
 
-@pytest.mark.parametrize("differing", [{"observations": (SMALL, LARGE)}, {"actions": (TWO, FIVE)}])
+@pytest.mark.parametrize(
+    "differing",
+    [
+        {"observations": (SMALL, LARGE)},
+        {"actions": (TWO, FIVE)},
+        {"observations": (SMALL, LARGE, SMALL), "actions": (TWO, TWO, TWO)},
+    ],
+)
 def test_a_policy_without_an_agent_must_name_one_where_these_differ(differing):
-    agents = {"a": "p", "b": "r"}
+    agents = {"a": "p", "b": "r", "c": "p"}
     with pytest.raises(ConfigError, match=r"'q' has no agent at first.* spaces_of: a would name"):
         spaces(agents, policies="pqr", **differing)
     named = {**dict.fromkeys("pr", SETTINGS), "q": replace(SETTINGS, spaces_of="b")}
