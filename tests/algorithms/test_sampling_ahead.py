@@ -176,6 +176,8 @@ def test_a_runner_that_is_replaced_between_iterations_is_not_waited_for(built: A
     algorithm.resize_env_runners(2)
     row = algorithm.train()
     assert (row["env_runners"]["restarts"], row["env_steps_this_iter"]) == (0, BATCH)
+    statistics = row["learners"]["default_policy"]["learner_stats"]
+    assert statistics["policy_lag_max"] == 0, "what was under way is forgotten"
 
 
 @pytest.mark.faults
