@@ -61,10 +61,21 @@ def test_calls_may_take_long_together_and_without_a_limit(runner):
         assert len(runner(limit_s=limit_s, at=1000).sample()) == 20
 
 
-def test_calls_are_watched_until_the_runner_stops(runner):
-    def watching():
-        return {thread for thread in threading.enumerate() if thread.name == "watchdog"}
+def watching():
+    return {thread for thread in threading.enumerate() if thread.name == "watchdog"}
 
+
+def test_no_calls_are_watched_of_a_runner_that_could_not_be_built():
+    before = watching()
+    spec = RunnerSpec(EnvSpec(use="counting_envs:FailsInConstructor"), env_timeout_s=5.0)
+    with pytest.raises(EnvError) as raised:
+        EnvRunner(spec)
+    for thread in watching() - before:
+        thread.join(2.0)
+        assert not thread.is_alive(), raised  # which refers to the runner
+
+
+def test_calls_are_watched_until_the_runner_stops(runner):
     before = watching()
     stopped = runner(at=1000)
     (thread,) = watching() - before
