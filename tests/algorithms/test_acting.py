@@ -1,5 +1,7 @@
 """Policies that act for environments of the caller's: as in evaluation, from a checkpoint too."""
 
+import tracemalloc
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -102,6 +104,32 @@ def test_views_reach_back_however_many_steps_there_have_been(built):
     seen, rewards = np.zeros((2, 4), np.float32), np.random.default_rng(0).integers(0, 2, (300, 2))
     policy.compute_actions(seen)
     np.testing.assert_array_equal([policy.compute_actions(seen, row) for row in rewards], rewards)
+
+
+class Wide(gym.Env):
+    """Observes many numbers."""
+
+    observation_space = gym.spaces.Box(0, 1, (10_000,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(10_000, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(10_000, np.float32), 0.0, False, False, {}
+
+
+def test_steps_that_no_view_looks_at_are_not_kept(built):
+    policy = built(PGConfig().environment(f"{__name__}:Wide").policy(Rewarded)).acting_policy()
+    seen = np.zeros(10_000, np.float32)
+    tracemalloc.start()
+    try:
+        for _ in range(400):
+            policy.compute_single_action(seen)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 150 * seen.nbytes
 
 
 class Numbered(Rewarded):

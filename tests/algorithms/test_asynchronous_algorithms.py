@@ -265,6 +265,17 @@ def test_a3c_a_runners_gradient_is_the_one_the_learner_would_compute(built):
     np.testing.assert_array_equal(twin.policy.get_weights(), weights)
 
 
+def test_the_lag_grows_as_long_as_runners_have_no_new_weights(built, monkeypatch):
+    algorithm = built(configured("A3C", runners=0, envs=1))
+    algorithm.train()
+    monkeypatch.setattr(algorithm.stream, "broadcast", lambda: None)
+    result = algorithm.train()["learners"]["default_policy"]
+    lags = range(result["learner_stats"]["num_updates"])
+    assert len(lags) > 2
+    assert result["learner_stats"]["policy_lag_mean"] == np.mean(lags)
+    assert result["learner_stats"]["policy_lag_max"] == max(lags)
+
+
 @pytest.mark.parametrize("trained", ["A3C"], indirect=True)
 def test_a3c_new_weights_go_to_the_runner_that_sent_a_gradient_and_to_no_other(trained):
     algorithm, _ = trained
