@@ -18,6 +18,7 @@ from rlrun.experiment.recording import TransitionRecorder
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import CountedPlan
 from rlrun.sampling.evaluation import run_episodes
+from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerCallbacks, RunnerSpec
 
 
@@ -93,6 +94,19 @@ def test_an_episode_explores_with_noise_of_its_own_where_environments_reset_them
     for alone, together in zip(taken(1), taken(3), strict=True):
         common = min(len(alone), len(together))
         assert alone[:common] == together[:common]
+
+
+def test_steps_that_no_view_looks_at_are_dropped_now_and_then(monkeypatch):
+    steps, dropped_after, discard = [], [], PolicyActor.discard
+
+    def noted(actor):
+        dropped_after.append(len(steps))
+        discard(actor)
+
+    monkeypatch.setattr(PolicyActor, "discard", noted)
+    run_episodes(make_runner(2), range(40), seed=1, recorder=steps.append)
+    assert dropped_after == [*range(64, len(steps) + 1, 64)]
+    assert len(dropped_after) > 2
 
 
 def test_the_recorder_sees_every_step_of_every_episode_and_may_stop():
