@@ -80,9 +80,7 @@ class RunnerConnectors:
         else:
             self.observations = self._default_observations(observation_space)
             self.actions = self._default_actions()
-        self.stateful = self.custom is not None or not (
-            self.observations.identity and self.rewards.identity
-        )
+        self.stateful = not (self.observations.identity and self.rewards.identity)
 
     @property
     def action_space(self) -> gym.Space[Any]:

@@ -36,6 +36,7 @@ def test_numpy_and_torch_have_the_same_parameters_and_outputs(
     modules = torch.nn.ModuleDict({"encoder": MLP(encoder), "head": MLP(head)})
     flat, arrays = FlatParameters(modules), FlatArrays(network)
     assert arrays.layout == flat.layout
+    assert not arrays.vector.any(), "until there are weights"
     rng = np.random.default_rng(0)
     arrays.vector[:] = rng.normal(0, 0.5, len(arrays.vector))
     flat.load(arrays.vector)

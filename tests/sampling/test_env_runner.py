@@ -365,6 +365,19 @@ def test_each_observation_is_counted_once_also_where_an_environment_crashes(
     assert deltas["mean"][1] == pytest.approx((10 + 3 + 10) / 14)
 
 
+@pytest.mark.parametrize(
+    ("settings", "sends"),
+    [
+        ({}, False),
+        ({"observation_filter": "MeanStdFilter"}, True),
+        ({"module_to_env_connector": "custom_connectors:Identity"}, True),
+    ],
+)
+def test_statistics_are_sent_where_connectors_may_have_some(settings, sends):
+    (reply,) = collect(EnvRunner(counting_spec(1, settings=settings)), [4])
+    assert [*reply.connector_deltas] == ["default_policy"] * sends
+
+
 def test_without_restarts_a_crash_ends_the_fragment():
     with pytest.raises(EnvError, match="crash"):
         collect(crashing(restart=False), [60])
