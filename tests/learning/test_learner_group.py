@@ -165,6 +165,18 @@ def test_the_actor_of_one_learner_makes_its_steps_and_goes_back_to_where_it_bega
     assert host.call("get_state")["optimizer"]["num_steps"] == 0
 
 
+def test_a_learner_that_fails_leaves_the_group_and_can_join_another(host, alone):
+    def fails(module, rows):
+        raise ZeroDivisionError
+
+    rows = alone.load(make_batch(), NAMES)
+    with pytest.raises(ZeroDivisionError):
+        host.accumulate(list(rows.microbatches(None)), rows.size, fails, {}, {"lr": 0.0})
+    assert not torch.distributed.is_initialized()
+    host.join(host.open_store())
+    assert torch.distributed.is_initialized()
+
+
 @pytest.mark.parametrize("value", [-3.0, math.inf, -math.inf, math.nan])
 def test_a_learner_alone_keeps_its_statistics_whatever_they_are(value):
     group = ProcessGroup(0, 1, torch.distributed.HashStore(), "gloo")

@@ -173,9 +173,11 @@ def newest(agent, episode):
 def test_episodes_whose_policy_is_gone_are_given_up_for_new_ones():
     env, agents = f"{EXAMPLES}:MultiAgentCartPole", "test_multi_agent_env_runner:newest"
     runner = make({"use": env, "num_agents": 2}, {"p": MLP, "q": MLP}, agents, num_envs=2)
-    assert set(sample(runner, 0, 3).batch.policy_batches) == {"q"}
+    given_up = sample(runner, 0, 3).batch.policy_batches
+    assert set(given_up) == {"q"}
     runner.set_policies({"p": MLP})
     batch = sample(runner, 1, 3).batch["p"]
+    assert set(batch["eps_id"]).isdisjoint(given_up["q"]["eps_id"])
     assert sorted(batch["t"]) == [0] * 4 + [1] * 4 + [2] * 4  # of two agents each
 
 
