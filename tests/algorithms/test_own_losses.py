@@ -254,6 +254,8 @@ def test_a_policys_own_loss_is_what_training_uses(built) -> None:
     algorithm, twin = built(config), built(config)
     weights = algorithm.policies.present_weights()["p"]
     np.testing.assert_array_equal(weights, twin.policies.present_weights()["p"])
+    of_another_seed = built(config.copy().debugging(seed=4)).policies.present_weights()["p"]
+    assert (of_another_seed != weights).any()
     row = algorithm.train()["learners"]["p"]
     assert row["num_agent_steps_trained"] > 0
     assert {"policy_loss", "asked", "grad_norm", "lr"} <= row["learner_stats"].keys()
