@@ -13,8 +13,10 @@ from rlrun import (
     PPOConfig,
     SACConfig,
 )
+from rlrun.actors import ray_runtime
 from rlrun.algorithms import a2c, a3c, appo, asynchronous, dqn, impala, ppo, progress
 from rlrun.algorithms.result import PhaseTimers
+from rlrun.algorithms.runners import with_ray
 from rlrun.config.schedules import value_at
 from rlrun.learning import learner, returns, vtrace
 from rlrun.learning.vtrace import VTraceSettings
@@ -246,3 +248,12 @@ def test_env_runners_have_their_class_and_their_average(learning, monkeypatch):
     assert algorithm.train()["env_runners"]["vector_step_env_ms"] > 0
     assert type(algorithm.env_runner_group.local_env_runner) is OwnRunner
     assert coefficients == [0.3]
+
+
+@pytest.mark.parametrize("cpus", [0.5, 1.0])
+def test_a_fraction_of_a_cpu_for_each_runner_is_told(monkeypatch, caplog, cpus):
+    monkeypatch.setattr(ray_runtime, "start_ray", lambda *_: cpus)
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=2)
+    started = with_ray(config.experiment(), None)
+    assert started.env_runners.num_cpus_per_env_runner == cpus
+    assert len(caplog.records) == (cpus < 1.0)
