@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tiny import ALGORITHMS, FILTERED, LSTM, SEVERAL_AGENTS, assert_equal_weights, train
 
-from rlrun import Algorithm, PGConfig, PPOConfig
+from rlrun import Algorithm, DQNConfig, PGConfig, PPOConfig
 from rlrun.algorithms.ppo import PPO
 from rlrun.algorithms.sac import SAC
 from rlrun.checkpoint.checkpoint import CheckpointError
@@ -180,6 +180,13 @@ class Lasting(Policy):
 
     def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
         return noise, [], {}
+
+
+def test_exploration_is_as_far_as_it_is_at_this_point_of_the_run(built):
+    config = DQNConfig().environment("CartPole-v1").exploration(epsilon=1.0).debugging(seed=3)
+    policy = built(config).acting_policy(explore=True)
+    actions = [policy.compute_single_action(np.zeros(4, np.float32)) for _ in range(50)]
+    assert {*actions} == {0, 1}
 
 
 def test_noise_that_lasts_begins_anew_with_an_episode(built):

@@ -247,6 +247,8 @@ def test_an_environment_that_is_never_reset_leaves_a_state_of_the_same_size():
         document, arrays = encode(runner.get_state())
         sizes.append((len(str(document)), len(arrays)))
     assert max(sizes[1:]) <= (sizes[0][0] + 100, sizes[0][1])
+    (env,) = runner.get_state()["envs"]
+    assert len(env["recorded"]) == 1, "of episodes that are not repeated the running one is left"
 
 
 def test_episodes_that_begin_afresh_in_a_runner_that_has_sampled_are_counted_from_there():
