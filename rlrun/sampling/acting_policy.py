@@ -59,7 +59,7 @@ class ActingPolicy:
             connectors, settings, num_slots=num_envs, explore=explore, learns=False
         )
         self._rng = np.random.default_rng(seed)
-        self._actor.begin_fragment()
+        self._actor.begin_fragment(frozenset())
         if explore:
             self._actor.noise.begin_fragment(self._rng, _STEPS_KEPT, num_envs)
         self._all = np.arange(num_envs)
@@ -125,7 +125,7 @@ class ActingPolicy:
             self._begin(np.flatnonzero(begins), observations)
         if self._steps and self._steps % _STEPS_KEPT == 0:
             actor.discard()
-            actor.begin_fragment()
+            actor.begin_fragment(frozenset())
         self._steps += 1
         actions = actor.act(Due())
         return actor.to_env(actions)

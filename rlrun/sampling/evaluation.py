@@ -110,4 +110,4 @@ def _run(
 
 def _begin_fragment(loop: SamplingLoop) -> None:
     for actor in loop.actors.values():
-        actor.begin_fragment()
+        actor.begin_fragment(frozenset())

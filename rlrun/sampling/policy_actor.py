@@ -279,10 +279,7 @@ class PolicyActor:
     # -- fragments -----------------------------------------------------------------------------
 
     def begin_fragment(
-        self,
-        unsent: frozenset[str] = frozenset(),
-        length: int | None = None,
-        first_unroll_id: int = 0,
+        self, unsent: frozenset[str], length: int | None = None, first_unroll_id: int = 0
     ) -> None:
         """A fragment begins: make the views that the policy asks for now.
 
