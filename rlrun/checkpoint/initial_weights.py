@@ -5,6 +5,7 @@ run only arrays, numbers and plain settings are read; the code that it names is 
 must not know how policies are made, nor what their statistics mean.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,34 @@ def read_sources(experiment: ExperimentConfig) -> Sources:
     return sources
 
 
+def with_links_followed(experiment: ExperimentConfig) -> ExperimentConfig:
+    """The experiment of a new run, to whose folder ``latest`` will lead as soon as there is one."""
+    followed = _followed(experiment.initial_weights)
+    return experiment.model_copy(update={"initial_weights": followed})
+
+
+def _followed(given: Any) -> Any:
+    """The setting, or a part of it, with paths of run folders and checkpoints without links."""
+    if isinstance(given, dict) and "path" in given:
+        return {**given, "path": _followed(given["path"])}
+    if isinstance(given, dict):
+        return {policy_id: _followed(own) for policy_id, own in given.items()}
+    if given is None:
+        return None
+    whole = os.path.realpath(_run_or_checkpoint(Path(given)))
+    return given if whole == os.path.abspath(given) else os.path.relpath(whole)
+
+
+def _run_or_checkpoint(path: Path) -> Path:
+    """The path, or the latest run where it is ``runs/<name>``."""
+    return path / LATEST if (path / LATEST / CHECKPOINTS).is_dir() else path
+
+
 def _read(key: str, path: Path) -> Checkpoint:
     if not path.exists():
         raise _error(key, f"there is no {path}{similar_folder(path, path.parent)}")
-    try:  # runs/<name> is its latest run
-        return checkpoint_at(path / LATEST if (path / LATEST / CHECKPOINTS).is_dir() else path)
+    try:
+        return checkpoint_at(_run_or_checkpoint(path))
     except CheckpointError as error:
         raise _error(key, str(error)) from error
 

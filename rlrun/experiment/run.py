@@ -35,6 +35,7 @@ from rlrun.checkpoint.checkpoint_folder import (
     score_by,
 )
 from rlrun.checkpoint.files import replace_text
+from rlrun.checkpoint.initial_weights import with_links_followed
 from rlrun.config.builder import GivenExperiment, given_experiment
 from rlrun.config.loader import Loaded, load
 from rlrun.config.problems import ConfigError, InputError
@@ -134,7 +135,7 @@ def iterate_experiment(
     if unfinished is not None:
         results = _resumed(unfinished, (), address=address, console=console, trust=True)
         return (yield from results)
-    experiment = with_seed(experiment)
+    experiment = with_links_followed(with_seed(experiment))
     folder = RunFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         try:
@@ -217,9 +218,8 @@ def _drained(results: Generator[Row, None, RunOutcome]) -> RunOutcome:
 
 def with_seed(experiment: ExperimentConfig) -> ExperimentConfig:
     """The experiment, with a random seed if it names none."""
-    if experiment.seed is not None:
-        return experiment
-    return experiment.model_copy(update={"seed": secrets.randbelow(2**31)})
+    seed = secrets.randbelow(2**31) if experiment.seed is None else experiment.seed
+    return experiment.model_copy(update={"seed": seed})
 
 
 def seed_of(experiment: ExperimentConfig) -> int:

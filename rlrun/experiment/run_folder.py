@@ -155,6 +155,7 @@ class RunFolder:
         Raises:
             RunFolderError: the folder cannot be made.
         """
+        checkpoint = checkpoint.resolve()  # before `latest` leads to the new folder
         settings, metrics = checkpoint / cls.CONFIG, checkpoint.parent.parent / "metrics.jsonl"
         plain = plain_settings(settings)
         folder = cls.create(plain["name"], plain["seed"], at=at)

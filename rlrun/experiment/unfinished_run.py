@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlrun.checkpoint.checkpoint import Checkpoint
+from rlrun.checkpoint.initial_weights import with_links_followed
 from rlrun.config.dump import dump_yaml
 from rlrun.config.layers import read_file
 from rlrun.config.loader import load
@@ -103,4 +104,7 @@ def _is_run_of(folder: RunFolder, experiment: ExperimentConfig) -> bool:
     except ConfigError:  # of another version of rlrun, or of code that is no longer there
         return False
     seed = own.seed if experiment.seed is None else experiment.seed
-    return own == experiment.model_copy(update={"seed": seed})
+    began = with_links_followed(experiment).initial_weights
+    if own.initial_weights is not None and began != experiment.initial_weights:
+        began = own.initial_weights  # a link, such as `latest`, led there when the run began
+    return own == experiment.model_copy(update={"seed": seed, "initial_weights": began})

@@ -29,7 +29,9 @@ def test_a_new_run_goes_on_from_a_checkpoint_as_the_run_itself_did():
     branch = resume_experiment("run/checkpoints/best", run_dir="branch", console="quiet").folder
     assert_equal_runs(branch, "run")
     assert meta(branch)["sessions"][0]["resumed_from_iteration"] == 4
-    other = resume("training.gain=5", run_dir="run/checkpoints/000004")  # in runs/fake
+    Path("runs/fake").mkdir(parents=True)
+    Path("runs/fake/latest").symlink_to(Path("run").absolute())  # until there is a newer one
+    other = resume("training.gain=5", run_dir="runs/fake/latest/checkpoints/best")
     assert rows(other.folder)[:4] == rows("run")[:4]
     assert rows(other.folder)[4:] != rows("run")[4:]
     assert before == {path: path.read_bytes() for path in before}

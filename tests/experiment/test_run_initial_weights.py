@@ -10,7 +10,7 @@ from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
 from rlrun.experiment.rollout import rollout
-from rlrun.experiment.run import resume_experiment, run_experiment
+from rlrun.experiment.run import iterate_experiment, resume_experiment, run_experiment
 from rlrun.experiment.run_folder import RunFolderError
 from rlrun.experiment.sweep.sweep import run_sweep
 from rlrun.experiment.sweep.trial import TrialRun
@@ -47,7 +47,8 @@ def test_a_run_is_resumed_without_the_run_that_it_began_with(source, place):
     shutil.rmtree(source)
     resume_experiment("run", ["stop.training_iteration=2"], console="quiet")
     assert_equal_runs("run", "whole")
-    assert f"initial_weights: {place}\n" in Path("run/config.yaml").read_text()
+    named = Path(load_experiment("run/config.yaml").initial_weights)
+    assert source in (named, named.parent.parent)
     assert rollout("run", seed=3).episodes == rollout("whole", seed=3).episodes
 
 
@@ -57,11 +58,28 @@ def test_a_run_that_learns_nothing_plays_as_the_other_does(source):
     assert rollout(begun, seed=3).episodes == rollout(source, seed=3).episodes
 
 
-def test_a_run_that_has_begun_takes_no_other_weights():
+@pytest.mark.parametrize("place", ["runs/a", "runs/a/latest/checkpoints/best"])
+def test_the_latest_run_is_the_one_before_and_a_restarted_job_goes_on(source, place):
+    begun = f"initial_weights={place}"
+    whole = run(begun, "seed=2")  # in runs/a, too
+    shutil.rmtree(whole)
+    Path("runs/a/latest").unlink()
+    Path("runs/a/latest").symlink_to(source.name)
+    for row in iterate_experiment("a.yaml", [begun, "seed=2"], console="quiet"):
+        if row["training_iteration"] == 1:
+            break
+    unfinished = Path("runs/a/latest").resolve()
+    again = run(begun, "seed=2", resume=True)
+    assert again.resolve() == unfinished
+    assert load_experiment(again / "config.yaml").initial_weights.startswith(str(source))
+    assert [row["training_iteration"] for row in rows(again)] == [1, 2]
+
+
+def test_a_run_that_has_begun_takes_no_other_weights(source):
     begun = run("initial_weights=runs/a", run_dir="run")
     with pytest.raises(RunFolderError, match="it has begun: initial_weights is for new runs"):
         resume_experiment(begun, ["initial_weights=null", "stop.training_iteration=3"])
-    assert "initial_weights: runs/a\n" in Path("run/config.yaml").read_text()
+    assert load_experiment("run/config.yaml").initial_weights == str(source)
 
 
 def test_a_run_that_was_refused_leaves_no_folder():

@@ -23,7 +23,7 @@ from rlrun.actors.ray_runtime import (
 )
 from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
 from rlrun.checkpoint.files import replace_text
-from rlrun.checkpoint.initial_weights import read_sources
+from rlrun.checkpoint.initial_weights import read_sources, with_links_followed
 from rlrun.config import registry
 from rlrun.config.builder import GivenExperiment, given_experiment
 from rlrun.config.dump import to_plain
@@ -97,7 +97,7 @@ def run_sweep(
     unfinished = unfinished_run(SweepFolder, experiment, run_dir) if resume else None
     if unfinished is not None:
         return _resumed(unfinished, (), address=address, console=console, trust=True)
-    experiment = with_seed(experiment)
+    experiment = with_links_followed(with_seed(experiment))
     planned = _Plan(experiment, loaded.tree if loaded else None, address)
     try:
         for each in {repr(one.initial_weights): one for one in planned.experiments}.values():
