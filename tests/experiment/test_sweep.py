@@ -204,7 +204,11 @@ def test_a_group_is_trained_longer(counting):
     [
         ("{seeds: 1}", ["training.gain=9"], "its trials keep their settings; only stop can change"),
         ("{seeds: 1}", ["sweep.seeds=2"], "only stop can change"),
-        ("{space: {stop.training_iteration: {grid: [1]}}}", [], "is swept, or up to a scheduler"),
+        (
+            "{space: {stop.training_iteration: {grid: [1]}}}",
+            [],
+            "is searched, or up to a scheduler",
+        ),
         ("{space: {training.gain: {grid: [1]}}, scheduler: asha}", [], "up to a scheduler"),
         ("{seeds: 1}", [], "0001 has finished without a checkpoint"),
     ],

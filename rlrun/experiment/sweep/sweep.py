@@ -166,17 +166,19 @@ def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentCon
             or one has no checkpoint to continue from.
     """
     before = load(folder.config, trust=True).experiment
+    searched = {name.partition(".")[0] for trial in table.trials for name in trial.settings}
     finished = [trial for trial in table.trials if trial.status == "finished"]
-    homes = [folder.path / trial.folder for trial in finished]
-    whole = (newest_checkpoint(RunFolder(home).checkpoints) is not None for home in homes)
+    lacking = [
+        trial.folder
+        for trial in finished
+        if newest_checkpoint(RunFolder(folder.path / trial.folder).checkpoints) is None
+    ]
     if before.model_copy(update={"stop": experiment.stop}) != experiment:
         problem = "its trials keep their settings; only stop can change"
-    elif experiment.sweep.scheduler is not None or any(
-        address.partition(".")[0] == "stop" for trial in table.trials for address in trial.settings
-    ):
-        problem = "the stop of its trials is swept, or up to a scheduler; train single trials on"
-    elif lacking := [home for home, kept in zip(homes, whole, strict=True) if not kept]:
-        problem = f"{lacking[0].name} has finished without a checkpoint to continue from"
+    elif experiment.sweep.scheduler is not None or "stop" in searched:
+        problem = "the stop of its trials is searched, or up to a scheduler; train single trials on"
+    elif lacking:
+        problem = f"{lacking[0]} has finished without a checkpoint to continue from"
     else:
         replace_text(folder.config, signed_yaml(experiment))
         for trial in finished:
