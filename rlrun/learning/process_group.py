@@ -9,6 +9,7 @@ a mean over rows. Owns that division, and the only use of torch.distributed. Kno
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -65,6 +66,9 @@ class ProcessGroup:
         """Close the connections, also broken ones: others that wait for this learner fail, and
         another group can be joined.
         """
+        # Up to torch 2.6 it holds Python's lock while it waits for a thread that may need the lock
+        # to let go of the last tensors.
+        time.sleep(0.001)
         distributed.destroy_process_group()
 
     def part_of(self, rows: Rows) -> tuple[Rows, float]:
