@@ -52,7 +52,7 @@ _ITERATION = "report.min_sample_timesteps_per_iteration"
 
 
 def for_all_learners(old: RLlibSettings) -> None:
-    """Later releases count the rows of one learner, here they are those of all together."""
+    """Multiply the sizes of batches by the number of learners: later releases give one's share."""
     learners = int(old.number("learners.num_learners", 0))
     if learners > 1 and old.sources.get(_BATCH, "").endswith("_per_learner"):
         for name in (_BATCH, "training.minibatch_size"):

@@ -336,7 +336,7 @@ class PolicySource(Section):
     """A policy of another run, whose weights one of this run begins with."""
 
     path: str
-    """A run folder, of which the best checkpoint is taken, or a checkpoint."""
+    """Folder of a checkpoint, or of a run, whose best checkpoint is taken."""
     policy: str | None = None
     """Its id there; null: the same as here."""
 
@@ -526,9 +526,9 @@ class ExperimentConfig(Section):
     model: ModelConfig = ModelConfig()
     """The networks."""
     initial_weights: str | dict[str, Any] | None = None
-    """Run whose weights all policies begin with: its folder, of which the best checkpoint is taken,
-    or a checkpoint, relative to the working directory. For some policies {id: run}, or {id: {path:
-    run, policy: its id there}}."""
+    """Folder of a checkpoint, or of a run, whose best checkpoint is taken: all policies begin with
+    its weights. A mapping is for some policies: {id: folder}, or {id: {path: folder, policy: id
+    there}}. Paths are relative to the working directory."""
     policy: UseSpec | None = None
     """Import path of a `Policy` written from scratch, or {use: ..., key: value}, which acts and
     learns in place of the networks; of several agents each policy has its own `use`."""

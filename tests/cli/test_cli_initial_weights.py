@@ -8,11 +8,9 @@ FILE = """\
 algorithm: PPO
 env: CartPole-v1
 seed: 1
-env_runners: {num_envs_per_env_runner: 2, observation_filter: MeanStdFilter}
+stop: {training_iteration: 1}
 model: {hidden: [8]}
-training: {train_batch_size: 64, minibatch_size: 32, num_epochs: 1}
-checkpoint: {every: 1}
-stop: {training_iteration: 2}
+training: {train_batch_size: 64, minibatch_size: 32}
 """
 
 
