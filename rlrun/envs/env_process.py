@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -261,7 +262,14 @@ class ProcessEnv(EnvProxy):
         self._process = multiprocessing.Process(
             target=_serve, args=(other_end, self._connection, host), daemon=True
         )
-        self._process.start()
+        # A fork shares the connections of this process. If it collected a handle of an actor, as
+        # garbage of this process, it would send Ray a request on one of them, and the next one of
+        # this process would never be answered. Frozen objects are not collected.
+        gc.freeze()
+        try:
+            self._process.start()
+        finally:
+            gc.unfreeze()
         self._at_exit = atexit.register(partial(_kill, self._process, os.getpid()))
         other_end.close()
         self.begin("build")

@@ -4,6 +4,7 @@ failures, and acting for those that are ready.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -124,6 +125,32 @@ def test_a_failed_environment_is_replaced_and_its_episode_dropped(
     runner.stop()
     again.stop()
     assert not multiprocessing.active_children()
+
+
+class Garbage:
+    """A cycle that nothing refers to; writes down which process has collected it."""
+
+    def __init__(self, path: Path) -> None:
+        self._itself, self._path = self, path
+
+    def __del__(self) -> None:
+        self._path.write_text(str(os.getpid()))
+
+
+def test_processes_do_not_collect_the_garbage_of_the_one_that_made_them(tmp_path: Path) -> None:
+    """They would tell Ray of actors' handles on its connections, where its next call then hangs."""
+    path = tmp_path / "collected"
+    gc.disable()
+    try:
+        Garbage(path)
+        runner = runner_of("counting_envs:Counter", **KINDS["process"])
+        runner.foreach_env(lambda env: gc.collect())
+        assert not path.exists()
+        gc.collect()
+        assert path.read_text() == str(os.getpid())
+    finally:
+        gc.enable()
+    runner.stop()
 
 
 def test_policies_act_for_the_remote_environments_that_are_ready(tmp_path: Path) -> None:
