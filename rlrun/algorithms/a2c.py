@@ -24,7 +24,7 @@ from rlrun.config.schema import Count
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.learning.learner import means_of_rows
-from rlrun.learning.losses import without_autograd
+from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import add_advantages
 from rlrun.learning.vtrace import weigh_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
@@ -71,7 +71,7 @@ def a2c_loss(
     return loss, statistics
 
 
-@without_autograd
+@closed_form
 def a2c_gradient(
     module: ActorCritic, rows: dict[str, Array], *, vf_loss_coeff: float, entropy_coeff: float
 ) -> dict[str, Any]:

@@ -54,7 +54,7 @@ from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner, means_of_rows
-from rlrun.learning.losses import without_autograd
+from rlrun.learning.losses import closed_form
 from rlrun.policies.layers import QOptions
 from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
@@ -154,7 +154,7 @@ def dqn_loss(
     }
 
 
-@without_autograd
+@closed_form
 def dqn_gradient(
     module: QNetwork,
     rows: dict[str, Array],
@@ -172,10 +172,8 @@ def dqn_gradient(
     following = {col.OBS: rows[col.NEXT_OBS]}
     next_values, _ = target.vjp(following)
     index, weights = np.arange(len(values)), rows[col.WEIGHTS]
-    if double_q:
-        bootstrap = next_values[index, module.vjp(following)[0].argmax(1)]
-    else:
-        bootstrap = next_values.max(1)
+    choosing = module.vjp(following)[0] if double_q else next_values
+    bootstrap = next_values[index, choosing.argmax(1)]
     targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling)
     taken = index, rows[col.ACTIONS]
     chosen = values[taken]

@@ -29,7 +29,7 @@ from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.learning.learner import means_of_rows
-from rlrun.learning.losses import without_autograd
+from rlrun.learning.losses import closed_form
 from rlrun.learning.returns import add_advantages, standardized_advantages
 from rlrun.learning.vtrace import weigh_advantages
 from rlrun.policies.rl_module import ActorCritic, RLModule
@@ -122,7 +122,7 @@ def ppo_loss(
     return loss, statistics
 
 
-@without_autograd
+@closed_form
 def ppo_gradient(
     module: ActorCritic,
     rows: dict[str, Array],

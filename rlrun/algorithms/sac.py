@@ -48,7 +48,7 @@ from rlrun.data.nested import ACTION_MASK, has_action_mask
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
 from rlrun.learning.loaded_batch import as_tensors
-from rlrun.learning.losses import Statistics, without_autograd
+from rlrun.learning.losses import Statistics, closed_form
 from rlrun.learning.optimizers import FlatAdam
 from rlrun.policies.distributions import squashed_sample, squashed_sample_vjp
 from rlrun.policies.masked_module import ModuleFactory
@@ -139,7 +139,7 @@ def critic_loss(
     return loss, critic_statistics(loss.detach(), values.detach(), errors.detach())
 
 
-@without_autograd
+@closed_form
 def critic_gradient(
     module: TwinQNetwork,
     rows: dict[str, Array],
@@ -223,7 +223,7 @@ def policy_loss(
     return loss, {"policy_loss": loss.detach(), "entropy": entropy}
 
 
-@without_autograd
+@closed_form
 def policy_gradient(
     module: SACPolicyNetwork, rows: dict[str, Array], *, critics: TwinQNetwork, alpha: Tensor
 ) -> dict[str, Any]:

@@ -175,20 +175,14 @@ class Learner:
 
     def apply_gradients(self, lr: float) -> Tensor | float:
         """The second half: a step along `parameters.grads`; returns their norm before clipping."""
-        grads, bound = self.parameters.grads, self.training.grad_clip
-        norm: Tensor | float = torch.linalg.vector_norm(grads)
-        if self.device.type == "cpu":
-            norm = float(norm)
-        if bound is not None:
-            match self.training.grad_clip_by:
-                case "global_norm":
-                    share = bound / (norm + 1e-6)
-                    grads.mul_(min(share, 1.0) if isinstance(share, float) else share.clamp(max=1))
-                case "value":
-                    grads.clamp_(-bound, bound)
-                case "norm":
-                    for parameter in self.module.parameters():
-                        torch.nn.utils.clip_grad_norm_(parameter, bound)
+        training, parameters = self.training, self.parameters
+        bound, of_all = training.grad_clip, training.grad_clip_by == "global_norm"
+        norm = parameters.clip_grad_norm(bound if of_all else None)
+        if bound is not None and training.grad_clip_by == "value":
+            parameters.grads.clamp_(-bound, bound)
+        elif bound is not None and training.grad_clip_by == "norm":
+            for parameter in self.module.parameters():
+                torch.nn.utils.clip_grad_norm_(parameter, bound)
         self.optimizer.step(lr)
         return norm
 
@@ -256,7 +250,7 @@ class Learner:
 
     def has_finite_weights(self) -> bool:
         """Whether no weight is NaN or infinite; buffers aside."""
-        return bool(torch.isfinite(self.parameters.vector[: self.parameters.num_parameters]).all())
+        return self.parameters.are_finite()
 
     def get_state(self) -> dict[str, Any]:
         """Optimizer and integer buffers; weights are kept apart, by name (`named_weights`)."""
@@ -314,19 +308,20 @@ def _weighted(
     numbers = [update.get(name, math.nan) for update in updates for name in names]
     on_device = [x for x in numbers if isinstance(x, Tensor)]
     if on_device and len(on_device) == len(numbers):
-        table = torch.stack(on_device).cpu()  # in one transfer
+        table = torch.stack(on_device).cpu().numpy()  # in one transfer
     else:
-        table = torch.tensor([float(x) for x in numbers], dtype=torch.float64)
-    table = table.view(len(updates), len(names))
-    known = ~table.isnan()
-    shares = known * torch.tensor(weights, dtype=table.dtype)[:, None]
+        table = np.array([float(x) for x in numbers])
+    table = table.reshape(len(updates), len(names))
+    known = ~np.isnan(table)
+    shares = known * np.array(weights, table.dtype)[:, None]
     totals = shares.sum(0)
-    means = (shares * table.where(known, 0.0)).sum(0) / totals
+    with np.errstate(all="ignore"):
+        means = (shares * np.where(known, table, 0.0)).sum(0) / totals
     result = dict(zip(names, means.tolist(), strict=True))
     for i, name in enumerate(names):
         if name.startswith(EXTREMES):
             pick = np.fmin if name.startswith("min_") else np.fmax
-            result[name] = float(pick.reduce(table[:, i].numpy()))
+            result[name] = float(pick.reduce(table[:, i]))
     return result, dict(zip(names, totals.tolist(), strict=True))
 
 

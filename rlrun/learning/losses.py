@@ -57,10 +57,16 @@ def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]
     return changed
 
 
-def without_autograd(function: Callable[P, R]) -> Callable[P, R]:
-    """Compute without autograd, and without numpy's warnings of infinite numbers and NaN.
+def closed_form(function: Callable[P, R]) -> Callable[P, R]:
+    """Compute in numpy without its warnings of infinite numbers and NaN.
 
     Those come of a run that diverges, about which an algorithm says more.
     """
-    quiet: Callable[P, R] = torch.no_grad()(np.errstate(all="ignore")(function))
+    quiet: Callable[P, R] = np.errstate(all="ignore")(function)
+    return quiet
+
+
+def without_autograd(function: Callable[P, R]) -> Callable[P, R]:
+    """As `closed_form`, for functions that call modules: without autograd as well."""
+    quiet: Callable[P, R] = torch.no_grad()(closed_form(function))
     return quiet

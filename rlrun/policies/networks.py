@@ -199,10 +199,9 @@ class MLP(nn.Module):
     def vjp(self, x: Array) -> tuple[Array, Backward]:
         """The output [N, out], and the way back from its gradient [N, out] to the parameters'.
 
-        Only if `has_vjp`, and in a function that is `without_autograd`. Autograd's bookkeeping and
-        torch's dispatch cost as much as the arithmetic of small layers; this is the arithmetic
-        alone, in numpy, which acts in the same way. Each parameter's ``.grad`` must be there
-        already and is overwritten.
+        Only if `has_vjp`. Autograd's bookkeeping and torch's dispatch cost as much as the
+        arithmetic of small layers; this is the arithmetic alone, in numpy, which acts in the same
+        way. Each parameter's ``.grad`` must be there already and is overwritten.
         """
         assert self._in_numpy is not None
         assert self._back_in_numpy is not None
