@@ -148,11 +148,18 @@ class Policies(Mapping[str, PolicySettings]):
         return self._to_train is None or bool(self._to_train(policy_id, batch))
 
     def _connected(self, policy_id: str, batch: SampleBatch) -> SampleBatch | None:
-        """A policy's train batch behind its learner connectors; None if they leave no rows."""
-        for connector in self._connectors_of(policy_id):
+        """A policy's train batch behind its learner connectors; None if they leave no rows.
+
+        Raises:
+            ValueError: columns have not as many rows as others any more.
+        """
+        specs = self.settings[policy_id].training.learner_connectors
+        for spec, connector in zip(specs, self._connectors_of(policy_id), strict=True):
             batch = connector(batch)
+            _require_valid(batch, f"learner connector {spec.use}")
         if self.before_learning is not None:
             self.before_learning(policy_id, batch)
+            _require_valid(batch, "on_learn_on_batch")
         batch.discard(col.WEIGHTS_CHECKSUM)  # observations may have been changed
         return batch if len(batch) else None
 
@@ -387,6 +394,13 @@ class Policies(Mapping[str, PolicySettings]):
         self.reads.set_state(state["columns_left_out"])
         self.acting_weights = self.present_weights()
         self.weights_version = int(state["weights_version"])
+
+
+def _require_valid(batch: SampleBatch, changed_by: str) -> None:
+    try:
+        batch.check_valid()
+    except ValueError as error:
+        raise ValueError(f"{changed_by}: {error}") from None
 
 
 class CentralConnectors:

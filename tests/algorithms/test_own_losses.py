@@ -9,6 +9,7 @@ import torch
 from tiny import ALGORITHMS, SEVERAL_AGENTS, learner_stats
 
 from rlrun import (
+    Callbacks,
     EnvRunner,
     LearningPolicy,
     MultiAgentBatch,
@@ -173,6 +174,34 @@ def test_nothing_is_learned_where_learner_connectors_leave_no_rows(built, name) 
     assert algorithm.train()["learners"]["default_policy"]["num_agent_steps_trained"] == 0
     for key, value in algorithm.get_weights().items():
         np.testing.assert_array_equal(value, weights[key])
+
+
+class OneReward:
+    """A learner connector that sums up what it should have kept apart."""
+
+    def __call__(self, batch):
+        batch[col.REWARDS] = batch[col.REWARDS].sum(keepdims=True)
+        return batch
+
+
+class LearnsFromTheSum(Callbacks):
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
+        OneReward()(batch)
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, LSTM", "DQN", "SAC"])
+@pytest.mark.parametrize(
+    ("place", "code"), [("learner_connectors", "OneReward"), ("callbacks", "on_learn_on_batch")]
+)
+def test_a_column_of_too_few_rows_is_never_broadcast(built, name, place, code) -> None:
+    config = ALGORITHMS[name]().environment("Pendulum-v1" if name == "SAC" else "CartPole-v1")
+    config = config.env_runners(num_envs_per_env_runner=2)
+    if place == "callbacks":
+        algorithm = built(config.callbacks(f"{__name__}:LearnsFromTheSum"))
+    else:
+        algorithm = built(config.training(learner_connectors=[f"{__name__}:OneReward"]))
+    with pytest.raises(ValueError, match=f"{code}: column 'rewards' has \\[1\\] rows where others"):
+        algorithm.train()
 
 
 class Growing:
