@@ -62,6 +62,18 @@ class Observes(Counter):
         return self._value if self._step == 2 else super()._observation()
 
 
+class Pays(Counter):
+    """Its reward is `value` in the second step of each episode."""
+
+    def __init__(self, value: Any, step: int = 2) -> None:
+        super().__init__()
+        self._value, self._paid_at = value, step
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *further = super().step(action)
+        return observation, self._value if self._step == self._paid_at else reward, *further
+
+
 class ObservesDoubles(Observes):
     """The same in float64."""
 
@@ -208,6 +220,14 @@ class AutonomousCounters(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 def autonomous(num_envs: int, mode: str = "NEXT_STEP") -> Any:
     return AutonomousCounters(num_envs, AutoresetMode[mode])
+
+
+class PaysTexts(AutonomousCounters):
+    """Its rewards are texts."""
+
+    def step(self, actions: Any) -> Any:
+        observations, _, *further = super().step(actions)
+        return observations, ["1.0"] * self.num_envs, *further
 
 
 class PaysAtReset(AutonomousCounters):

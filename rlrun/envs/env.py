@@ -11,6 +11,7 @@ import copy
 import ctypes.util
 import inspect
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -332,14 +333,19 @@ def _step_problem(result: Any) -> str | None:
         returned = f"{len(result)} values" if isinstance(result, tuple) else str(type(result))
         expected = "(observation, reward, terminated, truncated, info)"
         return f"step() must return {expected}, it returned {returned}"
-    reward, info = result[1], result[4]
+    problem = reward_problem(result[1])
+    if problem is None and not isinstance(result[4], dict):
+        problem = f"info must be a dict, it is {type(result[4])}"
+    return problem
+
+
+def reward_problem(reward: Any) -> str | None:
+    """The fault of a reward, or None; text is no number, though `float` would read it."""
     try:
-        finite = bool(np.isfinite(float(reward)))
+        number = math.ldexp(reward, 0)
     except (TypeError, ValueError):
         return f"reward is no number: {reward!r}"
-    if not finite:
-        return f"reward is {float(reward)}"
-    return None if isinstance(info, dict) else f"info must be a dict, it is {type(info)}"
+    return None if math.isfinite(number) else f"reward is {number}"
 
 
 def _guarded(env_id: str, phase: EnvPhase, call: Callable[[], Any]) -> Any:

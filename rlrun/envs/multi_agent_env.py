@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from rlrun.config.registry import takes_a_config
 from rlrun.config.schema import EnvSpec
@@ -23,6 +22,7 @@ from rlrun.envs.env import (
     find_creator,
     observation_problem,
     random_action,
+    reward_problem,
 )
 from rlrun.envs.env_state import give_state, offers_state, take_state
 from rlrun.envs.errors import RAISED, EnvError, EnvPhase
@@ -108,8 +108,7 @@ class Copies(MultiAgentEnv):
         infos: dict[Agent, Any] = {}
         for name, action in actions.items():
             stepped = self.copies[name].step(action)
-            observations[name], reward, terminated, truncated, infos[name] = stepped
-            rewards[name] = float(reward)
+            observations[name], rewards[name], terminated, truncated, infos[name] = stepped
             terminateds[name], truncateds[name] = terminated, truncated
             if terminated or truncated:
                 self._playing.discard(name)
@@ -270,11 +269,7 @@ def _answer_problem(env: Any, answer: Any, length: int) -> str | None:
 
 def _reward_problem(rewards: Mapping[Agent, Any]) -> str | None:
     for agent, reward in rewards.items():
-        try:
-            finite = bool(np.isfinite(float(reward)))
-        except (TypeError, ValueError):
-            finite = False
-        if not finite:
+        if reward_problem(reward) is not None:
             return f"rewarded agent {agent!r} with {reward!r}, which is no finite number"
     return None
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import ldexp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -340,7 +341,8 @@ class MultiAgentVectorEnv:
                     continue  # it has not acted yet
                 if agent.slot >= 0:
                     try:
-                        exact = float(reward)  # the sum of many float32 is off
+                        # The sum of many float32 is off; `float` would read text.
+                        exact = ldexp(reward, 0)
                     except (TypeError, ValueError):
                         reason = f"its reward is {reward!r}, which is no number"
                         raise self.fault(agent, reason) from None

@@ -143,12 +143,12 @@ class NativeVectorEnv(EpisodeVectorEnv):
         """
         try:
             observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
+            rewards = np.asarray(rewards).astype(np.float64, casting="same_kind", copy=False)
         except RAISED as error:
             raise self._error(error, "step") from None
         self._vector_steps += 1
         if self._has_bad_values(observations):
             self._check_rows(observations)
-        rewards = np.asarray(rewards, np.float64)
         terminateds, truncateds = np.asarray(terminateds, bool), np.asarray(truncateds, bool)
         done = terminateds | truncateds
         if self._mode is AutoresetMode.SAME_STEP:

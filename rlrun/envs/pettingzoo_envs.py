@@ -97,7 +97,7 @@ class TurnTaking(_Adapter):
         truncateds: dict[Any, bool] = {}
         observations: dict[Any, Any] = {}
         env.step(actions[env.agent_selection])
-        rewards = {agent: float(reward) for agent, reward in env.rewards.items()}
+        rewards = dict(env.rewards)
         for agent in env.agents:
             if env.terminations[agent] or env.truncations[agent]:
                 terminateds[agent] = bool(env.terminations[agent])

@@ -9,6 +9,7 @@ connectors or Ray.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,7 +92,8 @@ class SerialVectorEnv:
         )
         self._numbers = isinstance(self.single_action_space, spaces.Discrete)
         self._action_space = batch_space(self.single_action_space, size)
-        self._rewards = np.zeros(size, np.float64)  # [B]
+        self._float_rewards = array("d", bytes(8 * size))  # numpy would take text for a number
+        self._rewards = np.frombuffer(self._float_rewards)  # [B]
         self._terminateds = np.zeros(size, np.bool_)  # [B]
         self._truncateds = np.zeros(size, np.bool_)  # [B]
         self._vector_steps = 0
@@ -178,7 +180,7 @@ class SerialVectorEnv:
         """Step each sub-environment with its row of ``actions``."""
         rows = self._in_place
         out = self._buffer if rows else self._nested_observations
-        rewards, terminateds, truncateds = self._rewards, self._terminateds, self._truncateds
+        rewards, terminateds, truncateds = self._float_rewards, self._terminateds, self._truncateds
         by_env: dict[int, dict[str, Any]] = {}
         i = 0
         shape, dtypes = self._box_shape, self._dtypes
@@ -215,7 +217,7 @@ class SerialVectorEnv:
         elif self._has_bad_values is not None and self._has_bad_values(self._buffer):
             self._raise_bad_value()
         infos = EnvInfos(by_env, self.num_envs) if by_env else None
-        return self._buffer, rewards, terminateds, truncateds, infos
+        return self._buffer, self._rewards, terminateds, truncateds, infos
 
     def render(self) -> Any:
         """The frames of all sub-environments, as a list [B]."""

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import Counter, LeavesItsSpace, NestedCounter, NoTuple
+from counting_envs import Counter, LeavesItsSpace, NestedCounter, NoTuple, Pays
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
@@ -18,7 +18,7 @@ from rlrun.data import columns as col
 from rlrun.envs.atari import EpisodicLife, FireReset
 from rlrun.envs.env import EnvContext, check_env, make_env, observation_problem
 from rlrun.envs.errors import EnvError
-from rlrun.envs.multi_agent_env import MultiAgentEnv, check_multi_agent_env
+from rlrun.envs.multi_agent_env import Copies, MultiAgentEnv, check_multi_agent_env
 from rlrun.envs.vector_env import make_vector_env
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
@@ -84,6 +84,9 @@ def test_what_cannot_be_built_is_named_with_the_reason(use: str, message: str) -
         (Counter(nan_at=1), "observation", "NaN"),
         (LeavesItsSpace(), "observation", r"2000\.0, outside of \[-1\.0, 1000\.0\]"),
         (NoTuple(), "step", "it returned 4 values"),
+        (Pays("1", step=1), "step", "reward is no number: '1'"),
+        (Pays(b"1", step=1), "step", "reward is no number: b'1'"),
+        (Pays(np.inf, step=1), "step", "reward is inf"),
     ],
 )
 def test_the_check_says_what_is_wrong(env: Any, phase: str, message: str) -> None:
@@ -122,6 +125,7 @@ class Agents(MultiAgentEnv):
         ({"step": ({}, {})}, r"step\(\) must return 5 dicts by agent"),
         ({"step": ({}, 1.0, {}, {}, {})}, "its rewards are of type float"),
         ({"step": ({}, {"a": np.nan}, {}, {}, {})}, "rewarded agent 'a' with nan"),
+        ({"step": ({}, {"a": "1"}, {}, {}, {})}, "rewarded agent 'a' with '1'"),
     ],
 )
 def test_the_check_of_several_agents_says_what_is_wrong(answers: Any, message: str) -> None:
@@ -138,6 +142,11 @@ def test_an_env_of_several_agents_is_checked_when_it_is_built() -> None:
     with pytest.raises(EnvError, match="rewarded agent 'a' with nan"):
         EnvRunner(RunnerSpec(env, multi_agent=multi_agent))
     EnvRunner(RunnerSpec(env, EnvRunnersConfig(disable_env_checking=True), multi_agent=multi_agent))
+
+
+def test_the_check_of_copies_of_an_env_sees_their_rewards() -> None:
+    with pytest.raises(EnvError, match="rewarded agent 'agent_0' with '1'"):
+        check_multi_agent_env(Copies(lambda: Pays("1", step=1), 2), "Mine-v0")
 
 
 def test_a_sound_env_passes_the_check() -> None:

@@ -18,6 +18,7 @@ from counting_envs import (
     ObservesDoubles,
     ObservesNested,
     ObservesNestedBytes,
+    Pays,
 )
 from gymnasium import spaces
 from gymnasium.vector.utils import iterate
@@ -391,6 +392,34 @@ def test_an_observation_that_is_none_of_its_space_stops_the_run(
         env.step(np.zeros(2, int))
     assert (caught.value.phase, caught.value.env_step) == ("observation", 1)
     assert caught.value.env_index == 0
+
+
+@pytest.mark.parametrize("value", ["1", b"1", np.str_("1"), None])
+def test_a_reward_that_is_no_number_stops_the_run(value: Any) -> None:
+    """Also where numpy would read it as one."""
+    env = SerialVectorEnv([Pays(1), Pays(value)], "Mine-v0")
+    env.reset([2, 2])
+    assert env.step(np.zeros(2, int))[1].tolist() == [1, 1]
+    with pytest.raises(EnvError, match="must be real number, not ") as caught:
+        env.step(np.zeros(2, int))
+    place = caught.value.phase, caught.value.env_index, caught.value.env_step
+    assert place == ("step", 1, 1)
+
+
+def test_rewards_of_a_vector_that_are_no_numbers_stop_the_run() -> None:
+    env = make("counting_envs:PaysTexts")
+    env.reset([2] * NUM_ENVS)
+    with pytest.raises(EnvError, match=r"dtype.*float64") as caught:
+        env.step(np.zeros(NUM_ENVS, int))
+    assert (caught.value.phase, caught.value.env_step) == ("step", 0)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 3, np.int8(3), np.float32(0.1), np.array(2.5)])
+def test_all_kinds_of_numbers_are_rewards(value: Any) -> None:
+    env = SerialVectorEnv([Pays(value)], "Mine-v0")
+    env.reset([2])
+    env.step(np.zeros(1, int))
+    assert env.step(np.zeros(1, int))[1].tolist() == [float(value)]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -106,6 +106,7 @@ NO_AGENT = [{"obs": {}}, {"obs": {}, "rewards": {}, "terminateds": {"__all__": T
 STRANGER = [{"obs": {"a": 0}}, {"obs": {"z": 1}, "rewards": {}}]
 NO_DICT = [{"obs": {"a": 0}}, {"obs": {"a": 1}, "rewards": {}, "terminateds": True}]
 NO_REWARD = [{"obs": {"a": 0}}, {"obs": {"a": 1}, "rewards": {"a": None}}]
+TEXT_FOR_REWARD = [{"obs": {"a": 0}}, {"obs": {"a": 1}, "rewards": {"a": "1"}}]
 NUMBERS_OF_ONE = [
     {"obs": {"a": 0, "b": 0}},
     {"obs": {}, "rewards": {}, "terminateds": {"__all__": True}, "infos": {"a": {"x": 2.0}}},
