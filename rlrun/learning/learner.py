@@ -26,7 +26,7 @@ from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows, as_tensors, num_rows_of
-from rlrun.learning.losses import Gradient, Loss, Statistics, changed_loss
+from rlrun.learning.losses import Gradient, Loss, Statistics, changed_loss, require_numbers
 from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
 from rlrun.learning.process_group import EXTREMES, ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
@@ -307,11 +307,15 @@ def _weighted(
     names = [*dict.fromkeys(chain.from_iterable(updates))]
     numbers = [update.get(name, math.nan) for update in updates for name in names]
     on_device = [x for x in numbers if isinstance(x, Tensor)]
-    if on_device and len(on_device) == len(numbers):
-        table = torch.stack(on_device).cpu().numpy()  # in one transfer
-    else:
-        table = np.array([float(x) for x in numbers])
-    table = table.reshape(len(updates), len(names))
+    try:
+        if on_device and len(on_device) == len(numbers):
+            table = torch.stack(on_device).cpu().numpy()  # in one transfer
+        else:
+            table = np.array([float(x) for x in numbers])
+        table = table.reshape(len(updates), len(names))
+    except (TypeError, ValueError, RuntimeError):
+        require_numbers(*updates)
+        raise
     known = ~np.isnan(table)
     shares = known * np.array(weights, table.dtype)[:, None]
     totals = shares.sum(0)

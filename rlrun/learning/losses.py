@@ -7,6 +7,7 @@ Must not know optimizers, or where rows come from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -55,6 +56,13 @@ def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]
         return total, {**numbers, **statistics}
 
     return changed
+
+
+def require_numbers(*updates: Mapping[str, Any]) -> None:
+    """Raise ValueError, with its name, for a statistic that is no single number."""
+    for name, value in chain.from_iterable(update.items() for update in updates):
+        if np.ndim(value):
+            raise ValueError(f"statistic {name!r} must be one number, not {value!r}")
 
 
 def closed_form(function: Callable[P, R]) -> Callable[P, R]:

@@ -24,6 +24,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from rlrun.data import columns as col
 from rlrun.data.column_data import pick
 from rlrun.learning.loaded_batch import Rows, num_rows_of
+from rlrun.learning.losses import require_numbers
 
 TIMEOUT = timedelta(minutes=10)  # for a learner to arrive where the others wait for it
 EXTREMES = ("min_", "max_")
@@ -92,6 +93,7 @@ class ProcessGroup:
         grads.copy_(sums[: len(grads)])
         sums = sums[len(grads) :]
         if sums[-1] > 0.0:  # there are new names: all learners see that here
+            require_numbers(statistics)
             self._names = self._joined([*self._names, *statistics])
             own, message = self._message(statistics, weights, grads)
             sums = self._reduced(message, distributed.ReduceOp.SUM)

@@ -98,6 +98,17 @@ def test_what_a_hook_must_return_is_said(built, hook) -> None:
         algorithm.train()
 
 
+def two_numbers(module, rows, loss, statistics):
+    return loss, {"mine": torch.ones(2)}
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, LSTM", "A2C", "A3C", "IMPALA", "DQN", "SAC"])
+def test_a_statistic_that_is_a_vector_is_named(built, name) -> None:
+    algorithm = trained(built, name, "two_numbers")
+    with pytest.raises(ValueError, match=r"statistic 'mine' must be one number, not tensor\(\[1"):
+        algorithm.train()
+
+
 class Foresees(ActorCritic):
     """An actor-critic whose losses find the observation and the reward that a step led to."""
 

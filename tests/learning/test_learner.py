@@ -208,6 +208,20 @@ def test_statistics_are_reduced_by_their_names_and_nan_is_left_out():
     assert [found[name] for name in ("x", "min_x", "max_x")] == [1.5, 0.0, 3.0]
 
 
+@pytest.mark.parametrize("mine", [torch.ones(2), np.ones((1, 2)), [1.0, 2.0]])
+def test_a_statistic_that_is_no_single_number_is_named(mine):
+    learner = make_learner()
+    rows = learner.load(make_batch(5), (col.ACTIONS,))
+
+    def loss(module, rows):
+        return module.compute_values(rows).square().mean(), {"mine": mine}
+
+    with pytest.raises(ValueError, match="statistic 'mine' must be one number, not "):
+        learner.accumulate(rows.microbatches(2), 5, loss, {}, lr=1e-3)
+    with pytest.raises(ValueError, match="statistic 'mine' must be one number, not "):
+        learner.update(rows.minibatches(1, 2, np.random.default_rng(0)), loss, {}, lr=1e-3)
+
+
 def test_a_statistic_of_some_microbatches_is_the_mean_of_their_rows():
     learner = make_learner()
     rows = learner.load(make_batch(5), (col.ACTIONS,))

@@ -62,6 +62,12 @@ def test_gradients_are_summed_statistics_averaged_and_of_extremes_the_outermost_
     assert reduced.names == [[*one], [*other]], "which are sent once"
 
 
+def test_a_vector_is_no_statistic(reduced):
+    statistics = {"loss": 1.0, "mine": torch.ones(2)}
+    with pytest.raises(ValueError, match=r"statistic 'mine' must be one number, not tensor"):
+        reduced(*[([1.0], statistics, 0.5)] * 2)
+
+
 def test_what_one_learner_lacks_is_the_others_number(reduced):
     """Where neither has one, it is NaN for those that report it."""
     one = {"loss": 4.0, "min_ratio": math.nan, "max_kl": 0.5, "own": 7.0}
