@@ -16,6 +16,7 @@ from rlrun.config.registry import (
     ALGORITHMS,
     algorithm_class,
     import_object,
+    is_import_path,
     no_such,
     suggestion,
 )
@@ -66,18 +67,23 @@ _OF_OWN_POLICIES = (*_COMMON_TO_POLICIES, "gamma", "learner_connectors")
 """Settings of `training` that hold for policies written from scratch, too."""
 
 
-def check_experiment(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Everything that contradicts something else, but for result keys and the sweep."""
+def check_sections(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """What contradicts something else, whatever the algorithm and its settings."""
     yield from _check_env_runners(experiment)
     yield from _check_gpus(experiment)
     yield from _check_evaluation(experiment)
     yield from _check_model(experiment)
-    yield from _check_multi_agent(experiment)
-    yield from _check_own_policy(experiment)
     if isinstance(experiment.initial_weights, dict):
         for policy_id, source in experiment.initial_weights.items():
             yield from validated(PolicySource, source, ("initial_weights", policy_id), None)[1]
-    yield from _check_algorithm(experiment)
+
+
+def check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """What contradicts the algorithm or its settings."""
+    yield from _check_sample_async(experiment)
+    yield from _check_multi_agent(experiment)
+    yield from _check_own_policy(experiment)
+    yield from _check_rules(experiment)
     yield from _check_learners(experiment)
 
 
@@ -95,7 +101,7 @@ def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iter
     group, slash, _ = key.partition("/")
     known = key in RESULT_KEYS or (slash and group in RESULT_GROUPS)
     # The user's own callbacks and algorithms may add keys to the result.
-    may_add_keys = experiment.callbacks or experiment.algorithm not in ALGORITHMS
+    may_add_keys = experiment.callbacks or is_import_path(experiment.algorithm)
     if successor is not None:
         yield Finding(path, f"retired result key {key}; its successor is {successor}")
     elif not known and not may_add_keys:
@@ -138,14 +144,6 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     yield from _check_remote_envs(experiment)
     yield from _check_info_keys(experiment)
-    if settings.sample_async:
-        message = ""
-        if getattr(algorithm_class(experiment.algorithm), "asynchronous", False):
-            message = f"{experiment.algorithm} samples while it learns; leave it out"
-        elif not settings.num_env_runners:
-            message = "the training process cannot do both; set env_runners.num_env_runners to 1"
-        if message:
-            yield Finding(("env_runners", "sample_async"), message)
     for path, is_on, connector, pipeline in (
         (
             ("env_runners", "observation_filter"),
@@ -163,6 +161,18 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         if is_on and not getattr(settings, pipeline):
             message = f"{connector} is a default connector, and these are switched off"
             yield Finding(path, f"{message}; env_runners.{pipeline}: true switches them on")
+
+
+def _check_sample_async(experiment: ExperimentConfig) -> Iterator[Finding]:
+    settings = experiment.env_runners
+    if settings.sample_async:
+        message = ""
+        if getattr(algorithm_class(experiment.algorithm), "asynchronous", False):
+            message = f"{experiment.algorithm} samples while it learns; leave it out"
+        elif not settings.num_env_runners:
+            message = "the training process cannot do both; set env_runners.num_env_runners to 1"
+        if message:
+            yield Finding(("env_runners", "sample_async"), message)
 
 
 def _check_info_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -261,7 +271,7 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("learners", "num_gpus_per_learner"), f"{message} more")
 
 
-def _check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
+def _check_rules(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Sections that the algorithm does not use, and its own rules."""
     algorithm = algorithm_class(experiment.algorithm)
     for name, default in OPTIONAL_SECTIONS.items():

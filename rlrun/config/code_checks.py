@@ -338,7 +338,10 @@ def _check_distribution(
     experiment: ExperimentConfig, settings: PolicySettings, kind: Any, address: Path
 ) -> Iterator[Finding]:
     path, choice = (*address, "model", "distribution"), settings.model.distribution
-    algorithm = registry.algorithm_class(experiment.algorithm)
+    try:
+        algorithm = registry.algorithm_class(experiment.algorithm)
+    except ImportPathError:  # which has been found
+        return
     if not getattr(algorithm, "samples_distribution", True):
         message = f"{experiment.algorithm} has an action distribution of its own; leave it out"
         yield Finding(path, message)

@@ -180,11 +180,11 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
     data = tree.plain()
     experiment, findings = validate(data)
     if experiment is not None:
-        findings += [*_check_names(experiment), *checks.check_experiment(experiment)]
+        findings += [*_check_sections(experiment), *checks.check_algorithm(experiment)]
         findings += [*check_memory(experiment), *check_sweep(experiment, tree)]
     elif (partial := salvage(data, findings)) is not None:
         wrong = {finding.path[0] for finding in findings if finding.path} - {"stop"}
-        more = list(_check_names(partial))
+        more = list(_check_sections(partial))
         if not wrong & {"algorithm", "sweep"}:
             more += check_sweep(partial, tree)
         findings += [finding for finding in more if finding.path[0] not in wrong]
@@ -194,11 +194,12 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
     return Loaded(experiment, tree, tuple(_located(tree, checks.warnings(experiment))))
 
 
-def _check_names(experiment: ExperimentConfig) -> Iterator[Finding]:
+def _check_sections(experiment: ExperimentConfig) -> Iterator[Finding]:
     """The checks that also work where other sections are wrong."""
     yield from check_environment(experiment)
     yield from check_code(experiment)
     yield from checks.check_result_keys(experiment)
+    yield from checks.check_sections(experiment)
 
 
 def _located(tree: Node, findings: Iterable[Finding]) -> list[Problem]:

@@ -23,10 +23,12 @@ def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
         return None, [Finding((), f"expected keys and values, got {describe_value(data)}")]
     data = {key: {} if value is None and _is_section(key) else value for key, value in data.items()}
     training_class, findings = _training_class(data.get("algorithm"))
-    training, given = None, data.get("training", {})
-    if training_class is not None:
-        training, problems = validated(training_class, given, ("training",), training_class)
-        findings += problems
+    given = data.get("training", {})
+    if training_class is None and isinstance(given, dict):  # what all algorithms have is known
+        given = {key: given[key] for key in TrainingConfig.model_fields if key in given}
+    schema = training_class or TrainingConfig
+    training, problems = validated(schema, given, ("training",), training_class)
+    findings += problems
     # A wrong section is replaced, so that the others are validated too.
     whole = {**data, "training": training or TrainingConfig()}
     experiment, problems = validated(ExperimentConfig, whole, (), training_class)
@@ -38,7 +40,8 @@ def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
 def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
     """The valid sections of invalid data, with placeholders for the others, for further checks.
 
-    None if even that is invalid. Checks of the sections that have findings mean nothing.
+    None if even that is invalid. Checks of the sections that have findings mean nothing; the
+    algorithm has its name, whether there is one of that name or not.
     """
     if not isinstance(data, dict):
         return None
@@ -49,7 +52,8 @@ def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
         kept["stop"] = {key: data["stop"][key] for key in data["stop"].keys() - wrong_stops}
     if wrong & {"evaluation", "callbacks"}:  # The keys of the result depend on these.
         kept.pop("stop", None)
-    whole = {"algorithm": "", "env": "", **kept, "training": TrainingConfig()}
+    algorithm = str(data.get("algorithm", ""))
+    whole = {"env": "", **kept, "algorithm": algorithm, "training": TrainingConfig()}
     return validated(ExperimentConfig, whole, (), None)[0]
 
 

@@ -344,6 +344,33 @@ def test_an_algorithm_of_another_library_is_answered_with_what_it_is_here(name):
     assert line.startswith(f"<command line>: algorithm: {name} is ")
 
 
+def test_an_unknown_algorithm_hides_no_other_problem(write):
+    text = """\
+algorithm: PPOO
+env: CartPole-v1
+stop: {env_stepz: 100}
+env_runners: {soft_horizon: true}
+model: {distribution: beta}
+training: {lr: x, num_epochss: 3}
+evaluation: {parallel_to_training: true}
+"""
+    found = errors(write(text, minimal=False))
+    assert [line.removeprefix("exp.yaml:").partition(" - did")[0][:80] for line in found] == [
+        "1:1: algorithm: there is no algorithm 'PPOO', there is PPO, A2C, A3C, APPO, IMPA",
+        "3:8: stop.env_stepz: no result has the key env_stepz",
+        "4:15: env_runners.soft_horizon: there is no horizon; set env_runners.horizon, or",
+        "6:12: training.lr: expected a number or schedule from 0 to 10, got the text 'x'",
+        "7:14: evaluation.parallel_to_training: the training process cannot do both; set ",
+    ]
+    own = errors(write(text.replace("PPOO", "fake_algorithm:Fakes"), minimal=False))
+    assert [line.split(": ")[1] for line in own] == [
+        "algorithm",  # which may have reported any key
+        "env_runners.soft_horizon",
+        "training.lr",
+        "evaluation.parallel_to_training",
+    ]
+
+
 def test_without_a_file(write):
     words = ["algorithm=fake_algorithm:Fake", "env=CartPole-v1", "training.num_epochs=2", "seed=3"]
     experiment = load_experiment(None, words)
