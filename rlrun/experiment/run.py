@@ -357,11 +357,11 @@ class RunSession:
         if self.resumed is not None:
             restore_checkpoint(algorithm, self.resumed)
         self.write_config()
-        if self.resumed is not None and self.resumed.path.parent == self.folder.checkpoints:
+        if own := self.resumed is not None and self.resumed.path.parent == self.folder.checkpoints:
             self.checkpoints.set_aside_after(self.resumed.iteration)
             if "replay" in algorithm.optional_sections and not self._stores_replay:
                 log.warning("the replay buffer is filled anew (replay.store_in_checkpoints: false)")
-        repair(self.folder.metrics, self.resumed.row if self.resumed else None)
+        repair(self.folder.metrics, self.resumed.row if self.resumed else None, whole=own)
         return algorithm
 
     def _iterate(self, algorithm: "Algorithm", interrupts: Interrupts) -> Iterator[Row]:

@@ -146,6 +146,27 @@ def test_rows_after_the_checkpoint_are_replaced():
     assert_equal_runs("run", "whole")
 
 
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (None, "run/metrics.jsonl: the results of iterations 1 to 3 are missing"),
+        (1, "run/metrics.jsonl: the results of iterations 2 to 3 are missing"),
+        (3, ""),  # as a kill between checkpoint and result leaves it
+    ],
+)
+def test_results_that_are_gone_are_missed_once(left, said, capsys):
+    train("stop.training_iteration=4")
+    file = Path("run/metrics.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.unlink() if left is None else file.write_text("".join(lines[:left]))
+    resume("stop.training_iteration=5")
+    warned = capsys.readouterr().err
+    assert said in warned if said else not warned
+    assert [row["training_iteration"] for row in rows("run")] == [*range(1, (left or 0) + 1), 4, 5]
+    resume("stop.training_iteration=6")
+    assert not capsys.readouterr().err
+
+
 def test_a_damaged_checkpoint_is_set_aside_by_a_run_that_resumes_before_it():
     train("stop.training_iteration=9", run_dir="whole")
     with pytest.raises(RuntimeError, match="as planned"):

@@ -168,6 +168,15 @@ def test_repair_drops_later_rows_and_adds_a_lost_one(tmp_path):
     assert lines(tmp_path / "missing.jsonl") == [1]
 
 
+def test_results_of_another_run_that_goes_on_here_are_not_missed(tmp_path, caplog):
+    """As where a trial of population-based training takes over another one's checkpoint."""
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(json_line({"training_iteration": 1}))
+    repair(path, {"training_iteration": 4}, whole=False)
+    assert lines(path) == [1, 4]
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     "damaged", [b"null", b'{"training_iteration": "2"}', b"\xff{", b'{"x": NaN}', b"[" * 99_999]
 )

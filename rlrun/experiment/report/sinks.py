@@ -129,16 +129,23 @@ def json_line(row: Row) -> bytes:
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
-def repair(path: Path, last: Row | None) -> None:
+def repair(path: Path, last: Row | None, *, whole: bool = True) -> None:
     """Let the file end with ``last``, the row of the checkpoint that a run is resumed from.
 
     Later rows, damaged ones and half a line are dropped; ``last`` is added if a kill came before it
     was written. None empties the file.
+
+    Args:
+        whole: the rows before ``last`` were there; log a warning with those that are missing now.
     """
     kept: list[Row] = []
     if last is not None:
         iteration = last["training_iteration"]
         kept = [row for row in read_rows(path) if row["training_iteration"] < iteration]
+        reached = kept[-1]["training_iteration"] if kept else 0
+        if whole and reached < iteration - 1:
+            numbers = reached + 1, iteration - 1
+            log.warning("%s: the results of iterations %d to %d are missing", path, *numbers)
         kept.append(with_keys_of(with_later_keys(kept[0], kept[-1]), last) if kept else last)
     replace_text(path, b"".join(map(json_line, kept)).decode())
 
