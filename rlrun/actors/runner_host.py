@@ -92,7 +92,7 @@ class RunnerHost:
         self._place = spec.seed, arguments["role"], arguments["runner_index"]
         seed_generators(generators_seed(*self._place))
         try:
-            with _errors_for_the_driver():
+            with errors_for_the_driver():
                 self._runner = self._make()
         except Exception as error:
             self._failure = error
@@ -126,7 +126,7 @@ class RunnerHost:
         unpacked = [unpack(one) if isinstance(one, bytes) else one for one in arguments]
         if unpacked:
             seed_generators(generators_seed(*self._place, unpacked[0].fragment))
-        with _errors_for_the_driver():
+        with errors_for_the_driver():
             reply = function(self._built(), *unpacked)
             if not unpacked:
                 return reply
@@ -189,7 +189,7 @@ def _sample_fragment(runner: Any, request: SampleRequest, weights: Any) -> Any:
 
 
 @contextmanager
-def _errors_for_the_driver() -> Iterator[None]:
+def errors_for_the_driver() -> Iterator[None]:
     """Pass exceptions on as Ray brings them to the driver, with their tracebacks.
 
     Those that would end the process, such as of ``sys.exit``, become RuntimeErrors.

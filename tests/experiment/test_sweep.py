@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
+from counting_algorithm import CountingAlgorithm
 from run_folders import assert_equal_runs, meta, rows, timeless
 
 from rlrun.actors.ray_runtime import ResourceError
@@ -138,6 +140,19 @@ def test_a_trial_says_why_it_failed_whatever_failed(counting):
     folder = counting.parent / "sweep/trials/0001"
     assert meta(folder)["outcome"] == "failed"
     assert "no result has the key no/such" in (folder / "log.txt").read_text()
+
+
+def test_code_that_calls_sys_exit_does_not_end_the_process_of_its_trial(counting, monkeypatch):
+    def exits(algorithm):
+        sys.exit(3)
+
+    trial = counting_trial(counting, "episode_return_mean")
+    monkeypatch.setattr(CountingAlgorithm, "train", exits)
+    with pytest.raises(RuntimeError, match="SystemExit: 3") as caught:
+        trial.step()
+    assert "in exits\n    sys.exit(3)" in caught.value.__notes__[-1]
+    folder = counting.parent / "sweep/trials/0001"
+    assert meta(folder)["sessions"][0]["reason"] == "SystemExit: 3"
 
 
 @pytest.mark.faults

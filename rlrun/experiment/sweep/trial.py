@@ -15,6 +15,7 @@ from typing import Any
 
 from ray import tune
 
+from rlrun.actors.runner_host import errors_for_the_driver
 from rlrun.checkpoint.checkpoint import Checkpoint, read_checkpoint
 from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
 from rlrun.config import registry
@@ -181,6 +182,7 @@ class SweepTrial(tune.Trainable):
         self.setup(new_config)
         return True
 
+    @errors_for_the_driver()
     def step(self) -> dict[str, Any]:
         """Iterate until the metric has a number, which Tune's schedulers require.
 
