@@ -120,6 +120,9 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Import the code that a run folder of another user's names.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the outcome.")]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="One line an iteration, or a trial, in place of the panel.")
+]
 
 
 def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:

@@ -10,6 +10,7 @@ from rlrun.cli.arguments import (
     RUNS,
     Address,
     Overrides,
+    Plain,
     Quiet,
     Run,
     Runs,
@@ -148,6 +149,7 @@ def rerun(
     run_dir: Annotated[Path | None, typer.Option(help="Exact folder of the new run.")] = None,
     address: Address = None,
     quiet: Quiet = False,
+    plain: Plain = False,
     trust: Trust = False,
 ) -> None:
     """Train a run, group or sweep again from the start, with its settings, in a new folder.
@@ -164,7 +166,7 @@ def rerun(
     config = SWEEP_CONFIG if is_sweep else RunFolder.CONFIG
     words = [str(resolve_run(run, config) / config), *(overrides or ())]
     command = sweep if is_sweep else train
-    command(words, run_dir=run_dir, address=address, quiet=quiet, trust=trust)
+    command(words, run_dir=run_dir, address=address, quiet=quiet, plain=plain, trust=trust)
 
 
 def rm(

@@ -8,6 +8,7 @@ import typer
 from rlrun.cli import errors
 from rlrun.cli.arguments import (
     Address,
+    Plain,
     Quiet,
     Trust,
     Words,
@@ -28,7 +29,7 @@ def sweep(
     ] = None,
     address: Address = None,
     quiet: Quiet = False,
-    plain: Annotated[bool, typer.Option("--plain", help="One line a trial.")] = False,
+    plain: Plain = False,
     trust: Trust = False,
 ) -> None:
     """Run the sweep: section of a file; every trial is a run folder.

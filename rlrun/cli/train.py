@@ -8,6 +8,7 @@ import typer
 from rlrun.cli import errors
 from rlrun.cli.arguments import (
     Address,
+    Plain,
     Quiet,
     Trust,
     Words,
@@ -53,7 +54,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     address: Address = None,
     quiet: Quiet = False,
-    plain: Annotated[bool, typer.Option("--plain", help="One line an iteration.")] = False,
+    plain: Plain = False,
     trust: Trust = False,
 ) -> None:
     """Train an experiment file until it stops.

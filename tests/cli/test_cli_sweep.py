@@ -51,8 +51,9 @@ def test_the_sweep_of_another_user_is_run_and_rerun_with_trust(rlrun, sweep, sta
     refused(["sweep", "theirs/sweep.yaml"], "`rlrun sweep`")
     refused(["rerun", "theirs"], "`rlrun rerun`")
     assert sweep("theirs/sweep.yaml", "--trust")[0] == 0
-    assert rlrun("rerun", "theirs", "--trust")[0] == 0
+    assert rlrun("rerun", "theirs", "--trust", "--plain")[0] == 0
     assert [name for name, _, _ in stand_in.calls] == ["run_sweep"] * 2
+    assert [kwargs["console"] for _, _, kwargs in stand_in.calls] == [None, "lines"]
 
 
 def test_resume(sweep, stand_in):
