@@ -2,6 +2,12 @@
 
 import io
 import math
+import os
+import pty
+import select
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -195,6 +201,67 @@ def test_a_pipe_gets_lines_and_quiet_wins(monkeypatch):
     monkeypatch.setattr("sys.stdout", None)  # closed by the shell
     assert choose_style() == "lines"
     assert choose_style(quiet=True, plain=True) == "quiet"
+
+
+UP, SHOWS_CURSOR = "\x1b[1A", "\x1b[?25h"
+BREAKS = """
+import sys
+from pathlib import Path
+from rlrun.experiment.report.console import PanelConsole
+from rlrun.experiment.report.console_state import RunHeader
+from rlrun.experiment.stopping import StopCriteria
+
+header = RunHeader("PPO", "env", 1, Path("run"), 0, StopCriteria({}, smoothing_episodes=100))
+console = PanelConsole(header, [])
+
+def step():
+    breakpoint()
+    return "done"
+
+step()
+console.write({"training_iteration": 1, "env_steps": 7})
+console.close()
+assert sys.breakpointhook is sys.__breakpointhook__
+"""
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch, request):
+    """A process in a terminal that calls `breakpoint` under the panel: what it says to a text."""
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("PYTHONBREAKPOINT", getattr(request, "param", ""))
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, [sys.executable, tmp_path / "breaks.py"])
+
+    def said(seconds, *, until=b"\0", text=b""):
+        os.write(terminal, text)
+        found, end = b"", time.monotonic() + seconds
+        with suppress(OSError):  # the process has ended
+            while until not in found and (left := end - time.monotonic()) > 0:
+                if select.select([terminal], [], [], left)[0]:
+                    found += os.read(terminal, 65536)
+        return found.decode()
+
+    yield said
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_no_panel_is_drawn_over_a_debugger(broken):
+    shown = broken(30, until=b"(Pdb) ")
+    assert "rlrun" in shown
+    assert shown.endswith('breaks.py(13)step()\r\n-> return "done"\r\n(Pdb) ')
+    assert broken(0.6) == "", "in which two frames would be drawn"
+    again = broken(30, text=b"c\n")
+    assert UP not in again.partition("rlrun")[0], "the panel is drawn below the session"
+    assert "iteration 1" in again
+
+
+@pytest.mark.parametrize("broken", ["0"], indirect=True)
+def test_breakpoints_that_are_switched_off_leave_the_panel_alone(broken):
+    assert broken(30).count(SHOWS_CURSOR) == 1
 
 
 def test_clock_time():

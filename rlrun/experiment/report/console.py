@@ -3,9 +3,11 @@
 Owns when and where text appears. It must not know how the panel is drawn (panel.py).
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any, Literal, TextIO, cast, get_args
 
 from rlrun.data.results import RETURN
@@ -40,12 +42,32 @@ class LiveFrame(Console):
         from rich.live import Live
 
         self._terminal = Terminal(file=cast(IO[str], _LastingFile(sys.stdout)))
-        self._live = Live(
+        self._make_live = partial(
+            Live,
             console=self._terminal,
             get_renderable=lambda: draw(self._terminal.width, self._terminal.height),
             refresh_per_second=frames_per_s,
         )
+        self._live = self._make_live()
         self._live.start(refresh=True)
+        self._hook, sys.breakpointhook = sys.breakpointhook, self._break
+
+    def _break(self, *args: Any, **kwargs: Any) -> Any:
+        """In place of `sys.breakpointhook`: stop drawing, which would go over the prompt."""
+        named = os.environ.get("PYTHONBREAKPOINT")
+        if named != "0":  # which says that breakpoints are none
+            self._live.stop()
+        if named or args or kwargs or self._hook is not sys.__breakpointhook__:
+            return self._hook(*args, **kwargs)
+        from pdb import Pdb
+
+        return Pdb().set_trace(sys._getframe(1))  # the hook's own would stop in this method
+
+    def draw_again(self) -> None:
+        """Show the frame that a breakpoint has stopped, once there is no debugger any more."""
+        if not self._live.is_started and sys.gettrace() is None:
+            self._live = self._make_live()
+            self._live.start()
 
     def refresh(self) -> None:
         """Draw the next frame now."""
@@ -58,6 +80,8 @@ class LiveFrame(Console):
     def close(self) -> None:
         """Leave the last frame on the terminal."""
         self._live.stop()
+        if sys.breakpointhook == self._break:
+            sys.breakpointhook = self._hook
 
     def summary(self, lines: Sequence[str]) -> None:
         """Shown below the last frame; paths are not wrapped, so that they can be copied."""
@@ -115,6 +139,7 @@ class PanelConsole(LiveFrame, RunConsole):
 
     def write(self, result: Mapping[str, Any], /) -> None:
         """Take the numbers; the next frame shows them."""
+        self.draw_again()
         self._state.update(result)
         warning = self._state.dry_spell()
         if warning:
