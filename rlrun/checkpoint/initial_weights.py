@@ -6,7 +6,9 @@ must not know how policies are made, nor what their statistics mean.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +86,30 @@ def read_sources(experiment: ExperimentConfig) -> Sources:
 
 def with_links_followed(experiment: ExperimentConfig) -> ExperimentConfig:
     """The experiment of a new run, to whose folder ``latest`` will lead as soon as there is one."""
-    followed = _followed(experiment.initial_weights)
-    return experiment.model_copy(update={"initial_weights": followed})
+    return _with_paths(experiment, _followed)
 
 
-def _followed(given: Any) -> Any:
-    """The setting, or a part of it, with paths of run folders and checkpoints without links."""
-    if isinstance(given, dict) and "path" in given:
-        return {**given, "path": _followed(given["path"])}
-    if isinstance(given, dict):
-        return {policy_id: _followed(own) for policy_id, own in given.items()}
-    if given is None:
-        return None
+def with_paths_from(experiment: ExperimentConfig, folder: str) -> ExperimentConfig:
+    """The experiment with the paths that it has for a process whose directory is ``folder``."""
+    if folder == os.getcwd():
+        return experiment
+    return _with_paths(experiment, partial(os.path.join, folder))
+
+
+def _with_paths(experiment: ExperimentConfig, change: Callable[[str], str]) -> ExperimentConfig:
+    def changed(given: Any) -> Any:
+        if isinstance(given, dict) and "path" in given:
+            return {**given, "path": change(given["path"])}
+        if isinstance(given, dict):
+            return {policy_id: changed(own) for policy_id, own in given.items()}
+        return None if given is None else change(given)
+
+    update = {"initial_weights": changed(experiment.initial_weights)}
+    return experiment.model_copy(update=update)
+
+
+def _followed(given: str) -> str:
+    """The path of a run folder or checkpoint without links."""
     whole = os.path.realpath(_run_or_checkpoint(Path(given)))
     return given if whole == os.path.abspath(given) else os.path.relpath(whole)
 

@@ -1,5 +1,6 @@
 """What is taken of another run's checkpoint, and what is refused."""
 
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from rlrun import DQNConfig, IMPALAConfig, Policy, PPOConfig, SACConfig
 from rlrun.checkpoint.checkpoint import read_checkpoint
+from rlrun.checkpoint.initial_weights import with_paths_from
 from rlrun.config.problems import ConfigError
 
 AGENTS = "MultiAgentCartPole"
@@ -128,6 +130,18 @@ def test_a_policy_may_begin_with_another_of_a_run(trained, built):
             np.testing.assert_array_equal(weights[f"old/{rest}"], array)
         elif policy_id == "main":
             np.testing.assert_array_equal(weights[name], fresh[name])
+
+
+def test_paths_mean_what_they_mean_where_the_experiment_was_given():
+    given = {"main": "runs/a", "rival": {"path": "/runs/b", "policy": "main"}}
+    experiment = agents({"main": {}, "rival": {}}).initial_weights(given).experiment()
+    assert with_paths_from(experiment, os.getcwd()) == experiment
+    found = with_paths_from(experiment, "/there").initial_weights
+    assert found == {**given, "main": "/there/runs/a"}
+    one = experiment.model_copy(update={"initial_weights": "runs/a"})
+    assert with_paths_from(one, "/there").initial_weights == "/there/runs/a"
+    begun = experiment.begun
+    assert with_paths_from(begun, "/there") == begun
 
 
 def test_policies_that_the_run_lacks_are_left_out(trained, built):

@@ -100,11 +100,9 @@ def test_a_trial_that_goes_on_from_another_trials_checkpoint_reads_no_other_run(
 
 @pytest.mark.faults
 def test_trials_of_a_sweep_are_equal_to_single_runs(local_ray, source):
-    # With an absolute path, since the tests' Ray has begun in another folder.
-    sweep = (
-        f"initial_weights: {source.absolute()}\nsweep: {{space: {{training.lr: {{grid: [0.01]}}}}}}"
-    )
-    Path("b.yaml").write_text(f"{FILE}{sweep}\n")
+    """Also where paths are relative, and Ray has begun in another folder."""
+    space = "{training.lr: {grid: [0.01]}, initial_weights: {grid: [runs/a]}}"
+    Path("b.yaml").write_text(f"{FILE}sweep: {{space: {space}}}\n")
     outcome = run_sweep("b.yaml", run_dir="sweep", console="quiet")
     run(f"initial_weights={source}", "training.lr=0.01", run_dir="run")
     assert_equal_runs("run", outcome.folder / outcome.trials[0].folder)

@@ -1,6 +1,7 @@
 """Sweeps on a real Ray: trials equal single runs, failures stay single, sweeps are resumed."""
 
 import json
+import os
 import shutil
 import sys
 
@@ -113,7 +114,7 @@ def counting_trial(counting, metric, *, scheduled=True):
     folder = counting.parent / "sweep"
     folder.mkdir()
     shutil.copy(counting, folder / "sweep.yaml")
-    identity = {"sweep": str(folder), "trial": 1, "seed": 3, "metric": metric}
+    identity = {"sweep": str(folder), "cwd": os.getcwd(), "trial": 1, "seed": 3, "metric": metric}
     place = {"scheduled": scheduled, "bundles": [{"CPU": 1.0}], "envs": {}}
     return SweepTrial({IDENTITY: {**identity, **place}})
 

@@ -367,6 +367,7 @@ class _Sweep:
         creator = registry.ENVS.get(self.experiment.env.use)
         return {
             "sweep": os.path.abspath(self.folder.path),
+            "cwd": os.getcwd(),
             "trial": trial.trial,
             "seed": trial.seed,
             "metric": self.table.metric,

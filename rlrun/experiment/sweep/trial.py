@@ -18,6 +18,7 @@ from ray import tune
 from rlrun.actors.runner_host import errors_for_the_driver
 from rlrun.checkpoint.checkpoint import Checkpoint, read_checkpoint
 from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
+from rlrun.checkpoint.initial_weights import with_paths_from
 from rlrun.config import registry
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
@@ -153,6 +154,7 @@ class SweepTrial(tune.Trainable):
 
     ===========  ==========================================================
     sweep        the sweep's folder
+    cwd          the sweep's working directory
     trial, seed  numbers
     metric       result key to compare by, or None
     scheduled    whether a scheduler decides by the trial's results
@@ -239,6 +241,7 @@ class SweepTrial(tune.Trainable):
                     sys.argv = session["argv"]  # for meta.json; a worker's own are Ray's
             settings, seed = python_values(self._settings), self._identity["seed"]
             experiment = self._builder.build(settings, seed)
+            experiment = with_paths_from(experiment, self._identity["cwd"])
             self._run = TrialRun(self._path(), experiment, take_over=self._take_over)
             self._take_over = None
         return self._run
