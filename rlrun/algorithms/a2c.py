@@ -49,8 +49,7 @@ def a2c_loss(
     """``-mean(log pi(a|s) A)``, half the mean squared value error, and the entropy bonus.
 
     Args:
-        rows: obs ``[M, ...]``, actions ``[M, ...]``, advantages and value_targets ``[M]``, which
-            are numbers here: no gradient flows through them.
+        rows: obs ``[M, ...]``, actions ``[M, ...]``, advantages and value_targets ``[M]``.
 
     Returns:
         The loss, a scalar with gradient, and statistics, scalars without.
@@ -97,7 +96,7 @@ def a2c_gradient(
 
 
 class A2C(Algorithm[A2CTraining]):
-    """Sample a batch, take one step on it, hand the new weights to the env runners."""
+    """Sample a batch, take one gradient step on it, send the new weights to the env runners."""
 
     Training = A2CTraining
     Config = A2CConfig
@@ -109,14 +108,28 @@ class A2C(Algorithm[A2CTraining]):
         return synchronous_step(self, self._update)
 
     def _update(self, policy: PolicyUpdate[A2CTraining]) -> LearnerStats:
-        training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
-        rows, batch, ahead = policy.rows, policy.batch, self.config.env_runners.sample_async
-        estimator = training.gamma, training.lambda_
-        explained = add_advantages(rows, batch, policy.module, *estimator, off_policy=ahead)
-        if ahead:
+        """Estimate advantages, then take one gradient step."""
+        training, rows, batch = policy.training, policy.rows, policy.batch
+        off_policy = self.config.env_runners.sample_async  # the batch is an update older
+        explained_variance = add_advantages(
+            rows,
+            batch,
+            policy.module,
+            gamma=training.gamma,
+            lambda_=training.lambda_,
+            off_policy=off_policy,
+        )
+        if off_policy:
             weigh_advantages(rows, batch)
-        arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}
-        size = training.microbatch_size
-        statistics = policy.one_step(a2c_loss, arguments, size, gradient=a2c_gradient)
-        further = {"entropy_coeff": entropy_coeff, "vf_explained_variance": explained}
-        return {**statistics, **further}
+        entropy_coeff = policy.at(training.entropy_coeff)
+        statistics = policy.one_step(
+            a2c_loss,
+            {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff},
+            training.microbatch_size,
+            gradient=a2c_gradient,
+        )
+        return {
+            **statistics,
+            "entropy_coeff": entropy_coeff,
+            "vf_explained_variance": explained_variance,
+        }

@@ -153,11 +153,11 @@ def critic_gradient(
     Returns:
         The statistics of `critic_loss`. The gradients are left in the module's parameters.
     """
-    following = {col.OBS: rows[col.NEXT_OBS]}
-    following[col.ACTIONS], logp, _ = squashed_sample_vjp(
-        policy.vjp(following)[0], rows[NEXT_NOISE]
+    next_rows = {col.OBS: rows[col.NEXT_OBS]}
+    next_rows[col.ACTIONS], logp, _ = squashed_sample_vjp(
+        policy.vjp(next_rows)[0], rows[NEXT_NOISE]
     )
-    next_values, _ = target.vjp(following)
+    next_values, _ = target.vjp(next_rows)
     targets = bellman_targets(rows, next_values.min(0) - alpha.item() * logp)
     values, backward = module.vjp(rows)
     errors = values - targets
@@ -169,7 +169,11 @@ def critic_gradient(
 def soft_value(
     policy: RLModule, critics: RLModule, obs: Tensor, noise: Tensor | None, alpha: Tensor
 ) -> Tensor:
-    """``min_i Q_i(s, a) - alpha log pi(a|s)`` ``[M]``: of a sampled a, or the mean over all."""
+    """``min_i Q_i(s, a) - alpha log pi(a|s)`` ``[M]``: for a sampled a, or in expectation.
+
+    Args:
+        noise: ``[M, A]``, from which a is made; None for discrete actions, in expectation over all.
+    """
     inputs = policy.forward_train({col.OBS: obs})[col.ACTION_DIST_INPUTS]
     if noise is None:
         logp = inputs.log_softmax(-1)
@@ -182,12 +186,12 @@ def soft_value(
 
 def critic_statistics(loss: Any, values: Any, errors: Any) -> dict[str, Any]:
     """Statistics of the critics' loss; values and errors are ``[2, M]``, tensors or arrays."""
-    distances = abs(errors).mean(0)
+    td_errors = abs(errors).mean(0)
     return {
         "critic_loss": loss,
         "q_mean": values.mean(),
-        "td_error_mean": distances.mean(),
-        "td_errors": distances,
+        "td_error_mean": td_errors.mean(),
+        "td_errors": td_errors,
     }
 
 
@@ -196,8 +200,8 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``alpha log pi(a|s) - min_i Q_i(s, a)``, averaged (eq. 7 and 9).
 
-    Continuous actions are sampled so that the gradient flows through them into the policy; over
-    discrete ones the expectation is taken, in which the critics are constants.
+    Continuous actions are sampled, and the gradient flows through them into the policy. Discrete
+    ones are summed out, with the critics' values as constants.
 
     Args:
         rows: ``obs``, and ``noise`` ``[M, A]`` for a Box.
@@ -387,14 +391,14 @@ class SACUpdater(Updater):
             rows = as_tensors(rows, learner.device)  # once for both
         alpha = self.temperature.alpha
         policy, critics = learner.module, critic.module
-        of_critics = critic.step(
+        critic_stats = critic.step(
             rows,
             critic_loss,
             {"policy": policy, "target": self.target.module, "alpha": alpha},
             lr=self._lr_of(training.critic_lr, env_steps),
             gradient=critic_gradient,
         )
-        of_policy = learner.step(
+        policy_stats = learner.step(
             rows,
             policy_loss,
             {"critics": critics, "alpha": alpha},
@@ -403,17 +407,17 @@ class SACUpdater(Updater):
         )
         if self._masked:
             self.temperature.target_entropy = masked_target_entropy(rows[col.OBS])
-        self.temperature.step(of_policy["entropy"], self._lr_of(training.alpha_lr, env_steps))
+        self.temperature.step(policy_stats["entropy"], self._lr_of(training.alpha_lr, env_steps))
         if training.target_network_update_freq == 1:
             self.target.follow(training.tau)
         grad_norms = {
-            "critic_grad_norm": of_critics.pop("grad_norm"),
-            "policy_grad_norm": of_policy.pop("grad_norm"),
+            "critic_grad_norm": critic_stats.pop("grad_norm"),
+            "policy_grad_norm": policy_stats.pop("grad_norm"),
         }
-        return {**of_critics, **of_policy, **grad_norms, "alpha": alpha[0]}
+        return {**critic_stats, **policy_stats, **grad_norms, "alpha": alpha[0]}
 
     def end_round(self, steps: int) -> None:
-        """Move the target if that is due."""
+        """Move the target critics if that is due."""
         every, tau = self._training.target_network_update_freq, self._training.tau
         if every > 1 and self.target.due(steps, every):
             self.target.follow(tau)
@@ -435,10 +439,10 @@ class SACUpdater(Updater):
 
 
 class Temperature:
-    """Alpha, which moves to the target entropy: minimises ``log alpha (entropy - target)``.
+    """Alpha, learned by minimising ``log alpha (entropy - target_entropy)``.
 
-    Haarnoja et al. (eq. 18) have alpha where this has its logarithm, as their own code does: the
-    direction is the same, and the pace does not die with a small alpha.
+    The paper (eq. 18) has alpha in place of its logarithm. As in the authors' code, the logarithm
+    is taken: the direction is the same, and steps do not vanish where alpha is small.
 
     Attributes:
         alpha: ``[1]``.
@@ -452,7 +456,7 @@ class Temperature:
         self.alpha = self._log_alpha.exp()
 
     def step(self, entropy: Tensor | float, lr: float) -> None:
-        """Move once, seeing the policy's entropy."""
+        """Take one gradient step, given the policy's entropy."""
         self._gradient.fill_(entropy - self.target_entropy)
         self._optimizer.step(lr)
         self.alpha = self._log_alpha.exp()
@@ -472,7 +476,7 @@ class Temperature:
 
 
 def masked_target_entropy(observations: Any) -> Tensor:
-    """The mean of 0.98 log n, with the n actions that each observation's mask allows; a scalar."""
+    """The mean of 0.98 log n, a scalar, where n actions are allowed by an observation's mask."""
     allowed = (observations[ACTION_MASK] != 0).sum(-1).clamp(min=1)
     return 0.98 * allowed.to(torch.float32).log().mean()
 
