@@ -37,7 +37,7 @@ from rlrun.policies.view_reads import unread_views
 
 
 class Learner:
-    """Improves one module.
+    """Trains one module.
 
     Args:
         module: moved to the learner's device.
@@ -45,9 +45,9 @@ class Learner:
         settings: device, threads, compilation.
 
     Attributes:
-        group: of learners in other processes, with which this one makes each step.
-        views: names of what the module is given of each batch: what it asked for and reads; empty
-            where it asked for the present observation alone.
+        group: the learners in other processes with which this one takes each step; None if alone.
+        views: names of the views that the module reads in `forward_train`; empty if it reads the
+            present observation alone.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Learner:
         self.training = training
         self._compile = settings.compile
         self._hook = None if training.loss is None else import_object(training.loss)
-        # A group's driver may be on the CPU where this learner is on a GPU, without closed forms.
+        # Although a gradient is given: a group's driver may be on the CPU, its learners on GPUs.
         self._by_autograd = not self.module.has_vjp or self._compile or self._hook is not None
         self._compiled: dict[Loss, Loss] = {}
         if self.device.type == "cpu":
@@ -70,18 +70,17 @@ class Learner:
             set_num_threads(num_threads)
         views = module.view_requirements
         seen = [name for name, view in views.items() if view.is_acted_on(name)]
-        # Nothing but the present observation needs no further thought.
         only_obs = seen == [col.OBS] and views[col.OBS].is_plain(col.OBS)
         unread = unread_views(self.module, "forward_train")
         self.views = [] if only_obs else [name for name in seen if name not in unread]
-        # For losses is what the module asked for and cannot see when it acts.
-        self._unseen = [n for n in views if views[n].used_for_training and n not in seen]
+        # Views that the module cannot have when it acts, such as of later steps, are for losses.
+        self._for_losses = [n for n in views if views[n].used_for_training and n not in seen]
         self.optimizer = _optimizer(self.parameters, training)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
-        """Load the named columns and the module's views: tensors, but arrays for closed forms."""
-        names += tuple(name for name in self._unseen if batch.column(name).dtype.kind in "biuf")
+        """Load these columns and the module's views: as tensors, or as arrays for closed forms."""
+        names += tuple(name for name in self._for_losses if batch.column(name).dtype.kind in "biuf")
         if self.views:
             return ViewedBatch(batch, names, self.device, self.views)
         return LoadedBatch(batch, names, self.device if self._by_autograd else None)
@@ -101,9 +100,10 @@ class Learner:
         Args:
             minibatches: from `LoadedBatch.minibatches`.
             loss: ``loss(module, rows, **loss_arguments) -> (scalar, statistics)``.
-            gradient: of the loss in closed form, for modules that have a `vjp`; with others, with
-                a loss that is compiled or changed, and with None it is autograd's.
-            stop_early: called with a minibatch's statistics before its step; True ends the update.
+            gradient: the loss's gradient in closed form, used if the module has a `vjp` and the
+                loss is neither compiled nor changed by `training.loss`; otherwise autograd's is.
+            stop_early: called with each minibatch's statistics before its step; ends the update
+                if it returns True.
 
         Returns:
             Statistics over the minibatches that were used, as `reduced` makes them.
@@ -133,17 +133,16 @@ class Learner:
         lr: float,
         gradient: Gradient | None = None,
     ) -> Statistics:
-        """One gradient step on all microbatches of a batch, which are loaded one after another.
+        """Take one gradient step on a whole batch, with the memory for one microbatch.
 
-        Their gradients are added, each weighted by its share of the rows: the step of the whole
-        batch, with the memory for one microbatch.
+        The gradients of the microbatches are added up, each weighted by its share of the rows.
 
         Args:
-            microbatches: rows of the batch, together ``num_rows``.
-            loss, gradient: of a mean over rows, called as in `update`.
+            microbatches: rows of the batch, ``num_rows`` in all.
+            loss, gradient: as in `update`; the loss must be a mean over rows.
 
         Returns:
-            Statistics as `reduced` makes them, weighted by rows; ``grad_norm`` is of the step.
+            Statistics as `reduced` makes them, weighted by rows, and the step's ``grad_norm``.
         """
         means = self.compute_gradients(microbatches, num_rows, loss, loss_arguments, gradient)
         means["grad_norm"] = self.apply_gradients(lr)
@@ -157,7 +156,7 @@ class Learner:
         loss_arguments: Mapping[str, Any],
         gradient: Gradient | None = None,
     ) -> Statistics:
-        """The first half of `accumulate`: leaves the gradients in `parameters.grads`."""
+        """The first half of `accumulate`: leave the gradient in `parameters.grads`."""
         if gradient is None or self._by_autograd:
             gradient = self._gradient_of(loss)
         grads, group = self.parameters.grads, self.group
@@ -174,7 +173,7 @@ class Learner:
         return means if group is None else group.all_reduce(grads, means, weights)
 
     def apply_gradients(self, lr: float) -> Tensor | float:
-        """The second half: a step along `parameters.grads`; returns their norm before clipping."""
+        """The second half: clip the gradient and take a step; returns its norm before clipping."""
         training, parameters = self.training, self.parameters
         bound, of_all = training.grad_clip, training.grad_clip_by == "global_norm"
         norm = parameters.clip_grad_norm(bound if of_all else None)
@@ -195,16 +194,16 @@ class Learner:
         lr: float,
         gradient: Gradient | None = None,
     ) -> Statistics:
-        """One gradient step on one minibatch.
+        """Take one gradient step on one minibatch.
 
-        Only the gradients of this learner's module are computed, and none of other networks in the
-        loss, such as the critics in a policy's.
+        Gradients are computed for this learner's module alone, not for other networks in the loss,
+        such as the critics in a policy's.
 
         Args:
-            loss, gradient: called as in `update`.
+            loss, gradient: as in `update`.
 
         Returns:
-            The loss's statistics on the device, and ``grad_norm``.
+            The loss's statistics, still on the device, and ``grad_norm``.
         """
         if gradient is None or self._by_autograd:
             gradient = self._gradient_of(loss)
@@ -213,7 +212,8 @@ class Learner:
         return statistics
 
     def _gradient_of(self, loss: Loss) -> Gradient:
-        function = self._in_force(loss)
+        """The gradient of a loss by autograd."""
+        function = self._configured(loss)
 
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
             total, statistics = function(module, as_tensors(rows, self.device), **arguments)
@@ -224,7 +224,7 @@ class Learner:
         return gradient
 
     def _shared(self, gradient: Gradient, group: ProcessGroup) -> Gradient:
-        """A gradient that all learners of the group compute together, each on its part."""
+        """The gradient summed over the group, of which each learner computes its part."""
         grads = self.parameters.grads
 
         def together(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
@@ -235,8 +235,8 @@ class Learner:
 
         return together
 
-    def _in_force(self, loss: Loss) -> Loss:
-        """The loss as `training.loss` changes it, compiled if the settings say so."""
+    def _configured(self, loss: Loss) -> Loss:
+        """The loss, changed by `training.loss` and compiled if the settings say so."""
         if self._hook is None and not self._compile:
             return loss
         if loss not in self._compiled:
@@ -249,11 +249,11 @@ class Learner:
         return self.parameters.to_numpy()
 
     def has_finite_weights(self) -> bool:
-        """Whether no weight is NaN or infinite; buffers aside."""
+        """Whether all weights are finite; buffers aside."""
         return self.parameters.are_finite()
 
     def get_state(self) -> dict[str, Any]:
-        """Optimizer and integer buffers; weights are kept apart, by name (`named_weights`)."""
+        """Optimizer and integer buffers; for the weights see `named_weights`."""
         state, buffers = self.optimizer.get_state(), integer_buffers(self.module)
         return {"kind": self.training.optimizer, "optimizer": state, "buffers": buffers}
 
@@ -291,8 +291,9 @@ def means_of_rows(by_row: Mapping[str, NDArray[Any]]) -> dict[str, float]:
 
 
 def reduced(updates: Sequence[Mapping[str, Tensor | float]]) -> dict[str, float]:
-    """One number for each statistic: the least of ``min_*``, the greatest of ``max_*``, else the
-    mean. NaN counts only where there is nothing else, and so does what an update does not report.
+    """One number for each statistic: its mean, the least of ``min_*``, the greatest of ``max_*``.
+
+    Missing numbers and NaN are left out; where there are no others, the result is NaN.
 
     Args:
         updates: the statistics of each, by name.
@@ -303,7 +304,7 @@ def reduced(updates: Sequence[Mapping[str, Tensor | float]]) -> dict[str, float]
 def _weighted(
     updates: Sequence[Mapping[str, Tensor | float]], weights: Sequence[float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """As `reduced`, with a weight for each update; and the weights that are in each mean."""
+    """As `reduced`, with a weight for each update, and the sum of the weights in each mean."""
     names = [*dict.fromkeys(chain.from_iterable(updates))]
     numbers = [update.get(name, math.nan) for update in updates for name in names]
     on_device = [x for x in numbers if isinstance(x, Tensor)]
@@ -330,10 +331,10 @@ def _weighted(
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:1`` as a device of this machine.
+    """The device of this name on this machine: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
-        ConfigError: the device is missing; names those that were found.
+        ConfigError: the device is missing.
     """
     found = torch.cuda.device_count()
     if name == "auto":

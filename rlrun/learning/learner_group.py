@@ -1,14 +1,14 @@
-"""LearnerGroup: several learners as Ray actors, which together make the steps of one.
+"""LearnerGroup: several learners as Ray actors, which take the steps of one together.
 
 Owns the actors, and what goes to them and comes back. Each has the module and the optimizer, goes
 through the same minibatches, and computes its part of each; gradients are summed over all of them
-(`ProcessGroup`). So all make the same steps, and end with the same weights as one learner alone, up
+(`ProcessGroup`). So all take the same steps, and end with the same weights as one learner alone, up
 to rounding. The group is a learner itself: its own copy of the module, in this process, has the
-weights after each update, and computes what an update needs before it (values, advantages).
+weights after each update, and computes what the next one needs first (values, advantages).
 
-A learner whose process dies is started again. Each holds its state from before the running update;
-all go back to the one of a learner that is left, and make the whole update again, so that no number
-changes. If none is left, or restarts are used up, the run ends.
+A learner whose process dies is started again. Each keeps its state from before the running update;
+all restore the state of one that survived and repeat the whole update, so that no number changes.
+If none survived, or restarts are used up, the run ends.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class LearnerGroup(Learner):
         self._hosts.stop()
 
     def _improve(self, method: str, *arguments: Any) -> Any:
-        """Call a method that makes steps, as often as it takes to make all of them."""
+        """Call a method that takes gradient steps; repeat it after learners were replaced."""
         seed = int(torch.randint(2**32, ()))  # from this process's generator, which is seeded
         while True:
             self._call("begin", seed)
@@ -172,21 +172,21 @@ class LearnerGroup(Learner):
                 return results[0].value
 
     def _call(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> Any:
-        """Call all learners (or some) at once, and wait; the result of the first of them."""
+        """Call all learners, or some, and wait; returns the result of the first of them."""
         while True:
             results = self._hosts.foreach_actor(method, *arguments, actor_ids=ranks)
             if not self._is_repaired(results):
                 return results[0].value
 
     def _is_repaired(self, results: Sequence[CallResult], *, go_back: bool = False) -> bool:
-        """Whether learners were lost in a call, and have been replaced: the call is to be repeated.
+        """Replace learners that were lost in a call; returns whether the call must be repeated.
 
         Args:
-            go_back: all learners to their state before the update that was running.
+            go_back: restore the state of all learners from before the running update.
 
         Raises:
-            LearnersError: no learner is left that has the state, or no restart. Errors of a
-                learner's own, such as a loss's, are raised as they are.
+            LearnersError: no learner has the state any more, or no restart is left. A learner's own
+                errors, such as those of a loss, are raised as they are.
         """
         failed = [result for result in results if not result.ok]
         if not failed:
@@ -205,7 +205,7 @@ class LearnerGroup(Learner):
         return True
 
     def _replaced(self, lost: Sequence[CallResult], state: Mapping[str, Any]) -> list[CallResult]:
-        """Start lost learners again and bring all to a state; returns those lost meanwhile."""
+        """Start lost learners again and give all this state; returns those lost meanwhile."""
         from rlrun.actors.actor_manager import CallResult
 
         hosts, ranks = self._hosts, [result.actor_id for result in lost]
@@ -242,7 +242,7 @@ class LearnerGroup(Learner):
         )
 
     def _ended_by(self, result: CallResult) -> BaseException:
-        """End all learners; the exception that says why."""
+        """End all learners; returns the exception to raise."""
         self.stop()
         return _failure(result)
 
@@ -284,7 +284,7 @@ class LearnerHost:
         self._learner = Learner(module, training, own)
 
     def join(self, address: tuple[str, int], state: Mapping[str, Any] | None = None) -> None:
-        """Meet the other learners, again after one was replaced, and go on from a state."""
+        """Join the other learners, again after one was replaced, and restore a state."""
         learner = self._learner
         self._leave()
         store = self._store or join_store(*address, self._num_learners)
@@ -309,9 +309,7 @@ class LearnerHost:
             raise
 
     def begin(self, seed: int) -> None:
-        """Before an update: keep the state, and seed the global generators, of each learner's
-        process differently.
-        """
+        """Before an update: keep the state, and seed this process's global generators."""
         self._before = self.state()
         seed_generators((seed + self._rank) % 2**32)
 
@@ -328,8 +326,8 @@ class LearnerHost:
         loss_arguments: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> tuple[dict[str, float], NDArray[np.float32] | None, Mapping[str, Any]]:
-        """See `Learner.update`; with the weights, if this is the first learner, and the state in
-        which the generator of the minibatches is now.
+        """See `Learner.update`; also returns the weights, of the first learner alone, and the state
+        of the minibatches' generator after the update.
         """
         with self._with_the_others():
             on_device = minibatches.to(self._learner.device)
@@ -344,7 +342,7 @@ class LearnerHost:
         loss_arguments: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> tuple[dict[str, float], NDArray[np.float32] | None]:
-        """See `Learner.accumulate`; with the weights, if this is the first learner."""
+        """See `Learner.accumulate`; also returns the weights, of the first learner alone."""
         moved = (moved_rows(rows, self._learner.device) for rows in microbatches)
         with self._with_the_others():
             means = self._learner.accumulate(moved, num_rows, loss, loss_arguments, **settings)
@@ -359,7 +357,7 @@ class LearnerHost:
 
 
 def _failure(result: CallResult) -> BaseException:
-    """The exception of a learner, or one that says that its process was lost."""
+    """A learner's exception, or one saying that its process was lost."""
     assert result.error is not None
     if not result.actor_failed:
         return result.error
