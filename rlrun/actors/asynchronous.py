@@ -159,7 +159,7 @@ class AsynchronousSampler:
         state: Mapping[str, Any],
         request_of: Callable[[Mapping[str, Any]], SampleRequest],
     ) -> None:
-        """Go on where `get_state` was called; replies to earlier requests are dropped.
+        """Restore a state from `get_state`; replies to earlier requests are dropped.
 
         Args:
             request_of: makes a request of the values of `SampleRequest.get_state`.

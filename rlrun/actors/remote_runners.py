@@ -547,7 +547,7 @@ def _failure(result: CallResult) -> BaseException:
 
 
 def _num_bytes(weights: Any) -> int:
-    """Bytes of the arrays in weights; a policy written from scratch may have them in any form."""
+    """Bytes of the arrays in weights; those of a custom policy may have any form."""
     if isinstance(weights, Mapping | list | tuple):
         parts = weights.values() if isinstance(weights, Mapping) else weights
         return sum(map(_num_bytes, parts))

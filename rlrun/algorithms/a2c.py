@@ -112,12 +112,7 @@ class A2C(Algorithm[A2CTraining]):
         training, rows, batch = policy.training, policy.rows, policy.batch
         off_policy = self.config.env_runners.sample_async  # the batch is an update older
         explained_variance = add_advantages(
-            rows,
-            batch,
-            policy.module,
-            gamma=training.gamma,
-            lambda_=training.lambda_,
-            off_policy=off_policy,
+            rows, batch, policy.module, training.gamma, training.lambda_, off_policy=off_policy
         )
         if off_policy:
             weigh_advantages(rows, batch)

@@ -87,7 +87,7 @@ class A3CPolicy(TorchPolicy):
         self._entropy_coeff = 0.0
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
-        """Take over the weight of the entropy bonus."""
+        """Set the weight of the entropy bonus."""
         self._entropy_coeff = settings["entropy_coeff"]
 
     def compute_gradients(self, batch: SampleBatch) -> tuple[NDArray[np.float32], dict[str, float]]:
@@ -137,7 +137,7 @@ def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) ->
     for policy_id, policy in runner.policies.items():
         learns = request.policies is None or request.policies[policy_id].train
         if not isinstance(policy, A3CPolicy):
-            continue  # written from scratch: it learns from rows, in the training process
+            continue  # a custom policy learns from rows, in the training process
         batch = batches.pop(policy_id, None)
         if learns and batch is not None:
             found[policy_id] = PolicyGradient(len(batch), *policy.compute_gradients(batch))
@@ -200,7 +200,7 @@ class A3C(Algorithm[A3CTraining]):
                 reply: GradientReply = sampler.take()
                 self.count([reply.sampled])
             for _ in self.train_batches(reply.sampled.batches):
-                pass  # the rows left in it are learned from by policies written from scratch
+                pass  # the rows left in it are learned from by custom policies
             lag = self.policies.weights_version - reply.sampled.weights_version
             with self.timers.phase("learn"):
                 for policy_id, found in reply.by_policy.items():

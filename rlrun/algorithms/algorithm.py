@@ -1,8 +1,8 @@
-"""Algorithm: env runners, policies that learn, and the loop that joins them.
+"""Algorithm: env runners, policies that learn, and the iteration that joins them.
 
-An algorithm writes `training_step`, and `make_learner` and `setup` where it needs them; everything
-else here is shared. What the policies consist of is in `Policies`, what has been done so far in
-`Progress`. Must not know files of a run, consoles or stop criteria, which are the experiment's.
+A subclass defines `training_step`, and `make_learner` and `setup` if needed. `Policies` holds what
+belongs to the policies, `Progress` the counters and statistics. Must not know run folders, consoles
+or stop criteria, which are the experiment's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ P = TypeVar("P", bound=Part)
 
 
 class Algorithm(OldNames, ABC, Generic[T_co]):
-    """Base of all algorithms; ``Algorithm[T]`` with the type of their training settings.
+    """Base class of all algorithms; ``Algorithm[T]`` with the type of their training settings.
 
     Args:
         config: a checked experiment, or the builder of one.
@@ -70,11 +70,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     Attributes:
         policies: settings, learners, connectors and acting weights of each policy.
-        learners: `policies.learners`: of each policy that is a network, by its id.
-        progress: what has been done so far.
+        learners: `policies.learners`, one for each policy that is a network, by its id.
+        progress: counters and statistics.
         timers: `progress.timers`.
         env_runner_group: the env runners.
-        evaluator: evaluates the policies as they are.
+        evaluator: evaluates the present policies.
     """
 
     Training: ClassVar[type[TrainingConfig]] = TrainingConfig
@@ -82,14 +82,14 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     optional_sections: ClassVar[frozenset[str]] = frozenset()
     """Which of the sections `exploration` and `replay` this algorithm uses."""
     several_learners: ClassVar[bool] = False
-    """Whether all its steps are made by `Learner.update` or `accumulate`, which can be shared."""
+    """Whether it learns by `Learner.update` or `accumulate` alone, which learners can share."""
     columns_read: ClassVar[frozenset[str]] = frozenset({col.OBS, col.NEXT_OBS, col.ACTIONS})
-    """Columns that learning loads. Those that are read in the first iteration are kept as well; one
-    that is read only later must be named here."""
+    """Columns that are always sent, besides those that are read in the first iteration: name here
+    what is read only later."""
     asynchronous: ClassVar[bool] = False
-    """Whether a train batch is made of single fragments as they arrive, not of whole rounds."""
+    """Whether a train batch consists of fragments as they arrive, rather than of whole rounds."""
     samples_distribution: ClassVar[bool] = True
-    """Whether actions are sampled from the module's distribution, which `model` may choose."""
+    """Whether actions come from a distribution, so that `model.distribution` applies."""
     trains_several_policies: ClassVar[bool] = False
     """Whether `training_step` goes through `train_batches`, and so takes `multi_agent`."""
 
@@ -149,7 +149,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         address: str | None = None,
         trust: bool = False,
     ) -> Self:
-        """The algorithm as it was when a checkpoint was written; `train` goes on from there.
+        """The algorithm as it was when a checkpoint was written; `train` continues from there.
 
         Args:
             path: a checkpoint, or a run folder, of which the best one is taken.
@@ -164,13 +164,13 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """What is wrong with a config of this algorithm, as ``(key, message)``."""
+        """Problems of a config of this algorithm, as ``(key, message)``."""
         problems = stream_problems if cls.asynchronous else fragment_problems
         yield from problems(cls.training_in(config).train_batch_size, config.env_runners)
 
     @classmethod
     def training_in(cls, settings: ExperimentConfig | PolicySettings) -> T_co:
-        """The training settings there, of the type that the loader made them: `Training`."""
+        """The training settings of an experiment or a policy, as a `Training`."""
         return cast("T_co", settings.training)
 
     @property
@@ -185,28 +185,28 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     # -- what an algorithm is made of ----------------------------------------------------------
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
-        """What makes the policy that env runners act with, before `setup`; must be picklable."""
+        """Makes the policy that env runners act with; called before `setup`, must be picklable."""
         return build_policy
 
     def module_factory(self, policy_id: str) -> ModuleFactory:
-        """What makes a learner's network; overridden together with `policy_factory`."""
+        """Makes a learner's network; overridden together with `policy_factory`."""
         return build_module
 
     def make_learner(self, policy_id: str) -> Learner:
-        """The learner of one policy; overridden by algorithms that make it otherwise."""
+        """Make the learner of one policy."""
         policy, module = self.policies[policy_id], self.build_module(policy_id)
         return build_learner(module, policy.training, self.config.learners, learns=policy.train)
 
     def build_module(
         self, policy_id: str = DEFAULT_POLICY_ID, factory: ModuleFactory | None = None
     ) -> RLModule:
-        """A policy's module, or another network of its own; the run's seed gives the weights."""
+        """A policy's module, or another network for it, with weights from the run's seed."""
         spaces, model = self.policies.module_spaces(policy_id), self.policies[policy_id].model
         seed = weights_seed(self.seed, *_key_of(policy_id))
         return seeded_module(factory or self.module_factory(policy_id), *spaces, model, seed)
 
     def setup(self) -> None:
-        """Make what the algorithm needs besides its learners, which exist by now."""
+        """Make what the algorithm needs besides its learners, which exist already."""
 
     def keep(self, name: str, part: P) -> P:
         """Save and restore a part of the algorithm with its checkpoints; returns the part."""
@@ -220,13 +220,13 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     @property
     def env_steps(self) -> int:
-        """Env steps sampled so far: where the run stands on schedules."""
+        """Env steps sampled so far, of which schedules are functions."""
         return self.progress.env_steps
 
     # -- one iteration -------------------------------------------------------------------------
 
     def train(self) -> Result:
-        """One iteration: `training_step` until the report's minimums are met, and evaluation.
+        """One iteration: `training_step` until the report's minimums are met, then evaluation.
 
         Raises:
             DivergedError: a loss, a gradient or a weight is NaN or infinite.
@@ -270,7 +270,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     @abstractmethod
     def training_step(self) -> dict[str, Any]:
-        """Sample, learn, sync; returns the `learners` part of the result."""
+        """Sample, learn, sync weights; returns the `learners` part of the result."""
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
         """A train batch of exactly ``train_batch_size`` env steps, sampled synchronously."""
@@ -289,16 +289,17 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def sample_round(
         self, lengths: Sequence[int], following: Sequence[int] | None = None
     ) -> list[SampleReply]:
-        """One fragment from each runner, acted with the present weights.
+        """One fragment from each runner, sampled with the present weights.
 
-        The steps of runners that are lost are sampled by the others, in a round of their own.
+        The steps of lost runners are sampled by the others, in another round.
 
         Args:
             lengths: steps of each sub-environment, by runner.
-            following: those of the next round, which begins at once with `sample_async`.
+            following: lengths of the next round, which begins at once with `sample_async`.
         """
         weights, group, ahead = self.policies.acting_weights, self.env_runner_group, self._ahead
-        at_once = None if self.policies.connectors.sends else following  # else after the merge
+        # A request that carries merged statistics must wait for the merge of this round's.
+        at_once = None if self.policies.connectors.sends else following
         replies = None if ahead is None else ahead.take(lengths, at_once, weights)
         if replies is None:
             replies = group.sample(self.next_request(), lengths, weights)
@@ -310,7 +311,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return replies
 
     def next_request(self, length: int = 0) -> SampleRequest:
-        """The next request for a fragment: its number, and what policies act with."""
+        """The next request for a fragment: its number, and how policies act in it."""
         policies, progress, connectors = self.policies, self.progress, self.policies.connectors
         request = SampleRequest(
             fragment=progress.next_fragment,
@@ -325,7 +326,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return request
 
     def repeated_request(self, state: Mapping[str, Any], length: int = 0) -> SampleRequest:
-        """A request for the same fragment again, without the policies removed since.
+        """The request for an earlier fragment again, without policies removed since.
 
         Args:
             state: from `SampleRequest.get_state`.
@@ -337,19 +338,16 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return SampleRequest(**{**state, **new, "leave_out": dict(self.policies.reads.left_out)})
 
     def exploration(self, policy_id: str) -> Exploration | None:
-        """Exploration settings of a policy in env runners at this point of the run."""
+        """A policy's exploration settings in env runners at this point of the run."""
         return None
 
     def explorations(self) -> dict[str, Exploration]:
         """Exploration settings of all policies that have some, by policy id."""
-        found = {}
-        for policy_id in self.policies.settings:
-            if (own := self.exploration(policy_id)) is not None:
-                found[policy_id] = own
-        return found
+        found = {policy_id: self.exploration(policy_id) for policy_id in self.policies.settings}
+        return {policy_id: own for policy_id, own in found.items() if own is not None}
 
     def count(self, replies: Sequence[SampleReply]) -> None:
-        """Count what replies say: steps, episodes, timings, statistics of connectors."""
+        """Count the steps, episodes, timings and connector statistics of replies."""
         for reply in replies:
             for episode in reply.episodes if self._callbacks else ():
                 self._call_back("on_episode_end", episode)  # which may add to its metrics
@@ -359,7 +357,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self.policies.connectors.apply_deltas([reply.connector_deltas for reply in replies])
 
     def train_batch(self, replies: Sequence[SampleReply]) -> MultiAgentBatch:
-        """The batches of these replies as one."""
+        """The batches of these replies, joined."""
         batch = replies[0].batches
         if len(replies) > 1:
             batch = concat_samples([reply.batches for reply in replies]).as_multi_agent()
@@ -370,11 +368,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def train_batches(
         self, batch: SampleBatch | MultiAgentBatch
     ) -> Iterator[tuple[str, SampleBatch]]:
-        """What each policy is to learn from, as ``(policy id, batch)``."""
+        """The part of a batch that each policy learns from, as ``(policy id, batch)``."""
         return self.policies.train_batches(batch.as_multi_agent(), self.progress)
 
     def learner_rng(self, policy_id: str = DEFAULT_POLICY_ID) -> np.random.Generator:
-        """Random numbers of this update, from the run's seed and the weights' version."""
+        """The generator of this update, from the run's seed and the weights' version."""
         return learner_rng(self.seed, self.policies.weights_version, *_key_of(policy_id))
 
     def learner_result(
@@ -384,12 +382,12 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return self.progress.learner_result(trained_steps, statistics, policy_id)
 
     def sync_weights(self) -> None:
-        """Let the next request carry the learners' weights, under a new version."""
+        """Send the learners' weights with the next request, as a new version."""
         with self.timers.phase("sync"):
             self.policies.sync()
 
     def evaluate(self) -> Result:
-        """Evaluate as `evaluation` says; changes nothing that training depends on."""
+        """Evaluate as section `evaluation` says; does not affect training."""
         self._call_back("on_evaluate_start")
         episodes = self.evaluator.evaluate()
         result = evaluation_result(episodes, [*self.policies], self.policies.agents)
@@ -401,14 +399,14 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             call_back(self._callbacks, name, self, *arguments)
 
     def resize_env_runners(self, num_env_runners: int) -> None:
-        """Sample with so many remote env runners from now on; a train batch stays as large.
+        """Sample with this many remote env runners from now on; a train batch stays as large.
 
         Raises:
-            ValueError: there are no remote runners, or so many cannot share the train batch.
+            ValueError: there are no remote runners, or this many cannot share the train batch.
         """
         config = resized(self.config, num_env_runners, self.validate)
         if self._ahead is not None:
-            self._ahead.cancel()  # runners that end do not answer, nor do those that replace them
+            self._ahead.cancel()  # neither runners that end nor their successors would answer
         self.env_runner_group.resize(num_env_runners)
         self.config = config
         self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)
@@ -423,33 +421,33 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         explore: bool = False,
         seed: int = 0,
     ) -> ActingPolicy:
-        """A policy as it is now, with its connectors, for environments that the caller steps.
+        """The present policy with its connectors, for environments that the caller steps.
 
         Args:
-            num_envs: environments that it acts in together.
+            num_envs: environments that it acts in at once.
             explore: sample actions instead of taking the most probable ones.
-            seed: of what exploration draws.
+            seed: of exploration.
         """
         return self.evaluator.acting_policy(policy_id, num_envs, explore=explore, seed=seed)
 
     def compute_single_action(
         self, observation: Any, policy_id: str = DEFAULT_POLICY_ID, *, explore: bool = False
     ) -> Any:
-        """The action for an episode's first observation, without a memory for any observation."""
+        """The action for one observation; with a memory, as for an episode's first."""
         return self.acting_policy(policy_id, explore=explore).compute_single_action(observation)
 
     def add_policy(self, policy_id: str, *, like: str, train: bool = False) -> None:
-        """Add a policy with the settings and present weights of another; for episodes to come.
+        """Add a policy with the settings and present weights of another; new episodes may use it.
 
         Raises:
-            ValueError: there is one agent only, or a policy of that id.
+            ValueError: there is only one agent, or a policy of that id.
         """
         self.policies.add(policy_id, like, train)
         self._call_back("on_create_policy", policy_id)
         self.sync_weights()
 
     def remove_policy(self, policy_id: str) -> None:
-        """Remove a policy that was added; unfinished episodes with it are given up."""
+        """Remove a policy that was added; running episodes with it are dropped."""
         self._forget(policy_id)
         self.sync_weights()
 
@@ -466,16 +464,16 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return self.policies.named_weights()
 
     def buffer_names(self) -> set[str]:
-        """Names of the weights that are buffers of networks, such as masks."""
+        """Names in `get_weights` that are buffers of networks, such as masks."""
         return self.policies.buffer_names()
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over weights by name; the env runners get them with the next request."""
+        """Load weights by name; the env runners get them with the next request."""
         self.policies.load_named_weights(weights)
         self.policies.sync()
 
     def get_state(self) -> dict[str, Any]:
-        """Everything besides the weights that the next iteration depends on."""
+        """Everything that the next iteration depends on, except the weights."""
         runners = self.env_runner_group.get_states()
         return {
             "seed": self.seed,
@@ -486,7 +484,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `get_state` was called; the weights have come already."""
+        """Restore a state from `get_state`; the weights have been set already."""
         self.progress.set_state(state["progress"])
         self.policies.set_state(state["policies"])
         runners = {int(index): runner for index, runner in state["env_runners"].items()}
@@ -494,17 +492,17 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         parts = state["algorithm"]
         if self._ahead is not None and "ahead" not in parts:  # it ran without sample_async
             parts = {**parts, "ahead": {}}
-            self.policies.reads.set_state({})  # what its batches left out may be read now
+            self.policies.reads.set_state({})  # columns left out then may be read now
         for name, part in self._parts.items():
             part.set_state(parts[name])
 
     def after_restore(self) -> None:
-        """Call `on_checkpoint_loaded`; a checkpoint's weights and state have been set."""
+        """Called once the weights and state of a checkpoint have been set."""
         self._call_back("on_checkpoint_loaded")
         self.timers.lap()
 
     def match_policies(self, state: Mapping[str, Any]) -> None:
-        """Have the policies that there were at `get_state`, here and in env runners."""
+        """Add and remove policies, here and in env runners, to have those of a state."""
         if self.policies.several:
             self.policies.match(state["policies"], self._forget)
             now = dict(self.policies)
@@ -516,7 +514,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         write_checkpoint(Path(path), take_checkpoint(self, result))
 
     def restore(self, path: str | Path) -> None:
-        """Go on from a checkpoint folder."""
+        """Restore the checkpoint in the folder ``path``."""
         restore_checkpoint(self, read_checkpoint(Path(path)))
 
     def stop(self) -> None:
@@ -525,5 +523,5 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
 
 def _key_of(policy_id: str) -> tuple[int, ...]:
-    """What a policy adds to the keys of its random numbers; the default policy adds nothing."""
+    """A policy's part of the keys of its random numbers; empty for the default policy."""
     return () if policy_id == DEFAULT_POLICY_ID else (policy_key(policy_id),)

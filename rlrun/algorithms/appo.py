@@ -147,7 +147,7 @@ class APPO(Algorithm[APPOTraining]):
         return APPOUpdater(learner, self.build_module(policy_id), training)
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over weights by name; target policies become copies of them."""
+        """Load weights by name; target policies become copies of them."""
         super().set_weights(weights)
         for updater in self.updaters.values():
             updater.target.copy()

@@ -1,6 +1,6 @@
 """Policies: what an algorithm has of each of its policies, whether there is one or several.
 
-Owns settings, learners, policies written from scratch, connectors and acting weights, all by policy
+Owns settings, learners, custom policies, connectors and acting weights, all by policy
 id, and which policies learn and which come and go. Must not know how anything is sampled or
 counted. The only policy of a single agent has the id `default_policy`.
 """
@@ -33,7 +33,7 @@ from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.runner_messages import RunnerSpec, own_policy
+from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 
 State = dict[str, Any]
 
@@ -54,7 +54,7 @@ class Policies(Mapping[str, PolicySettings]):
         spaces: the environment's observation and action space, as the policy's agents have them.
         connectors: the training process's own.
         learners: one for each policy that is a network.
-        scratch: policies written from scratch, which learn by `Policy.learn_on_batch`.
+        custom: policies that the user has written, which learn by `Policy.learn_on_batch`.
         reads: which columns of train batches were read, and which are left out therefore.
         acting_weights: what env runners act with from the next request on.
         weights_version: number of updates of `acting_weights`.
@@ -68,7 +68,7 @@ class Policies(Mapping[str, PolicySettings]):
         self.spaces: dict[str, Spaces] = {}
         self.connectors: CentralConnectors
         self.learners: dict[str, Learner] = {}
-        self.scratch: dict[str, Policy] = {}
+        self.custom: dict[str, Policy] = {}
         self.reads = ReadsByPolicy()
         self.acting_weights: dict[str, Any] = {}
         self.weights_version = 0
@@ -97,7 +97,7 @@ class Policies(Mapping[str, PolicySettings]):
         agents: Sequence[str],
         make_learner: Callable[[str], Learner],
     ) -> None:
-        """Make connectors, learners and policies from scratch; the settings are there before.
+        """Make connectors, learners and custom policies; the settings are there before.
 
         Args:
             spec: what env runners are built from.
@@ -111,14 +111,14 @@ class Policies(Mapping[str, PolicySettings]):
             self._make(policy_id)
 
     def _make(self, policy_id: str) -> None:
-        """Make a network's learner, or a policy from scratch."""
+        """Make a network's learner, or a custom policy."""
         settings = self.settings[policy_id]
         if settings.use is None:
             self.learners[policy_id] = self._make_learner(policy_id)
             return
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(weights_seed(self._seed, policy_key(policy_id)))
-            self.scratch[policy_id] = own_policy(settings, *self.module_spaces(policy_id))
+            self.custom[policy_id] = custom_policy(settings, *self.module_spaces(policy_id))
 
     def stop(self) -> None:
         """End the processes of learners, where they have some."""
@@ -173,7 +173,7 @@ class Policies(Mapping[str, PolicySettings]):
     def train_batches(
         self, batch: MultiAgentBatch, progress: Progress
     ) -> Iterator[tuple[str, SampleBatch]]:
-        """Each network's policy id and part of the batch; policies from scratch learn here."""
+        """Each network's policy id and part of the batch; custom policies learn here."""
         for policy_id, settings in list(self.settings.items()):  # callbacks may add and remove some
             if not settings.train or policy_id not in self.settings:
                 continue
@@ -187,14 +187,14 @@ class Policies(Mapping[str, PolicySettings]):
                 nothing = {"num_agent_steps_trained": 0, "learner_stats": {}}
                 self._rows.setdefault(policy_id, nothing)
                 continue
-            if policy_id in self.scratch:
-                self._learn_from_scratch(policy_id, rows, progress)
+            if policy_id in self.custom:
+                self._learn_custom(policy_id, rows, progress)
             elif policy_id in self.learners:
                 yield policy_id, rows
 
-    def _learn_from_scratch(self, policy_id: str, batch: SampleBatch, progress: Progress) -> None:
+    def _learn_custom(self, policy_id: str, batch: SampleBatch, progress: Progress) -> None:
         with progress.timers.phase("learn"):
-            statistics = self.scratch[policy_id].learn_on_batch(batch)
+            statistics = self.custom[policy_id].learn_on_batch(batch)
         row = progress.learner_result(len(batch), statistics or {}, policy_id)[policy_id]
         if policy_id in self._rows:  # from an earlier batch of this iteration
             row["num_agent_steps_trained"] += self._rows[policy_id]["num_agent_steps_trained"]
@@ -279,7 +279,7 @@ class Policies(Mapping[str, PolicySettings]):
         weights: dict[str, Any] = {}
         for policy_id, learner in self.learners.items():
             weights[policy_id] = learner.get_weights()
-        for policy_id, policy in self.scratch.items():
+        for policy_id, policy in self.custom.items():
             # A copy: a policy may change in place what it hands out, and would change the past.
             weights[policy_id] = copy.deepcopy(policy.get_weights())
         return weights
@@ -301,7 +301,7 @@ class Policies(Mapping[str, PolicySettings]):
         }
 
     def load_named_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take over what `named_weights` returned."""
+        """Load weights from `named_weights`."""
         for policy_id, learner in self.learners.items():
             prefix = f"{policy_id}/"
             own = {name: array for name, array in weights.items() if name.startswith(prefix)}
@@ -326,8 +326,8 @@ class Policies(Mapping[str, PolicySettings]):
         self.spaces[policy_id] = self.spaces[like]
         self.connectors.add(policy_id, like)
         self._make(policy_id)
-        if like in self.scratch:
-            self.scratch[policy_id].set_state(self.scratch[like].get_state())
+        if like in self.custom:
+            self.custom[policy_id].set_state(self.custom[like].get_state())
         else:
             weights = self.learners[like].named_weights()
             self.learners[policy_id].load_named_weights(weights)
@@ -348,7 +348,7 @@ class Policies(Mapping[str, PolicySettings]):
             raise ValueError(f"the policy {policy_id!r} is one of the experiment's own")
         if policy_id in self.learners:
             self.learners[policy_id].stop()
-        tables: list[dict[str, Any]] = [self.settings, self.spaces, self.learners, self.scratch]
+        tables: list[dict[str, Any]] = [self.settings, self.spaces, self.learners, self.custom]
         tables.append(self._learner_connectors)
         for table in tables:
             table.pop(policy_id, None)
@@ -369,7 +369,7 @@ class Policies(Mapping[str, PolicySettings]):
             "weights_version": self.weights_version,
             "connectors": self.connectors.get_state(),
             "learners": {name: learner.get_state() for name, learner in self.learners.items()},
-            "scratch": {name: policy.get_state() for name, policy in self.scratch.items()},
+            "scratch": {name: policy.get_state() for name, policy in self.custom.items()},
             "learner_connectors": {
                 name: [
                     made.get_state() if isinstance(made, Stateful) else None for made in connectors
@@ -381,12 +381,12 @@ class Policies(Mapping[str, PolicySettings]):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned, for policies of the same ids."""
+        """Restore a state from `get_state`, for policies of the same ids."""
         self.connectors.set_state(state["connectors"])
         for policy_id, learner in self.learners.items():
             learner.set_state(state["learners"][policy_id])
         for policy_id, policy_state in state["scratch"].items():
-            self.scratch[policy_id].set_state(policy_state)
+            self.custom[policy_id].set_state(policy_state)
         for policy_id, states in state.get("learner_connectors", {}).items():
             for made, kept in zip(self._connectors_of(policy_id), states, strict=True):
                 if isinstance(made, Stateful):
@@ -404,7 +404,7 @@ def _require_valid(batch: SampleBatch, changed_by: str) -> None:
 
 
 class CentralConnectors:
-    """The training process's connectors, by policy: they see no data, and merge what runners learn.
+    """The training process's connectors, by policy; they merge what the runners' have learned.
 
     Args:
         policies: what each policy is made from.
@@ -455,7 +455,7 @@ class CentralConnectors:
         return {policy_id: made.get_state() for policy_id, made in self._by_policy.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         for policy_id, connectors in self._by_policy.items():
             connectors.set_state(state[policy_id])
 
@@ -475,7 +475,7 @@ class Stateful(Protocol):
         """Plain numbers, text, arrays, and dicts and lists of them."""
 
     def set_state(self, state: State) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
 
 
 Part = Stateful | nn.Module | Optimizer
@@ -506,7 +506,7 @@ class _StateDict:
         return state
 
     def set_state(self, state: State) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._owner.load_state_dict(_mapped(state, np.ndarray, torch.tensor))
 
 
@@ -550,7 +550,7 @@ class ByPolicy(dict[str, Kept]):
         return {policy_id: kept.get_state() for policy_id, kept in self.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned; what there was not yet then begins afresh."""
+        """Restore a state from `get_state`; drop what it does not have."""
         for policy_id in self.keys() - state.keys():
             self.forget(policy_id)
         for policy_id, of_policy in state.items():

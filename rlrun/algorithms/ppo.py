@@ -230,22 +230,17 @@ class PPO(Algorithm[PPOTraining]):
 
     def _update(self, policy: PolicyUpdate[PPOTraining]) -> LearnerStats:
         """Estimate advantages, then take gradient steps for some epochs of minibatches."""
-        training, rows = policy.training, policy.rows
+        training, rows, batch = policy.training, policy.rows, policy.batch
         off_policy = self.config.env_runners.sample_async  # the batch is an update older
         explained_variance = add_advantages(
-            rows,
-            policy.batch,
-            policy.module,
-            gamma=training.gamma,
-            lambda_=training.lambda_,
-            off_policy=off_policy,
+            rows, batch, policy.module, training.gamma, training.lambda_, off_policy=off_policy
         )
         if training.normalize_advantages == "batch":
             rows.columns = standardized_advantages(rows.columns)
         elif training.normalize_advantages == "minibatch":
             rows.prepare = standardized_advantages
         if off_policy:
-            weigh_advantages(rows, policy.batch)
+            weigh_advantages(rows, batch)
         kl = self.kl[policy.policy_id]
         coefficients = {
             "clip_param": policy.at(training.clip_param),

@@ -180,7 +180,7 @@ class Progress:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         for name in _COUNTERS:
             setattr(self, name, int(state[name]))
         self.time_s = float(state["time_s"])

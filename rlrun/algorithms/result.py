@@ -179,7 +179,7 @@ class EpisodeStatistics:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         agents = _by_episode(state["agents"], "agent", "policy", "return")
         metrics = _by_episode(state["agent_metrics"], "policy", "name", "number")
         self._window.clear()
@@ -409,7 +409,7 @@ class RunnerStatistics:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._running_episodes = dict(state["running_episodes"])
         self._faulty_episodes = dict(state["faulty_episodes"])
 

@@ -27,7 +27,7 @@ from rlrun.sampling.runner_messages import (
     MultiAgentSpec,
     PolicyFactory,
     RunnerSpec,
-    own_policy,
+    custom_policy,
 )
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def runner_spec(
         policy_factory=(
             next(iter(factories.values()))
             if config.policy is None
-            else partial(own_policy, next(iter(policies.values())))
+            else partial(custom_policy, next(iter(policies.values())))
         ),
         multi_agent=multi_agent,
     )

@@ -333,7 +333,7 @@ class SAC(Algorithm[SACTraining]):
         }
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over weights by name; the critics' targets become copies of them."""
+        """Load weights by name; the critics' targets become copies of them."""
         rest = dict(weights)
         for policy_id in self.learners:
             prefix = f"{policy_id}/{CRITICS}"
@@ -423,7 +423,7 @@ class SACUpdater(Updater):
             self.target.follow(tau)
 
     def begin_like(self, other: SACUpdater) -> None:
-        """Take over the critics and the temperature of another policy; targets become copies."""
+        """Copy the critics, their targets and the temperature of another policy."""
         self.critic.load_named_weights(other.critic.named_weights())
         self.target.copy()
         self.temperature.set_state(other.temperature.get_state())

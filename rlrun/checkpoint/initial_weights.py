@@ -198,7 +198,7 @@ def _settings(config_yaml: str, policy_id: str) -> dict[str, Any]:
 
 
 def _take_state(source: Source, policy_id: str, algorithm: Checkpointed) -> None:
-    """Take over statistics of connectors, whole numbers of networks, and weights from scratch."""
+    """Load connectors' statistics, networks' integer buffers, and weights of custom policies."""
     policies, state = algorithm.policies, source.checkpoint.state["policies"]
     statistics = state["connectors"][source.policy_id]
     if any(statistics.values()):
@@ -207,7 +207,7 @@ def _take_state(source: Source, policy_id: str, algorithm: Checkpointed) -> None
             raise _error("env_runners.update_worker_filter_stats", f"{message}; set it to true")
         central = policies.connectors
         central.set_state({**central.get_state(), policy_id: statistics})
-    if policy_id in policies.scratch:
-        policies.scratch[policy_id].set_weights(state["scratch"][source.policy_id]["weights"])
+    if policy_id in policies.custom:
+        policies.custom[policy_id].set_weights(state["scratch"][source.policy_id]["weights"])
     elif buffers := state["learners"][source.policy_id].get("buffers"):
         policies.learners[policy_id].set_state({"kind": None, "buffers": buffers})

@@ -108,7 +108,7 @@ class AlgorithmConfig(OldNames):
         return self._set("model", settings)
 
     def policy(self, use: Any, **config: Any) -> Self:
-        """A `Policy` written from scratch, class or import path, and its ``config``."""
+        """A custom `Policy`, class or import path, and its ``config``."""
         self._check_open()
         self._values["policy"] = {"use": _named(use), **copy.deepcopy(config)}
         return self

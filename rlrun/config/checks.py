@@ -63,8 +63,8 @@ OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig(
 _COMMON_TO_POLICIES = ("train_batch_size", "broadcast_interval", "learner_queue_size")
 """Settings of `training` that a single policy cannot override."""
 
-_OF_OWN_POLICIES = (*_COMMON_TO_POLICIES, "gamma", "learner_connectors")
-"""Settings of `training` that hold for policies written from scratch, too."""
+_OF_CUSTOM_POLICIES = (*_COMMON_TO_POLICIES, "gamma", "learner_connectors")
+"""Settings of `training` that hold for custom policies, too."""
 
 
 def check_sections(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def check_algorithm(experiment: ExperimentConfig) -> Iterator[Finding]:
     """What contradicts the algorithm or its settings."""
     yield from _check_sample_async(experiment)
     yield from _check_multi_agent(experiment)
-    yield from _check_own_policy(experiment)
+    yield from _check_custom_policy(experiment)
     yield from _check_rules(experiment)
     yield from _check_learners(experiment)
 
@@ -278,10 +278,10 @@ def _check_rules(experiment: ExperimentConfig) -> Iterator[Finding]:
         if getattr(experiment, name) != default:
             yield from _check_section_is_used(experiment, (name,))
     validate = getattr(algorithm, "validate", None)
-    own = _own_policies(experiment)
+    own = _custom_policies(experiment)
     for key, message in validate(experiment) if validate is not None else ():
         path = tuple(key.split("."))
-        if not own or path[0] != "training" or path[1] in _OF_OWN_POLICIES:
+        if not own or path[0] != "training" or path[1] in _OF_CUSTOM_POLICIES:
             yield Finding(path, message)
 
 
@@ -312,8 +312,8 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield from _check_policy(experiment, policy_id)
 
 
-def _check_own_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """A policy written from scratch, of a single agent."""
+def _check_custom_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """The custom policy of a single agent."""
     if experiment.policy is not None:
         if experiment.multi_agent.policies:
             message = "of several agents each policy has its own; multi_agent.policies.<id>.use"
@@ -322,11 +322,11 @@ def _check_own_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
         if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
             message = f"{experiment.algorithm} learns one network; PG, for example, takes a policy"
             yield Finding(("policy",), message)
-    yield from _check_beside_own_policies(experiment)
+    yield from _check_beside_custom_policies(experiment)
 
 
-def _own_policies(experiment: ExperimentConfig) -> list[str]:
-    """Import paths of the policies if all are written from scratch, each once; else empty."""
+def _custom_policies(experiment: ExperimentConfig) -> list[str]:
+    """Import paths of the policies, each once, if all are custom ones; else empty."""
     policies = experiment.multi_agent.policies.values()
     uses = {policy.use: None for policy in policies}
     if experiment.policy is not None:
@@ -334,9 +334,9 @@ def _own_policies(experiment: ExperimentConfig) -> list[str]:
     return [] if None in uses else [use for use in uses if use is not None]
 
 
-def _check_beside_own_policies(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Settings that policies do not obey if all are written from scratch."""
-    uses = _own_policies(experiment)
+def _check_beside_custom_policies(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Settings that nothing obeys if all policies are custom ones."""
+    uses = _custom_policies(experiment)
     if not uses:
         return
     named, training = " and ".join(uses), experiment.training
@@ -350,7 +350,7 @@ def _check_beside_own_policies(experiment: ExperimentConfig) -> Iterator[Finding
             yield Finding((name,), message)
     for name, field in type(training).model_fields.items():
         default = field.get_default(call_default_factory=True)
-        if name not in _OF_OWN_POLICIES and getattr(training, name) != default:
+        if name not in _OF_CUSTOM_POLICIES and getattr(training, name) != default:
             message = f"{named} {learn} learn_on_batch(); leave it out"
             yield Finding(("training", name), message)
 

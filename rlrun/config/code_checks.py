@@ -95,7 +95,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     for i, sink in enumerate(experiment.report.sinks):
         yield from _check_sink(("report", "sinks", i), sink)
     if experiment.policy is not None:
-        yield from _check_own_policy(("policy",), experiment.policy.use)
+        yield from _check_custom_policy(("policy",), experiment.policy.use)
     yield from _check_policies(experiment.multi_agent)
     for path in AGENTS:
         yield from _check_agents(path, getattr(experiment, path[0]).agents)
@@ -228,7 +228,7 @@ def _check_name(
 def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
     for policy_id, policy in multi_agent.policies.items():
         if policy.use is not None:
-            yield from _check_own_policy(("multi_agent", "policies", policy_id), policy.use)
+            yield from _check_custom_policy(("multi_agent", "policies", policy_id), policy.use)
     if isinstance(multi_agent.policies_to_train, str):
         yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
 
@@ -243,7 +243,7 @@ def _check_agents(path: Path, agents: dict[str, Any] | str | None) -> Iterator[F
             yield Finding(finding.path, finding.message + hint)
 
 
-def _check_own_policy(path: Path, use: str) -> Iterator[Finding]:
+def _check_custom_policy(path: Path, use: str) -> Iterator[Finding]:
     """A class derived from `Policy` that acts, and takes what each policy is made with."""
     found, findings = find_callable(path, use, "policy")
     yield from findings

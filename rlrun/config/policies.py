@@ -39,7 +39,7 @@ class PolicySettings:
     train: bool = True
     """Whether it learns."""
     use: str | None = None
-    """Import path of a `Policy` written from scratch, in place of a network."""
+    """Import path of a custom `Policy`, in place of a network."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of that policy, as its ``config``."""
     like: str | None = None

@@ -350,7 +350,7 @@ class PolicyConfig(CodeSection):
     """One policy. With `use`, keys that are not named here are its arguments."""
 
     use: str | None = None
-    """Import path of a `Policy` written from scratch; null is a network as in `model`."""
+    """Import path of a custom `Policy`; null is a network as in `model`."""
     model: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the section `model` for this policy."""
     training: dict[str, Any] = Field(default_factory=dict)
@@ -530,8 +530,8 @@ class ExperimentConfig(Section):
     its weights. A mapping is for some policies: {id: folder}, or {id: {path: folder, policy: id
     there}}. Paths are relative to the working directory."""
     policy: UseSpec | None = None
-    """Import path of a `Policy` written from scratch, or {use: ..., key: value}, which acts and
-    learns in place of the networks; of several agents each policy has its own `use`."""
+    """Import path of a custom `Policy`, or {use: ..., key: value}, which acts and learns in place
+    of the networks; with several agents each policy has its own `use`."""
     training: SerializeAsAny[TrainingConfig]
     """The algorithm's own settings."""
     learners: LearnersConfig = LearnersConfig()

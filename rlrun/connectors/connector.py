@@ -9,9 +9,9 @@ shared does not. Numpy only; must not know of torch, Ray or its callers.
 | `env_runners.module_to_env_connector`        | the policy's actions [B, ...], and the same    |
 | `observations`, `actions`, `rewards` (built in) | see each of them                            |
 
-State that is learned from data (a filter's statistics) exists once in the centre and once in each
-env runner. Once an iteration the runners' `flush_deltas()` are given to the centre's
-`apply_deltas()`, and the centre's `get_state()` goes back into the runners' `set_state()`.
+State that is learned from data (a filter's statistics) exists once in the training process and once
+in each env runner. Each iteration the training process merges what the runners' connectors return
+from `flush_deltas()` by `apply_deltas()`, and sends its `get_state()` to their `set_state()`.
 """
 
 from abc import ABC, abstractmethod
@@ -40,28 +40,28 @@ class Connector(ABC):
         """Transform one batch."""
 
     def connect(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """Learn the space on the environments' side and tell the one on the policy's side.
+        """The space on the policy's side, given the one on the environments' side.
 
-        Called once, before any data. Observations come in ``space`` and leave in the space that is
-        returned. Actions go the other way: they have to leave in ``space`` and come in the space
-        that is returned, which is then the one that the policy acts in.
+        Called once, before any data. A connector of observations turns those in ``space`` into ones
+        in the returned space. A connector of actions works the other way: it turns actions in the
+        returned space, in which the policy then acts, into ones in ``space``.
         """
         return space
 
     def get_state(self) -> State:
         """Everything that makes another object of the same construction act the same.
 
-        What belongs to single slots is part of it in an env runner. The centre's copy has no slots
-        (``env.num_envs`` is 0), so its state is what was learned alone.
+        In an env runner that includes what belongs to single slots. The training process's copy has
+        no slots (``env.num_envs`` is 0), so its state is only what was learned.
         """
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - an optional hook
-        """Take over what `get_state` returned, as far as it goes: the centre's has no slots."""
+        """Restore a state from `get_state`, which has no slots if the training process sent it."""
 
     def flush_deltas(self) -> State:
-        """What was learned since the last flush; the next one begins anew."""
+        """What was learned since the last flush."""
         return {}
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:  # noqa: B027 - likewise
-        """Take in what others learned; exactly as if this object had seen their data."""
+        """Merge what other copies learned, exactly as if this one had seen their data."""

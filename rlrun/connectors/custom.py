@@ -41,8 +41,8 @@ class ConnectedEnv:
     single_action_space: gym.Space[Any]
     """Of one environment, behind all connectors."""
     num_envs: int
-    """B; 0 for the centre's copy, which only merges what was learned. With several agents all that
-    the policy may ever act for count, in each environment: a slot is one of them."""
+    """B; 0 in the training process, whose copy only merges what was learned. With several agents a
+    slot is one agent of one environment, of all agents that the policy may ever act for."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _ConnectorStates:
 
     def __init__(self, connectors: Sequence[NamedConnector], *, has_slots: bool) -> None:
         self._connectors = connectors
-        # The centre knows a connector's state only if it learns: it has no slots.
+        # The training process, without slots, knows a connector's state only once it has learned.
         self._known = {str(i) for i in range(len(connectors))} if has_slots else set()
 
     def get_state(self) -> State:
@@ -227,7 +227,7 @@ class EnvToModule(Connector):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned, here or in the centre."""
+        """Restore a state from `get_state`, of this object or the training process's."""
         self.set_connectors(state["connectors"])
         if self._default is not None:
             self._default.set_state(state["default"])
@@ -235,7 +235,7 @@ class EnvToModule(Connector):
             self._history.set_state(state["history"])
 
     def set_connectors(self, state: Mapping[str, Any]) -> None:
-        """Take over the connectors' part of a state alone."""
+        """Restore only the connectors' part of a state."""
         self._states.set_state(state)
 
     def flush_deltas(self) -> State:
@@ -313,7 +313,7 @@ class ModuleToEnv(Connector):
         return self._states.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned, here or in the centre."""
+        """Restore a state from `get_state`, of this object or the training process's."""
         self._states.set_state(state)
 
     def flush_deltas(self) -> State:

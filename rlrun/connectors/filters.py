@@ -81,7 +81,7 @@ class RunningStat:
         return {"count": self.count, "mean": self.mean.copy(), "m2": self.m2.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned.
+        """Restore a state from `get_state`.
 
         Raises:
             ValueError: when the shapes differ.
@@ -180,7 +180,7 @@ class MeanStdFilter(Connector):
         return {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned, here or in another process."""
+        """Restore a state from `get_state`, here or in another process."""
         self._stat.set_state(state["stat"])
         self._deltas.set_state(state["deltas"])
         self._refresh()

@@ -142,7 +142,7 @@ class ObservationPipeline(Connector):
         return {} if self.filter is None else self.filter.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned.
+        """Restore a state from `get_state`.
 
         Raises:
             ValueError: when only one of the two has a filter; policies act on what they learned on.

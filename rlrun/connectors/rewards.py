@@ -101,7 +101,7 @@ class RewardPipeline(Connector):
         return {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned; one that was not normalised has no statistics."""
+        """Restore a state from `get_state`; one without normalisation is empty."""
         if not (self._normalize and state):
             return
         self._stat.set_state(state["stat"])

@@ -139,7 +139,7 @@ class SlotHistory:
         return {"now": self._now.copy(), "steps": self._steps.copy(), "rings": rings}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._now = np.array(state["now"])
         self._steps = np.array(state["steps"])
         self._rings = {name: np.array(ring) for name, ring in state["rings"].items()}

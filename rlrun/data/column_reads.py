@@ -107,7 +107,7 @@ class ReadsByPolicy:
         return {policy_id: sorted(unread) for policy_id, unread in self.left_out.items()}
 
     def set_state(self, state: Mapping[str, Iterable[str]]) -> None:
-        """Take over what `get_state` returned; what is not decided then is open again."""
+        """Restore a state from `get_state`; what it does not decide is open again."""
         self._reads = {policy_id: ColumnReads() for policy_id in state}
         self.left_out = {policy_id: frozenset(unread) for policy_id, unread in state.items()}
         for policy_id, reads in self._reads.items():

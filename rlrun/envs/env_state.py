@@ -56,7 +56,7 @@ def take_state(env: Any) -> dict[str, Any]:
 
 
 def give_state(env: Any, state: Mapping[str, Any]) -> None:
-    """Have an environment, which was reset before, go on from a state of `take_state`."""
+    """Restore a state from `take_state` in an environment that has been reset."""
     holder = _holder(env)
     holder.set_state(copy.deepcopy(state["own"]))
     generator = _generator(holder)

@@ -69,7 +69,7 @@ class EpisodeVectorEnv(Protocol):
         episode_seeds: whether `reset_envs` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
         resets_single_envs: whether `reset_envs` can also break off an episode that has not ended.
-        offers_state: whether `get_state` returns one, which `set_state` goes on from after a reset.
+        offers_state: whether `get_state` returns one, which `set_state` restores after a reset.
         every_step_counts: whether `valid` is always None and `failed_envs` always empty.
         failed_envs: sub-environments whose environment raised in the last step and was built
             again; the caller resets them. Always empty unless asked for.

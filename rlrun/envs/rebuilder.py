@@ -86,7 +86,7 @@ class Rebuilder:
         return {name.lstrip("_"): getattr(self, name) for name in names}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `get_state`."""
+        """Restore a state from `get_state`."""
         self.env_steps, self.proven = state["env_steps"], state["proven"]
         self._failures = state["failures"]
         self._spent, self._spent_at = state["spent"], state["spent_at"]

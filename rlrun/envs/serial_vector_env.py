@@ -31,10 +31,6 @@ from rlrun.envs.errors import RAISED, EnvError, EnvPhase, TooManyFailures
 from rlrun.envs.rebuilder import Rebuilder
 
 
-def _is_float_box(space: spaces.Space[Any]) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.float32
-
-
 class SerialVectorEnv:
     """Steps the sub-environments one after the other in this process; the default.
 
@@ -81,7 +77,7 @@ class SerialVectorEnv:
         # The test of the commonest space stands in `step` itself, without a call.
         self._floats: np.ndarray[Any, Any] | None = None
         self._has_bad_values: Callable[[Batched], bool] | None = None
-        if _is_float_box(self.single_observation_space):
+        if is_box and self.single_observation_space.dtype == np.float32:
             self._floats = np.asarray(self._buffer).reshape(-1)  # a view
             self._zeros = np.zeros_like(self._floats)
         else:

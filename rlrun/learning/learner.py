@@ -65,7 +65,8 @@ class Learner:
         self._compiled: dict[Loss, Loss] = {}
         if self.device.type == "cpu":
             keep_freed_memory()
-        num_threads = settings.num_threads or (None if _is_convolutional(module) else 1)
+        convolutional = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
+        num_threads = settings.num_threads or (None if convolutional else 1)
         if num_threads is not None:
             set_num_threads(num_threads)
         views = module.view_requirements
@@ -271,7 +272,7 @@ class Learner:
         return self.parameters.named_arrays()
 
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take over weights by name; raises ValueError if they belong to another model."""
+        """Load weights by name; raises ValueError if they belong to another model."""
         self.parameters.load_named(weights)
 
 
@@ -345,7 +346,3 @@ def resolve_device(name: str) -> torch.device:
         message = f"{name!r} asked for, but torch sees {there}; use auto or cpu"
         raise ConfigError([Problem(Origin("this machine"), "learners.device", message)])
     return device
-
-
-def _is_convolutional(module: torch.nn.Module) -> bool:
-    return any(isinstance(part, torch.nn.Conv2d) for part in module.modules())

@@ -154,7 +154,7 @@ class LearnerGroup(Learner):
         self._call("call", "set_state", dict(state))
 
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take over weights by name; raises ValueError if they belong to another model."""
+        """Load weights by name; raises ValueError if they belong to another model."""
         super().load_named_weights(weights)
         self._call("call", "load_named_weights", dict(weights))
 

@@ -1,4 +1,4 @@
-"""Returns and advantages: pure functions of numpy arrays, and their way into a loaded batch.
+"""Returns and advantages: pure functions of numpy arrays; `add_advantages` adds them to a batch.
 
     T, B   time-major shape of the rewards: T steps of B independent chunks
     V(s')  value of the observation the environment returned: the final one where an episode ended
@@ -43,9 +43,9 @@ def gae(
 
     Args:
         rewards, values, next_values, terminateds, truncateds: each ``[T, B]``.
-        traces: c_t, what an action and all that follows it count, ``[T, B]``; None is 1.
+        traces: c_t, the weights of later errors, ``[T, B]``; None is 1.
         gamma: discount.
-        lambda_: 0 gives one-step advantages, 1 the bootstrapped Monte-Carlo return minus V.
+        lambda_: 0 gives one-step advantages, 1 the bootstrapped Monte Carlo return minus V.
     """
     # Selected rather than multiplied by 0: a terminal observation may be infinite or NaN.
     following = np.where(terminateds, np.float32(0.0), next_values)
@@ -67,12 +67,11 @@ def backward_sums(deltas: Array, decay: Array) -> Array:
 
 
 def gae_of_rows(lengths: Array, *columns: Array, gamma: float, lambda_: float) -> Array:
-    """`gae` for the rows of a batch that is made of contiguous chunks, float32 ``[N]``.
+    """`gae` for the rows of a batch of contiguous chunks, float32 ``[N]``.
 
     Args:
-        lengths: rows of each chunk, in order; they add up to N. Chunks of equal length are
-            reshaped, others padded.
-        columns: what `gae` takes, each ``[N]``.
+        lengths: rows of each chunk, in order; they add up to N.
+        columns: the positional arguments of `gae`, each ``[N]``.
     """
     shaped, back = in_time_major(columns, lengths, end=3)
     return back(gae(*shaped, gamma=gamma, lambda_=lambda_))
@@ -81,12 +80,14 @@ def gae_of_rows(lengths: Array, *columns: Array, gamma: float, lambda_: float) -
 def in_time_major(
     columns: Sequence[Array], lengths: Array, *, end: int
 ) -> tuple[list[Array], Callable[[Array], Array]]:
-    """Rows ``[N]`` of contiguous chunks as arrays ``[T, chunks]``, and the way back to rows.
+    """Rows ``[N]`` of contiguous chunks as arrays ``[T, chunks]``, and the function back to rows.
+
+    Chunks of equal length are reshaped, others are padded at their ends.
 
     Args:
         lengths: rows of each chunk, in order; they add up to N.
-        end: which column ends episodes. Padding stands behind the shorter chunks and must not leak
-            forward into them, so it is True there; the other columns are 0.
+        end: index of the column that ends episodes: True in the padding, which must not affect the
+            rows before it. Other columns are 0 there.
     """
     longest = int(lengths.max(initial=0))
     if bool((lengths == longest).all()):
@@ -103,12 +104,11 @@ def in_time_major(
 def discounted_returns(
     rewards: Array, terminateds: Array, truncateds: Array, lengths: Array, *, gamma: float
 ) -> Array:
-    """Discounted sums of the rewards that follow, float32 ``[N]``.
+    """Discounted sums of rewards, float32 ``[N]``.
 
         G_t = r_t + gamma (1 - end_t) G_{t+1},   G_T = 0
 
-    Nothing stands in for what comes after a chunk, neither where its episode was truncated nor
-    where the fragment merely ends: there is no value function to ask.
+    Without a value function nothing bootstraps, neither a truncated episode nor a cut one.
 
     Args:
         rewards, terminateds, truncateds: each ``[N]``.
@@ -120,19 +120,19 @@ def discounted_returns(
 
 
 def chunk_lengths(unroll_ids: Array) -> Array:
-    """Lengths of the contiguous chunks that a batch is made of, from its ``unroll_id`` ``[N]``."""
+    """Lengths of the contiguous chunks of a batch, from its ``unroll_id`` ``[N]``."""
     ends = np.flatnonzero(unroll_ids[1:] != unroll_ids[:-1]) + 1
     return np.diff(ends, prepend=0, append=len(unroll_ids))
 
 
 def explained_variance(targets: Array, predictions: Array) -> float | None:
-    """1 - Var(targets - predictions) / Var(targets); None where the targets do not vary."""
+    """1 - Var(targets - predictions) / Var(targets); None if the targets do not vary."""
     variance = float(np.var(targets))
     return None if variance == 0.0 else 1.0 - float(np.var(targets - predictions)) / variance
 
 
 def standardized(advantages: Any) -> Any:
-    """Mean 0, deviation 1 (of the population); in float64, so that equal rows become 0, not NaN."""
+    """Normalised to mean 0 and standard deviation 1, in float64: equal advantages become 0."""
     in_torch = isinstance(advantages, Tensor)
     exact = advantages.double() if in_torch else advantages.astype(np.float64)
     deviations = exact - exact.sum() / len(exact)
@@ -142,7 +142,7 @@ def standardized(advantages: Any) -> Any:
 
 
 def standardized_advantages(rows: Rows) -> Rows:
-    """These rows with their advantages brought to mean 0 and deviation 1."""
+    """These rows with their advantages normalised to mean 0 and standard deviation 1."""
     return rows | {col.ADVANTAGES: standardized(rows[col.ADVANTAGES])}
 
 
@@ -156,17 +156,16 @@ def add_advantages(
     *,
     off_policy: bool = False,
 ) -> float | None:
-    """Add the columns that losses compare with: action_logp, vf_preds, advantages, value_targets.
+    """Add the columns that losses need: action_logp, vf_preds, advantages and value_targets.
 
-    One forward pass over the T + 1 observations of each slot, and the final ones of episodes, gives
-    V(s) and V(s') of every row. The old log-probabilities come from it too, so that the probability
-    ratio of the first minibatch is exactly 1 where the gradient is computed in closed form, and 1
-    but for the last bits elsewhere. Modules that put out values when they act are asked only for
-    what followed the last steps, and for final observations.
+    One forward pass over the T + 1 observations of each slot and the final ones of episodes gives
+    V(s) and V(s') of every row. The old log-probabilities come from it too, so that the ratio of
+    the first minibatch is exactly 1 in closed form, and up to rounding with autograd. Modules that
+    return values when they act compute only the last and the final observations.
 
     Args:
-        off_policy: older weights have acted: V-trace's min(1, pi(a|s) / mu(a|s)) are the traces,
-            and its value targets those here (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
+        off_policy: older weights have acted: use the traces min(1, pi(a|s) / mu(a|s)) and the value
+            targets of V-trace (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
 
     Returns:
         The explained variance of the values, None where the targets do not vary.
@@ -197,12 +196,12 @@ def add_advantages(
 
 
 def importance_weights(rows: LoadedBatch, batch: SampleBatch) -> Array:
-    """pi(a|s) / mu(a|s) ``[N]``, of the present policy, as in the rows, to the one that acted."""
+    """pi(a|s) / mu(a|s) ``[N]``: of the present policy (`rows`) to the one that acted (`batch`)."""
     return np.exp(as_array(rows.columns[col.ACTION_LOGP]) - batch.column(col.ACTION_LOGP))
 
 
 def logp_as_in_losses(module: RLModule, inputs: Any, actions: Any) -> Any:
-    """Log-probabilities of actions, float32 ``[N]``, to the bit as the module's losses have them.
+    """Log-probabilities of actions, float32 ``[N]``, equal to the bit to those in losses.
 
     Args:
         inputs: of the action distribution, ``[N, P]``: tensors, or arrays for closed forms.

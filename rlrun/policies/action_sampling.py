@@ -157,7 +157,7 @@ class ActionSampler(ABC):
     """Shape of one action in the batch: () for Discrete, (width,) otherwise."""
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:  # noqa: B027 - optional
-        """Take over how far samples deviate from the mode, where the inputs do not say so."""
+        """Set how far samples deviate from the mode, where the inputs do not say so."""
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:

@@ -190,7 +190,7 @@ def integer_buffers(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def set_integer_buffers(module: nn.Module, kept: Mapping[str, np.ndarray]) -> None:
-    """Take over buffers from `integer_buffers`, as far as they are there."""
+    """Load buffers from `integer_buffers`, as far as the module has them."""
     for name, buffer in _other_buffers(module):
         if name in kept:
             buffer.copy_(to_tensor(kept[name]))

@@ -1,9 +1,9 @@
-"""Acting in plain numpy with the layers of a network for flat observations.
+"""MLPPolicy: acts in numpy with the layers of a network for flat observations.
 
-At the batch sizes of acting (one row per sub-environment) torch spends its time on dispatch: a
-forward pass of two 64-unit layers takes numpy a third of it. And a Ray actor that never imports
-torch starts a second earlier and is 200 MB smaller. The weights are the learner's flat vector; the
-layers here are views into it. Must not import torch.
+With one row per sub-environment torch spends its time on dispatch: numpy takes a third of it for a
+forward pass of two 64-unit layers. And a Ray actor that never imports torch starts a second earlier
+and is 200 MB smaller. The weights are the learner's flat vector, into which the layers here are
+views. Must not import torch.
 
     B  rows    D  features of an observation
 """
@@ -40,7 +40,7 @@ from rlrun.policies.policy import Policy
 
 
 class FlatArrays:
-    """The parameters of a network as views of one vector: the numpy side of `FlatParameters`.
+    """The parameters of a network as views into one vector: the numpy side of `FlatParameters`.
 
     Attributes:
         vector: all parameters, float32 [P]. Changing it in place changes what is computed.
@@ -52,29 +52,27 @@ class FlatArrays:
         self.vector = np.zeros(size, dtype=np.float32)
 
     def view(self, name: str) -> Array:
-        """The part of the vector that is the parameter of this name, in its shape."""
+        """The parameter of this name, as a view into the vector."""
         offset, shape = self.layout[name]
         return self.vector[offset : offset + math.prod(shape)].reshape(shape)
 
 
 class NumpyNetwork(Protocol):
-    """What an `MLPPolicy` acts with."""
+    """The network of an `MLPPolicy`."""
 
     parameters: FlatArrays
 
     def __call__(self, obs: Array, noisy: bool, /) -> Array:
         """Distribution inputs or action values for observations ``[B, D]``."""
-        ...
 
     def draw_noise(self, rng: np.random.Generator) -> None:
-        """Renew the noise of noisy weights."""
-        ...
+        """Draw new noise for noisy weights."""
 
 
 class NumpyMLP:
     """Branches of a network one after another: [B, in] -> [B, out], or [B, out + log_std].
 
-    Hidden layers are written into the same memory in each call, the output is fresh.
+    Hidden layers are written into the same memory in each call; the output is a new array.
 
     Args:
         parameters: of the whole network.
@@ -99,7 +97,7 @@ class NumpyMLP:
         self._hidden: list[Array] = []
 
     def draw_noise(self, rng: np.random.Generator) -> None:
-        """Renew the noise of noisy weights."""
+        """Draw new noise for noisy weights."""
         view, self._with_noise = self.parameters.view, []
         for name, (weight, bias) in zip(self._names, self._means, strict=True):
             if f"{name}.weight_sigma" not in self.parameters.layout:
@@ -139,8 +137,8 @@ class MLPPolicy(SamplingPolicy):
         observation_space: of the preprocessed observations, flat but for an action mask.
         action_space: of the environment.
         model: the `model` section.
-        network: puts distribution inputs or action values out.
-        sampler: turns these into actions; by default samples from the action distribution.
+        network: computes distribution inputs or action values.
+        sampler: turns these into actions; by default it samples from the action distribution.
         with_logp: whether batches get ``action_logp``.
     """
 
@@ -166,7 +164,7 @@ class MLPPolicy(SamplingPolicy):
 
     @staticmethod
     def supports(observation_space: gym.Space[Any], model: ModelConfig) -> bool:
-        """Whether the default networks would be MLPs, of what numpy computes in float32."""
+        """Whether the default network is an MLP that numpy can compute in float32."""
         seen = space_without_mask(observation_space)
         return (
             model.use is None
@@ -231,10 +229,10 @@ def build_policy(
     *,
     device: str | None = None,
 ) -> Policy:
-    """The policy a runner acts with: numpy where the module is the default MLP, torch elsewhere.
+    """The policy a runner acts with: in numpy if the module is the default MLP, else in torch.
 
     Args:
-        device: torch's, with any module; None is the CPU, and numpy.
+        device: to act on in torch, with any module; None is the CPU, with numpy where possible.
     """
     if device is None and MLPPolicy.supports(observation_space, model):
         return MLPPolicy(observation_space, action_space, model)

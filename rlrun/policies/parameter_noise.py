@@ -102,7 +102,7 @@ class ParameterNoise:
         return {"stddev": self.stddev, "seed": self._seed}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self.stddev, self._seed, self._noise = state["stddev"], state["seed"], None
 
 

@@ -105,7 +105,7 @@ class Policy:
         """Draw what stays the same for a whole fragment, such as the noise of noisy weights."""
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
-        """Take over how far exploring actions deviate from the best ones, by name."""
+        """Set how far exploring actions deviate from the best ones, by name."""
 
     def fragment_columns(
         self, columns: Mapping[str, Array], *, explore: bool = True
@@ -147,14 +147,14 @@ class Policy:
         return {}
 
     def set_weights(self, weights: Any) -> None:
-        """Take over ``weights``."""
+        """Set the weights to what `get_weights` returned."""
 
     def get_state(self) -> dict[str, Any]:
         """Everything that a restored policy needs to act the same."""
         return {"weights": self.get_weights()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self.set_weights(state["weights"])
 
     def is_recurrent(self) -> bool:

@@ -161,7 +161,7 @@ class TorchPolicy(SamplingPolicy):
         return self._flat.to_numpy()
 
     def set_weights(self, weights: Array) -> None:
-        """Take over a flat vector [P]; one copy, straight to the device."""
+        """Load a flat vector [P], in one copy straight to the device."""
         self._flat.load(weights)
         self._checksum = None
 

@@ -56,7 +56,7 @@ class ActingPolicy:
         self.num_envs = num_envs
         self.observation_space, self.action_space = connectors.env_spaces
         self._actor = PolicyActor(
-            connectors, settings, num_slots=num_envs, explore=explore, learns=False
+            connectors, settings, num_slots=num_envs, explore=explore, collects=False
         )
         self._rng = np.random.default_rng(seed)
         self._actor.begin_fragment(frozenset())

@@ -164,7 +164,7 @@ class ActionNoise:
         return {"first": self._first[slots].copy(), "last": last, "parameters": parameters}
 
     def set_state(self, state: Mapping[str, Any], slots: Any = slice(None)) -> None:
-        """Take over what `get_state` returned, for the same agents, now in these slots."""
+        """Restore a state from `get_state`, for the same agents, now in these slots."""
         self._first[slots] = state["first"]
         if self.parameters is not None and (noise := state.get("parameters")):
             self.parameters.set_state(noise)

@@ -177,7 +177,7 @@ class EpisodeCallbacks:
         return [episode.get_state() for _, episode in sorted(self._live.items())]
 
     def set_state(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what `get_state` returned."""
+        """Restore a state from `get_state`."""
         for i, one in enumerate(state):
             kept: dict[str, Any] = deepcopy(dict(one))
             for name in ("returns", "policies"):

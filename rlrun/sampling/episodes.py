@@ -1,8 +1,8 @@
-"""Episodes: which episode each sub-environment runs, and what has come of it.
+"""Episodes: which episode each sub-environment runs, its seed, return and length.
 
-Owns plans (which episode comes next), numbers, seeds, returns, lengths and records of episodes that
-ended. Of sub-environments that step together returns and lengths are sums over rows that a fragment
-has written anyway: nothing is done in each step. Must not know policies, weights and requests.
+Owns plans (which episode comes next) and the records of finished episodes. Where sub-environments
+step together, returns and lengths are summed up from a fragment's rows when an episode or the
+fragment ends, so that a step costs nothing. Must not know policies, weights or requests.
 
     B  sub-environments    T  vector steps of a fragment
 """
@@ -45,7 +45,7 @@ class EpisodeRecord:
     hist_data: dict[str, list[float]] = field(default_factory=dict)
     """Lists of numbers that callbacks have kept while it ran (`LiveEpisode`)."""
 
-    def __reduce__(self) -> tuple[Any, ...]:  # twice as fast as what slots give it
+    def __reduce__(self) -> tuple[Any, ...]:  # twice as fast as the default with slots
         return EpisodeRecord, tuple(getattr(self, one) for one in EpisodeRecord.__slots__)
 
     def of_one_agent(self) -> EpisodeRecord:
@@ -66,7 +66,7 @@ class Plan(Protocol):
     """Which episodes are run; an episode is a sub-environment and a number.
 
     Attributes:
-        num_episodes: numbers below are asked for; with others a sub-environment idles.
+        num_episodes: episodes with lower numbers count; with others a sub-environment idles.
     """
 
     num_episodes: float
@@ -81,13 +81,13 @@ class Plan(Protocol):
         """The number of the episode to run in place of one that failed."""
 
     def seed(self, env_index: int, number: int) -> int:
-        """What the environment is reset with."""
+        """The seed that the environment is reset with."""
 
     def episode_id(self, env_index: int, number: int) -> int:
-        """A number that no other episode of the plan has."""
+        """A number that is unique within the plan."""
 
     def noise(self, number: int) -> np.random.Generator | None:
-        """The generator of the episode's action noise; None: noise is keyed otherwise."""
+        """The generator of the episode's action noise; None if noise is seeded by fragment."""
 
 
 class EndlessPlan(Plan):
@@ -118,10 +118,10 @@ class EndlessPlan(Plan):
 
 
 class CountedPlan(Plan):
-    """Each of these episodes once, with a seed of its own; the k-th in sub-environment k mod B.
+    """Each of these episodes once, with its own seed; the k-th in sub-environment k mod B.
 
-    So short episodes cannot push long ones out of the mean, and neither B nor other episodes change
-    what an episode is.
+    So the mean is not biased towards short episodes, and an episode depends neither on B nor on
+    other episodes.
     """
 
     def __init__(self, numbers: Sequence[int], seed: int, num_envs: int, env_id: str) -> None:
@@ -132,7 +132,7 @@ class CountedPlan(Plan):
         self._env_id, self._failures = env_id, 0
 
     def _at(self, position: int) -> int:
-        """The number at a position; behind the last one, one that is not asked for."""
+        """The number at a position; beyond the last one, a number that does not count."""
         behind = position - len(self._numbers)
         return self._numbers[position] if behind < 0 else int(self.num_episodes) + behind
 
@@ -194,7 +194,7 @@ class Episodes:
         """Run this episode next.
 
         Args:
-            goes_on: in the same game, at a soft horizon or a lost life.
+            goes_on: without a reset, at a soft horizon or a lost life.
         """
         plan = self.plan
         self.number[env_index] = number
@@ -204,7 +204,7 @@ class Episodes:
             self.seeds[env_index] = plan.seed(env_index, number)
 
     def follow(self, given_up: Episodes) -> None:
-        """Run what follows these episodes, as if their environments had failed."""
+        """Run the episodes after these, as if their environments had failed."""
         for i, number in enumerate(given_up.number.tolist()):
             self.turn_to(i, self.plan.instead(i, number))
         self.num_failed = given_up.num_failed
@@ -219,7 +219,7 @@ class Episodes:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned.
+        """Restore a state from `get_state`.
 
         Raises:
             ValueError: it was of another number of sub-environments.
@@ -254,7 +254,7 @@ class AgentEpisodes(Episodes):
         self.agents: dict[int, list[Any]] = {}
 
     def planned(self, env_index: int) -> PlannedEpisode | None:
-        """The episode to run now; None: none any more."""
+        """The episode to run now; None if there are no more."""
         number = int(self.number[env_index])
         if number >= self.plan.num_episodes:
             return None
@@ -271,7 +271,7 @@ class AgentEpisodes(Episodes):
         *,
         goes_on: bool,
     ) -> None:
-        """File the episode and turn to the next one; see `EpisodeSource`."""
+        """Record the episode and turn to the next one; see `EpisodeSource`."""
         episode_id = int(self.ids[env_index])
         self.env_steps += length
         self.agents[episode_id] = names = []
@@ -304,12 +304,12 @@ class AgentEpisodes(Episodes):
 class LockStepEpisodes(Episodes):
     """Episodes of sub-environments with one agent each, which step together.
 
-    Shapes: arrays are ``[B]``. Times are rows of the running fragment: after t steps, the last row
-    is ``t - 1``. Where nothing is collected each step is a fragment, see `add_row`.
+    All arrays are ``[B]``. Times are rows of the running fragment: after t steps, the last row is
+    ``t - 1``. Where nothing is collected, steps are counted by `add_row`.
 
     Attributes:
         length: steps of the running episodes before the fragment's first row.
-        total_length, total_return: the same, over lost lives (Atari).
+        total_length, total_return: likewise, but of whole games, over lost lives (Atari).
         lives: steps since the reset after which a life was lost, of each running game.
     """
 
@@ -333,7 +333,7 @@ class LockStepEpisodes(Episodes):
         self._start[envs] = self._reset_row[envs] = row
 
     def add_row(self, rewards: Array, valid: Array | None) -> None:
-        """Count a step that no fragment holds; rewards float64 ``[B]``."""
+        """Count a step that is not collected; rewards are float64 ``[B]``."""
         counted = np.ones(self.num_envs, np.bool_) if valid is None else valid
         self.total_return += rewards * counted
         self.total_length += counted
@@ -348,12 +348,12 @@ class LockStepEpisodes(Episodes):
         *,
         goes_on: bool = False,
     ) -> None:
-        """File episodes whose last row is ``t - 1``, and turn to the next ones.
+        """Record episodes whose last row is ``t - 1``, and turn to the next ones.
 
         Args:
             rewards: raw rewards of the fragment, ``[t, B]``.
-            lost_lives: ``[B]``, true where a life was lost, not the game: learning sees an end,
-                metrics do not.
+            lost_lives: ``[B]``, true where only a life was lost: an end for learning, but not for
+                metrics.
             goes_on: the next ones begin without a reset, at a soft horizon.
 
         Raises:
@@ -367,14 +367,14 @@ class LockStepEpisodes(Episodes):
             if lost:
                 self.lives[i].append(int(self.since_reset[i] + t - self._reset_row[i]))
             else:
-                self._file(i, number)
+                self._record(i, number)
             self.turn_to(i, plan.next(number), goes_on=goes_on or lost)
             self.length[i], self._start[i] = 0, t
             if not (goes_on or lost):
                 self._begin_actions(i, t)
 
     def drop(self, envs: Iterable[int], t: int = 0) -> None:
-        """Give up running episodes without a record; others begin at row t."""
+        """Drop running episodes without a record; others begin at row t."""
         for i in envs:
             self.turn_to(i, self.plan.instead(i, int(self.number[i])))
             self.length[i], self._start[i] = 0, t
@@ -382,14 +382,14 @@ class LockStepEpisodes(Episodes):
             self._begin_actions(i, t)
 
     def _begin_actions(self, i: int, t: int) -> None:
-        """Keep the actions of a sub-environment from its reset at row t on."""
+        """Keep a sub-environment's actions from its reset at row t on."""
         self.since_reset[i], self._reset_row[i], self._actions[i], self.lives[i] = 0, t, [], []
 
     def end_fragment(self, t: int, rewards: Array, actions: Array) -> None:
-        """Close a fragment of t rows: running episodes go on in the next one.
+        """End a fragment of t rows; running episodes continue in the next one.
 
         Args:
-            actions: what the connectors sent, ``[t, B, ...]``.
+            actions: as the connectors sent them, ``[t, B, ...]``.
         """
         for i in range(self.num_envs):
             self._count(i, t, rewards)
@@ -411,7 +411,7 @@ class LockStepEpisodes(Episodes):
         self.total_return[i] += total
         self.total_length[i] += t - start
 
-    def _file(self, i: int, number: int) -> None:
+    def _record(self, i: int, number: int) -> None:
         if number < self.plan.num_episodes:
             record = EpisodeRecord(
                 episode_id=int(self.ids[i]),
@@ -433,7 +433,7 @@ class LockStepEpisodes(Episodes):
     def actions(self) -> list[Array | None]:
         """The actions ``[n, ...]`` of each running episode since the environment was reset.
 
-        None where there are none, or too many to repeat.
+        None where there are none yet, or too many to replay.
         """
         for i, parts in enumerate(self._actions):
             if len(parts) > 1:
@@ -441,7 +441,7 @@ class LockStepEpisodes(Episodes):
         return [parts[0] if parts else None for parts in self._actions]
 
     def get_state(self) -> dict[str, Any]:
-        """Counters, and the running episodes' actions, by which they can be restored."""
+        """Counters, and the running episodes' actions, from which they can be replayed."""
         return {
             **super().get_state(),
             "length": self.length.copy(),

@@ -79,7 +79,7 @@ def _run(
     keys = plan.noise if runner.spec.multi_agent is None else None
     actors = {
         policy_id: runner.make_actor(
-            actor.connectors, explore=explore, noise_keys=keys, learns=False
+            actor.connectors, explore=explore, noise_keys=keys, collects=False
         )
         for policy_id, actor in runner.actors.items()
     }

@@ -1,10 +1,9 @@
-"""PolicyActor: one policy acts for all its slots, with one forward pass, and has their steps kept.
+"""PolicyActor: one policy in an env runner, which acts for all its slots with one forward pass.
 
-Owns what belongs to the policy in a runner: its connectors, its inputs, its action noise and its
+Owns what belongs to the policy there: its connectors, its inputs, its action noise and its
 collector. Must not know environments: it receives the steps of its slots (`agent_slots`).
 
-    B  slots that act together    S  slots    k  slots of a step    m  of them, those with an
-    observation
+    B  slots that act together    S  all slots    k  slots of a call
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ NoiseKeys = Callable[[int], "np.random.Generator | None"]
 
 
 class PolicyActor:
-    """See the module.
+    """Acts for the slots of one policy, and keeps their steps.
 
     Args:
         connectors: between the environments and the policy.
         settings: of the env runners; they name the collector of the policy's steps.
         num_slots: B; None where slots come and go.
         every_step_counts: see `SampleCollector`.
-        num_agents: possible agents of a sub-environment, of which each has a place among the slots
-            of custom connectors.
+        num_agents: possible agents of a sub-environment; custom connectors have a slot for each.
+        noise_keys: seeds the action noise by episode; None: by fragment.
 
     Attributes:
         explore: sample actions, or take the best ones.
-        learns: whether steps are collected, and statistics of observations and rewards updated.
+        collects: whether steps are collected, and statistics of observations and rewards updated.
         converts: whether `to_env` does something.
         noise_of_episodes: whether `begin_noise` does something.
-        wants_infos: whether the policy has a view of infos, and so receives them.
+        wants_infos: whether the policy has a view of infos.
     """
 
     def __init__(
@@ -59,26 +58,26 @@ class PolicyActor:
         num_agents: int = 1,
         explore: bool = True,
         noise_keys: NoiseKeys | None = None,
-        learns: bool = True,
+        collects: bool = True,
     ) -> None:
         self.connectors, self.policy = connectors, connectors.policy
         self.observations, self.actions = connectors.observations, connectors.actions
-        self.explore, self.learns = explore, learns
-        self.noise = ActionNoise(self.policy, collects=learns)
+        self.explore, self.collects = explore, collects
+        self.noise = ActionNoise(self.policy, collects=collects)
         self.inputs = PolicyInputs(self.policy)
         self.collector = make_collector(
             settings,
             self.observations.output_space,
             num_slots,
             every_step_counts=every_step_counts,
-            collects=learns,
+            collects=collects,
         )
         self._num_slots, self._num_agents, self._noise_keys = num_slots, num_agents, noise_keys
         self.noise_of_episodes = noise_keys is not None or self.policy.noise_correlation > 0
         self._custom = connectors.custom
-        # What does nothing is not called, least of all in every step.
+        # Connectors that change nothing are not called in every step.
         self._filter = None if self.observations.identity else self.observations
-        self._learned = None if connectors.rewards.identity else connectors.rewards
+        self._rewards = None if connectors.rewards.identity else connectors.rewards
         self.converts = not (self._custom is None and self.actions.identity)
         self._pending: tuple[Any, Mapping[str, Array]] = None, NO_EXTRAS
         self._returns = np.zeros(0)  # [S] discounted rewards so far, for their normalisation
@@ -104,7 +103,7 @@ class PolicyActor:
     # -- acting --------------------------------------------------------------------------------
 
     def act(self, due: Due) -> Any:
-        """Choose actions for slots whose action is due; as connectors send them, ``[k, ...]``."""
+        """Choose the actions ``[k, ...]`` of slots that are due, behind custom connectors."""
         slots, collector = due.slots, self.collector
         noise = self.noise.next(slots) if self.explore else None
         if self.inputs.views is None:
@@ -136,12 +135,12 @@ class PolicyActor:
             self._unanswered.update(zip(custom_slots.tolist(), actions, strict=True))
             return self._custom.act(actions, custom_slots)
         sent = self._custom.act(actions, self._custom_slots)
-        if self.learns:
+        if self.collects:
             self._sent.append(sent)
         return sent
 
     def to_env(self, actions: Any) -> Any:
-        """From actions that `act` returned to the environments' own, batched."""
+        """The environments' own actions, batched, for those that `act` returned."""
         if self._custom is not None:
             return self._custom.send(actions)
         return actions if self.actions.identity else self.actions(actions)
@@ -149,17 +148,17 @@ class PolicyActor:
     # -- what steps bring ----------------------------------------------------------------------
 
     def observe(self, step: SlotStep) -> None:
-        """Take in what a step brought: transitions are complete, and the next actions due."""
+        """Complete transitions with the results of a step, and note the next observations."""
         slots = step.slots
         if step.joined:
             self._join(step.joined)
-        learned = None if self._learned is None else self._learn_rewards(step)
+        learned = None if self._rewards is None else self._learned_rewards(step)
         if self._custom is not None:
             self._advance_custom(step)
         obs = step.observations
         if self._filter is not None and len(obs):
             if self._custom is None or slots is None:
-                learns = self.learns if step.fresh is None else step.fresh & self.learns
+                learns = self.collects if step.fresh is None else step.fresh & self.collects
                 obs = self._filter(obs, update=learns)
             else:
                 obs = self._see(step, slots)
@@ -174,7 +173,7 @@ class PolicyActor:
             self.collector.end_episodes(slots[step.num_staying :])
 
     def _complete_and_begin(self, step: SlotStep, obs: Any, learned: Array | None) -> None:
-        """Transitions of the agents that have acted; then the others begin."""
+        """Complete transitions of the agents that have acted; the others begin."""
         assert step.acted is not None
         sees = step.acted if step.observed is None else step.acted[step.observed]
         if step.acted.any():
@@ -184,7 +183,7 @@ class PolicyActor:
         self.collector.begin_episodes(agents[:, 0], agents[:, 3], obs[~sees], agents[:, 1:3])
 
     def _join(self, agents: Collection[AgentSlot]) -> None:
-        """Slots that these agents have from now on."""
+        """Give these agents their slots."""
         for agent in agents:
             if agent.slot >= len(self._returns):
                 self._resize(max(agent.slot + 1, 2 * len(self._returns)))
@@ -193,18 +192,18 @@ class PolicyActor:
             rng = agent_noise(agent.episode_seed, agent.index)
             self.noise.begin_episode(agent.slot, rng, agent.taken)
 
-    def _learn_rewards(self, step: SlotStep) -> Array:
-        """What learning sees of the rewards, ``[k]``."""
-        assert self._learned is not None
+    def _learned_rewards(self, step: SlotStep) -> Array:
+        """The rewards ``[k]`` that are learned from: clipped or normalised."""
+        assert self._rewards is not None
         slots: Any = slice(None) if step.slots is None else step.slots
         returns = self._returns[slots]
-        learned = self._learned(
+        learned = self._rewards(
             step.rewards,
             step.terminateds,
             step.truncateds,
             returns,
             valid=step.valid if step.slots is None else step.acted,
-            update=self.learns,
+            update=self.collects,
         )
         self._returns[slots] = returns
         return learned
@@ -222,7 +221,7 @@ class PolicyActor:
             self._custom.advance(actions, step.rewards[acted], custom_slots, None)
 
     def _see(self, step: SlotStep, slots: Array) -> Any:
-        """What custom connectors make of the observations."""
+        """The observations behind custom connectors."""
         pipeline: Any = self.observations
         observed: Any = slice(None) if step.observed is None else step.observed
         custom_slots = self._custom_slots[slots[observed]]
@@ -235,7 +234,7 @@ class PolicyActor:
             rows = np.flatnonzero(first == begins)
             if len(rows):
                 part, see = pick(step.observations, rows), pipeline.first if begins else pipeline
-                seen[rows] = see(part, slots=custom_slots[rows], update=self.learns)
+                seen[rows] = see(part, slots=custom_slots[rows], update=self.collects)
         return seen
 
     # -- slots that act together ---------------------------------------------------------------
@@ -268,7 +267,7 @@ class PolicyActor:
             self.noise.begin_episode(slot, rng)
 
     def drop(self, slots: Array, episode_id: int = -1) -> None:
-        """Forget what was not delivered of the episode of these slots; by id where some left it."""
+        """Drop what is not yet delivered of an episode in which these slots took part."""
         self._returns[slots] = 0.0
         self.collector.drop(slots, episode_id)
 
@@ -281,10 +280,10 @@ class PolicyActor:
     def begin_fragment(
         self, unsent: frozenset[str], length: int | None = None, first_unroll_id: int = 0
     ) -> None:
-        """A fragment begins: make the views that the policy asks for now.
+        """Begin a fragment, with the views that the policy asks for now.
 
         Args:
-            unsent: columns that learning does not read.
+            unsent: columns that are left out of the batch.
             length: see `SampleCollector.begin_fragment`.
         """
         inputs = self.inputs
@@ -301,11 +300,11 @@ class PolicyActor:
         return sent
 
     def newly_taken(self) -> tuple[Array, Array, Array] | None:
-        """The actions since the last call, agents mixed and each one's in its order.
+        """The actions since the last call, in the order they were taken; None if there are none.
 
         Returns:
             Sub-environment, agent and episode id, int ``[n, 3]``; env steps of the episode, int
-            ``[n]``; and what `to_env` takes of the actions, ``[n, ...]``. None for none.
+            ``[n]``; the actions as `act` returned them, ``[n, ...]``.
         """
         if not self._taken:
             return None
@@ -314,7 +313,7 @@ class PolicyActor:
         return places, steps, actions
 
     def discard(self) -> None:
-        """Drop all transitions, which are not collected."""
+        """Drop the fragment's transitions."""
         self.collector.discard()
         self._taken = []
 
@@ -323,7 +322,7 @@ class PolicyActor:
 
         Args:
             running: ids of the episodes that have not ended.
-            everything: with the columns that only postprocessing sees.
+            everything: keep the columns that only postprocessing reads.
         """
         leave_out = frozenset() if everything else self.inputs.leave_out
         unsent = self._computed and self._computed <= leave_out
@@ -336,7 +335,7 @@ class PolicyActor:
         return computed
 
     def forget_custom(self) -> None:
-        """Let custom connectors be as made, so that no evaluation depends on another."""
+        """Reset custom connectors, so that evaluations do not depend on each other."""
         if self._custom is not None:
             self._custom.forget()
 
@@ -356,10 +355,10 @@ class PolicyActor:
         }
 
     def set_state(self, state: Mapping[str, Any], agents: Collection[AgentSlot] = ()) -> None:
-        """Take over what `get_state` returned.
+        """Restore a state from `get_state`.
 
         Args:
-            agents: of slots that come and go, those that have the slots that they had then.
+            agents: where slots come and go, the agents in them, as when the state was taken.
         """
         self.connectors.set_state(state["connectors"])
         self._unanswered = {

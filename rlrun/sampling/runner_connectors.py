@@ -1,10 +1,10 @@
-"""Everything that stands between the environments and the policy: `RunnerConnectors`.
+"""RunnerConnectors: all connectors between the environments and one policy.
 
-Owns which connectors there are, the default ones and the user's own, and their state as one. An
-env runner has such an object, and so has the centre, without slots: it sees no data, it merges what
-the runners have learned.
+Owns which connectors there are, the default ones and the user's own, and their common state. Each
+env runner has such an object for each policy, and so has the training process: its own has no
+slots and sees no data, but merges what those of the runners have learned.
 
-    B  slots, 0 in the centre
+    B  slots, 0 in the training process
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlrun.connectors.rewards import RewardPipeline
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import Role, connector_seed
 from rlrun.envs.atari import is_atari_id
-from rlrun.sampling.runner_messages import RunnerSpec, own_policy
+from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 
 if TYPE_CHECKING:
     from rlrun.config.policies import PolicySettings
@@ -34,7 +34,7 @@ State = dict[str, Any]
 
 
 class RunnerConnectors:
-    """The connectors of one env runner, or the centre's.
+    """The connectors of one policy, in an env runner or in the training process.
 
     Args:
         observation_space, action_space: of one environment.
@@ -96,7 +96,7 @@ class RunnerConnectors:
         spec, settings = self._spec, self._settings
         spaces = self.observations.output_space, action_space
         if settings is not None and settings.use is not None:
-            policy = own_policy(settings, *spaces)
+            policy = custom_policy(settings, *spaces)
         else:
             model = spec.model if settings is None else settings.model
             place = {} if spec.device is None else {"device": spec.device}
@@ -181,7 +181,7 @@ class RunnerConnectors:
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned, here or in the centre."""
+        """Restore a state from `get_state`, of this object or the training process's."""
         self.observations.set_state(state.get("observations", {}))
         self.rewards.set_state(state.get("rewards", {}))
         if self.custom is not None:

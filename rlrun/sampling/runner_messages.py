@@ -79,7 +79,7 @@ class RunnerSpec:
     """The policies of an environment with several agents."""
     device: str | None = None
     """Where torch computes what policies do, which then includes MLPs: "cuda"; None is the CPU, and
-    numpy for MLPs. Policies written from scratch choose for themselves."""
+    numpy for MLPs. Custom policies choose for themselves."""
 
     def of_actors(self) -> RunnerSpec:
         """The spec of runners that are Ray actors: with GPUs policies act on the first."""
@@ -116,7 +116,7 @@ class SampleRequest:
     """Steps of each sub-environment."""
     weights_version: int = 0
     connector_state: dict[str, Any] | None = None
-    """Merged connector statistics to take over first; None keeps the runner's own."""
+    """Merged connector statistics to set first; None keeps the runner's own."""
     exploration: Mapping[str, Exploration] = field(default_factory=dict)
     """Arguments of `Policy.set_exploration`, by policy id."""
     leave_out: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -195,13 +195,13 @@ def for_policy(spec: RunnerSpec, policy_id: str, settings: PolicySettings) -> Ru
     return replace(spec, gamma=settings.training.gamma, policy_factory=factory)
 
 
-def own_policy(
+def custom_policy(
     settings: PolicySettings,
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
     model: ModelConfig | None = None,
     **_: Any,
 ) -> Policy:
-    """A policy written from scratch; with its settings bound, a `PolicyFactory`."""
+    """A custom policy, made of its settings; with these bound, a `PolicyFactory`."""
     kind: type[Policy] = import_object(settings.use or "")
     return kind(observation_space, action_space, deepcopy(dict(settings.kwargs)))

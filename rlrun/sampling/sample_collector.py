@@ -212,7 +212,7 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of `get_state`, with the same slots."""
+        """Restore a state from `get_state`, with the same slots."""
 
     def warn_if_large(self, steps: int) -> None:
         """Say once, where episodes must be complete, that this many steps wait for it."""

@@ -1,4 +1,4 @@
-"""SamplingLoop: policies act, environments step, policies take in what came of it.
+"""SamplingLoop: policies act, environments step, policies observe the results.
 
 The one loop behind training, evaluation and rollouts, with one agent or several. Knows neither
 fragments nor batches: which episodes are run, and how they end, is the environments' plan.
@@ -25,30 +25,30 @@ class SlotEnvs(Protocol):
 
     @property
     def needs_finish(self) -> bool:
-        """Whether `finish_step` has something to do after this step."""
+        """Whether `finish_step` must be called after this step."""
 
     @property
     def stopped(self) -> bool:
         """Whether a recorder has ended the rollout."""
 
     def start(self, actors: Mapping[str, Any], *, update: bool = True) -> None:
-        """Begin first episodes, unless episodes run."""
+        """Begin the first episodes, unless some are running."""
 
     def step(self, actions: Mapping[str, Any]) -> Mapping[str, SlotStep]:
-        """Step the sub-environments; what it brought, by policy."""
+        """Step the sub-environments; returns the results by policy."""
 
     def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
-        """The error to raise for the observation of a slot, one of those due."""
+        """The error to raise for the observation of this row of the due slots."""
 
     def finish_step(self, actors: Mapping[str, Any]) -> None:
-        """Begin the episodes that follow others, where the step itself has not done it."""
+        """End episodes that are over, and begin the next ones."""
 
 
 class SamplingLoop:
-    """See the module.
+    """Steps environments with policies.
 
     Args:
-        actors: by policy id; may change while no step is being made.
+        actors: by policy id; may change between steps.
 
     Attributes:
         policy_s, env_s: seconds that policies and environments have taken.

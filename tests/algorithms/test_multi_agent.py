@@ -168,7 +168,7 @@ def test_a_policy_from_scratch_acts_learns_and_is_restored(several, name, tmp_pa
     algorithm.save(tmp_path / "checkpoint")
     other = make()
     other.restore(tmp_path / "checkpoint")
-    assert other.policies.scratch["agent_1"].w == algorithm.policies.scratch["agent_1"].w
+    assert other.policies.custom["agent_1"].w == algorithm.policies.custom["agent_1"].w
     assert train(algorithm, 1) == train(other, 1)
 
 

@@ -197,7 +197,7 @@ def scratch():
 def test_a_policy_written_from_scratch_begins_with_its_weights(trained, built):
     trained(scratch())
     begun = built(scratch().initial_weights("source"))
-    assert begun.policies.scratch["default_policy"].taught == 1
+    assert begun.policies.custom["default_policy"].taught == 1
     assert begun.policies.acting_weights["default_policy"] == {"taught": 1}
 
 
